@@ -1,4 +1,4 @@
-"""Tests of tasks are small: a thread more costs more than it brings."""
+"""Runs tests of tasks on one thread: they are too small for more."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""A row of a dataset with an id outside its table is named, however many ids its rows have."""
+"""Errors name the dataset row with an id outside its table, for any number of ids."""
 
 from types import SimpleNamespace
 

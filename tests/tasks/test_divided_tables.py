@@ -1,4 +1,4 @@
-"""Training with tables in pieces and copies gives what one process gives with whole ones."""
+"""Training with divided and copied tables equals one process with whole tables."""
 
 import functools
 import json
@@ -27,7 +27,7 @@ from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SIZES, DIM = (50, 7, 200), 8
-BATCH, STEPS = 13, 12  # which nothing divides
+BATCH, STEPS = 13, 12  # a prime batch size
 
 
 def piece(table, rank, rows=None, columns=None):
@@ -77,7 +77,7 @@ FOUR = {
 
 
 class Run(NamedTuple):
-    """Model and settings of a training."""
+    """Model and settings of a run."""
 
     optimizer: str = "sgd"
     embedding_dtype: str = "fp32"
@@ -133,7 +133,7 @@ def batches_of(trainer, run):
 
 
 def tables_of(trainer):
-    """The whole tables, put together of the pieces of all ranks, and of copies that agree."""
+    """Returns whole tables, joined from the pieces of all ranks; checks that copies agree."""
     low, found = trainer.parameters.low(), []
     for part in trainer.parameters.table_parts():
         own = slice(part.begin, part.end)
@@ -150,7 +150,7 @@ def tables_of(trainer):
             if held:
                 target = target[slice(*held.rows), slice(*held.columns)]
             if not target.isnan().all():
-                torch.testing.assert_close(target, values, atol=0, rtol=0)  # of a copy
+                torch.testing.assert_close(target, values, atol=0, rtol=0)  # copies
             target.copy_(values)
     return tables
 
@@ -228,7 +228,7 @@ def test_bits_repeat_from_run_to_run(ranks):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_vectors_may_travel_in_half_precision(ranks, dtype):
     run = Run(dtype=dtype)
-    tolerance = 0.02 if dtype == torch.bfloat16 else 0.005  # some roundings of values around 1
+    tolerance = 0.02 if dtype == torch.bfloat16 else 0.005  # a few roundings of values near 1
     check(ranks, FOUR["mixed"], run, tolerance)
 
 
@@ -261,7 +261,7 @@ def reloaded(world, run, placement, folder, again):
 
 
 def table_files(folder):
-    """The bytes of all tables and of their optimizer's state, and what the configuration says."""
+    """Returns the files of tables and optimizer state, and the configuration of tables."""
     files = {path.name: path.read_bytes() for path in sorted((folder / "tables").iterdir())}
     return files, json.loads((folder / "config.json").read_text())["tables"]
 
@@ -321,7 +321,7 @@ def test_row_wise_adagrad_needs_whole_rows(ranks):
 
 
 def listed(num_ranks):
-    """A placement of the tables of `list_testing`: in columns, a copy, and hot rows."""
+    """Places the tables of `list_testing`: in columns, as a copy, and by hot rows."""
     rows, dim = tuple(list_testing.SIZES.values()), DIM
     whole = [
         Piece(table, (0, count), (0, dim), None, (count, dim)) for table, count in enumerate(rows)
@@ -337,7 +337,7 @@ def listed(num_ranks):
 
 
 def stepped(world, folder, placement):
-    """Reads from disk, takes three steps, and returns the losses, summed over the ranks."""
+    """Takes three steps on data from disk; returns the losses of all ranks and batch 1."""
     spec = FeatureSpec.load(folder)
     poolings = spec.poolings
     config = DLRMConfig(tuple(spec.cardinalities), 2, DIM, (DIM,), (4, 1), table_poolings=poolings)
@@ -362,7 +362,7 @@ def test_lists_with_weights_are_read_and_trained_in_pieces(ranks, tmp_path):
     rows = list_testing.drawn(33, seed=0)
     list_testing.write(folder, {"train": rows, "test": rows}, weights=True)
     expected, whole = stepped(World(), folder, None)
-    assert expected[2] != pytest.approx(expected[1], abs=1e-3)  # the steps are not nothing
+    assert expected[2] != pytest.approx(expected[1], abs=1e-3)  # steps have an effect
     placement = listed(2)
     first, second = by(ranks, 2, stepped, folder, placement)
     for losses, _ in (first, second):
@@ -397,6 +397,6 @@ def test_ids_of_copies_are_read_for_own_samples_alone(tmp_path, rank):
     tables = TWO["copies"].tables_by_rank()[rank]
     expected = torch.zeros_like(whole)
     expected[own] = whole[own]
-    expected[:, 2] = whole[:, 2]  # which rank 1 alone looks up, and reads
+    expected[:, 2] = whole[:, 2]  # only rank 1 looks up and reads it
     torch.testing.assert_close(read, expected[:, tables], check_dtype=False)
     torch.testing.assert_close(taken, expected[:, tables], check_dtype=False)

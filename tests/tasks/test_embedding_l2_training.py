@@ -1,4 +1,4 @@
-"""A DLRM with coupled L2 of its tables, trained by the trainer: against dense optimizers."""
+"""A DLRM trained with coupled L2 of its tables, against dense optimizers."""
 
 import itertools
 
@@ -64,7 +64,7 @@ def run(kind, task, hotness=None, scale=1, checkpoints=None, stop_at=None, resum
 
 
 def train_densely(kind, task, hotness, scale):
-    """The same by torch's optimizers, to which the tables are matrices as any other."""
+    """Trains with torch's optimizers, which treat tables like any other matrix."""
     groups = task.parameter_groups()
     matrices = [weight for weight in groups["dense"] if weight.ndim > 1]
     biases = [weight for weight in groups["dense"] if weight.ndim < 2]

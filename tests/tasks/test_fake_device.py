@@ -1,4 +1,4 @@
-"""Steps on a device whose tensors have no values: all that a step needs is where it computes."""
+"""Steps on a device without values: all that a step needs is on its device."""
 
 import itertools
 
@@ -48,7 +48,7 @@ def scaler(scaled=True, max_grad_norm=1.0):
 
 
 def train(task, optimizers, batch, scaler, average=None):
-    """Two steps: the second has the first one's state."""
+    """Takes two steps; the second reuses state."""
     for step in range(2):
         set_learning_rate(optimizers, 0.1 * step)
         for part in task.split(batch, 2):
@@ -169,7 +169,7 @@ def test_a_step_of_an_image_network_is_all_on_its_device(model, fake, monkeypatc
     ):
         if model in variants:
             monkeypatch.setitem(variants, model, variants[model]._replace(**few))
-    # Without its memory, which would keep a fake tensor.
+    # Without its cache, which would keep a fake tensor.
     monkeypatch.setattr(augment, "_of_channels", augment._of_channels.__wrapped__)
     augmentation = augment.Augmentation(image_size=32, mixup_alpha=0.2, cutmix_lambda=0.85)
     task = ImageClassification(NetworkConfig(model, num_classes=5), augmentation)

@@ -1,4 +1,4 @@
-"""Bytes of tables against numbers by hand and against what training really holds."""
+"""Bytes of tables against hand-computed numbers and what training really holds."""
 
 import dataclasses
 import re
@@ -21,7 +21,7 @@ from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
-# Rows of 1 KiB: 3, 1 and 1 GiB, and as much again for each float of an optimizer's.
+# Rows of 1 KiB: 3, 1 and 1 GiB, and as much again per float of optimizer state.
 LARGE = DLRMConfig((3 << 20, 1 << 20, 1 << 20), embedding_dim=256, bottom_mlp_sizes=(512, 256))
 KINDS = [
     *(("joint_fused", dtype, kind) for dtype in ("fp32", "bf16") for kind in TABLE_OPTIMIZERS),
@@ -136,7 +136,7 @@ def test_only_what_fits_is_proposed():
         "--hash_indices --max_table_size 580000",  # 3 n rows of 3 KiB in 9/10: n is at most 583,008
     ]
     even = dataclasses.replace(LARGE, table_sizes=(1 << 20,) * 4)
-    assert found(even, "sgd", devices(1.7), host=1)[2:] == [  # of three, one would have 2 GiB
+    assert found(even, "sgd", devices(1.7), host=1)[2:] == [  # with 3, one would hold 2 GiB
         "4 processes with a GPU like this each (torchrun)"
     ]
     (little,) = devices(0.001)

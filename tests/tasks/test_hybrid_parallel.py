@@ -1,4 +1,4 @@
-"""Training by many processes gives what one process gives, wherever the tables are."""
+"""Training with many processes equals training with one, wherever the tables are."""
 
 import functools
 import re
@@ -19,12 +19,12 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
-SIZES = (50, 7, 200)  # four ranks are more than tables
-BATCH, STEPS = 13, 20  # which nothing divides
+SIZES = (50, 7, 200)  # fewer tables than four ranks
+BATCH, STEPS = 13, 20  # a prime batch size
 
 
 class Run(NamedTuple):
-    """Model and settings of a training."""
+    """Model and settings of a run."""
 
     embedding_type: str = "joint_fused"
     optimizer: str = "sgd"

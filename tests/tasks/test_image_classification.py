@@ -1,4 +1,4 @@
-"""Image classification: loss, evaluation, and that accumulation, graphs and recomputation agree."""
+"""Image classification: loss, evaluation; accumulation, graphs and recomputation agree."""
 
 import math
 
@@ -20,7 +20,7 @@ SIZE, CLASSES = 32, 11
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Few blocks and channels: all there is to a network but its size."""
+    """Shrinks the networks to few blocks and channels."""
     from dlrm.model.networks import efficientnet, resnet
 
     for name, variant in resnet.VARIANTS.items():
@@ -165,7 +165,7 @@ def test_a_trace_gives_the_same_losses(precision):
     options = {"precision": PrecisionConfig(precision=precision), "network": {"norm": "batch"}}
     expected = train(task(**options))
     traced = ExecutionConfig(execution="graph", graph_backend="trace")
-    # What a trace joins it does not round to bfloat16 in between.
+    # Fused operators do not round to bfloat16 in between.
     tolerance = 1e-5 if precision is None else 0.1
     assert train(task(execution=traced, **options)) == pytest.approx(expected, rel=tolerance)
 

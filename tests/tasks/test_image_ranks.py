@@ -1,4 +1,4 @@
-"""Image networks: two processes give what one gives that computes as many micro-batches."""
+"""Image networks: two processes equal one that accumulates two micro-batches."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ SIZE, CLASSES, BATCH, STEPS = 32, 7, 6, 4
 def train(world: World, parts: int, optimizer: str, max_grad_norm: float | None):
     """The weights and metrics after a few steps of a small network with group norm."""
     small = efficientnet.VARIANTS["efficientnet_b0"]._replace(width=0.25, depth=0.5)
-    efficientnet.VARIANTS["efficientnet_b0"] = small  # of this process
+    efficientnet.VARIANTS["efficientnet_b0"] = small  # in this process
     task = ImageClassification(
         NetworkConfig("efficientnet_b0", CLASSES, "group", dropout=0.0, drop_path=0.0),
         Augmentation(image_size=SIZE, mixup_alpha=0.2, cutmix_lambda=0.85),
@@ -69,7 +69,7 @@ def test_two_processes_equal_two_micro_batches(two, optimizer, max_grad_norm):
         if isinstance(answer, Exception):
             raise answer
         assert answer[0] == pytest.approx(losses, rel=1e-4)
-        # Adam and RMSprop divide by what rounding has changed where a gradient is nearly 0.
+        # Adam and RMSprop magnify the rounding of gradients near 0.
         tolerance = 1e-5 if optimizer == "momentum" else 1e-3
         for name, value in weights.items():
             torch.testing.assert_close(answer[1][name], value, atol=tolerance, rtol=tolerance)

@@ -1,4 +1,4 @@
-"""Tasks of language: losses, metrics, and that accumulation, graphs and recomputation agree."""
+"""Language tasks: losses, metrics; accumulation, graphs and recomputation agree."""
 
 import json
 
@@ -44,7 +44,7 @@ def batches(count=3, size=8, padded=True, device="cpu", **options):
 
 
 def plain(task, batch):
-    """The outputs of the network itself, always with a mask; those of padding are no answers."""
+    """Returns the network's own outputs, always masked; answers in padding get -inf."""
     logits = task.model(batch.ids, batch.segments, batch.lengths)
     if logits.ndim == 2:
         return logits
@@ -136,7 +136,7 @@ def test_accumulation_equals_one_batch(kind, parts, device):
     whole, cut = make(kind, device=device), make(kind, device=device)
     assert train(cut, parts) == pytest.approx(train(whole), rel=1e-12)
     for actual, wanted in zip(cut.model.parameters(), whole.model.parameters(), strict=True):
-        # Adam divides by what rounding has changed where a gradient is nearly 0.
+        # Adam magnifies the rounding of gradients near 0.
         torch.testing.assert_close(actual, wanted, atol=1e-7, rtol=1e-7)
 
 
@@ -147,7 +147,7 @@ def test_a_trace_gives_the_same_losses(kind, precision):
     fixed = {"loader": {"cut": False}}
     expected = train(make(kind, **options), **fixed)
     traced = ExecutionConfig(execution="graph", graph_backend="trace")
-    # What a trace joins it does not round to bfloat16 in between.
+    # Fused operators do not round to bfloat16 in between.
     tolerance = 1e-5 if precision is None else 0.05
     actual = train(make(kind, execution=traced, **options), **fixed)
     assert actual == pytest.approx(expected, rel=tolerance)
@@ -174,7 +174,7 @@ def test_recomputation_gives_the_same_losses(kind, dropout):
 def test_every_precision_learns(kind, precision, device):
     config = PrecisionConfig(precision=precision, loss_scale=64.0)
     task = make(kind, double=False, precision=config, device=device)
-    kind_of_optimizer = "lamb" if precision == "16.16" else "adamw"  # whose moments are wider
+    kind_of_optimizer = "lamb" if precision == "16.16" else "adamw"  # with wider moments
     (optimizer,) = task.optimizers(NetworkOptimizerConfig(kind_of_optimizer, optimizer_eps=1e-6))
     set_learning_rate([optimizer], 0.01)
     scaler = config.scaler(device)
@@ -215,7 +215,7 @@ def test_a_resumed_run_is_bit_for_bit_the_same(kind, tmp_path):
     resumed = trainer(kind, tmp_path / "cut", gradient_accumulation_steps=2)
     resumed.resume(resumed.checkpoints.last())
     assert resumed.progress.step == 3
-    torch.manual_seed(99)  # not what goes on: the generator's state is in the checkpoint
+    torch.manual_seed(99)  # resuming restores the generator's state
     resumed.resume(resumed.checkpoints.last())
     resumed.fit(*loaders())
     for file in ("dense.safetensors", "optimizer.safetensors"):

@@ -1,4 +1,4 @@
-"""Language: two processes give what one gives that computes as many micro-batches."""
+"""Language: two processes equal one that accumulates two micro-batches."""
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
-BATCH, STEPS = 7, 4  # the ranks' parts differ
+BATCH, STEPS = 7, 4  # unequal parts
 KINDS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceClassification}
 
 
@@ -55,7 +55,7 @@ def test_two_processes_equal_two_micro_batches(ranks, kind, optimizer, max_grad_
         if isinstance(answer, Exception):
             raise answer
         assert answer[0] == pytest.approx(losses, rel=1e-6)
-        # Adam divides by what rounding has changed where a gradient is nearly 0.
+        # Adam magnifies the rounding of gradients near 0.
         tolerance = 1e-12 if optimizer == "momentum" else 1e-6
         for name, value in weights.items():
             torch.testing.assert_close(answer[1][name], value, atol=tolerance, rtol=tolerance)

@@ -58,7 +58,7 @@ class Oracle:
         return total / len(ids) if ids and self.poolings[table] == "mean" else total
 
     def logit(self, rows: list_testing.Rows, row: int) -> torch.Tensor:
-        """Of a row: bottom MLP, dots of all pairs, top MLP."""
+        """Scores a row: bottom MLP, dots of pairs, top MLP."""
         w0, b0, w1, b1, w2, b2, w3, b3 = self.dense
         x = torch.tensor(rows.numerical[row].astype(np.float64))
         bottom = F.relu(w1 @ F.relu(w0 @ x + b0) + b1)
@@ -82,7 +82,7 @@ class Oracle:
 
 
 def dense_gradients(task: Recommendation) -> list[torch.Tensor]:
-    """Of each table."""
+    """One per table."""
     result = []
     for weight, held in task.table_parameters():
         result += weight.grad.to_dense().double().split(list(held.values()))
@@ -137,7 +137,7 @@ def test_batches_without_weight_change_nothing(directory):
 
 
 def test_a_recorded_step_takes_the_weight_of_each_batch(directory):
-    """As on a GPU, with one id each: the sum of the weights is no constant of the recording."""
+    """Records as on a GPU, with one id each; the sum of weights must not be a constant."""
     task, random = Recommendation(config()), np.random.default_rng(0)
 
     def batch(weight):
@@ -180,7 +180,7 @@ def test_metrics_are_those_of_scikit_learn(directory, weighted):
 
 
 class Run(NamedTuple):
-    """Model and settings of a training."""
+    """Model and settings of a run."""
 
     directory: str
     layout: str = "joint_fused"

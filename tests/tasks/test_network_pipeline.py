@@ -1,4 +1,4 @@
-"""Pipelines: processes that hold a part of a network each equal one that accumulates gradients."""
+"""Pipelines of a network's parts equal one process that accumulates gradients."""
 
 import functools
 
@@ -27,7 +27,7 @@ from dlrm.train.trainer import Trainer
 
 SIZE, CLASSES, ROWS, MICRO_BATCHES, STEPS = 32, 7, 12, 4, 3
 TEXTS = {"squad": QuestionAnswering, "mrpc": SequenceClassification, "pretrain": PreTraining}
-SPLITS = {  # by network: of two parts, and of four
+SPLITS = {  # by network: into two and four parts
     "resnet group": (["b2/0/relu"], ["b1/0/relu", "b2/0/relu", "b3/0/relu"]),
     "resnet batch": (["b2/0/relu"], ["b1/0/relu", "b2/0/relu", "b3/0/relu"]),
     "efficientnet": (["block3a/b"], ["block2a", "block4a", "block6a"]),
@@ -38,7 +38,7 @@ SPLITS = {  # by network: of two parts, and of four
 
 
 class Noise:
-    """Images of random pixels: batch norm magnifies the rounding of images that are alike."""
+    """Images of random pixels, as batch norm magnifies the rounding of similar images."""
 
     def __init__(self, rows):
         random = torch.Generator().manual_seed(rows)
@@ -90,7 +90,7 @@ def texts(kind, world, precision=PrecisionConfig(), execution=ExecutionConfig())
 
 
 def make_small():
-    """Makes the image networks of this process small."""
+    """Shrinks the image networks of this process."""
     b0 = efficientnet.VARIANTS["efficientnet_b0"]
     efficientnet.VARIANTS["efficientnet_b0"] = b0._replace(width=0.25, depth=0.5)
     resnet.VARIANTS["resnet50"] = resnet.VARIANTS["resnet50"]._replace(depths=(1, 1, 1, 1))
@@ -105,9 +105,9 @@ def _small(monkeypatch):
 
 
 def train(world, kind, parts, schedule="gpipe", micro_batches=MICRO_BATCHES, **options):
-    """Losses, this process's weights and buffers, their average, and metrics of a few steps.
+    """Returns losses, this process's state, its average and the metrics of a few steps.
 
-    They are in float64, unless a precision is given.
+    Trains in float64 unless a precision is given.
     """
     make_small()
     execution = ExecutionConfig(recompute=options.get("recompute", False))
@@ -155,7 +155,7 @@ def one_process(kind, **options):
 
 
 def check(answers, expected, parts, tolerance=1e-9):
-    """Compares what the ranks of pipelines have with one process's."""
+    """Compares results of pipeline ranks with one process's."""
     losses, weights, average, metrics = expected
     for answer in answers:
         if isinstance(answer, Exception):
@@ -220,7 +220,7 @@ def test_lamb_scales_gradients_by_the_norm_of_all_parts(ranks):
 
 
 def overflowed(world):
-    """Returns True if a step changes weights although a part's gradients are infinite."""
+    """Returns for each weight whether a step with infinite gradients leaves it as is."""
     pipes = pipelines(world, world.size)
     precision = PrecisionConfig(precision="16.32", half_dtype="fp16")
     task, loader = texts("squad", pipes.replicas, precision=precision)
@@ -240,7 +240,7 @@ def test_no_part_takes_a_step_that_overflows_in_one(ranks):
 
 
 def saved_and_loaded(world, folder, saves):
-    """A checkpoint of pipelines of two, or the weights and momenta that a process reads from it."""
+    """Saves or loads a checkpoint; returns this process's weights, momenta and averages."""
     pipes = pipelines(world, min(world.size, 2))
     task, _ = texts("pretrain", pipes.replicas)
     if world.size > 1:

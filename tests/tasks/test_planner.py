@@ -1,4 +1,4 @@
-"""Plans: whole, even, within memory, and no slower by their own prediction than whole tables."""
+"""Plans are complete, even, within memory and, as predicted, no slower than whole tables."""
 
 import dataclasses
 import re
@@ -87,14 +87,14 @@ def test_bytes_of_pieces_are_those_that_ranks_hold(optimizer, wide):
         assert piece_bytes(placement, optimizer, wide)[rank] == expected
     dense = task.parameter_groups()["dense"]
     cost = costs(placement, Workload(config, 512, None), CPU)[0]
-    assert cost.memory.dense == 8 * sum(p.numel() for p in dense)  # and as much of gradients
+    assert cost.memory.dense == 8 * sum(p.numel() for p in dense)  # weights and gradients
 
 
 def test_traffic_is_that_of_vectors_and_their_gradients():
     config = DLRMConfig((10, 10), 4, 8, (8,), (1,))
     placement = config.placed(2)
     for cost in costs(placement, Workload(config, 6), CPU):
-        assert cost.sent == 2 * 3 * 8 * 4  # one table's to the 3 samples of the other, and back
+        assert cost.sent == 2 * 3 * 8 * 4  # vectors for the other's 3 samples, and back
 
 
 def test_what_does_not_fit_says_by_how_much_and_what_would():

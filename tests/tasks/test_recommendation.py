@@ -1,4 +1,4 @@
-"""Click-through prediction as the trainer sees it: batches that are computed in parts."""
+"""Click-through prediction as the trainer sees it, with batches computed in parts."""
 
 import functools
 import itertools
@@ -139,7 +139,7 @@ def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatc
 
 @pytest.fixture
 def executions(monkeypatch):
-    """Graphs as dynamo and autograd make them, which inductor, left out here, compiles."""
+    """Builds graphs by dynamo and autograd, without inductor's compilation."""
     if reason := execution.why_not_lazy("cpu"):
         pytest.skip(f"no lazy backend: {reason}")
     torch.compiler.reset()
@@ -148,7 +148,7 @@ def executions(monkeypatch):
 
 
 def losses(trained: Recommendation, hotness: int) -> list[float]:
-    """Of steps with batches of several sizes, and of a test at the end."""
+    """Losses of steps with several batch sizes, and of a final test."""
     optimizers = trained.optimizers(OptimizerConfig("adagrad", "adagrad"))
     set_learning_rate(optimizers, 0.05)
     result = []
@@ -183,9 +183,9 @@ def test_graphs_and_the_lazy_device_give_the_losses_of_eager(
 ):
     eager = losses(task(own={"dtype": dtype}, **changes), hotness)
     other = losses(task(own={"dtype": dtype, "execution": how}, **changes), hotness)
-    # In half precision a graph rounds after other operators: half of the 8 bits of bfloat16.
+    # In half precision a graph rounds elsewhere: half a unit of bfloat16's 8 bits.
     assert other == pytest.approx(eager, rel=2**-9 if dtype == BF16 else 1e-6)
-    assert eager[-2] < eager[0] - 0.02  # the same batch: what was learnt was compared
+    assert eager[-2] < eager[0] - 0.02  # same batch, so learning was compared
 
 
 PARTS = [
@@ -215,7 +215,7 @@ def test_dropout_is_drawn_in_training_and_not_in_tests(execution, executions):
     assert not torch.equal(dropped.predict(batch()), dropped.predict(batch()))
     first = dropped.evaluate(Loader([4, 9]))
     assert dropped.evaluate(Loader([4, 9])) == first
-    assert first == pytest.approx(task().evaluate(Loader([4, 9])), rel=1e-6)  # rounds in its order
+    assert first == pytest.approx(task().evaluate(Loader([4, 9])), rel=1e-6)  # another order
 
 
 def test_what_the_lazy_device_lacks_is_refused():
@@ -272,7 +272,7 @@ def test_fractions_are_tested_by_their_loss_alone():
 
 
 class Loader:
-    """Batches of `size` rows each, of which a rank takes its own."""
+    """Batches of the given sizes; a rank takes its own rows."""
 
     def __init__(self, sizes, shard=None, hotness=1):
         self.sizes, self.shard, self.num_samples = sizes, shard or Shard(), sum(sizes)

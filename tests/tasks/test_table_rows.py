@@ -18,7 +18,7 @@ from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SMALL, LARGE, DIM = (10, 6, 50), (14, 6, 300), 8
-# Draws of normal values do not depend on the number of rows, where it is even.
+# Normal draws do not depend on the number of rows if it is even.
 INIT = {"embedding_init": "normal", "embedding_init_std": 0.1}
 KINDS = {
     "sgd": ("sgd", {}),
@@ -32,7 +32,7 @@ KINDS = {
 
 
 class Steps:
-    """Batches whose ids are of tables with some rows; batch i is a pure function of i."""
+    """Batches of ids below the given sizes; batch i is a pure function of i."""
 
     num_samples = 64
 
@@ -79,7 +79,7 @@ def saved(trainer, path):
 
 
 def everything(trainer, path):
-    """All weights and state of a trainer, as a checkpoint has them."""
+    """Saves a trainer; returns all weights and state."""
     weights = weights_of(saved(trainer, path)).items()
     return {
         name: np.concatenate([*value.blocks()]) if isinstance(value, Rows) else np.asarray(value)
@@ -105,7 +105,7 @@ def test_grown_tables_are_those_of_a_larger_model_whose_further_rows_nothing_tou
     grown = trainer_of(LARGE, optimizer, seed=4, **own)
     load_checkpoint(tmp_path / "grown", grown.parameters, optimizers=True)
     same(everything(grown, tmp_path / "a"), everything(large, tmp_path / "b"))
-    for run in (grown, large):  # and the rows of all ids learn from here on
+    for run in (grown, large):  # from here on, all rows learn
         trained(run, Steps(LARGE, first=4))
     same(everything(grown, tmp_path / "c"), everything(large, tmp_path / "d"))
 

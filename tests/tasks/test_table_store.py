@@ -1,4 +1,4 @@
-"""A training whose rows are in a store has the bits of one whose rows are in memory."""
+"""Training with rows in a store gives the bits of training with rows in memory."""
 
 import tempfile
 import time
@@ -30,7 +30,7 @@ SIZES, BATCH, STEPS, SLOTS = (400, 7, 900), 8, 30, 110
 
 @pytest.fixture
 def tmp_path(tmp_path):
-    """In memory where it can be, since every checkpoint waits for the disk."""
+    """Uses memory if possible, since every checkpoint waits for the disk."""
     if not Path("/dev/shm").is_dir():
         yield tmp_path
         return
@@ -39,7 +39,7 @@ def tmp_path(tmp_path):
 
 
 class Run:
-    """A training of a small model, in memory or with a store of few slots."""
+    """A run of a small model, in memory or with a store of few slots."""
 
     def __init__(self, folder, stored, hotness=None, slots=SLOTS, keep=2, **changes):
         optimizer = OptimizerConfig(
