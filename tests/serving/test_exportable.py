@@ -18,7 +18,7 @@ from dlrm.serving.quantize import QuantizedTables, quantize_tables
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
 
 
-PARTS = [  # what is beside dot products and MLPs, alone and together
+PARTS = [  # parts other than dots and MLPs, alone and together
     {"wide": True},
     {"numerical_embedding": "piecewise", "numerical_bins": 5},
     {"numerical_embedding": "bins", "numerical_bins": 7},
@@ -54,7 +54,7 @@ def network(**others):
         counts = (6, 1, 2, 3, 4)
         edges = [torch.randn(n, generator=random).sort().values.numpy() for n in counts]
         model.numerical_embedding.set_edges(edges)
-    for _ in range(3 * config.batch_norm):  # so that there are statistics
+    for _ in range(3 * config.batch_norm):  # fills the statistics
         numerical, ids = map(torch.from_numpy, example(50).arrays)
         model(numerical, ids[:, : len(config.table_sizes)])
     return model.eval()
@@ -137,9 +137,7 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision):
     tables = quantize_tables(model, precision)
     exported = ExportableDLRM(model, tables).eval()
     score = write(platform, exported, example(), tmp_path)
-    with (
-        torch.no_grad()
-    ):  # the oracle: the trained network, its rows replaced by the quantized ones
+    with torch.no_grad():  # the oracle: the trained network with the quantized rows
         model.embeddings.weight.copy_(tables.float())
     for rows in (33, 1, 2):
         inputs = example(rows, seed=1)
@@ -164,7 +162,7 @@ def test_every_part_is_written(tmp_path, platform, others):
 
 
 def test_several_packed_ensembles_average_their_logits():
-    """As `--seeds` with `--ensemble` makes them."""
+    """Like those of `--seeds` with `--ensemble`."""
     members = [network(ensemble=2, wide=True), network(ensemble=3, wide=True)]
     model = Ensemble(members).eval()
     exported = exportable(model, quantize_tables(model, "fp32"), example())
@@ -224,8 +222,8 @@ def test_int8_rows_are_off_by_half_a_level_at_most():
     rows = model.embeddings.weight.detach()
     tables = quantize_tables(model, "int8")
     error = (tables.float() - rows).abs()
-    # A level is 1/254 of the row's range, and somewhat more where float16 holds no such scale or
-    # rounds the middle.
+    # A level is 1/254 of the row's range, or slightly more where float16 rounds the scale or the
+    # middle.
     spread = rows.amax(1) - rows.amin(1) + 2**-10 * rows.abs().amax(1)
     assert (error.amax(1) <= spread / 254 / 2 * 1.01 + 2**-24).all()
     assert error[3].max() == 0

@@ -1,4 +1,4 @@
-"""The exported network of lists gives the scores of the trained one, on every platform."""
+"""Exported networks with lists give the scores of trained ones on every platform."""
 
 import shutil
 
@@ -24,7 +24,7 @@ def network(**others):
 
 
 def example(rows=33, weighted=True, seed=0, longest=9):
-    """Rows of lists of which many are empty; all those of the first row are the longest."""
+    """Returns rows of lists, many of them empty; the first row's have the full length."""
     random = np.random.default_rng(seed)
     lengths = random.integers(-2, longest, (rows, len(SIZES))).clip(0).astype(np.int32)
     lengths[:1] = longest
@@ -73,7 +73,7 @@ def test_an_id_outside_its_table_is_unknown():
     model, inputs = network(**MIXED), example()
     exported = exportable(model, quantize_tables(model, "fp32"), inputs)
     first = np.zeros_like(inputs.ids)
-    first[9:18] = 7  # of a table of one row
+    first[9:18] = 7  # in a one-row table
     wrong = np.where(first, first, -1)
     np.testing.assert_array_equal(
         scores(exported, inputs._replace(ids=wrong)),
@@ -106,7 +106,7 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision, weigh
     torch.nn.init.normal_(model.wide.weight, std=0.1)
     tables = quantize_tables(model, precision)
     score = write(platform, exportable(model, tables, example()), example(2, weighted), tmp_path)
-    with torch.no_grad():  # the oracle: the trained network, its rows replaced by quantized ones
+    with torch.no_grad():  # the oracle: the trained network with quantized rows
         model.embeddings.weight.copy_(tables.float())
         if precision != "fp32":
             model.wide.weight.copy_(model.wide.weight.half())

@@ -1,4 +1,4 @@
-"""The importance of fields, where some are planted to matter and others not to."""
+"""Field importance where some fields are planted to matter and others useless."""
 
 from dataclasses import replace
 
@@ -15,10 +15,10 @@ from dlrm.serving.rows import text_of_lines
 
 @pytest.fixture(scope="module")
 def rows(trained):
-    """The model, its inputs of the test rows, and their labels.
+    """The predictor, its inputs for the test rows, and labels.
 
-    The clicks of the log depend on the first number and on all ids (`trained_model.write_log`), on
-    those of the first tables most; the second and the third number are useless.
+    Clicks depend on the first number and on all ids, most on those of the first tables
+    (`trained_model.write_log`); the second and the third number are useless.
     """
     predictor = dlrm.load(trained.checkpoint)
     lines = "\n".join(line.split("\t", 1)[1] for line in trained.lines)
@@ -48,7 +48,7 @@ def test_planted_fields_matter_and_useless_ones_do_not(rows):
 
 
 def test_the_wide_term_is_part_of_the_contributions(rows):
-    """A model whose only sum is the wide one: each field contributes the weight of its id."""
+    """With the wide term alone, each field contributes the weight of its id."""
     predictor, inputs, _ = rows
     config = replace(predictor.model.config, wide=True)
     model = DLRM(config)
@@ -63,7 +63,7 @@ def test_the_wide_term_is_part_of_the_contributions(rows):
 
 
 def test_contributions_are_what_growing_inputs_add(rows):
-    """Of each field the derivative by a factor on its input, from differences."""
+    """Checks each field's derivative by a factor on its input by differences."""
     predictor, inputs, _ = rows
     part = inputs.part(0, 20)
     found = contributions(predictor, part)

@@ -1,4 +1,4 @@
-"""Rows of one id a table and of lists are cut, joined and checked alike."""
+"""Rows of single ids and of lists are sliced, joined and checked alike."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ SIZES, NAMES, LONGEST = (9, 40, 7), ("user", "tags", "items"), {1: 5, 2: 3}
 
 
 def drawn(rows, seed=0):
-    """Random rows as lists of Python, and the inputs that they are."""
+    """Draws random rows as Python lists and as inputs."""
     random = np.random.default_rng(seed)
     lengths = np.stack(
         [np.ones(rows, int), random.integers(0, 6, rows), random.integers(0, 4, rows)]
@@ -41,7 +41,7 @@ def bags(lists):
 
 
 def listed(inputs):
-    """The rows of inputs, as lists of Python."""
+    """Returns inputs' rows as Python lists."""
     place, rows = 0, []
     for numbers, lengths in zip(inputs.numerical.tolist(), inputs.lengths.tolist(), strict=True):
         ids, factors = [], []

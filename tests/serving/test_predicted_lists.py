@@ -1,4 +1,4 @@
-"""Rows with lists get the scores of testing, in whichever form they come."""
+"""Rows with lists get the scores of testing in every input form."""
 
 import csv
 import json
@@ -51,7 +51,7 @@ def vectors_of(predictor, row):
 
 
 def test_scores_are_those_of_plain_torch(listed, predictor, inputs):
-    """In float64, from rows of Python: cut lists, sums and weighted means, dots, MLPs."""
+    """In float64, from Python rows: cut lists, sums, weighted means, dots, MLPs."""
     state = {name: value.double() for name, value in predictor.model.state_dict().items()}
     tables = [table.double() for table in predictor.model.embeddings.tables()]
 
@@ -153,7 +153,7 @@ def test_planted_lists_matter_and_useless_fields_do_not(predictor, inputs):
 
 
 def test_dealt_lists_go_to_their_rows_with_their_weights(predictor, inputs, monkeypatch):
-    """The rows that are scored have another row's list of one table, and their own of others."""
+    """Scored rows have another row's list in one table and their own in the others."""
     made, seen = inputs[0].part(0, 50), []
     monkeypatch.setattr(
         predictor,
@@ -180,7 +180,7 @@ def test_dealt_lists_go_to_their_rows_with_their_weights(predictor, inputs, monk
 
 
 def test_contributions_are_what_growing_tables_add(predictor, inputs):
-    """Of each field the derivative by a factor on its input, from differences."""
+    """Checks each field's derivative by a factor on its input by differences."""
     part, step = inputs[0].part(0, 20), 1e-2
     found = contributions(predictor, part)
     assert found.shape == (20, 4)

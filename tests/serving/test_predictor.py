@@ -131,7 +131,7 @@ def test_without_a_transform_raw_rows_are_refused(trained, tmp_path):
 
 
 def test_bytes_in_rows_and_every_kind_of_missing_value_count_as_in_lines(trained, predictor):
-    class NAType:  # as pandas has it: neither equal nor unequal to anything
+    class NAType:  # as in pandas: neither equal nor unequal to anything
         def __eq__(self, other):
             raise TypeError("boolean value of NA is ambiguous")
 

@@ -27,7 +27,7 @@ from dlrm.train.reports.model_card import MODEL_CARD
 
 
 def rows(count=20_000, seed=0):
-    """Logits that are too bold and too low, their labels, and the true logits."""
+    """Returns overconfident, shifted logits, labels, and the true logits."""
     random = np.random.default_rng(seed)
     true = random.normal(-1.5, 1.2, count)
     labels = (random.random(count) < 1 / (1 + np.exp(-true))).astype(np.float32)
@@ -49,7 +49,7 @@ def test_platt_is_a_logistic_regression(weighted):
 
 
 def isotonic_rates(labels, weights):
-    """The rates of an isotonic regression by their min-max formula (Robertson et al., 1988)."""
+    """Computes isotonic regression by its min-max formula (Robertson et al., 1988)."""
     count = len(labels)
     rates = np.empty(count)
     for row in range(count):
@@ -83,7 +83,7 @@ def test_isotonic_is_near_that_of_all_rows_and_changes_no_ranking():
     mapped = found.of(logits)
     oracle = IsotonicRegression(out_of_bounds="clip").fit_transform(logits, labels)
     chances = 1 / (1 + np.exp(-mapped.astype(float)))
-    # Its steps are joined by lines here, and rows are pooled in bins first.
+    # Ours pools rows in bins first and joins the steps by lines.
     assert np.abs(chances - oracle).mean() < 0.01
     assert np.abs(chances - 1 / (1 + np.exp(-true))).mean() < 0.02
     ascending = np.linspace(-20, 20, 4001, dtype=np.float32)
@@ -98,7 +98,7 @@ def test_isotonic_is_near_that_of_all_rows_and_changes_no_ranking():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_repeated_rows(kind):
-    logits, labels, _ = rows(300)  # so few that each repetition has a bin of its own
+    logits, labels, _ = rows(300)  # few enough that each repetition has its bin
     weights = np.random.default_rng(1).integers(0, 3, 300)
     found = fit(kind, logits, labels, weights)
     repeated = fit(kind, np.repeat(logits, weights), np.repeat(labels, weights))

@@ -155,7 +155,7 @@ def test_a_file_without_line_ends_is_refused_early(monkeypatch):
 
 @pytest.mark.parametrize("wide", [b"x" * 20_000, b"\t" * 3 + b"1" * 1_000_000, b"\t" * 1_000_000])
 def test_memory_is_proportional_to_the_bytes_sent(wide):
-    """A batch that is padded to its widest row takes 1,000 times the bytes."""
+    """Padding the batch to its widest row would take 1,000 times the bytes."""
     transform = RowTransform(Transform(1, [np.array([7], np.uint32)] * 3))
     tensors = [tensor_of([b"12\t7\t8\t9"]) for _ in range(1000)] + [tensor_of([wide])]
     sent = sum(tensor.nbytes for tensor in tensors)
@@ -180,7 +180,7 @@ DICTIONARIES = [
 
 
 def expected_row(line):
-    """The numerical and the ids of a row, or None where it cannot be read."""
+    """Returns a row's numerical and ids, or None if it cannot be read."""
     fields = line.rstrip(b"\0").removesuffix(b"\r").split(b"\t")
     if len(fields) > COLUMNS:
         return None

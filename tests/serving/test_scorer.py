@@ -176,7 +176,7 @@ def test_an_error_does_not_keep_the_data_of_its_request(reader):
 
 
 class Tensor:
-    """A tensor of the server whose data may not be there."""
+    """A server tensor whose data may be missing."""
 
     def __init__(self, name, array, shape=None):
         self._name, self._array, self._shape = name, array, shape
@@ -196,7 +196,7 @@ class Tensor:
 
 
 class Asked:
-    """A request of the server."""
+    """A server request."""
 
     def __init__(self, *tensors):
         self._tensors = tensors

@@ -26,7 +26,7 @@ FACTS = {
 
 @pytest.fixture
 def directory(tmp_path):
-    """A version of a served model of rows of a number, a user, and tags with weights."""
+    """A served model's version for rows of a number, a user and weighted tags."""
     (tmp_path / "model.json").write_text(json.dumps(FACTS))
     tags = CategoricalField("tags", max_length=3, weights="factors")
     schema = Schema(Label("y"), (NumericalField("age", "none"),), (CategoricalField("user"), tags))
@@ -115,8 +115,8 @@ def test_a_bad_request_fails_alone_and_says_why(reader, bad, message):
 
 
 def test_a_request_does_not_take_the_ids_of_another(reader):
-    """The lengths of both together would add up."""
-    good = {**GOOD, "input__1": np.ones(5, np.int64)}  # ids of any table
+    """Together, the lengths of both add up."""
+    good = {**GOOD, "input__1": np.ones(5, np.int64)}  # in every table
     short = {**good, "input__2": np.array([[1, 1], [1, 1]], np.int32)}
     long = {**good, "input__2": np.array([[1, 3], [1, 1]], np.int32)}
     for error, got in zip(reader.read([short, long]), (4, 6), strict=True):
