@@ -17,7 +17,7 @@ def dataset(tmp_path_factory):
 def command(request, tmp_path, monkeypatch, dataset):
     """Runs `dlrm.scripts.main` with the small dataset and model; returns its summary.
 
-    It runs on the test's `device`, and on the CPU where it has none.
+    It runs on the test's `device`, or on the CPU if it has none.
     """
     from dlrm.scripts import main
     from dlrm.scripts.common import dlrm_flags
@@ -29,7 +29,7 @@ def command(request, tmp_path, monkeypatch, dataset):
     def run(*arguments, data=dataset, model=MODEL, training=RUN):
         own = [f"--dataset={data}", f"--base_device={device}"]
         values = dlrm_flags.parse([*own, *model, *training, *arguments])
-        torch.set_num_threads(1)  # tests are small; a thread more costs more than it brings
+        torch.set_num_threads(1)  # tests are too small for more threads
         return main.run(values)
 
     return run

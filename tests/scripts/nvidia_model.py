@@ -1,4 +1,4 @@
-"""NVIDIA's DLRM in a few lines of plain torch, with the directory that it saves: an oracle.
+"""An oracle: NVIDIA's DLRM in a few lines of plain torch, with the directory that it saves.
 
 Written from the description of that format, with loops where ours has formulas.
 """
@@ -49,7 +49,7 @@ class NvidiaModel:
         return (hidden @ self.out[0].T + self.out[1]).squeeze(1)
 
     def save(self, directory, config, data):
-        """Writes the directory, with parameters in it; `config` are the values of all flags."""
+        """Writes the directory with parameters; `config` holds the values of all flags."""
         directory.mkdir()
         for name, layers in (("bottom_model", self.bottom), ("top_model", self.top)):
             weights, biases = (
@@ -66,7 +66,7 @@ class NvidiaModel:
 
     @classmethod
     def load(cls, directory, order, interaction, padding):
-        """Reads a directory as a run reads it that has its vectors in `order`."""
+        """Reads a directory like a run whose vectors are in `order`."""
 
         def read(name):
             return torch.load(directory / name, weights_only=True)

@@ -47,7 +47,7 @@ def inputs(rows=9):
 
 
 def save_ours(path, seed=1, interaction="cuda_dot", top=(16, 5, 1), change=None, step=5):
-    """Saves a model of ours with optimizers' state of row-wise Adagrad."""
+    """Saves a model of ours with its flags and progress."""
     config = DLRMConfig(TABLE_SIZES, NUM_NUMERICAL, 4, (8, 4), top, interaction)
     model = DLRM(config, seed=seed)
     if change:
@@ -73,7 +73,7 @@ def save_ours(path, seed=1, interaction="cuda_dot", top=(16, 5, 1), change=None,
     return model
 
 
-# What NVIDIA's versions save: the order that a run had, its padding, flags and data
+# What NVIDIA's versions save: the order of a run, its padding, flags and data
 DIRECTORIES = {
     "2020, one GPU": (NATURAL, 1, FLAGS_2020, data()),
     "2020, two GPUs": (
@@ -199,7 +199,7 @@ def test_an_order_that_cannot_be_known_is_asked_for(checkpoint_tool, tmp_path):
     assert refused.returncode == 2
     assert "--feature_order natural or size_sorted" in refused.stderr
     assert not (tmp_path / "ours").exists()
-    assert describe(tmp_path / "theirs")["format"] == "nvidia"  # to look at it needs none
+    assert describe(tmp_path / "theirs")["format"] == "nvidia"  # needs no order
     assert checkpoint_tool(*words, "--feature_order=size_sorted").returncode == 0
     theirs = NvidiaModel(BY_SIZE, TABLE_SIZES, "dot", 2)
     torch.testing.assert_close(load_model(tmp_path / "ours")(*inputs()), theirs(*inputs()))
@@ -422,7 +422,7 @@ def test_diff_of_other_architectures_names_their_flags_and_few_tensors(checkpoin
     save_ours(tmp_path / "c", seed=2)
     same = checkpoint_tool(
         "diff", tmp_path / "a", tmp_path / "c"
-    ).stdout  # of one network: every tensor
+    ).stdout  # same network: every tensor
     assert same.count(" rows differ") == len(compare(tmp_path / "a", tmp_path / "c")["weights"]) > 5
     assert "architecture" not in same
 

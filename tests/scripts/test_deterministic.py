@@ -1,4 +1,4 @@
-"""--deterministic: torch is told before CUDA starts, and nothing runs that it refuses there."""
+"""--deterministic sets up torch before CUDA starts; nothing runs that torch would refuse."""
 
 import os
 
@@ -31,7 +31,7 @@ TEXTS = [
 @pytest.fixture(autouse=True)
 def _as_before(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv(VARIABLE, "")  # so that it is put back
+    monkeypatch.setenv(VARIABLE, "")  # to have it restored
     monkeypatch.delenv(VARIABLE)
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def _as_before(monkeypatch, tmp_path):
 
 @pytest.fixture(params=["main", "resnet50", "efficientnet_b0", "bert"])
 def train(request, monkeypatch):
-    """A small training run of each command, with more flags."""
+    """A small training run of each command; takes flags."""
     name = request.param
     if name == "main":
         command = request.getfixturevalue("command")
@@ -58,7 +58,7 @@ def train(request, monkeypatch):
 
 
 def is_seen_by_the_kernels():
-    return bool(cuda_switches() & 2)  # as csrc/cuda/switches.h has it
+    return bool(cuda_switches() & 2)  # as in csrc/cuda/switches.h
 
 
 def test_torch_and_cublas_are_told_before_cuda_starts(train, monkeypatch):
@@ -84,7 +84,7 @@ def test_a_setting_of_the_users_stays(command, monkeypatch):
     assert os.environ[VARIABLE] == ":16:8"
 
 
-REFUSED = {  # on CUDA, as the documentation of torch.use_deterministic_algorithms lists them
+REFUSED = {  # on CUDA, by the documentation of torch.use_deterministic_algorithms
     *("avg_pool3d_backward", "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward"),
     *("adaptive_max_pool2d_backward", "fractional_max_pool2d_backward"),
     *("fractional_max_pool3d_backward", "max_unpool2d", "max_unpool3d"),
@@ -97,7 +97,7 @@ REFUSED = {  # on CUDA, as the documentation of torch.use_deterministic_algorith
 
 
 class _Refusing(TorchDispatchMode):
-    """Refuses what torch refuses on CUDA where it is to be deterministic."""
+    """Refuses what torch refuses on CUDA in deterministic mode."""
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         name = func.overloadpacket.__name__

@@ -19,7 +19,7 @@ from small_dataset import MODEL, RUN, write_dataset
 
 from dlrm.train.checkpoints.directory import find_checkpoint
 
-SECONDS = 180  # after which a test gives up
+SECONDS = 180  # limit of a test
 GRACE = 60  # seconds that ranks may take to end once one has failed
 TRAIN = ["--mode=train", "--base_device=cpu", *MODEL, *RUN]
 
@@ -45,7 +45,7 @@ class Job:
 
 
 class Ranks(Job):
-    """Forks that find each other like the processes of a launcher, without starting processes."""
+    """Forked ranks that find each other like the processes of a launcher."""
 
     def __init__(self, folder, module, *arguments, size=2):
         super().__init__(folder)
@@ -59,7 +59,7 @@ class Ranks(Job):
             self._processes.append(forked.start(module, *arguments, **options))
 
     def ranks(self):
-        """Process ids of the ranks, in their order."""
+        """Returns the ranks' process ids in order."""
         return [process.pid for process in self._processes]
 
     def ended(self):
@@ -67,9 +67,9 @@ class Ranks(Job):
         return not all(process.is_alive() for process in self._processes)
 
     def wait(self):
-        """Returns the exit code, one that is not 0 if there is any; no rank is left in any case.
+        """Returns the exit code, nonzero if a rank failed; leaves no rank in any case.
 
-        Once a rank fails, the others have to end by themselves.
+        Once a rank fails, the others must end by themselves.
         """
         end = time.monotonic() + SECONDS
         while any(process.is_alive() for process in self._processes) and time.monotonic() < end:
@@ -82,7 +82,7 @@ class Ranks(Job):
         return max((process.exitcode for process in self._processes), key=abs)
 
     def exit_codes(self):
-        """Of the ranks, in their order, once all have ended."""
+        """Returns those of the ranks, once all have ended."""
         return [process.exitcode for process in self._processes]
 
     def kill(self):
@@ -111,7 +111,7 @@ class Launched(Job):
         return self.process.poll() is not None
 
     def wait(self):
-        """Returns the exit code; no process of the job is left in any case."""
+        """Returns the exit code; leaves no process of the job in any case."""
         try:
             return self.process.wait(SECONDS)
         finally:
@@ -124,7 +124,7 @@ class Launched(Job):
         self.process.wait()
 
     def ranks(self):
-        """Process ids of the ranks, in their order."""
+        """Returns the ranks' process ids in order."""
         found = {}
         for entry in os.listdir("/proc"):
             try:
@@ -141,7 +141,7 @@ class Launched(Job):
 
 @pytest.fixture
 def start(tmp_path, dataset):
-    """Starts a job in the test's folder, by a launcher if one is named; it ends with the test."""
+    """Starts a job in the test's folder, with a launcher if named; it ends with the test."""
     jobs = []
 
     def run(*arguments, module="dlrm.scripts.main", data=dataset, **options):
@@ -163,7 +163,7 @@ def last_metrics(output):
 
 
 def weights(folder):
-    """Every weight in a run's last checkpoint, as bytes."""
+    """Returns a last checkpoint's name and weight files."""
     checkpoint = sorted(folder.glob("step-*"))[-1]
     names = [p for p in checkpoint.rglob("*") if p.suffix in (".bin", ".safetensors")]
     return checkpoint.name, {
@@ -208,7 +208,7 @@ LONG = ("--epochs=12", "--save_checkpoint_path=run", "--checkpoint_freq=5", "--k
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory, dataset):
-    """The weights that the long run of two ranks ends with."""
+    """The final weights of the long run of two ranks."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     job = Ranks(folder, "dlrm.scripts.main", f"--dataset={dataset}", *TRAIN, *LONG)
     assert job.wait() == 0, job.output()
@@ -243,7 +243,7 @@ def test_a_killed_rank_costs_no_more_where_saves_go_on_in_the_background(
 def test_sigterm_saves_and_the_run_goes_on_as_if_it_had_not_come(start, tmp_path, uninterrupted):
     job = start(*LONG)
     job.wait_for(lambda: list(tmp_path.glob("run/step-*/manifest.json")), "checkpoint")
-    for rank in job.ranks()[:1]:  # one is told, all leave
+    for rank in job.ranks()[:1]:  # one gets it, all end
         os.kill(rank, signal.SIGTERM)
     assert job.wait() == 75
     assert job.exit_codes() == [75, 75]
@@ -475,7 +475,7 @@ def test_restarts_do_not_meet_the_dead(start, tmp_path):
 
 
 def start_one(folder, module, dataset, **variables):
-    """Runs a rank alone, with these variables of a launcher."""
+    """Runs one rank alone with a launcher's variables."""
     return forked.run(
         module, f"--dataset={dataset}", *TRAIN, cwd=folder, env=os.environ | variables
     )

@@ -53,7 +53,7 @@ def test_a_dataset_and_its_log_have_the_metrics_of_scikit_learn(trained, rows, t
 
 
 class Outline(html.parser.HTMLParser):
-    """Collects the elements of a page, and checks that what is opened is closed."""
+    """Collects the elements of a page and checks that all are closed."""
 
     def __init__(self, text):
         super().__init__()
@@ -77,7 +77,7 @@ class Outline(html.parser.HTMLParser):
 
 
 def contrast(one, other):
-    """The ratio of WCAG 2 for two colours."""
+    """WCAG 2's contrast of two colours."""
 
     def luminance(colour):
         digits = colour.lstrip("#")
@@ -110,7 +110,7 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
         trained,
         *(data, f"--against={recalibrated}", f"--groups={groups}", f"--output={output}"),
         *("--bootstrap=30", "--slices=categorical 2,numerical 0", "--importance"),
-        "--importance_rows=300",  # a power of two is the distance of the rows
+        "--importance_rows=300",  # the stride of rows is a power of two
         curves=True,
     )
     assert done.returncode == 0, done.stderr
@@ -121,8 +121,8 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     aucs = [roc_auc_score(labels[users == u], chances[users == u]) for u in range(37)]
     sizes = np.bincount(users)
     assert one["gauc_by_impressions"]["value"] == pytest.approx(np.average(aucs, weights=sizes))
-    assert facts["differences"]["auc"]["value"] == pytest.approx(0, abs=1e-5)  # of the same order
-    # Platt's fit to these rows has the least log loss that a line can have, and is calibrated.
+    assert facts["differences"]["auc"]["value"] == pytest.approx(0, abs=1e-5)  # same ranking
+    # Platt's fit has the lowest log loss of any line on these rows, and is calibrated.
     assert facts["differences"]["log_loss"]["value"] > 0
     assert other["calibration"]["value"] == pytest.approx(1, abs=1e-4)
     sliced = {one["by"]: one["slices"] for one in facts["slices"]}
@@ -150,7 +150,7 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
         assert contrast(colour, "#fff") >= 4.5
     drawn = {a["stroke"] for tag, a in page.seen if a.get("stroke-width") and tag == "path"}
     assert drawn
-    assert all(contrast(colour, "#fff") >= 3 for colour in drawn)  # of graphics
+    assert all(contrast(colour, "#fff") >= 3 for colour in drawn)  # graphics
 
 
 def test_the_help_has_the_flags_of_rows_and_of_judging(trained):

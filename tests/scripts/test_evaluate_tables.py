@@ -1,4 +1,4 @@
-"""`dlrm.scripts.evaluate` on a dataset of a table that has groups, weights and fewer negatives."""
+"""`dlrm.scripts.evaluate` on a table's dataset with groups, weights and sampled negatives."""
 
 import json
 
@@ -25,7 +25,7 @@ DAY = 86_400
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """The dataset of a table, and a model that was trained on a third of its negatives."""
+    """A table's dataset and a model, trained on 0.3 of the negatives."""
     folder = tmp_path_factory.mktemp("table")
     random = np.random.default_rng(0)
     rows = 1500
@@ -146,7 +146,7 @@ def test_columns_that_are_not_there_are_named(model, tmp_path):
 
 
 def rows_and_chances(model):
-    """The columns of the table, and what the model predicts of each row."""
+    """Returns the table's columns and the model's predictions."""
     rows = {name: np.asarray(column) for name, column in column_of(model).items()}
     inputs = {name: rows[name] for name in ("age", "city")}
     return rows, dlrm.load(model / "run").predict(inputs)
@@ -167,7 +167,7 @@ def column_of(model):
 
 
 def test_rows(rows):
-    """The rows that `--test_fraction 0.2` takes, in their order; see tests/preproc/tables."""
+    """The rows that `--test_fraction 0.2` takes, in order; see tests/preproc/tables."""
     mask = 2**64 - 1
     hashes = []
     for row in range(rows):

@@ -20,7 +20,7 @@ from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
 from dlrm.train.task import TrainConfig
 
-# README of June 2020 (main.py). base_device: ours is cuda where there is one, else cpu.
+# README of June 2020 (main.py). base_device: ours is cuda if there is one, else cpu.
 JUNE_2020 = {
     "amp": False,
     "auc_threshold": None,
@@ -231,7 +231,7 @@ def test_dist_main_has_nvidias_defaults_for_several_gpus():
     assert "--placement" in shown
 
 
-# The defaults of October 2021 that differ from those of June 2020, of one process and of several.
+# Defaults of October 2021 that differ from June 2020's, for one process and for several.
 OCTOBER_2021 = {
     "batch_size": 65536,
     "test_batch_size": 65536,
@@ -355,7 +355,7 @@ def test_help_shows_each_flag_once_under_its_topic(command, under):
 
 @pytest.mark.parametrize("command", [cnn_flags, bert_flags])
 def test_each_text_of_the_networks_stands_alone(command):
-    """No text begins with what it is of, or leans on its neighbour."""
+    """No text begins with "Of" or depends on its neighbour."""
     shown = " ".join(command.FLAGS.help().split())
     texts = dict(re.findall(r" --(?:\[no\])?(\w+): (.*?)(?= --(?:\[no\])?\w+: |$)", shown))
     assert len(texts) > 80

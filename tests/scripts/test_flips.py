@@ -1,4 +1,4 @@
-"""A campaign: one flipped byte in any file is named by every command that reads the file.
+"""A campaign: every command names the file in which it reads a flipped byte.
 
 Flips are seeded, and the seed is printed; `DLRM_FLIPS_SEED` chooses another.
 """
@@ -20,8 +20,8 @@ from dlrm.data.verification import MEMORY
 pytestmark = pytest.mark.slow
 
 SEED = int(os.environ.get("DLRM_FLIPS_SEED", "1"))
-FLIPS = int(os.environ.get("DLRM_FLIPS", "100"))  # of a kind of directory, over all of its files
-# What commands import; the commands themselves define flags, and so are imported by each process.
+FLIPS = int(os.environ.get("DLRM_FLIPS", "100"))  # per kind of directory, over all its files
+# What commands import. Commands define flags, so each process imports them itself.
 PRELOADED = [
     *("dlrm.environment", "dlrm.scripts.common.session", "dlrm.tasks.footprint"),
     *("dlrm.tasks.recommendation", "dlrm.serving.predictor", "dlrm.serving.runtimes"),
@@ -58,14 +58,14 @@ def _be(words, output):
 
 
 class Campaign:
-    """Flips bytes in copies of what commands read, and counts what is named."""
+    """Flips bytes in copies of inputs and counts the runs that name them."""
 
     def __init__(self, folder, files):
         self.folder, self.files, self.random = folder, files, random.Random(SEED)
         self.flips, self.named, self.missed = 0, 0, []
 
     def flip(self, number):
-        """Flips a byte of one file after another; returns which, and how to undo it."""
+        """Flips a byte of the next file; returns file, place and undo function."""
         self.flips += 1
         path = self.files[number % len(self.files)]
         whole = path.read_bytes()
@@ -108,7 +108,7 @@ def test_flips_in_a_split_dataset(trained, tmp_path):
     steps = ["--max_steps=3", f"--log_path={tmp_path / 'log.json'}"]
     main = ["dlrm.scripts.main", f"--dataset={dataset}", *trained_model.TRAINING, *steps]
     loaded = [*main, f"--load_checkpoint_path={model}"]
-    # To be resumed, the run must be of the copy; its flags are those of the training before.
+    # A resumed run must be of the copy and have the flags of the training before.
     resumed = [*main[:-2], *trained_model.MODEL, main[-1], "--resume", "--epochs=3"]
     commands = {
         "train": [*main, *trained_model.MODEL],

@@ -53,7 +53,7 @@ def same_weights(one, other):
     ids=" ".join,
 )
 def test_a_resumed_run_ends_with_the_bits_of_an_uninterrupted_one(train, extra):
-    extra = [*extra, "--test_freq=13"]  # else the first half would test a step of its own
+    extra = [*extra, "--test_freq=13"]  # else the first half ends with another test
     whole = train("--save_checkpoint_path=whole", *extra)
     train("--save_checkpoint_path=halves", "--max_steps=13", *extra)
     halves = train("--save_checkpoint_path=halves", "--resume", *extra)

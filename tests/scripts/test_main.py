@@ -128,7 +128,7 @@ def test_a_resumed_run_logs_what_an_uninterrupted_one_does(command, tmp_path, ex
 
     cut = [1, 2]  # the last line of the first half, which no uninterrupted run prints
     found = zip(*(step for step in steps("halves.json") if step[0] != cut), strict=True)
-    same = 0 if device == "cpu" else 1e-4  # what a GPU adds in no order grows by and by
+    same = 0 if device == "cpu" else 1e-4  # unordered sums of a GPU drift
     for values, expected in zip(found, zip(*steps("whole.json"), strict=True), strict=True):
         assert values == expected or values == pytest.approx(expected, rel=same, abs=0)
     for metric in ("test_auc", "validation_log_loss"):
@@ -210,7 +210,7 @@ def test_every_embedding_optimizer_trains(command, optimizer, device):
 @pytest.mark.parametrize("amp", [[], ["--amp"]], ids=str)
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
 def test_bf16_tables_train_as_fp32_ones(command, optimizer, amp):
-    lr = {"sgd": 0.1, "adam": 0.002}.get(optimizer, 0.02)  # low: steps must not amplify a rounding
+    lr = {"sgd": 0.1, "adam": 0.002}.get(optimizer, 0.02)  # low, so steps amplify no rounding
     run = [*amp, f"--lr={lr}", f"--embedding_optimizer={optimizer}", "--mlp_optimizer=adagrad"]
     losses = {}
     for dtype in ("fp32", "bf16"):
@@ -219,8 +219,8 @@ def test_bf16_tables_train_as_fp32_ones(command, optimizer, amp):
         entries = [e["data"] for e in log_entries(log) if e["type"] == "LOG"]
         losses[dtype] = [e["loss"] for e in entries if "lr" in e and "loss" in e]
     assert losses["fp32"][-1] < losses["fp32"][0] - 0.01
-    # Looked-up vectors are rounded by up to 2**-9. Under --amp those of fp32 tables are as well,
-    # and only values half way between two bfloat16 are rounded otherwise, which grows by and by.
+    # Looked-up vectors are rounded by up to 2**-9; under --amp, so are those of fp32 tables, and
+    # only values half way between two bfloat16 round differently, which adds up over the steps.
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=2**-10 if amp else 2**-9)
     if amp:
         assert losses["bf16"][:3] == pytest.approx(losses["fp32"][:3], rel=1e-5)
@@ -249,7 +249,7 @@ def test_embedding_types_train_alike(command, embedding_type, optimizer, device)
     flags = ["--max_steps=6", "--test_freq=6", f"--embedding_optimizer={optimizer}", "--notf32"]
     expected = command(*flags)
     actual = command(*flags, f"--embedding_type={embedding_type}")
-    same = 1e-5 if device == "cpu" else 1e-4  # a GPU adds gradients in no order
+    same = 1e-5 if device == "cpu" else 1e-4  # GPUs vary the order of sums
     assert actual["test_log_loss"] == pytest.approx(expected["test_log_loss"], rel=same)
 
 
@@ -297,7 +297,7 @@ def test_bags_are_resumed_hashed_and_timed(command):
     )
     assert resumed["test_log_loss"] == whole["test_log_loss"]
     benchmark = ["--inference_benchmark_batch_sizes=64", "--inference_benchmark_steps=20"]
-    benchmark.append("--inference_benchmark_runtimes=native,aot")  # the next tests have the others
+    benchmark.append("--inference_benchmark_runtimes=native,aot")  # later tests have the others
     timed = command(*flags, "--mode=inference_benchmark", *benchmark)
     assert timed["mean_inference_latency_batch_64"] > 0
     assert shutil.which("g++") is None or timed["mean_inference_latency_batch_64_aot"] > 0
@@ -309,7 +309,7 @@ def test_half_precision_learns_as_well(command, flag, capsys, device):
     half = command("--epochs=3", *flag.split())
     assert half["test_auc"] == pytest.approx(full["test_auc"], abs=0.01)
     assert half["test_auc"] != full["test_auc"]
-    unused = "64" in flag and device == "cpu"  # whose half precision is bfloat16
+    unused = "64" in flag and device == "cpu"  # where half means bfloat16
     assert ("note: --loss_scale is not used" in capsys.readouterr().out) == unused
 
 
@@ -356,7 +356,7 @@ def test_inference_benchmark_reports_every_batch_size(command, device, capsys):
         assert p50 <= p99
     for which in summary:
         assert which.startswith(("mean_", "p50_", "p95_", "p99_"))
-    lines = capsys.readouterr().out.splitlines()  # which end with the table
+    lines = capsys.readouterr().out.splitlines()  # the table comes last
     head = next(index for index, line in enumerate(lines) if line.split()[:1] == ["batch"])
     measured = len([which for which in summary if which.startswith("mean_inference_latency")])
     assert len(lines) - head - 1 == measured
@@ -388,7 +388,7 @@ def test_a_runtime_that_is_none_is_named(command):
 
 
 def advised(capsys):
-    """The flags that a run's output proposes; None where it proposes none."""
+    """Returns the flags that a run's output proposes, or None."""
     (found,) = re.findall(r"Flags that fit: (.*)", capsys.readouterr().out) or [None]
     return found
 
@@ -408,7 +408,7 @@ def test_the_short_run_by_default_learns_with_the_flags_it_is_told(command, caps
     run = ["--batch_size=64", "--epochs=4", "--print_freq=20", "--test_after=9"]
     command(*run, model=model, training=[])
     flags = advised(capsys).split()
-    with pytest.raises(FloatingPointError, match="became"):  # the schedule alone
+    with pytest.raises(FloatingPointError, match="became"):  # schedule only
         command(*run, *flags[flags.index("--warmup_steps") :], model=model, training=[])
     command(*run, *flags, "--log_path=advised.json", model=model, training=[])
     data = [entry.get("data", {}) for entry in log_entries("advised.json")]
@@ -453,7 +453,7 @@ def test_recorded_steps_are_the_same_steps(command, recording):
     expected = command(*amp, "--log_path=eager.json")
     assert not recording.recordings
     summary = command(*amp, "--cuda_graphs", "--save_checkpoint_path=run")
-    assert recording.recordings >= 2  # of steps and of test batches
+    assert recording.recordings >= 2  # steps and test batches
     steps = [
         [e["data"] for e in log_entries(path) if e.get("step")]
         for path in ("eager.json", "run/log.json")
@@ -668,7 +668,7 @@ def test_what_makes_no_sense_for_a_dlrm_is_refused(command, flag, message):
 
 @pytest.mark.parametrize(
     ("arguments", "needed", "free", "proposed"),
-    [  # 383 rows of 4 floats, and Adam's two of each; what is proposed takes 9/10 of what is free
+    [  # 383 rows of 4 floats, and Adam's two of each; proposals take 9/10 of the free memory
         ([], 383 * 48, 383 * 36, "--embedding_optimizer adagrad"),
         (["--freeze_embeddings"], 383 * 16, 230 * 16, "--max_table_size 77"),  # 53 + 2 n rows
         (["--mode=test"], 383 * 16, 230 * 16, "--max_table_size 77"),
@@ -679,7 +679,7 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
 ):
     monkeypatch.setattr(dlrm_setup, "Recommendation", None)
     monkeypatch.setattr(click_training, "host_memory", lambda: (needed, 2**30))
-    with pytest.raises(TypeError):  # it fits, and is made
+    with pytest.raises(TypeError):  # it fits and is built
         command(*arguments)
     monkeypatch.setattr(click_training, "host_memory", lambda: (free, 2**30))
     with pytest.raises(ValueError, match="the embedding tables need .* on the host") as raised:

@@ -1,4 +1,4 @@
-"""A directory that NVIDIA's program saved tests, trains and scores as it is."""
+"""Directories of NVIDIA's program are tested, trained and scored unchanged."""
 
 import forked
 import numpy as np
@@ -35,7 +35,7 @@ MAPPING = {"bottom_mlp": 0, "embedding": [BY_SIZE], "vectors_per_gpu": [5]}
 
 @pytest.fixture
 def theirs(tmp_path):
-    """The model, and in `theirs` what it saved."""
+    """The model, saved in `theirs`."""
     model = NvidiaModel(BY_SIZE, TABLE_SIZES, "dot", padding=2)
     data = {"epoch": 0, "step": 77, "device_mapping": MAPPING}
     model.save(tmp_path / "theirs", FLAGS_2021, data)
@@ -44,7 +44,7 @@ def theirs(tmp_path):
 
 @pytest.fixture
 def scored(dataset, theirs):
-    """Labels of the dataset's test split, and NVIDIA's logits of it."""
+    """Labels of the test split, and NVIDIA's logits for it."""
     spec = FeatureSpec.load(dataset)
     numerical = np.fromfile(spec.file("test", spec.numerical[0]), np.float16)
     ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical]

@@ -53,7 +53,7 @@ def test_a_run_does_not_go_on_with_another_transform(command, trained, other_ids
     resumed = ["--max_steps=3", "--save_checkpoint_path=run", "--resume"]
     with pytest.raises(ValueError, match=DIFFERS):
         command(*resumed, data=other_ids)
-    with pytest.raises(ValueError, match="dataset's first and last batch"):  # it is other data, too
+    with pytest.raises(ValueError, match="dataset's first and last batch"):  # its data differs
         command(*resumed, "--allow_other_transform", data=other_ids)
     command(*resumed, data=trained.dataset)
 

@@ -34,7 +34,7 @@ def test_stale_rows_repeat_their_bits_and_resume_exactly(command, capsys):
 
 
 def test_stale_rows_lack_the_update_of_the_step_before():
-    """Against plain torch: SGD that looks up in a copy from before the last step."""
+    """Compares with plain SGD that looks up rows from before the last step."""
     config = DLRMConfig(SIZES, 2, 4, (4,), (1,), interaction_op="cat", wide=True)
     task, oracle = Recommendation(config, seed=2), DLRM(config, seed=2, optimized_mlp=False)
     optimizers = task.optimizers(OptimizerConfig("sgd", "sgd"))
@@ -94,7 +94,7 @@ def test_what_needs_rows_of_now_is_refused(command, flags, error):
 
 
 def order_of_backward(world):
-    """The order of what happens to the gradients of vectors, and to those of the bottom MLP."""
+    """Records when vector gradients are sent and awaited, and the bottom MLP's computed."""
     import torch.distributed as dist
 
     model = DLRM(DLRMConfig(SIZES, 2, 4, (8, 4), (4, 1)), world)

@@ -79,7 +79,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(command, flags):
 def test_edges_are_quantiles_of_the_first_training_rows_and_of_their_distinct_values(
     command, tmp_path
 ):
-    """Of rows that the numericals tell: all 0 but for a few; constant; a few values."""
+    """One numerical is mostly 0, one is constant, and one has three values."""
     data = write_dataset(tmp_path / "own")
     spec = FeatureSpec.load(data)
     random = np.random.default_rng(3)
@@ -124,7 +124,7 @@ def test_a_warm_start_and_other_flags_keep_the_edges(command, dataset):
 
 
 def test_the_average_of_the_weights_is_what_is_tested_and_served(command):
-    """Over two steps, of whose weights a run without the average knows."""
+    """Averages two steps, whose weights come from runs without average."""
     flags = ["--save_checkpoint_path=run", "--ema_decay=0.75"]
     trained = command("--max_steps=2", "--test_freq=2", *flags)
     for steps in (1, 2):

@@ -64,7 +64,7 @@ def check_same(one, two, files, tolerance):
 
 @pytest.fixture
 def folders(tmp_path, monkeypatch):
-    """A folder for one process, which this one is in, and one for a pipeline."""
+    """Folders for one process (the working directory) and for a pipeline."""
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "one")
@@ -82,7 +82,7 @@ def test_a_launched_pipeline_trains_as_one_process_does(folders, monkeypatch):
     assert shown.endswith("gpipe with 4 micro-batches: bubble fraction 0.2000")
     assert "(4,016,515 parameters)" in ended.stdout
     monkeypatch.chdir(two)
-    cnn.run(cnn_flags.parse([*CNN, "--resume"]))  # what a pipeline has begun
+    cnn.run(cnn_flags.parse([*CNN, "--resume"]))  # begun by a pipeline
     check_same(one, two, ("dense", "average"), 1e-6)
 
 
@@ -95,7 +95,7 @@ def test_a_pipeline_pretrains_and_goes_on_as_one_process_does(folders):
 
 
 def ranks(folder, module, *arguments, size=2):
-    """Runs processes that find each other as those of a launcher do."""
+    """Runs processes that find each other like those of a launcher."""
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     where |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(size)}

@@ -102,7 +102,7 @@ def test_mistakes_are_one_line(tmp_path, flags, message):
 
 
 def by_hand(folder):
-    """A copy, rows, columns, and hot rows with a whole rest."""
+    """Writes a plan of columns, rows, a copy, and hot rows."""
     pieces = [
         [{"rank": 0, "columns": [0, 2]}, {"rank": 1, "columns": [2, 4]}],
         [{"rank": 0, "rows": [0, 90]}, {"rank": 1, "rows": [90, 200]}],

@@ -215,7 +215,7 @@ def test_values_that_say_nothing_are_counted(trained, tmp_path):
     log = tmp_path / "log"
     rows = [line.split("\t") for line in trained.lines[:200]]
     for index, row in enumerate(rows):
-        row[6] = "deadbeef" if index % 4 else ""  # of 4 values one is missing
+        row[6] = "deadbeef" if index % 4 else ""  # 1 of 4 values is missing
     log.write_text("".join("\t".join(row) + "\n" for row in rows))
     done = predict(*flags_of(trained, log, tmp_path / "s.npy"))
     first = "values: categorical 2 is unknown in 75.0 % and missing in 25.0 % of the rows, "
@@ -241,7 +241,7 @@ def test_rows_of_one_class_are_said_to_have_no_auc(trained, tmp_path):
 
 @pytest.fixture(scope="module")
 def csv_model(tmp_path_factory):
-    """A CSV whose labels are words, and the flags that score it with a model of it."""
+    """A CSV whose labels are words, its clicks, and flags that score it."""
     folder = tmp_path_factory.mktemp("csv")
     random = np.random.default_rng(0)
     ages, cities = random.integers(18, 90, 300), random.choice(list("xyz?"), 300)

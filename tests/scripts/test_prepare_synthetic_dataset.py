@@ -33,7 +33,7 @@ def test_a_dataset_is_written_that_the_readers_take(root, tmp_path):
     assert (train.num_samples, test.num_samples) == (500, 500)
     assert [len(labels) for labels, *_ in read_as_nvidia(tmp_path / "data").values()] == [500, 500]
     assert (train.table_sizes, train.num_numerical) == ([10, 2000], 3)
-    assert (train.batch(0).categorical[:, 1] == 0).float().mean() > 0.2  # the law's commonest id
+    assert (train.batch(0).categorical[:, 1] == 0).float().mean() > 0.2  # the most frequent id
 
     again = run(root, f"--synthetic_dataset_dir={tmp_path / 'data'}")
     assert again.returncode == 1

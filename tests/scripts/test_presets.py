@@ -35,7 +35,7 @@ def command(tmp_path, monkeypatch):
 
 
 def losses(path="log.json"):
-    """Those of the steps and of the tests, in the order of the last run's log."""
+    """Returns the losses of steps and tests in the order of a run's log."""
     with open(path) as file:
         entries = [json.loads(line.removeprefix("DLLL ")) for line in file]
     data = [entry["data"] for entry in entries if entry["type"] == "LOG" and entry["step"] != []]
@@ -60,7 +60,7 @@ def test_every_execution_gives_the_losses_of_eager(command, how, precision, caps
         summary = command(*flags, "--test_freq=4")
         found[name] = losses(name)
     assert len(found["eager"]) == 10 + 3 - 1  # steps but the first, and tests
-    # In half precision a graph rounds after other operators, which steps amplify.
+    # In half precision a graph rounds elsewhere, and steps amplify it.
     same = {"abs": 1e-5, "rel": 0} if precision == "fp32" else {"rel": 2e-3}
     assert found[how] == pytest.approx(found["eager"], **same)
     assert max(found["eager"]) - min(found["eager"]) > 0.02
@@ -99,7 +99,7 @@ def test_a_resumed_run_and_a_loaded_checkpoint_work_as_without_a_preset(command,
     with pytest.raises(ValueError, match="--lr: 0.005 in the checkpoint, now 0.5"):
         command("--save_checkpoint_path=run", "--resume", "--lr=0.5")
     capsys.readouterr()
-    # The architecture of the checkpoint goes before that of the preset.
+    # The checkpoint's architecture takes precedence over the preset's.
     preset, load = SMALL[:5], ["--mode=test", "--load_checkpoint_path=run"]
     tested = main.run(dlrm_flags.parse([*preset, *load, "--test_batch_size=130"]))
     assert tested["log_loss"] == pytest.approx(whole["test_log_loss"], rel=1e-6)

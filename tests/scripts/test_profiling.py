@@ -1,4 +1,4 @@
-"""Files that --profile writes of some steps of a run."""
+"""Files that --profile writes for a run's steps."""
 
 import gzip
 import json

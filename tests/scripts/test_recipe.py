@@ -32,7 +32,7 @@ def dataset(tmp_path_factory):
 
 @pytest.fixture
 def train(dataset, tmp_path, monkeypatch):
-    """Trains by the command, in this process; returns the checkpoint's directory."""
+    """Trains by the command in this process; returns the checkpoint's directory."""
     monkeypatch.chdir(tmp_path)
     torch.set_num_threads(1)
 

@@ -29,7 +29,7 @@ def refused(module, *arguments, code=1, **options):
     return lines[0]
 
 
-# Every command: its exit code, flags that it needs, and a flag with a value that it cannot have.
+# Every command: its exit code, required flags, and a flag with an invalid value.
 COMMANDS = {
     MAIN: (1, (), "--batch_size=x"),
     "dlrm.scripts.dist_main": (1, (), "--lr=x"),
@@ -79,7 +79,7 @@ def test_an_unknown_flag_and_a_bad_value_are_one_line(command):
     script = ROOT / command if command.endswith(".py") else command
     line = refused(script, *needed, bad, code=code)
     assert bad.partition("=")[0].strip("-") in line
-    if command != "triton/server.py":  # which passes others on to tritonserver
+    if command != "triton/server.py":  # it passes others on to tritonserver
         assert "no_such_flag" in refused(script, *needed, "--no_such_flag=1", code=code)
 
 

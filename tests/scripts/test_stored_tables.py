@@ -50,7 +50,7 @@ def test_memory_that_a_batch_may_exceed_is_refused_at_the_start(tmp_path):
     write_dataset(tmp_path / "data", table_sizes=(ROWS, 30))
     where = ["--table_memory=18MB", "--table_store=store", "--save_checkpoint_path=run"]
     for batch, said in (
-        # 18 MB less buffers and 1/8 byte a row are 1.1 MB, of 273 + 24 bytes a row in memory.
+        # 18 MB less buffers and 1/8 byte a row leave 1.1 MB for rows of 273 + 24 bytes.
         (4096, "a batch of 4,000 samples may need 4,030; expected at least 19MB, or --batch_size"),
         (
             2500,

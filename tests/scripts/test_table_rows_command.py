@@ -1,4 +1,4 @@
-"""`dlrm.scripts.checkpoint grow` and `evict`, and trainings that go on from what they write."""
+"""`dlrm.scripts.checkpoint grow` and `evict`, and training from what they write."""
 
 import re
 import shutil

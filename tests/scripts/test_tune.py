@@ -114,7 +114,7 @@ def test_a_search_that_was_killed_goes_on(searched, dataset, space, tmp_path):
     assert 3 <= len(first) < 10
     assert not (tmp_path / "out/tuning.txt").exists()
     assert main(words) == 0
-    assert {path: path.read_bytes() for path in first} == first  # the times, too
+    assert {path: path.read_bytes() for path in first} == first  # times included
     assert results(tmp_path / "out") == results(searched)
 
 
@@ -221,7 +221,7 @@ def test_settings_are_drawn_from_the_space_alone():
     assert {one["schedule"] for one in drawn} == {"linear"}
     rates = np.array([one["lr"] for one in drawn])
     assert 1e-4 <= rates.min() < rates.max() <= 1
-    assert abs(np.median(np.log10(rates)) + 2) < 0.4  # evenly in the logarithm
+    assert abs(np.median(np.log10(rates)) + 2) < 0.4  # log-uniform
 
 
 KNOWN = ("lr", "epochs", "wide", "schedule")
@@ -229,7 +229,7 @@ KNOWN = ("lr", "epochs", "wide", "schedule")
 
 @pytest.fixture(scope="module")
 def numbered(tmp_path_factory):
-    """A dataset whose rows say their number: as an id, in a list and as a weight."""
+    """A dataset whose rows hold their number as an id, in a list and as a weight."""
     directory, rows = tmp_path_factory.mktemp("numbered") / "dataset", 1000
     places = np.arange(rows)
     sizes = {"row": rows, "list": rows}
@@ -251,7 +251,7 @@ def numbered(tmp_path_factory):
 
 
 def rows_of(directory):
-    """The numbers of the rows of a part's splits, after comparing their columns."""
+    """Checks the columns of a part's splits; returns their row numbers."""
     found = []
     for dataset in open_datasets(DataConfig(dataset=str(directory)))[:2]:
         batch = dataset.batch(0)

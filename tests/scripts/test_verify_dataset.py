@@ -200,7 +200,7 @@ def test_binary_rows_are_checked(tmp_path):
 
 @pytest.fixture
 def images(tmp_path):
-    """Two shards of three images of 2 x 2 pixels, of two classes."""
+    """Two shards of three 2 x 2 images of two classes."""
     (tmp_path / "train").mkdir()
     for shard in range(2):
         images_file, labels_file = image_layout.shard_files(tmp_path, "train", shard)

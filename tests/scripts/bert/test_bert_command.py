@@ -175,7 +175,7 @@ def test_phase_2_takes_weights_and_moments_and_begins_anew(tmp_path, capsys, mon
     out = capsys.readouterr().out
     assert "phase 2: weights and moments from" in out
     rates = [line.partition("lr: ")[2] for line in out.splitlines() if "lr: " in line][-2:]
-    expected = [1e-3 * (1 / 3) ** 0.5, 0]  # of steps 2 and 3 of a curve of 3
+    expected = [1e-3 * (1 / 3) ** 0.5, 0]  # at steps 2 and 3 of 3
     assert [float(rate) for rate in rates] == pytest.approx(expected, abs=1e-6)
 
 

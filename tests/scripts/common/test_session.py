@@ -1,4 +1,4 @@
-"""Ends of the processes of a run: with the launcher, and with their exit codes."""
+"""Ends of a run's processes: with the launcher, and their exit codes."""
 
 import os
 import signal

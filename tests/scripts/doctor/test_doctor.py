@@ -1,4 +1,4 @@
-"""The doctor names what is live and what is absent, and never fails because of it."""
+"""The doctor reports what works and what is absent, and never fails because of it."""
 
 import json
 import os
@@ -47,7 +47,7 @@ def hide(*modules):
     return f"import sys; sys.modules |= dict.fromkeys({modules!r})\n"
 
 
-FEW_PACKAGES = hide("pyspark", "pyarrow", "matplotlib", "fbgemm_gpu")  # seconds saved
+FEW_PACKAGES = hide("pyspark", "pyarrow", "matplotlib", "fbgemm_gpu")  # saves seconds
 
 
 def run_doctor(*arguments, prepare="", **variables):
@@ -193,7 +193,7 @@ def test_a_variable_that_gives_freed_memory_back_is_named():
 
 @pytest.fixture
 def a_gpu(monkeypatch, tmp_path):
-    """Makes torch report a GPU, with a library of operators; what is given is otherwise."""
+    """Makes torch report a GPU with a library of operators; arguments change its facts."""
 
     def report(
         capability=(9, 0), free=130, total=140, driver=13000, archs="80;90", nvcc=True, devices=1
@@ -259,7 +259,7 @@ def test_what_keeps_a_run_from_a_gpu_is_said_with_its_remedy(here, name, state, 
 
 def test_the_library_contains_the_message_that_names_its_architectures(root):
     source = (root / "csrc/cuda/runtime.cu").read_text()
-    assert 'compiled for the architectures " DLRM_CUDA_ARCHS,\n' in source  # which ends with a 0
+    assert 'compiled for the architectures " DLRM_CUDA_ARCHS,\n' in source  # 0-terminated
 
 
 @pytest.mark.parametrize(

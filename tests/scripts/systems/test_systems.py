@@ -257,7 +257,7 @@ def test_places_of_a_grid_scale_and_make_a_report(capsys):
 
 
 def made_up(row: str, values, label="1n1d", **more):
-    """Results as `run` appends them, one a value."""
+    """Appends results like `run`, one per value."""
     nodes, devices = (int(number) for number in label.removesuffix("d").split("n"))
     setting = {
         "row": row,
@@ -400,7 +400,7 @@ def test_a_line_that_a_killed_process_left_unfinished_costs_nothing(end, dying):
     made_up(ONE, [10.0])
     text = Path("systems.jsonl").read_text()
     Path("systems.jsonl").write_text(text + end if end else text.rstrip("\n"))
-    assert smoke(TRAINING) == 1  # its result is appended all the same
+    assert smoke(TRAINING) == 1  # its result is still appended
     assert [record["row"] for record in records()] == [ONE, TRAINING]
 
 
@@ -502,13 +502,13 @@ AGAINST_FLOAT32 = [f"--against={MEDIUM}/eager-fp32", *TREND]
 
 @pytest.fixture
 def float32_losses(losses_of_float32):
-    """Lays results beside the test in which the medium model has run eagerly in float32."""
+    """Provides results in which the medium model has run eagerly in float32."""
     Path("systems.jsonl").write_text(losses_of_float32)
 
 
 @pytest.fixture(scope="module")
 def losses_of_float32(tmp_path_factory):
-    """The results of the medium model run lazily and eagerly in float32; they match."""
+    """Results of the medium model, run lazily and eagerly in float32; they match."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("float32"))
         assert main(["trend", f"{MEDIUM}/lazy-fp32", *AGAINST_FLOAT32]) == 0
