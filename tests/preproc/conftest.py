@@ -19,7 +19,7 @@ def java():
 
 @pytest.fixture(scope="session")
 def spark(java, tmp_path_factory):
-    """One Spark for all tests: starting it takes seconds."""
+    """One Spark for all tests, as it takes seconds to start."""
     pytest.importorskip("pyspark")
     from dlrm.preproc.execution.engines import EngineError
     from dlrm.preproc.execution.spark_engine import spark_engine
@@ -46,5 +46,5 @@ def local():
 
 @pytest.fixture(scope="session", params=["local", "spark"])
 def engine(request):
-    """Each of the engines."""
+    """Each engine."""
     return request.getfixturevalue(request.param)

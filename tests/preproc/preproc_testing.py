@@ -1,4 +1,4 @@
-"""Preprocessing once more, in plain Python, and folders of logs to run the pipeline on."""
+"""A reference preprocessing in plain Python, and folders of logs for the pipeline."""
 
 import math
 import struct
@@ -31,7 +31,7 @@ def reference_dataset(
     order="total_random",
     fit=None,
 ) -> dict[str, bytes]:
-    """Returns {"train/cat_0.bin": bytes, ...}, all the binary files of a dataset."""
+    """Returns all binary files of a dataset: {"train/cat_0.bin": bytes, ...}."""
     N, M = num_numerical, num_categorical
     logs = [[line.split("\t") for line in day.read_text().splitlines()] for day in days]
     logs = [[row + [""] * (1 + N + M - len(row)) for row in log] for log in logs]

@@ -1,4 +1,4 @@
-"""Clusters of Spark on this machine: the same bytes, also where an executor is killed."""
+"""Local Spark clusters produce the same bytes, also when an executor is killed."""
 
 import os
 import re
@@ -99,7 +99,7 @@ def free_port():
 
 @contextmanager
 def spark_class(folder, name, *arguments):
-    """Starts a process of a standalone cluster, as in the README, with its output in a file."""
+    """Runs a process of a standalone cluster, as in the README, and logs to a file."""
     import pyspark
 
     command = Path(pyspark.__file__).parent / "bin" / "spark-class"
@@ -119,7 +119,7 @@ def spark_class(folder, name, *arguments):
 
 
 def wait_for(log, text, count):
-    for _ in range(900):  # 3 minutes: a JVM starts slowly where others work
+    for _ in range(900):  # 3 minutes: JVMs start slowly on a busy machine
         if len(re.findall(text, log.read_text())) >= count:
             return
         time.sleep(0.2)

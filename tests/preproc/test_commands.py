@@ -1,4 +1,4 @@
-"""The preprocessing commands name themselves as they are called, from a wheel and from a clone."""
+"""Preprocessing commands name themselves as they are called, from a wheel or a clone."""
 
 import subprocess
 import sys

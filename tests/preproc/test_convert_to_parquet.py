@@ -1,4 +1,4 @@
-"""A dataset goes back to Parquet, with ids or with the values that they stand for."""
+"""A dataset is converted back to Parquet, with ids or with the original values."""
 
 import json
 import shutil
@@ -66,7 +66,7 @@ def frame():
 
 @pytest.fixture(scope="module")
 def dataset(local, frame, tmp_path_factory):
-    """Of tables; training rows as they stand in the input, and the last 200 rows are test rows."""
+    """Of tables, with training rows in input order; the last 200 rows are test rows."""
     folder = tmp_path_factory.mktemp("tables")
     (folder / "in").mkdir()
     pq.write_table(pa.table(frame), folder / "in" / "rows.parquet", row_group_size=90)
@@ -128,7 +128,7 @@ def test_decoded_values_are_those_of_the_table(dataset, frame, tmp_path):
 
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory):
-    """Lines of two days, and their dataset; the training rows in their order."""
+    """Lines of two days and their dataset, with training rows in order."""
     random, folder = np.random.default_rng(2), tmp_path_factory.mktemp("logs")
     values = ["a", "0000000b", "ffffffff", "123456789abcdef0", "100000000", "0", "", "12345678"]
     days = []

@@ -77,7 +77,7 @@ def test_compressed_days_give_the_bytes_of_plain_ones(days, tmp_path):
 
 @pytest.mark.parametrize(
     ("form", "damage"),
-    # A changed .zst is told by its checksum alone, which pyarrow does not write.
+    # Only a checksum reveals a changed .zst, and pyarrow writes none.
     [("gz", "cut off"), ("gz", "changed"), ("gz", "other"), ("zst", "cut off"), ("zst", "other")],
 )
 def test_a_damaged_compressed_day_is_named(days, tmp_path, capsys, form, damage):
@@ -123,7 +123,7 @@ def test_kaggle_test_without_labels_is_transformed_too(days, tmp_path):
     (raw / "test.txt.gz").write_bytes(gzip.compress("\n".join(unlabelled).encode()))
     dataset = prepared(raw, tmp_path / "out", *SMALL)
     (tmp_path / "days").mkdir()
-    # The same lines with labels, by the transform that was fitted on train.txt.
+    # The same lines with labels, transformed as fitted on train.txt.
     (tmp_path / "day").write_text(days[1])
     command = ["--mode=transform", f"--input_file={tmp_path / 'day'}", "--output_ordering=input"]
     models = [f"--model_folder={dataset / 'transform'}", "--num_numerical=2", "--num_categorical=3"]
@@ -151,7 +151,7 @@ def test_binary_rows_are_those_of_the_split_files(days, tmp_path, ordering):
         data = open_binary(binary, name, 2, 1000)
         batch, rows = data.batch(0), spec.num_rows(name)
         numerical = np.fromfile(split / name / "numerical.bin", np.float16).reshape(rows, 2)
-        # The binary rows have the logarithms before they are rounded to float16.
+        # Binary rows have the logarithms before rounding to float16.
         assert np.array_equal(batch.numerical.numpy().astype(np.float16), numerical)
         assert not np.array_equal(batch.numerical.numpy(), numerical.astype(np.float32))
         for i in range(3):
@@ -202,7 +202,7 @@ def test_quarantine_leaves_bad_lines_out_and_says_why(days, tmp_path, capsys):
 
 
 class Wellformed(HTMLParser):
-    """Follows the tags of a page."""
+    """Checks the tags of a page."""
 
     def __init__(self):
         super().__init__()

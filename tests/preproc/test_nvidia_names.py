@@ -1,4 +1,4 @@
-"""NVIDIA's preprocessing commands by their names, arguments and variables."""
+"""NVIDIA's preprocessing commands: their names, arguments and variables."""
 
 import json
 import os
@@ -23,7 +23,7 @@ OURS = ("INPUT_PATH", "OUTPUT_PATH", "FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT")
 
 
 def script(name, *words, **variables):
-    """Runs a script of NVIDIA's name without Java, with no variables of ours."""
+    """Runs a script named as NVIDIA's, without Java or variables of ours."""
     env = environment("", "", ENGINE="local")
     env = {name: value for name, value in env.items() if name not in OURS} | variables
     command = [PREPROC / name, *words]

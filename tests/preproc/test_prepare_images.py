@@ -33,7 +33,7 @@ def colour(red: int, green: int, blue: int, height: int = 12, width: int = 12) -
 
 @pytest.fixture
 def folder(tmp_path):
-    """Ten cats, which are red, and ten dogs, which are green; image i of a class has i of blue."""
+    """Ten red cats and ten green dogs; image i of a class has blue value i."""
     for name, red, green in (("cat", 200, 0), ("dog", 0, 200)):
         (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(10):
@@ -60,7 +60,7 @@ def content(dataset) -> dict[str, bytes]:
 
 
 def pixels_of(dataset, split: str) -> list[tuple[int, ...]]:
-    """Label, red, green and blue of each image of one colour."""
+    """Returns label, red, green and blue of plain images."""
     data = ImageDataset(dataset, split)
     images, labels = data.read(np.arange(data.num_samples))
     assert (images == images[:, :, :1, :1]).all()
@@ -110,7 +110,7 @@ def test_a_tar_file_gives_what_its_folder_gives(folder, tmp_path):
 
 
 def write_tar(path, members: list[tuple[str, bytes]]):
-    """A tar file of files, headers in 512 bytes and an end mark of 1024."""
+    """Writes a tar file: 512-byte headers and an end mark of 1024."""
     with tarfile.open(path, "w") as archive:
         for name, data in members:
             member = tarfile.TarInfo(name)
@@ -143,7 +143,7 @@ def test_a_tar_file_that_is_damaged_or_cut_off_is_refused(tmp_path):
         ValueError, match=f"a.tar: byte {headers[1]}: expected .* other data follow"
     ):
         find_images(path)
-    path.write_bytes(whole[: end + 512])  # a short end mark, which tar takes, too
+    path.write_bytes(whole[: end + 512])  # a short end mark, as tar accepts
     assert len(names_of(path)) == 4
 
 
@@ -280,7 +280,7 @@ def test_an_earlier_dataset_stays_when_a_run_fails(folder, tmp_path, capsys):
 
 def test_any_kind_of_image_becomes_rgb():
     red = colour(250, 10, 20)
-    close = {"abs": 6}  # JPEG's
+    close = {"abs": 6}  # JPEG
     for data, tolerance in (
         (encoded(red), {}),
         (encoded(red, mode="P"), {"abs": 40}),
@@ -311,7 +311,7 @@ def test_an_image_is_turned_as_its_exif_says():
     pixels = colour(0, 0, 0)
     pixels[:6] = 255  # the upper half is white
     exif = Image.Exif()
-    exif[0x0112] = 6  # to be turned by 90 degrees clockwise
+    exif[0x0112] = 6  # rotate 90 degrees clockwise
     turned = decode(encoded(pixels, "JPEG", quality=95, exif=exif), 12)
     assert turned[:, :, 7:].min() > 240
     assert turned[:, :, :5].max() < 15
@@ -386,7 +386,7 @@ def record(data: bytes) -> bytes:
 
 @pytest.fixture
 def records(tmp_path):
-    """Six records for training in two files and two for testing."""
+    """Six training records in two files, and two for testing."""
     pytest.importorskip("google_crc32c", reason="no google-crc32c (extra images)")
     folder = tmp_path / "records"
     folder.mkdir()
@@ -490,4 +490,4 @@ def test_real_photographs_become_a_dataset(shared_data, tmp_path, root):
     assert train.classes == [str(digit) for digit in range(10)]
     images, labels = train.read(np.arange(train.num_samples))
     assert np.bincount(labels.numpy()).min() > 100
-    assert images.float().std((1, 2, 3)).min() > 5  # none is of one colour
+    assert images.float().std((1, 2, 3)).min() > 5  # none is plain

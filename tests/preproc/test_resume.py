@@ -1,4 +1,4 @@
-"""Runs that are killed, wherever, go on and end in the same bytes; nothing of two runs is mixed."""
+"""Runs killed anywhere resume and end in the same bytes; nothing of two runs is mixed."""
 
 import os
 import shutil
@@ -63,11 +63,11 @@ def whole(raw, tmp_path_factory):
 
 
 class KilledError(BaseException):
-    """Nothing may catch it, as nothing catches SIGKILL."""
+    """Must not be caught, like SIGKILL."""
 
 
 def die_at(monkeypatch, number):
-    """Before file `number` that appears by a renaming, the process is gone."""
+    """Kills the process before the renaming that creates file `number`."""
     rename, seen = Path.replace, [0]
 
     def replace(self, target):
@@ -93,7 +93,7 @@ def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_pat
             with pytest.raises(KilledError):
                 prepare(Inline(), raw, output, **options)
         assert not (output / "dataset").exists()
-        # Another number of splits and cores: those of the first run are kept.
+        # The first run's number of splits is kept.
         prepare(Inline(), raw, output, **(options | {"split_bytes": 777}))
         assert contents(output) == whole, number
         shutil.rmtree(output)
@@ -116,7 +116,7 @@ def test_what_a_killed_process_was_writing_gets_into_no_dataset(raw, whole, tmp_
 
 
 def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
-    """A power failure leaves of a file what it had when it was last waited for."""
+    """A power failure leaves a file as it was at its last fsync."""
     on_disk, fsync, rename, seen = {}, os.fsync, Path.replace, [0]
 
     def wait(descriptor):
@@ -187,7 +187,7 @@ def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_
 
 @pytest.mark.parametrize("restart", [False, True])
 def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
-    """Tasks of a half removed run do not count as finished."""
+    """Tasks of a half-removed run do not count as done."""
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     if restart:
         begin(raw, tmp_path, monkeypatch, **options)
@@ -211,7 +211,7 @@ def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
 
 @pytest.fixture(scope="module")
 def command(tmp_path_factory):
-    """Prepares a log that takes seconds, up to the name of an output."""
+    """A command for a log that takes seconds, without its output."""
     folder = tmp_path_factory.mktemp("log")
     simulate(Simulation(rows=50_000, days=3), folder / "raw")
     flags = [f"--input_folder={folder / 'raw'}", "--cores=2", "--split_bytes=700000"]
@@ -235,7 +235,7 @@ def test_killed_again_and_again(engine, command, uninterrupted, tmp_path, reques
     delays = {"local": [0.4 + 0.2 * i for i in range(45)], "spark": [0.1, 100]}[engine]
     for delay in delays:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        if engine == "spark":  # how long that takes to start differs too much
+        if engine == "spark":  # its start takes too variable a time
             next(line for line in process.stdout if line.startswith(b"count:"))
         try:
             assert process.wait(delay) == 0, process.stderr.read().decode()
@@ -243,7 +243,7 @@ def test_killed_again_and_again(engine, command, uninterrupted, tmp_path, reques
         except subprocess.TimeoutExpired:
             os.kill(process.pid, signal.SIGKILL)
             process.wait()
-            if dataset.exists():  # killed after it was published
+            if dataset.exists():  # killed after publishing
                 read_manifest(dataset, "dataset", check_crc=True)
         finally:
             process.stdout.close()
@@ -298,7 +298,7 @@ def test_two_runs_at_once_are_refused(raw, tmp_path):
 
 
 class Crash:
-    """A task that kills its process, as often as it is told to."""
+    """A task that kills its process a given number of times."""
 
     def __init__(self, folder, times):
         self.folder, self.times = folder, times

@@ -38,7 +38,7 @@ def script(raw, output, *arguments, name="prepare_dataset.sh", **settings):
 
 
 def fails(result, *words):
-    """The script failed, with one message and nothing of Java's."""
+    """Checks that a script failed with one message, not Java's."""
     assert result.returncode != 0
     lines = result.stderr.strip().splitlines()
     assert len(lines) == 1, result.stderr

@@ -1,4 +1,4 @@
-"""Settings of Spark, and measures in its processes that keep small tasks cheap."""
+"""Spark's settings, and measures in its processes that keep small tasks cheap."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Tables and queries of Spark: the same dataset as from files, and their manifest."""
+"""Spark tables and queries give the same dataset as files, and are in its manifest."""
 
 from contextlib import nullcontext
 from pathlib import Path
@@ -137,7 +137,7 @@ def test_what_spark_cannot_read_is_said_in_a_line(spark, parquet, tmp_path):
 
 
 class Lake:
-    """A session that knows one table of a lake, by the queries of its documentation."""
+    """A session that answers the documented queries for one table of a lake."""
 
     version = "4.0.0"
 

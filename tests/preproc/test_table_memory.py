@@ -1,4 +1,4 @@
-"""Preparing wide tables of many values needs the same memory, however many rows there are."""
+"""Preparing wide tables of many values needs the same memory for any number of rows."""
 
 import resource
 import subprocess
@@ -14,7 +14,7 @@ ROWS = 400_000
 
 
 def test_a_row_group_of_any_length_is_prepared_in_320_mib(tmp_path):
-    """One row group and so one part, whose rows alone would need more if they were all kept."""
+    """One row group is one part, whose rows would need more memory if all were kept."""
     random = np.random.default_rng(0)
     numbers = {f"n{i}": random.lognormal(1, 1, ROWS).astype(np.float32) for i in range(13)}
     values = [f"value {i}" for i in range(30_000)]

@@ -38,7 +38,7 @@ SCHEMA = {
 
 
 class Page(HTMLParser):
-    """Content of a page: its tags, and the text of the cells of each table."""
+    """Content of a page: its tags, and the cell texts of each table."""
 
     def __init__(self, text):
         super().__init__()
@@ -112,7 +112,7 @@ def whole():
 
 @pytest.fixture(scope="module")
 def folder(whole, tmp_path_factory):
-    """Three files of whole days; the rows of one in many row groups."""
+    """Three files, one a day, each of several row groups."""
     folder = tmp_path_factory.mktemp("tables")
     days = whole["when"].cast(pa.int64()).to_numpy() // DAY
     for day in np.unique(days):
@@ -179,7 +179,7 @@ def test_categorical_fields_say_ids_buckets_and_what_has_none(timed, whole):
 
 
 def test_drift_is_the_population_stability_index_against_training_rows(local, tmp_path):
-    """Shares of one half and the other, against 0.9 and 0.1: 0.4 ln 1.8 - 0.4 ln 0.2."""
+    """Two halves against shares of 0.9 and 0.1: 0.4 ln 1.8 - 0.4 ln 0.2."""
     days, even = np.repeat([0, 1, 2, 3], 100), ["a"] * 50 + ["b"] * 50
     numbers = np.tile(1000 + np.linspace(-7.77, 7.77, 100), 4)
     numbers[350:] = np.nan
@@ -202,12 +202,12 @@ def test_drift_is_the_population_stability_index_against_training_rows(local, tm
         "splits": {"test": expected, "validation": 0},
         "slices": [0, 0, expected, 0],
     }
-    # Half of the last day is missing, and five of the ten tenths with it; 1e-4 stands for 0.
+    # Half of the last day is missing, and so are five of ten bins; 1e-4 replaces 0.
     gone, rare = 1e-4, 5 * (1e-4 - 0.1) * np.log(1e-4 / 0.1)
     expected = round((0.5 - gone) * np.log(0.5 / gone) + rare, 4)
     assert number["drift"]["slices"] == [0, 0, 0, pytest.approx(expected, abs=2e-4)]
     assert number["missing"] == {"train": 0, "test": 0, "validation": 0.5}
-    assert number["quantiles"]["0.5"] == 999.92  # 999.9215, to 1/512 of the deviation
+    assert number["quantiles"]["0.5"] == 999.92  # 999.9215, within 1/512 deviation
     assert report["sliced_by"] == "day"
     first = {"slice": "1969-12-31", "rows": 100, "positives": 100, "positive_rate": 1.0}
     assert report["slices"][1] == first
@@ -297,7 +297,7 @@ def test_page_fits_a_phone_and_escapes_names(timed):
     assert {"caption", "details", "summary", "main", "h1"} <= set(page.tags)
     assert page.tags.count("caption") == page.tags.count("table") == text.count("role='region'")
     rows = next(one for one in page.tables if one[0] == ["part", "rows"])
-    assert [row[1] for row in rows[1:]] == ["1,334", "1,333", "1,333"]  # written on the bars
+    assert [row[1] for row in rows[1:]] == ["1,334", "1,333", "1,333"]  # labels of the bars
 
 
 def test_periods_are_days_or_weeks():

@@ -1,4 +1,4 @@
-"""CSV becomes a dataset that the readers take, and what is wrong with it is named."""
+"""CSV becomes a dataset that readers accept; errors in it are named."""
 
 import csv
 import gzip
@@ -44,7 +44,7 @@ def write_csv(path, rows, header=True):
 
 
 def shop_rows(num_rows, seed=0):
-    """Rows whose `key` is their place in the file, with blanks, quotes and missing cells."""
+    """Draws rows with blanks, quotes and missing cells; `key` is the place in the file."""
     draw = random.Random(seed)
     return [
         {
@@ -85,12 +85,12 @@ SEED = 12345  # the default
 
 
 def order_of(num_rows, seed):
-    """Rows in the order of their hashes, which is that of training rows."""
+    """Returns rows in the order of their hashes, as in training."""
     return sorted(range(num_rows), key=lambda row: splitmix64(seed, row))
 
 
 def test_rows(num_rows, count):
-    """The rows that are chosen for testing."""
+    """Returns the rows for testing."""
     return sorted(order_of(num_rows, SEED + 0x5EED_0001)[:count])
 
 
@@ -549,7 +549,7 @@ def test_a_specification_keeps_ids_and_the_order_of_rows(tmp_path):
     write_spec(tmp_path)
     report = transcode_spec(str(tmp_path), str(tmp_path / "out"), chunk_size=1)
     data = read_back(tmp_path / "out")
-    assert report.cardinalities == {"user": 5, "shop": 300}  # the greatest of both splits plus one
+    assert report.cardinalities == {"user": 5, "shop": 300}  # largest id of both splits, plus 1
     assert report.rows == {"train": 3, "test": 3}
     numerical, ids, labels = data["train"]
     assert numerical.tolist() == [[20, 0.5], [30, 1.5], [40, 0]]

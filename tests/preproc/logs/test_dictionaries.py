@@ -1,4 +1,4 @@
-"""Dictionaries that are sorted a part at a time, and processes whose memory is held down."""
+"""Dictionaries that are sorted in parts, and processes with limited memory."""
 
 import resource
 import subprocess
@@ -82,7 +82,7 @@ def test_only_what_was_counted_is_read(tmp_path):
 
 
 def test_memory_does_not_grow_with_the_rows(tmp_path):
-    """Four times the rows, of many values, in the same 256 MiB of data for every process."""
+    """Four times the rows, with many values, fit in the same 256 MiB of data a process."""
 
     def limit():
         resource.setrlimit(resource.RLIMIT_DATA, (256 << 20, 256 << 20))

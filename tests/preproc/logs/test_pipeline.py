@@ -24,7 +24,7 @@ SMALL = LogFormat(2, 3)
 
 
 def prepare(engine, folder, output, restart=False, **options):
-    """Runs the whole pipeline, and returns the path of the dataset."""
+    """Runs the whole pipeline; returns the dataset's path."""
     options = Options(**options)
     days = find_days(folder)
     facts = options.facts() | input_facts(days)
@@ -46,7 +46,7 @@ HAND_MADE = (
     "1\t5\t-1\tAbC\t00000abc\tffffffffffffffff\n"  # either case, leading zeros, 64 bits
     "0\t\t\t\t\t\n"
     "0\n"  # every field cut off
-    "1\t\t-2\tabc\tabc\n"  # -2 is raised to 1
+    "1\t\t-2\tabc\tabc\n"  # -2 clamps to 1
     "0\t99999999999\t-77\tabc\t\t1\n",
     "1\t3\n0\t\t4\tabc\tdef\tffffffffffffffff\n1\t0\t0\t1",  # no newline at the end
     "1\t1\t1\tabc\tabc\t1\n0\t2\t2\t1\tdef\t2\n0\t3\t\t\tabc\tffffffffffffffff\n",  # 3 rows: 1 + 2
@@ -218,7 +218,7 @@ def test_bad_last_row_leaves_the_earlier_dataset(engine, tmp_path):
     before = all_files(earlier)
     write_days(days, GOOD, GOOD + GOOD + "1\tx\n")
     message = r"day_1: line 5, column 1"
-    # By turns, so that a task has ended before the one that fails.
+    # One at a time, so that a task has ended before one fails.
     with local_engine(1) as by_turns, pytest.raises(TaskError, match=message):
         prepare(by_turns, days, tmp_path / "out", log_format=SMALL)
     assert all_files(earlier) == before

@@ -26,7 +26,7 @@ def log(tmp_path):
 
 @pytest.fixture(params=["native", "numpy"], autouse=True)
 def parser(request, monkeypatch):
-    """Both parsers."""
+    """Each parser."""
     if request.param == "numpy":
         monkeypatch.setattr(native, "host", None)
     elif native.host is None:

@@ -1,4 +1,4 @@
-"""Prepares tables within the process of a test, without waiting for the disk."""
+"""Prepares tables in the test's process, without waiting for the disk."""
 
 import os
 from contextlib import nullcontext
@@ -25,11 +25,11 @@ class Inline:
 def prepare(
     schema, inputs, output, engine=None, others=(), replace=False, restart=False, **options
 ):
-    """Prepares files, given the facts of a schema and options; returns the printed lines.
+    """Prepares files by a schema's facts and options; returns the printed lines.
 
     Args:
         schema: maps and lists, as in a file.
-        inputs: files or folders; of `others`, split -> files, the training files.
+        inputs: files or folders, of training rows if there are `others`.
         others: split -> files.
         options: fields of the division, of CSV and of the rest, by name.
     """
@@ -58,7 +58,7 @@ def prepare(
 
 
 def contents(folder, suffix=""):
-    """Returns the bytes of the files below a folder whose names end so, by relative name."""
+    """Returns the bytes of files below a folder with the suffix, by relative name."""
     return {
         path.relative_to(folder).as_posix(): path.read_bytes()
         for path in sorted(Path(folder).rglob(f"*{suffix}"))

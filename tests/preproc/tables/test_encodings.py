@@ -1,4 +1,4 @@
-"""Encodings say nothing of a row's own label, and give a row the same numbers everywhere."""
+"""Encodings never leak a row's own label and give a row the same numbers everywhere."""
 
 import json
 import re
@@ -69,7 +69,7 @@ def dataset(tmp_path_factory):
 
 
 def test_a_planted_leak_is_there_in_the_fold_and_not_out_of_it(tmp_path):
-    """Random labels beside a value of its own in each row, which tells the label if it may."""
+    """Labels are random, and each row's unique value would reveal its label if allowed."""
     draw = np.random.default_rng(3)
     ids = [f"id {i}" for i in range(ROWS)]
     rows = pa.table({"y": draw.integers(0, 2, ROWS), "id": ids})
@@ -82,7 +82,7 @@ def test_a_planted_leak_is_there_in_the_fold_and_not_out_of_it(tmp_path):
 
 
 def test_targets_are_of_the_other_folds_and_tell_what_they_can(dataset):
-    """Labels do depend on the shop: both splits see as much of it."""
+    """Labels depend on the shop; both splits learn as much from it."""
     found = [
         roc_auc_score(labels(dataset, s), numbers(dataset, s)[:, 2]) for s in ("train", "test")
     ]
@@ -94,7 +94,7 @@ def test_targets_are_of_the_other_folds_and_tell_what_they_can(dataset):
 
 
 def test_a_row_has_the_same_bits_as_test_rows_text_and_table(dataset):
-    """`dlrm.load`, `predict` and the server go through the last two."""
+    """`dlrm.load`, `predict` and the server use the last two."""
     transform = TableTransform.load(dataset / "transform")
     assert transform.schema.numerical_names == NAMES
     rows = table(900, 1)
@@ -115,7 +115,7 @@ def test_a_row_has_the_same_bits_as_test_rows_text_and_table(dataset):
 
 
 def test_numbers_are_those_of_the_definition(dataset):
-    """In plain Python: a value, one that is missing, and one that no training row has."""
+    """In plain Python, for a known, a missing and an unseen value."""
     shops = [None if s == "?" else s for s in table()["shop"].to_pylist()]
     clicks = table()["y"].to_pylist()
     transform = TableTransform.load(dataset / "transform")
@@ -144,7 +144,7 @@ def test_weights_weigh_targets_and_not_counts(tmp_path):
 
 
 def test_values_far_from_training_are_the_largest_number(tmp_path):
-    """As of a value that no row has, where all have about the same count."""
+    """For example an unseen value, where all counts are about equal."""
     rows = pa.table({"y": [0, 1] * 50, "c": ["a"] * 99 + ["b"]})
     entry = {"kind": "count", "transform": "none", "name": "seen"}
     schema = {"label": "y", "categorical": [{"column": "c", "encodings": [entry]}]}

@@ -1,4 +1,4 @@
-"""Input that cannot be read is named: its file, place and column, what was expected, what came."""
+"""Errors name the file, place and column of bad input, what was expected and what came."""
 
 import gzip
 import json
@@ -302,7 +302,7 @@ def test_a_label_that_is_not_among_the_negative_ones_is_a_bad_row(tmp_path):
 
 
 def test_a_number_too_large_once_standardised_is_named(tmp_path):
-    """This is known only when the training rows have been read."""
+    """This is known only after the training rows are read."""
     schema = SCHEMA | {"numerical": ["x"]}
     train = write(tmp_path / "a.parquet", x=[0.0, 1e-6, 0.0, 1e-6])
     test = write(tmp_path / "b.parquet", x=[0.0, 0.0, 0.0, 1.0])

@@ -52,7 +52,7 @@ def write(path, **columns):
 
 
 def lists(dataset, split, name):
-    """The rows of a list field, and their weights, as lists of Python."""
+    """Returns a list field's rows, and weights if any, as Python lists."""
     spec = FeatureSpec.load(dataset)
     rows = spec.num_rows(split)
     bags = ListColumn(spec, split, name, rows, None).read(0, rows)
@@ -67,7 +67,7 @@ def lists(dataset, split, name):
 
 def test_a_list_is_cut_and_null_and_empty_lists_are_rows_without_ids(tmp_path):
     prepare(SCHEMA, [write(tmp_path / "a.parquet")], tmp_path / "d", **TEST)
-    # "b" occurs twice, the one that is cut off as well: ids are b 1, a 2, c 3.
+    # "b" occurs twice, including the one cut off: ids are b 1, a 2, c 3.
     ids, weights = lists(tmp_path / "d", "train", "tags")
     assert ids == [[2, 1], [], [], [3, 0]]
     assert weights == [[-2.0, 0.5], [], [], [3.0, 0.0]]
@@ -99,7 +99,7 @@ def test_values_without_an_id_are_the_first_that_an_unordered_list_loses(tmp_pat
 
 
 def columns_of(kind):
-    """The same rows, as lists of several types."""
+    """The same rows as lists of a given type."""
     items = [[7, 8], [8, 7], [9, 9], [7, 7]]
     tags = [["b", "a"], ["a", None], [], ["c"]]
     kinds = {
@@ -125,7 +125,7 @@ def test_every_type_of_lists_gives_the_same_bytes(tmp_path, kind):
         table, output = pa.table(columns_of(name)), tmp_path / f"{name}.frame"
         dlrm.Dataset.from_arrow(table, SCHEMA, output, test=table)
         written.append(contents(output, ".bin"))
-        if name != "view":  # of which Parquet has none
+        if name != "view":  # Parquet has none
             pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
             files = [tmp_path / "a.parquet"]
             prepare(SCHEMA, files, tmp_path / name, others={"test": write_copy(files[0])})
@@ -319,11 +319,11 @@ def prepared(tmp_path_factory):
 
 def test_nothing_is_wrong_with_a_dataset_of_lists(prepared, capsys):
     assert list(verify(prepared)) == []
-    assert not (prepared / "model_size.json").exists()  # whose readers expect one id a row
+    assert not (prepared / "model_size.json").exists()  # its readers expect one id a row
 
 
 def damaged(prepared, tmp_path, file, place, value, dtype):
-    """A copy of a dataset without checksums, in which a number of a file is another."""
+    """Changes a number in a copy without checksums; returns the problems found."""
     for path in prepared.rglob("*"):
         if path.is_file() and path.name != "manifest.json":
             copy = tmp_path / path.relative_to(prepared)
@@ -405,7 +405,7 @@ def test_the_report_says_how_long_lists_are(prepared):
 
 
 def nvidia_check(path):
-    """Raises AssertionError at the first broken rule of NVIDIA for `feature_spec.yaml`."""
+    """Asserts NVIDIA's rules for `feature_spec.yaml`."""
     facts = yaml.safe_load(Path(path).read_text())
     features, channels = facts["feature_spec"], facts["channel_spec"]
     assert set(facts["source_spec"]) == {"train", "test"}

@@ -1,4 +1,4 @@
-"""A dataset of a drawn table is, byte for byte, what a second implementation makes of it."""
+"""Datasets of random tables equal, byte for byte, those of a second implementation."""
 
 import csv
 import json
@@ -48,7 +48,7 @@ UNSIGNED = {pa.uint8(): 8, pa.uint16(): 16, pa.uint32(): 32, pa.uint64(): 63}
 
 
 def cells(pool, nulls=True):
-    """A strategy of values of a row, of few distinct ones."""
+    """Draws cells of a pool, or missing ones if `nulls`."""
     return st.one_of(st.none(), pool) if nulls else pool
 
 
@@ -82,7 +82,7 @@ def floats(draw, limit=None):
     kind, width = draw(st.sampled_from([(pa.float32(), 32), (pa.float64(), 64)]))
     limits = {} if limit is None else {"min_value": -limit, "max_value": limit}
     number = st.floats(allow_nan=False, allow_infinity=False, width=width, **limits)
-    number = number.filter(lambda value: abs(value) > 1e-30)  # whose squares float64 has
+    number = number.filter(lambda value: abs(value) > 1e-30)  # squares do not underflow
     some = draw(st.lists(number, max_size=6))
     return kind, st.sampled_from([0.0, -0.0, 1.0, -1.0, 0.5, 1024.0, *some])
 
@@ -93,7 +93,7 @@ def booleans():
 
 @st.composite
 def times(draw):
-    """A column of times, and the entries of its field."""
+    """Draws times, and the entries of their field."""
     moments = st.integers(-(10**9), 2 * 10**9) | st.sampled_from([1774746000, 1792890000])
     unit = draw(st.sampled_from(["s", "ms", "us", "ns"]))
     fraction = {"s": 10**6, "ms": 10**3}.get(unit, 1)
@@ -112,7 +112,7 @@ def times(draw):
         return pa.string(), st.sampled_from([f" {t.isoformat()} " for t in found]), {}
     if how == "local":
         few = [t.replace(tzinfo=None, fold=0) for t in found]
-        few.append(datetime(2026, 3, 29, 2, 30))  # which clocks in Europe passed over
+        few.append(datetime(2026, 3, 29, 2, 30))  # skipped by clocks in Europe
         return pa.timestamp(unit), st.sampled_from(few), {"zone": zone or "UTC"}
     return pa.timestamp(unit, zone or "UTC"), st.sampled_from(found), {}
 
@@ -161,7 +161,7 @@ WEIGHTS = [0.5, 2.0, 0.0, -3.25, 0.1, 3e38]
 
 @st.composite
 def list_fields(draw, name):
-    """A field of lists, whose values are as `categorical_fields` draws them."""
+    """Draws a field of lists with values of `categorical_fields`."""
     entry, kind, values = draw(categorical_fields(name))
     longest = draw(st.sampled_from([1, 3, 6]))
     entry["max_length"] = draw(st.integers(1, 8))
@@ -190,7 +190,7 @@ def numerical_fields(draw, name):
     as_text = st.sampled_from(["1", " -2.5 ", "1e3", "NA", "", "+.5", "007"])
     kind, values = draw(st.one_of(*numbers, booleans(), st.just((pa.string(), as_text))))
     values = values.map(lambda value: value + 0.0 if isinstance(value, float) else value)
-    return entry, kind, cells(values)  # without -0.0, which text of values has not
+    return entry, kind, cells(values)  # without -0.0, which text lacks
 
 
 @st.composite
@@ -210,7 +210,7 @@ def divisions(draw, columns):
     way = draw(st.sampled_from(ways))
     if way in ("chance", "key"):
         test, validation = draw(st.sampled_from([(0.3, 0.0), (0.3, 0.3), (0.0, 0.5), (0.6, 0.1)]))
-        # Booleans in columns of numbers are 0 and 1 as text, and true and false as Parquet.
+        # Booleans in number columns are 0 and 1 as text, but true and false in Parquet.
         away = ["time"] + [name for name, (kind, _) in columns.items() if pa.types.is_nested(kind)]
         keys = sorted(n for n, (kind, _) in columns.items() if n not in away and kind != pa.bool_())
         key = {"split_key": draw(st.sampled_from(keys))} if way == "key" else {}
@@ -258,7 +258,7 @@ OF_LISTS = ("max_length", "keep", "ordered", "separator", "weights")
 
 @st.composite
 def tables(draw):
-    """A schema, columns (name -> type and values), and how the rows are divided."""
+    """Draws a schema, columns (name -> type and values) and a division."""
     rows = draw(st.sampled_from([40, 30, 12, 2]))
     columns, schema = {}, {}
 
@@ -343,7 +343,7 @@ def write_parquet(path, columns, begin, end, rows, **options):
 
 
 def plain(name, value):
-    """A value as other formats have it: times as ISO 8601, whole numbers without a point."""
+    """Converts a value for text formats: times to ISO 8601, number booleans to integers."""
     if isinstance(value, datetime):
         return value.isoformat()
     if isinstance(value, bool) and name[0] == "n":
@@ -391,7 +391,7 @@ WRITERS = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_json}
 
 
 def check_fitted(oracle, directory):
-    """Compares what was fitted with what the oracle fitted."""
+    """Compares the fitted transform with the oracle's."""
     fitted = TableTransform.load(directory)
     assert fitted.cardinalities == oracle.sizes
     for field, one in zip(fitted.schema.numerical_features, fitted.numerical, strict=True):

@@ -1,4 +1,4 @@
-"""Datasets of tables have the same bytes however the work is cut, run, stopped and gone on with."""
+"""Datasets of tables have the same bytes however the work is split, run, stopped and resumed."""
 
 import os
 import random
@@ -107,7 +107,7 @@ def test_spark_changes_nothing(schema, whole, tmp_path, spark):
 
 
 class KilledError(BaseException):
-    """Nothing may catch it, as nothing catches SIGKILL."""
+    """Must not be caught, like SIGKILL."""
 
 
 def test_killed_before_any_file_it_goes_on_to_the_same_bytes(schema, whole, tmp_path, monkeypatch):
@@ -195,7 +195,7 @@ def test_the_command_killed_anywhere_goes_on_to_the_same_bytes(schema, whole, tm
 
 
 def test_nothing_is_fitted_to_rows_that_are_not_for_training(tmp_path):
-    """Values of test rows alone have no id, move no mean and no edge."""
+    """Values only in test rows get no id and move no mean or edge."""
     rows = {"y": [0, 1] * 8, "x": [1.0, 2.0] * 8, "c": ["a", "b"] * 8, "i": [1, 2] * 8}
     planted = {"y": [0, 1], "x": [1e4, -1e4], "c": ["secret", "a"], "i": [77, 1]}
     spec = {

@@ -1,4 +1,4 @@
-"""Meaning of the values of tables, in any file and any part of the rows."""
+"""Meaning of table values in any file and any part of the rows."""
 
 from decimal import Decimal
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_a_part_may_have_no_training_rows(tmp_path):
 
 
 def test_decimals_are_the_nearest_numbers(tmp_path):
-    """As the same text is in CSV: Arrow's own conversion has 0.1 one step lower."""
+    """As with text in CSV: Arrow's own conversion puts 0.1 one step lower."""
     schema = {"label": "y", "numerical": [{"column": "x", "bins": 4}]}
     values = [Decimal("0.100000"), Decimal("12345678901234.567891"), Decimal("-7.300000")]
     write(tmp_path / "a.parquet", y=[0, 1, 1], x=pa.array(values, pa.decimal128(38, 6)))
@@ -80,7 +80,7 @@ def test_numbers_mean_missing_in_any_column_and_however_they_are_written(tmp_pat
 
 @pytest.mark.parametrize("rows", [1, 4])
 def test_a_label_that_keep_negatives_drops_is_a_label_all_the_same(tmp_path, rows):
-    """Or what is known of labels would depend on the row groups."""
+    """Otherwise, known labels would depend on the row groups."""
     schema = SCHEMA | {"label": {"column": "y", "positive": "a"}}
     write(tmp_path / "a.parquet", rows, y=["a", "b", "c", "d"], x=[1.0, 2.0, 3.0, 4.0])
     with pytest.raises(ValueError, match="expected two values, 'a' and another, got 'a', 'b', 'c'"):
