@@ -1,4 +1,4 @@
-"""Best and newest checkpoint: the newest one decides, whatever a kill left beside it."""
+"""Best and newest checkpoint: the newest one decides, whatever a killed run left."""
 
 import json
 import os
@@ -169,7 +169,7 @@ def test_what_a_killed_process_was_removing_is_passed_over_and_then_removed(tmp_
 
 
 def test_a_checkpoint_is_under_its_name_only_while_it_is_whole(tmp_path):
-    """Another process looks on while many are pruned."""
+    """Another process reads while many are pruned."""
     run = CheckpointDirectory(tmp_path, keep=1)
     run.save(1, parameters(), {"flags": {}}, {})
     code = (
@@ -220,7 +220,7 @@ def test_a_dense_weight_that_is_no_number_is_named(tmp_path):
 def test_very_large_weights_are_numbers(tmp_path):
     large = parameters()
     with torch.no_grad():
-        large.model.top_mlp[0].weight.fill_(3e38)  # whose sum is infinite
+        large.model.top_mlp[0].weight.fill_(3e38)  # the sum is infinite
     save_checkpoint(tmp_path / "c", large, {"flags": {}}, {})
     load_checkpoint(tmp_path / "c", parameters(trained=False))
 

@@ -1,4 +1,4 @@
-"""Checkpoints: any table layout reads any other's; what is broken or foreign is named."""
+"""Any table layout reads checkpoints of any other; broken and foreign ones are named."""
 
 import dataclasses
 import json
@@ -79,7 +79,7 @@ def test_a_loaded_run_goes_on_bit_for_bit(tmp_path, kind, tables, device):
     loaded = parameters(kind, seed=9, trained=False, device=device, **tables)
     assert load_checkpoint(tmp_path / "c", loaded, resume=True) == {"step": 3}
     train(loaded)
-    same = 0 if device == "cpu" else 1e-5  # a GPU adds gradients in no order
+    same = 0 if device == "cpu" else 1e-5  # GPUs vary the order of sums
     torch.testing.assert_close(
         loaded.model.state_dict(), whole.model.state_dict(), atol=same, rtol=same
     )
@@ -207,7 +207,7 @@ def test_a_half_written_checkpoint_is_passed_over_and_removed(tmp_path):
 def test_a_directory_belongs_to_one_run_at_a_time(tmp_path):
     run = CheckpointDirectory(tmp_path)
     run.claim()
-    (tmp_path / ".step-000000002.partial-77").mkdir()  # which it is writing
+    (tmp_path / ".step-000000002.partial-77").mkdir()  # it is writing this
     another = CheckpointDirectory(tmp_path)
     with pytest.raises(BlockingIOError, match="another run saves here"):
         another.claim()
@@ -277,7 +277,7 @@ def test_changed_flags_are_all_named():
 
 
 def sealed(checkpoint):
-    """Rewrites the manifest, so that the checksums are those of the damaged files."""
+    """Rewrites the manifest with the checksums of the damaged files."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
     facts = {
         k: v for k, v in manifest.items() if k not in ("kind", "version", "files", "own_crc32")

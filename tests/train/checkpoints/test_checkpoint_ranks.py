@@ -30,7 +30,7 @@ KINDS = [
 
 
 def parameters(world, kind, placement="balanced", trained=True):
-    """A model and optimizers whose state a few updates have filled: by table, not by place."""
+    """A model and optimizers after a few updates, which depend on tables, not placement."""
     layout, optimizer, dtype = kind
     config = DLRMConfig(
         SIZES,
@@ -150,7 +150,7 @@ def saved_where_one_cannot_write(world, folder, background):
     run = CheckpointDirectory(folder, world=world, in_background=background)
     run.save(1, parameters(world, KINDS[0]), {"flags": {}}, {"step": 1})
     run.finish()
-    if world.rank == 1:  # its next file cannot be made: there is a directory in its place
+    if world.rank == 1:  # its next write fails: the directory does not exist
         from dlrm.train.checkpoints import writer as checkpoint_writer
 
         write = checkpoint_writer._write

@@ -1,4 +1,4 @@
-"""The card in a checkpoint: what a person needs to know of a model before loading it."""
+"""A checkpoint's card: what a person needs to know about a model before loading it."""
 
 import re
 

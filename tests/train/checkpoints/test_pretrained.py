@@ -1,4 +1,4 @@
-"""`load_weights` names the error of a file of weights, whatever its content."""
+"""`load_weights` names the error in a weight file, whatever its content."""
 
 import pytest
 import torch
