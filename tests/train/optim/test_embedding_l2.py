@@ -15,7 +15,7 @@ RATES = (0.1, 0.03, 0.0, 0.2)
 
 
 class RowWiseAdagrad(torch.optim.Optimizer):
-    """Dense Adagrad with the mean squared gradient of each row, with `weight_decay`."""
+    """Dense Adagrad on each row's mean squared gradient, with `weight_decay`."""
 
     def __init__(self, weights, lr, weight_decay):
         super().__init__(weights, {"lr": lr, "weight_decay": weight_decay})
@@ -39,7 +39,7 @@ DENSE = {
 
 
 def batches():
-    """Rows and gradients: some rows are in most batches, some in few, most of them in none."""
+    """Yields rows and gradients; few rows are in most batches, many in few or none."""
     random = torch.Generator().manual_seed(3)
     for step in range(STEPS):
         among = ROWS - 10 if step % 30 == 0 else 8
@@ -59,7 +59,7 @@ def initial():
 def trained(
     kind, l2, look_up=lambda rows, step: rows, skipped=(), low=None, finish=(), device="cpu"
 ):
-    """The weight and its state after the batches, and the rows at each look-up."""
+    """Returns the final weight and state, and the rows at each look-up."""
     weight = torch.nn.Parameter((initial() if low is None else low[0].clone()).to(device))
     lows = None if low is None else {weight: low[1]}
     optimizer = table_optimizer(kind, [weight], native=True, low=lows, l2=l2)
@@ -92,7 +92,7 @@ def dense(kind, l2, dtype, skipped=()):
 def assert_same(actual, expected):
     weight, state, looked_up = actual
     dense_weight, dense_state, dense_looked_up = expected
-    # row_adam_ takes 1 - beta2 of a float32 beta2, which is 1.7e-5 off.
+    # row_adam_ subtracts a float32 beta2 from 1, which is 1.7e-5 off.
     close = {"rtol": 1e-4, "atol": 3e-5, "check_dtype": False, "check_device": False}
     torch.testing.assert_close(looked_up, dense_looked_up, **close)
     torch.testing.assert_close(weight, dense_weight, **close)
@@ -158,7 +158,7 @@ def test_a_split_weight_has_the_bits_of_a_float32_one(kind):
 
 @pytest.mark.parametrize("kind", sorted(TABLE_OPTIMIZERS))
 def test_looked_up_rows_alone_decay_where_it_is_asked_for(kind):
-    """A loss that has the squares of the rows looked up, each once, has the same gradient."""
+    """Adding the squares of looked-up rows, each once, to the loss has the same gradient."""
     weights = [torch.nn.Parameter(initial()) for _ in range(2)]
     ours = table_optimizer(kind, weights[:1], native=True, l2=0.1, l2_mode="looked_up")
     plain = table_optimizer(kind, weights[1:], native=True)

@@ -20,7 +20,7 @@ FLAVOURS = ["nvlamb", "popart"]
 def network(dtype=torch.float64, device="cpu") -> nn.Module:
     torch.manual_seed(3)
     model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)).to(dtype)
-    nn.init.zeros_(model[2].weight)  # the ratio of a norm that is 0 is 1
+    nn.init.zeros_(model[2].weight)  # a norm of 0 has the ratio 1
     return model.to(device)
 
 

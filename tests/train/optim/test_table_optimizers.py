@@ -145,13 +145,13 @@ def test_fused_dense_optimizers_are_torchs(kind, scale, monkeypatch):
                 optimizer.grad_scale = torch.tensor(scale)
                 optimizer.found_inf = torch.tensor(float(step == 1))
             optimizer.step()
-        assert type(optimizer).__name__ == torchs.__name__  # which checkpoints have
+        assert type(optimizer).__name__ == torchs.__name__  # as in checkpoints
         states = [optimizer.state[weight] for weight in weights]
         steps_taken.append([int(state["step"]) for state in states if "step" in state])
         return [*weights, *(state["sum"] for state in states if "sum" in state)]
 
     expected = trained(lambda weights: torchs(weights, torch.zeros(()), fused=True))
-    with monkeypatch.context() as patch:  # torch 2.11 refuses Adagrad so, on CUDA
+    with monkeypatch.context() as patch:  # as torch 2.11 does Adagrad on CUDA
         module = importlib.import_module("torch.optim.adagrad")
         patch.delattr(module, "_device_dtype_check_for_fused")
         actual = trained(lambda weights: dense_optimizer(kind, weights))
@@ -161,7 +161,7 @@ def test_fused_dense_optimizers_are_torchs(kind, scale, monkeypatch):
 
 
 def launches(function):
-    """The names of the operators that a function calls, those of autograd included."""
+    """Returns the operators that a function calls, including those of autograd."""
     called = []
 
     class Count(TorchDispatchMode):
@@ -186,7 +186,7 @@ def test_checks_and_casts_of_many_tensors_are_one_launch_each():
     loss = loss + layers(torch.ones(1, 3)).float().sum()
     in_backward = launches(lambda: scaler.backward(loss))
     assert in_backward.count("_foreach_copy_") == 1
-    # Of the two sums only: the gradients of the layers' weights are cast together.
+    # Only for the two sums: gradients of the layers' weights are cast together.
     assert in_backward.count("_to_copy") == 2
     in_step = launches(lambda: scaler.step(optimizers))
     assert in_step.count("_amp_foreach_non_finite_check_and_unscale_") == 2
@@ -200,7 +200,7 @@ def test_a_loss_scale_changes_nothing(kind, native, device):
     expected = train(plain, table_optimizer(kind, [plain.weight], native))
     optimizer = table_optimizer(kind, [scaled.weight], native)
     actual = train(scaled, optimizer, loss_scaler(device, 1024.0))  # a power of two: exact
-    same = 0 if device == "cpu" else 1e-4  # a GPU adds gradients in no order
+    same = 0 if device == "cpu" else 1e-4  # GPUs vary the order of sums
     torch.testing.assert_close(actual, expected, atol=same, rtol=same)
 
 
