@@ -82,7 +82,7 @@ class Ranks(Job):
         return max((process.exitcode for process in self._processes), key=abs)
 
     def exit_codes(self):
-        """Returns those of the ranks, once all have ended."""
+        """Returns the ranks' codes, once all have ended."""
         return [process.exitcode for process in self._processes]
 
     def kill(self):
@@ -163,7 +163,7 @@ def last_metrics(output):
 
 
 def weights(folder):
-    """Returns a last checkpoint's name and weight files."""
+    """Returns the last checkpoint's name and weights."""
     checkpoint = sorted(folder.glob("step-*"))[-1]
     names = [p for p in checkpoint.rglob("*") if p.suffix in (".bin", ".safetensors")]
     return checkpoint.name, {

@@ -124,7 +124,7 @@ def test_a_warm_start_and_other_flags_keep_the_edges(command, dataset):
 
 
 def test_the_average_of_the_weights_is_what_is_tested_and_served(command):
-    """Averages two steps, whose weights come from runs without average."""
+    """Averages two steps, whose weights come from runs without EMA."""
     flags = ["--save_checkpoint_path=run", "--ema_decay=0.75"]
     trained = command("--max_steps=2", "--test_freq=2", *flags)
     for steps in (1, 2):

@@ -50,7 +50,7 @@ def arguments(dataset, space, output, *others):
 
 
 def results(output):
-    """Returns the results of a search, without the times of its trainings."""
+    """Returns the results of a search, without the times of its runs."""
     return {name: (output / name).read_bytes() for name in NAMES}
 
 

@@ -116,7 +116,7 @@ def test_a_bad_request_fails_alone_and_says_why(reader, bad, message):
 
 def test_a_request_does_not_take_the_ids_of_another(reader):
     """Together, the lengths of both add up."""
-    good = {**GOOD, "input__1": np.ones(5, np.int64)}  # in every table
+    good = {**GOOD, "input__1": np.ones(5, np.int64)}  # valid everywhere
     short = {**good, "input__2": np.array([[1, 1], [1, 1]], np.int32)}
     long = {**good, "input__2": np.array([[1, 3], [1, 1]], np.int32)}
     for error, got in zip(reader.read([short, long]), (4, 6), strict=True):

@@ -61,7 +61,7 @@ def test_the_medium_run_is_10000_fresh_batches_at_one_rate():
 
 
 def test_mlperfs_dcnv2_has_the_published_layers():
-    """Those of mlcommons/training, recommendation_v2/torchrec_dlrm: 3456 = 27 * 128 columns."""
+    """From mlcommons/training, recommendation_v2/torchrec_dlrm: 3456 = 27 * 128 columns."""
     values = dlrm_flags.parse(["--preset=mlperf_dcnv2"])
     sizes = values.config(DataConfig, batch_size=1, test_batch_size=1).synthetic_sizes
     assert sum(sizes) == 204_184_588

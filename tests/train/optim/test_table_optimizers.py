@@ -151,7 +151,7 @@ def test_fused_dense_optimizers_are_torchs(kind, scale, monkeypatch):
         return [*weights, *(state["sum"] for state in states if "sum" in state)]
 
     expected = trained(lambda weights: torchs(weights, torch.zeros(()), fused=True))
-    with monkeypatch.context() as patch:  # as torch 2.11 does Adagrad on CUDA
+    with monkeypatch.context() as patch:  # torch 2.11 refuses it so on CUDA
         module = importlib.import_module("torch.optim.adagrad")
         patch.delattr(module, "_device_dtype_check_for_fused")
         actual = trained(lambda weights: dense_optimizer(kind, weights))
