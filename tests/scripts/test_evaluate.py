@@ -155,7 +155,7 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
 
 def test_the_help_has_the_flags_of_rows_and_of_judging(trained):
     done = evaluate(trained, "--help")
-    assert "Judges a trained model on rows it has not seen" in done.stdout
+    assert "Evaluates a trained model on new rows" in done.stdout
     for flag in ("--against", "--recalibrate", "--split", "--columns"):
         assert flag in done.stdout
 
