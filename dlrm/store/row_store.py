@@ -517,10 +517,9 @@ def limited_store(
     records, memory = sum(tables.values()), str(config.table_memory)
     slots = slots_within(bytes_of(memory), row_bytes, records)
     if not slots and records:
-        fixed, least = (shown(memory_of(rows, row_bytes, records)) for rows in (0, 1))
         raise ValueError(
-            f"--table_memory {memory}: expected at least {least}: {fixed} for buffers and a bit "
-            f"for each of {records:,} rows, then the rows in memory"
+            f"--table_memory {memory}: expected at least {shown(memory_of(1, row_bytes, records))} "
+            f"for buffers, a bit for each of {records:,} rows and one row in memory"
         )
     directory = Path(config.table_store) / f"rank-{rank}-of-{size}"
     return RowStore(directory, tables, slots, row_bytes, memory, checkpoints)
