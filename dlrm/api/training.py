@@ -130,7 +130,7 @@ def fit(
     chosen = {name: value for name, value in settings.items() if name in SETTINGS}
     if unknown := [name for name in settings if name not in options and name not in chosen]:
         raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
-    check_types(chosen, (*_CONFIGS, ClickTraining))
+    check_types(chosen, (ClickTraining, *_CONFIGS))
     check_schedule(chosen.get("schedule", "nvidia"), chosen)
     device = choose_device(base_device)
     if isinstance(data, Dataset | str | os.PathLike):
@@ -202,7 +202,7 @@ def judge_settings(
     """
     if unknown := [name for name in settings if name not in SETTINGS]:
         raise unexpected(judge_settings, unknown[0], SETTINGS)
-    check_types(settings, (*_CONFIGS, ClickTraining))
+    check_types(settings, (ClickTraining, *_CONFIGS))
     check_schedule(settings.get("schedule", "nvidia"), settings)
     opened, device = Dataset(dataset), choose_device(base_device)
     values, _ = _with_defaults(opened, recipe, {"test_freq": _AT_THE_END} | settings)
