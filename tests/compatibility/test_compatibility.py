@@ -19,7 +19,7 @@ from make_fixtures import DATASETS, RUNS
 
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.verification import MEMORY
-from dlrm.scripts import checkpoint as checkpoint_tool
+from dlrm.scripts.checkpoint import command as checkpoint_tool
 from dlrm.scripts.verify_dataset import verify
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 

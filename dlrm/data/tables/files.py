@@ -219,8 +219,9 @@ def chunks_of(
         try:
             yield from csv_format.chunks(file.path, problems)
         except ValueError as error:
-            hint = delimiter_hint(file.path, csv_format.delimiter)
-            raise ValueError(f"{error}{hint}") from error.__cause__
+            if hint := delimiter_hint(file.path, csv_format.delimiter):
+                raise ValueError(f"{error}{hint}") from error
+            raise
     else:
         yield from _json_lines(file.path, text.chunk_size, problems, lists, wanted)
 
