@@ -13,7 +13,7 @@ from test_checkpoint import flip, parameters
 from toy import Line, Points, trainer
 
 from dlrm.manifest import write_manifest
-from dlrm.scripts.checkpoint import describe_run
+from dlrm.scripts.checkpoint.description import describe_run
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,
