@@ -27,6 +27,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from ops import fbgemm_tables
 from torch import nn
 from train import DTYPES, WORKLOADS, PlainDLRM, StepLog
 
@@ -96,20 +97,9 @@ class FbgemmBags(nn.Module):
     updates_itself = True
 
     def __init__(self, sizes: tuple[int, ...], dim: int, optimizer: str):
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
         super().__init__()
         self.shape = (-1, len(sizes), dim)
-        self.module = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, EmbeddingLocation.HOST, ComputeDevice.CPU) for rows in sizes],
-            optimizer=EmbOptimType[OPTIMIZERS[optimizer][1]],
-            learning_rate=LR,
-        )
+        self.module = fbgemm_tables(sizes, dim, "cpu", OPTIMIZERS[optimizer][1], LR)
         self.module.init_embedding_weights_uniform(-0.01, 0.01)
 
     def wanted(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:

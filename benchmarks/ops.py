@@ -19,11 +19,12 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import argparse
 import functools
+import importlib.util
 import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
@@ -276,23 +277,27 @@ def fbgemm(args: argparse.Namespace, tables: Tables, values, optimizer: str) -> 
 
 def fbgemm_module(args: argparse.Namespace, optimizer: str):
     """FBGEMM's table-batched embedding, or None where it is not installed."""
-    try:
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-    except ImportError:
+    if importlib.util.find_spec("fbgemm_gpu") is None:
         return None
-    if args.device == "cpu":
+    return fbgemm_tables([args.rows] * args.tables, args.dim, args.device, optimizer, 1e-9)
+
+
+def fbgemm_tables(sizes: Sequence[int], dim: int, device: str, optimizer: str, lr: float):
+    """FBGEMM's table-batched embedding with an optimizer of its names."""
+    from fbgemm_gpu.split_embedding_configs import EmbOptimType
+    from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
+    from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
+        ComputeDevice,
+        SplitTableBatchedEmbeddingBagsCodegen,
+    )
+
+    where = EmbeddingLocation.DEVICE, ComputeDevice.CUDA
+    if device == "cpu":
         where = EmbeddingLocation.HOST, ComputeDevice.CPU
-    else:
-        where = EmbeddingLocation.DEVICE, ComputeDevice.CUDA
     return SplitTableBatchedEmbeddingBagsCodegen(
-        [(args.rows, args.dim, *where)] * args.tables,
+        [(rows, dim, *where) for rows in sizes],
         optimizer=EmbOptimType[optimizer],
-        learning_rate=1e-9,
+        learning_rate=lr,
     )
 
 

@@ -40,7 +40,7 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from ops import copy_bandwidth, in_turn
+from ops import copy_bandwidth, fbgemm_tables, in_turn
 from torch import nn
 
 from dlrm import ops
@@ -110,24 +110,9 @@ class FbgemmTables(nn.Module):
     updates_itself = True
 
     def __init__(self, sizes: tuple[int, ...], dim: int, device: str, optimizer: str):
-        from fbgemm_gpu.split_embedding_configs import EmbOptimType
-        from fbgemm_gpu.split_table_batched_embeddings_ops_common import EmbeddingLocation
-        from fbgemm_gpu.split_table_batched_embeddings_ops_training import (
-            ComputeDevice,
-            SplitTableBatchedEmbeddingBagsCodegen,
-        )
-
         super().__init__()
         self.shape = (-1, len(sizes), dim)
-        if device == "cpu":
-            where = EmbeddingLocation.HOST, ComputeDevice.CPU
-        else:
-            where = EmbeddingLocation.DEVICE, ComputeDevice.CUDA
-        self.module = SplitTableBatchedEmbeddingBagsCodegen(
-            [(rows, dim, *where) for rows in sizes],
-            optimizer=EmbOptimType[optimizer],
-            learning_rate=LR,
-        )
+        self.module = fbgemm_tables(sizes, dim, device, optimizer, LR)
         self.module.init_embedding_weights_uniform(-0.01, 0.01)
 
     def wanted(self, ids):
