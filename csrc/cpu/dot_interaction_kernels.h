@@ -4,40 +4,15 @@
 // or a pair of bf16 where the processor multiplies such pairs), padded with zeros so that nothing
 // below meets an edge, and writes each output row once.
 
+#include "units.h"
+
 // Vectors of one tile: as many accumulators as the registers hold.
 constexpr int64_t kTileRows = kLanes == 16 ? 4 : 2;
 constexpr int64_t kTileColumns = 4;
 
-template <typename scalar_t>
-using Unit =
-    std::conditional_t<kBFloat16Dot && std::is_same_v<scalar_t, BFloat16>, BFloat16Pair, float>;
-
-template <typename unit_t>
-constexpr int64_t kPerUnit = std::is_same_v<unit_t, float> ? 1 : 2;
-
 // The type that one value has in a unit.
 template <typename unit_t>
 using Value = std::conditional_t<std::is_same_v<unit_t, float>, float, BFloat16>;
-
-DLRM_INLINE int64_t round_up(int64_t size, int64_t step) { return (size + step - 1) / step * step; }
-
-template <typename unit_t>
-DLRM_INLINE Vec load_units(const unit_t* from) {
-  Vec v;
-  std::memcpy(&v, from, sizeof v);
-  return v;
-}
-
-// acc + a * b in each lane; of bf16 pairs, both products are added.
-template <typename unit_t>
-DLRM_INLINE Vec multiply_add(Vec a, Vec b, Vec acc) {
-#if DLRM_BF16_DOT
-  if constexpr (std::is_same_v<unit_t, BFloat16Pair>) {
-    return (Vec)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-  }
-#endif
-  return acc + a * b;
-}
 
 // Writes row r's four sums over the lanes to rows[r].
 DLRM_INLINE void store_sums(const Vec (&acc)[kTileRows][kTileColumns],
@@ -267,9 +242,7 @@ DLRM_INLINE void gradient_tile(const BackwardScratch<scalar_t>& scratch, int64_t
     for (int v = 0; v < kVecs; ++v) x[v] = load_units(vectors + v * kLanes);
     vectors += scratch.row_units;
     for (int r = 0; r < kRows; ++r) {
-      float unit;
-      std::memcpy(&unit, s + r * scratch.s_stride, sizeof unit);
-      const Vec factor = broadcast(unit);
+      const Vec factor = broadcast_unit(s + r * scratch.s_stride);
       for (int v = 0; v < kVecs; ++v) acc[r][v] = multiply_add<unit_t>(factor, x[v], acc[r][v]);
     }
     s += kPer;

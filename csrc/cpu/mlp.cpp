@@ -1,0 +1,276 @@
+#include "../mlp.h"
+
+#include <torch/csrc/stable/library.h>
+
+#include <tuple>
+
+#include "isa.h"
+#include "mlp_layers.h"
+#include "tasks.h"
+
+#define DLRM_KERNELS "mlp_kernels.h"
+#include "for_each_isa.h"
+
+namespace dlrm {
+namespace {
+
+// Rows that go through all layers at once: few for small batches, so that all threads have some.
+// They depend on the shape alone, as the sums of biases' gradients do.
+constexpr int64_t kTileRows = 6, kRowsOfSmallRuns = 24, kRowsOfRuns = 96, kSmallBatch = 1024;
+
+// Consecutive parts of one allocation, counted in units of 4 bytes.
+class Units {
+ public:
+  int64_t take(int64_t count) {
+    const int64_t begin = size_;
+    size_ += count;
+    return begin;
+  }
+  Tensor allocate(const Tensor& like) const {
+    return torch::stable::new_empty(like, {std::max<int64_t>(size_, 1)}, ScalarType::Float);
+  }
+
+ private:
+  int64_t size_ = 0;
+};
+
+// The sizes of a network's passes, as the kernels of scalar_t lay matrices out.
+template <typename scalar_t>
+struct MlpSizes {
+  std::vector<MlpLayer> layers;
+  MlpPass pass;
+
+  MlpSizes(int64_t batch, const std::vector<Tensor>& weights) : layers(weights.size()) {
+    const auto whole = DLRM_KERNEL(whole_vectors<scalar_t>);
+    pass = {layers.data(), static_cast<int64_t>(layers.size()), batch};
+    pass.padded_batch = (batch + kTileRows - 1) / kTileRows * kTileRows;
+    pass.rows_of_run =
+        std::min(pass.padded_batch, batch <= kSmallBatch ? kRowsOfSmallRuns : kRowsOfRuns);
+    for (size_t l = 0; l < layers.size(); ++l) {
+      layers[l] = {weights[l].size(1), weights[l].size(0)};
+      layers[l].stride_of_sums = whole(layers[l].outputs);
+      pass.widest = std::max({pass.widest, whole(layers[l].inputs), whole(layers[l].outputs)});
+    }
+  }
+  MlpSizes(const MlpSizes&) = delete;
+
+  int64_t runs() const {
+    return pass.batch == 0 ? 0 : (pass.padded_batch + pass.rows_of_run - 1) / pass.rows_of_run;
+  }
+  int64_t end_of(int64_t run) const {
+    return std::min(pass.padded_batch, (run + 1) * pass.rows_of_run);
+  }
+  int64_t packed(int64_t depth, int64_t columns) const {
+    return DLRM_KERNEL(packed_units<scalar_t>)(depth, columns);
+  }
+  int64_t panels(int64_t columns) const { return DLRM_KERNEL(count_panels<scalar_t>)(columns); }
+  int64_t kept(int64_t columns) const { return packed(pass.padded_batch, columns); }
+  // Values of two buffers of a run's widest rows.
+  int64_t scratch() const { return 2 * pass.rows_of_run * pass.widest; }
+};
+
+// Where the gradient finds what the forward pass kept; the layout depends on the sizes alone.
+template <typename scalar_t>
+struct Kept {
+  Units units;
+  std::vector<int64_t> of_inputs, values;
+
+  explicit Kept(const MlpSizes<scalar_t>& sizes) {
+    for (const MlpLayer& layer : sizes.layers) {
+      of_inputs.push_back(units.take(sizes.packed(layer.outputs, layer.inputs)));
+      values.push_back(units.take(sizes.kept(layer.inputs)));
+    }
+  }
+  void place(MlpSizes<scalar_t>& sizes, float* data) const {
+    for (size_t l = 0; l < sizes.layers.size(); ++l) {
+      sizes.layers[l].of_inputs = data + of_inputs[l];
+      sizes.layers[l].values = data + values[l];
+    }
+  }
+};
+
+// Packs the weights of all layers, panel by panel.
+template <typename scalar_t, typename weight_t>
+void pack(const MlpSizes<scalar_t>& sizes, bool for_gradient) {
+  struct Task {
+    const MlpLayer* layer;
+    int64_t panel;
+    bool of_outputs;
+  };
+  std::vector<Task> tasks;
+  for (const MlpLayer& layer : sizes.layers) {
+    for (int64_t p = 0; p < sizes.panels(layer.outputs); ++p) tasks.push_back({&layer, p, true});
+    if (!for_gradient) continue;
+    for (int64_t p = 0; p < sizes.panels(layer.inputs); ++p) tasks.push_back({&layer, p, false});
+  }
+  const auto of_outputs = DLRM_KERNEL(pack_of_outputs<scalar_t, weight_t>);
+  const auto of_inputs = DLRM_KERNEL(pack_of_inputs<scalar_t, weight_t>);
+  take_tasks(tasks.size(), [&](const auto& take) {
+    for (int64_t i = take(); i >= 0; i = take()) {
+      (tasks[i].of_outputs ? of_outputs : of_inputs)(*tasks[i].layer, tasks[i].panel);
+    }
+  });
+}
+
+template <typename Function>
+void dispatch_computed(ScalarType dtype, const Function& f) {
+  check(dtype == ScalarType::Float || dtype == ScalarType::BFloat16,
+        "mlp: expected inputs of Float or BFloat16 on the CPU, got ",
+        torch::headeronly::toString(dtype));
+  dtype == ScalarType::Float ? f.template operator()<float>() : f.template operator()<BFloat16>();
+}
+
+std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weights_,
+                               std::vector<Tensor> biases_, bool keeps) {
+  const MlpInputs inputs(inputs_, weights_, biases_);
+  const int64_t outputs = inputs.weights.back().size(0);
+  Tensor output = torch::stable::new_empty(inputs.inputs, {inputs.batch, outputs});
+  Tensor kept;
+  dispatch_computed(inputs.inputs.scalar_type(), [&]<typename scalar_t>() {
+    MlpSizes<scalar_t> sizes(inputs.batch, inputs.weights);
+    const Kept<scalar_t> places(sizes);
+    kept = keeps ? places.units.allocate(inputs.inputs) : Units().allocate(inputs.inputs);
+    if (keeps) places.place(sizes, kept.mutable_data_ptr<float>());
+    Units units;
+    std::vector<int64_t> packed, starts;
+    for (const MlpLayer& layer : sizes.layers) {
+      packed.push_back(units.take(sizes.packed(layer.inputs, layer.outputs)));
+      starts.push_back(units.take(layer.stride_of_sums));
+    }
+    Tensor scratch = units.allocate(inputs.inputs);
+    for (size_t l = 0; l < sizes.layers.size(); ++l) {
+      sizes.layers[l].of_outputs = scratch.mutable_data_ptr<float>() + packed[l];
+      sizes.layers[l].start = scratch.mutable_data_ptr<float>() + starts[l];
+    }
+    const auto pack_as = [&]<typename weight_t>() {
+      for (size_t l = 0; l < sizes.layers.size(); ++l) {
+        sizes.layers[l].weight = inputs.weights[l].const_data_ptr<weight_t>();
+        sizes.layers[l].bias = inputs.biases[l].const_data_ptr<weight_t>();
+      }
+      pack<scalar_t, weight_t>(sizes, keeps);
+    };
+    inputs.parameters == ScalarType::Float ? pack_as.template operator()<float>()
+                                           : pack_as.template operator()<BFloat16>();
+    const auto* input_data = inputs.inputs.const_data_ptr<scalar_t>();
+    auto* output_data = output.mutable_data_ptr<scalar_t>();
+    const auto forward = DLRM_KERNEL(forward_run<scalar_t>);
+    take_tasks(sizes.runs(), [&](const auto& take) {
+      const Scratch<float> buffers(sizes.scratch());
+      for (int64_t run = take(); run >= 0; run = take()) {
+        forward(sizes.pass, input_data, output_data, buffers.get(), run * sizes.pass.rows_of_run,
+                sizes.end_of(run));
+      }
+    });
+  });
+  return {output, kept};
+}
+
+template <typename scalar_t, typename weight_t>
+void weight_gradients(const MlpSizes<scalar_t>& sizes, std::vector<Tensor>& grads) {
+  struct Task {
+    const MlpLayer* layer;
+    weight_t* to;
+    int64_t out_panel, in_panel;
+  };
+  std::vector<Task> tasks;
+  for (size_t l = 0; l < sizes.layers.size(); ++l) {
+    const MlpLayer& layer = sizes.layers[l];
+    for (int64_t o = 0; o < sizes.panels(layer.outputs); ++o) {
+      for (int64_t i = 0; i < sizes.panels(layer.inputs); ++i) {
+        tasks.push_back({&layer, grads[l].mutable_data_ptr<weight_t>(), o, i});
+      }
+    }
+  }
+  const auto gradient = DLRM_KERNEL(weight_gradient<scalar_t, weight_t>);
+  take_tasks(tasks.size(), [&](const auto& take) {
+    for (int64_t i = take(); i >= 0; i = take()) {
+      const Task& task = tasks[i];
+      gradient(sizes.pass, *task.layer, task.to, task.out_panel, task.in_panel);
+    }
+  });
+}
+
+// Adds up the runs' sums, in order.
+template <typename weight_t>
+void bias_gradient(const MlpLayer& layer, int64_t runs, weight_t* to) {
+  std::vector<float> sums(layer.outputs, 0.0f);
+  for (int64_t run = 0; run < runs; ++run) {
+    const float* from = layer.grad_bias + run * layer.stride_of_sums;
+    for (int64_t i = 0; i < layer.outputs; ++i) sums[i] += from[i];
+  }
+  std::copy(sums.begin(), sums.end(), to);
+}
+
+std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, const Tensor& kept,
+                                 std::vector<Tensor> weights, bool needs_inputs,
+                                 bool needs_parameters) {
+  const Tensor grad = torch::stable::contiguous(grad_);
+  const Tensor output = torch::stable::contiguous(output_);
+  check(!weights.empty() && output.dim() == 2 && grad.dim() == 2 &&
+            grad.size(0) == output.size(0) && grad.size(1) == output.size(1) &&
+            grad.scalar_type() == output.scalar_type() &&
+            weights.back().size(0) == output.size(1),
+        "mlp_backward: expected grad as the output ", shape_of(output), " ", dtype_of(output),
+        ", got ", shape_of(grad), " ", dtype_of(grad));
+  const int64_t batch = output.size(0), width = weights[0].size(1);
+  Tensor grad_input = torch::stable::new_empty(output, {needs_inputs ? batch : 0, width});
+  std::vector<Tensor> found{grad_input}, of_weights;
+  dispatch_computed(output.scalar_type(), [&]<typename scalar_t>() {
+    MlpSizes<scalar_t> sizes(batch, weights);
+    const Kept<scalar_t> places(sizes);
+    check(kept.numel() == places.units.allocate(output).numel(), "mlp_backward: expected what ",
+          "mlp kept of this batch, got ", shape_of(kept));
+    places.place(sizes, const_cast<float*>(kept.const_data_ptr<float>()));
+    Units units;
+    std::vector<int64_t> grads, sums;
+    for (const MlpLayer& layer : sizes.layers) {
+      grads.push_back(units.take(sizes.kept(layer.outputs)));
+      sums.push_back(units.take(sizes.runs() * layer.stride_of_sums));
+    }
+    Tensor scratch = units.allocate(output);
+    auto* data = scratch.mutable_data_ptr<float>();
+    for (size_t l = 0; l < sizes.layers.size(); ++l) {
+      MlpLayer& layer = sizes.layers[l];
+      layer.grad = data + grads[l];
+      layer.grad_bias = data + sums[l];
+      std::fill_n(layer.grad_bias, sizes.runs() * layer.stride_of_sums, 0.0f);
+    }
+    const auto* grad_data = grad.const_data_ptr<scalar_t>();
+    const auto* output_data = output.const_data_ptr<scalar_t>();
+    auto* input_data = needs_inputs ? grad_input.mutable_data_ptr<scalar_t>() : nullptr;
+    const auto backward = DLRM_KERNEL(backward_run<scalar_t>);
+    take_tasks(sizes.runs(), [&](const auto& take) {
+      const Scratch<float> buffers(sizes.scratch());
+      for (int64_t run = take(); run >= 0; run = take()) {
+        backward(sizes.pass, grad_data, output_data, input_data, buffers.get(),
+                 run * sizes.pass.rows_of_run, sizes.end_of(run));
+      }
+    });
+    if (!needs_parameters) return;
+    for (const Tensor& weight : weights) {
+      found.push_back(torch::stable::new_empty(weight, {weight.size(0), weight.size(1)}));
+    }
+    of_weights.assign(found.begin() + 1, found.end());
+    for (const Tensor& weight : weights) {
+      found.push_back(torch::stable::new_empty(weight, {weight.size(0)}));
+    }
+    const auto gradients = [&]<typename weight_t>() {
+      weight_gradients<scalar_t, weight_t>(sizes, of_weights);
+      for (size_t l = 0; l < sizes.layers.size(); ++l) {
+        bias_gradient(sizes.layers[l], sizes.runs(),
+                      found[1 + weights.size() + l].mutable_data_ptr<weight_t>());
+      }
+    };
+    weights[0].scalar_type() == ScalarType::Float ? gradients.template operator()<float>()
+                                                  : gradients.template operator()<BFloat16>();
+  });
+  return found;
+}
+
+}  // namespace
+}  // namespace dlrm
+
+STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
+  m.impl("mlp", TORCH_BOX(&dlrm::mlp));
+  m.impl("mlp_backward", TORCH_BOX(&dlrm::mlp_backward));
+}

@@ -1,0 +1,31 @@
+// What the kernels of mlp are told about the network, for every instruction set.
+#pragma once
+
+#include <cstdint>
+
+namespace dlrm {
+
+// One layer, relu(x W^T + b). Pointers to packed memory are of 32-bit units; see units.h.
+struct MlpLayer {
+  int64_t inputs, outputs;
+  const void* weight;     // [outputs, inputs], of the parameters' dtype
+  const void* bias;       // [outputs], of the same dtype
+  void* of_outputs;       // the weight packed for x W^T
+  void* of_inputs;        // the weight packed for the gradient of x
+  float* start;           // the bias, rounded as the layer computes, with zeros up to whole vectors
+  void* values;           // x in panels, kept for the gradient
+  void* grad;             // the gradient before the ReLU in panels
+  float* grad_bias;       // partial sums, [runs, stride_of_sums]
+  int64_t stride_of_sums;
+};
+
+struct MlpPass {
+  MlpLayer* layers;
+  int64_t count;
+  int64_t batch, padded_batch;  // rows, and the same as whole tiles
+  int64_t rows_of_run;          // rows that go through all layers before the next ones
+  int64_t widest;               // columns of the widest matrix, as whole vectors
+  bool keeps;                   // values for the gradient
+};
+
+}  // namespace dlrm

@@ -1,0 +1,47 @@
+// Sizes and checks of one call of mlp or its gradient.
+#pragma once
+
+#include <vector>
+
+#include "tensors.h"
+
+namespace dlrm {
+
+struct MlpInputs {
+  int64_t batch;
+  Tensor inputs;  // [batch, inputs], contiguous
+  ScalarType parameters;
+  std::vector<Tensor> weights, biases;  // [outputs, inputs] and [outputs] of each layer, contiguous
+
+  MlpInputs(const Tensor& inputs_, const std::vector<Tensor>& weights_,
+            const std::vector<Tensor>& biases_) {
+    check(inputs_.dim() == 2 && is_floating(inputs_.scalar_type()),
+          "mlp: expected inputs [batch, inputs], Float, BFloat16 or Half, got ", shape_of(inputs_),
+          " ", dtype_of(inputs_));
+    check(!weights_.empty() && weights_.size() == biases_.size(),
+          "mlp: expected a bias for every weight, got ", weights_.size(), " weights and ",
+          biases_.size(), " biases");
+    batch = inputs_.size(0);
+    inputs = torch::stable::contiguous(inputs_);
+    parameters = weights_[0].scalar_type();
+    int64_t width = inputs_.size(1);
+    for (size_t layer = 0; layer < weights_.size(); ++layer) {
+      const Tensor &weight = weights_[layer], &bias = biases_[layer];
+      check(weight.dim() == 2 && weight.size(1) == width && bias.dim() == 1 &&
+                bias.size(0) == weight.size(0),
+            "mlp: layer ", layer, ": expected weight [outputs, ", width,
+            "] and bias [outputs], got weight ", shape_of(weight), " and bias ", shape_of(bias));
+      check(weight.scalar_type() == parameters && bias.scalar_type() == parameters &&
+                (parameters == ScalarType::Float || parameters == ScalarType::BFloat16),
+            "mlp: layer ", layer, ": expected weight and bias of one dtype, Float or BFloat16, as ",
+            "the other layers', got weight ", dtype_of(weight), " and bias ", dtype_of(bias));
+      check(weight.device() == inputs_.device() && bias.device() == inputs_.device(), "mlp: layer ",
+            layer, ": weight and bias are on another device than the inputs");
+      weights.push_back(torch::stable::contiguous(weight));
+      biases.push_back(torch::stable::contiguous(bias));
+      width = weight.size(0);
+    }
+  }
+};
+
+}  // namespace dlrm
