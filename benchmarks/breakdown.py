@@ -35,7 +35,9 @@ from dlrm.tasks.recommendation import Batches
 
 LOADER, REST = "loader wait", "Python and the autograd engine"
 PARTS = {  # beginnings of operators' names; the innermost that fits decides
-    "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear"),
+    "MLPs and other products": (
+        *("dlrm::mlp", "_NativeMLP", "aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear"),
+    ),
     "bias and ReLU": (
         *("aten::relu", "aten::clamp_min", "aten::threshold_backward", "aten::sum"),
         *("aten::_addmm_activation", "dlrm::relu_bias_backward"),

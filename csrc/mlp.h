@@ -19,7 +19,7 @@ struct MlpInputs {
           "mlp: expected inputs [batch, inputs], Float, BFloat16 or Half, got ", shape_of(inputs_),
           " ", dtype_of(inputs_));
     check(!weights_.empty() && weights_.size() == biases_.size(),
-          "mlp: expected a bias for every weight, got ", weights_.size(), " weights and ",
+          "mlp: expected a bias for every weight, got ", weights_.size(), " weights, ",
           biases_.size(), " biases");
     batch = inputs_.size(0);
     inputs = torch::stable::contiguous(inputs_);

@@ -27,7 +27,7 @@ class Units {
     return begin;
   }
   Tensor allocate(const Tensor& like) const {
-    return torch::stable::new_empty(like, {std::max<int64_t>(size_, 1)}, ScalarType::Float);
+    return torch::stable::new_empty(like, {size_}, ScalarType::Float);
   }
 
  private:
@@ -129,7 +129,8 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
   dispatch_computed(inputs.inputs.scalar_type(), [&]<typename scalar_t>() {
     MlpSizes<scalar_t> sizes(inputs.batch, inputs.weights);
     const Kept<scalar_t> places(sizes);
-    kept = keeps ? places.units.allocate(inputs.inputs) : Units().allocate(inputs.inputs);
+    kept = keeps ? places.units.allocate(inputs.inputs)
+                 : torch::stable::new_empty(inputs.inputs, {0}, ScalarType::Float);
     if (keeps) places.place(sizes, kept.mutable_data_ptr<float>());
     Units units;
     std::vector<int64_t> packed, starts;

@@ -87,7 +87,7 @@ class MLP(nn.Sequential):
                 return self._by_modules(inputs) if self._drops() else super().forward(inputs)
         parameters = self._parameters_by_kind()
         weights, biases = parameters[: len(self) // 2], parameters[len(self) // 2 :]
-        rounded = self._kept or (self._rounded(parameters) if half else ())
+        rounded = self._kept
         if is_autocast_available(device) and torch.is_autocast_enabled(device):  # the caller's
             with torch.autocast(device, enabled=False):
                 return self._by_ops(inputs.to(self.dtype), weights, biases, rounded)
@@ -117,8 +117,11 @@ class MLP(nn.Sequential):
     @contextmanager
     def keep_rounded(self) -> Iterator[None]:
         """Rounds the parameters once for all passes of the block, which must not change them."""
-        if self.dtype != torch.float32 and self._can_be_optimized():
-            self._kept = self._rounded(self._parameters_by_kind())
+        device = next(self.parameters()).device if len(self) else torch.device("cpu")
+        native = ops.multiplies_natively(device, self.dtype)
+        if self.dtype != torch.float32 and self._can_be_optimized() and not native:
+            parameters, count = self._parameters_by_kind(), len(self) // 2
+            self._kept = ops.rounded_parameters(self.dtype, parameters[:count], parameters[count:])
         try:
             yield
         finally:
@@ -143,12 +146,6 @@ class MLP(nn.Sequential):
         """Returns the weights of all layers, then their biases."""
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
         return [*(layer.weight for layer in linears), *(layer.bias for layer in linears)]
-
-    def _rounded(self, parameters: list[Tensor]) -> tuple[Tensor, ...]:
-        rounded = [torch.empty_like(parameter, dtype=self.dtype) for parameter in parameters]
-        with torch.no_grad():
-            torch._foreach_copy_(rounded, parameters)  # one launch on a GPU
-        return tuple(rounded)
 
 
 class _BatchNorm(nn.BatchNorm1d):

@@ -29,8 +29,10 @@ from dlrm.ops.linear import fused_linear_dtypes, linear
 from dlrm.ops.mlp import (
     mlp,
     mlp_reference,
+    multiplies_natively,
     relu_bias_backward,
     relu_bias_backward_reference,
+    rounded_parameters,
 )
 from dlrm.ops.piecewise_linear import (
     edges_up_to,
@@ -81,6 +83,7 @@ __all__ = [
     "linear",
     "mlp",
     "mlp_reference",
+    "multiplies_natively",
     "native_available",
     "pieces_are_native",
     "piecewise_linear",
@@ -89,6 +92,7 @@ __all__ = [
     "raise_device_errors",
     "relu_bias_backward",
     "relu_bias_backward_reference",
+    "rounded_parameters",
     "row_adagrad_",
     "row_adagrad_decay_",
     "row_adagrad_decay_reference",

@@ -1,8 +1,9 @@
 """Multilayer perceptron: linear layers, each followed by a ReLU, in one autograd node.
 
-On the CPU oneDNN multiplies and adds the bias in the same pass; elsewhere torch's own products run,
-which on a GPU do the same. The backward pass masks a gradient and sums the bias's gradient in one
-pass of a native kernel: schema in csrc/schemas.h, kernels in csrc/{cpu,cuda}/relu_bias_backward*.
+On the CPU a native operator takes a batch through all layers, and one its gradient: schemas in
+csrc/schemas.h, kernels in csrc/cpu/mlp*. Elsewhere, and on processors that multiply bfloat16 faster
+in oneDNN, torch's products run layer by layer (`multiplies_natively`). Their backward pass masks a
+gradient and sums the bias's gradient in one pass of a kernel: csrc/{cpu,cuda}/relu_bias_backward*.
 """
 
 from collections.abc import Sequence
@@ -16,6 +17,7 @@ from dlrm.ops.library import has_native, native_available
 from dlrm.ops.linear import matrix_product
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_NATIVE_DTYPES = (torch.float32, torch.bfloat16)
 
 
 def mlp(
@@ -30,14 +32,52 @@ def mlp(
         inputs: `[batch, inputs]`, of the dtype to compute in: float32, bfloat16 or float16.
         weights: `[outputs, inputs]` of each layer; gradients have their dtype.
         biases: `[outputs]` of each layer.
-        rounded: the weights and then the biases in the dtype of `inputs`, for the computation;
-            empty if they have that dtype already.
+        rounded: `rounded_parameters` of the weights and biases, if the caller has them already.
 
     Raises:
         RuntimeError: shapes or dtypes do not fit together; the message names layer and shapes.
     """
-    _check(inputs, weights, biases, rounded or (*weights, *biases))
+    if weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
+        parameters = (*weights, *biases)
+        if torch.is_grad_enabled() and (
+            inputs.requires_grad or any(parameter.requires_grad for parameter in parameters)
+        ):
+            return _NativeMLP.apply(inputs, len(weights), *parameters)
+        return torch.ops.dlrm.mlp.default(inputs, weights, biases, False)[0]
+    rounded = rounded or rounded_parameters(inputs.dtype, weights, biases)
+    _check(inputs, weights, biases, rounded)
     return _MLP.apply(inputs, rounded, *weights, *biases)
+
+
+def multiplies_natively(
+    device: torch.device, dtype: torch.dtype, parameters: torch.dtype = torch.float32
+) -> bool:
+    """Returns whether `mlp` runs the native operator, which rounds parameters itself.
+
+    Args:
+        device: device of the inputs.
+        dtype: dtype to compute in.
+        parameters: dtype of weights and biases.
+    """
+    return (
+        device.type == "cpu"
+        and dtype in _NATIVE_DTYPES
+        and parameters in _NATIVE_DTYPES
+        and native_available()
+    )
+
+
+def rounded_parameters(
+    dtype: torch.dtype, weights: Sequence[Tensor], biases: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """Returns the weights and then the biases in `dtype`; nothing if they have it already."""
+    parameters = [*weights, *biases]
+    if all(parameter.dtype == dtype for parameter in parameters):
+        return ()
+    rounded = [torch.empty_like(parameter, dtype=dtype) for parameter in parameters]
+    with torch.no_grad():
+        torch._foreach_copy_(rounded, parameters)  # one launch on a GPU
+    return tuple(rounded)
 
 
 def mlp_reference(inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor]) -> Tensor:
@@ -70,6 +110,29 @@ def relu_bias_backward_reference(grad: Tensor, output: Tensor) -> tuple[Tensor, 
     """Does the same in plain PyTorch: the fallback and the oracle of the tests."""
     grad_input = torch.ops.aten.threshold_backward(grad, output, 0)
     return grad_input, grad_input.sum(0, dtype=torch.float32)
+
+
+class _NativeMLP(torch.autograd.Function):
+    """The autograd node of the native operator; takes the inputs, weights and biases."""
+
+    @staticmethod
+    def forward(ctx, inputs: Tensor, num_layers: int, *parameters: Tensor) -> Tensor:  # type: ignore[override]
+        weights, biases = parameters[:num_layers], parameters[num_layers:]
+        output, kept = torch.ops.dlrm.mlp.default(inputs, weights, biases, True)
+        ctx.save_for_backward(output, kept)
+        ctx.weights = weights  # for their shapes: `kept` has a copy of their values
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad: Tensor):  # type: ignore[override]
+        output, kept = ctx.saved_tensors
+        needs_inputs, _, *needs = ctx.needs_input_grad
+        of_inputs, *grads = torch.ops.dlrm.mlp_backward.default(
+            grad, output, kept, ctx.weights, needs_inputs, any(needs)
+        )
+        grads = grads or [None] * len(needs)
+        return of_inputs if needs_inputs else None, None, *grads
 
 
 class _MLP(torch.autograd.Function):
@@ -163,9 +226,12 @@ def _weight_gradient(grad: Tensor, inputs: Tensor) -> Tensor:
 
 
 def _check(
-    inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], rounded: Sequence[Tensor]
+    inputs: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    rounded: Sequence[Tensor] = (),
 ) -> None:
-    if not len(weights) == len(biases) == len(rounded) / 2:
+    if not len(weights) == len(biases) or (rounded and len(rounded) != 2 * len(weights)):
         raise RuntimeError(
             f"mlp: expected a bias for every weight and both rounded, got {len(weights)} weights, "
             f"{len(biases)} biases and {len(rounded)} rounded"
@@ -182,13 +248,18 @@ def _check(
                 f"mlp: layer {layer}: expected weight [outputs, {width}] and bias [outputs], got "
                 f"weight {list(weight.shape)} and bias {list(bias.shape)}"
             )
-        width = weight.shape[0]
-    dtype, device = inputs.dtype, inputs.device
-    for tensor, source in zip(rounded, (*weights, *biases), strict=True):
-        same = tensor.dtype == dtype and tensor.device == device
-        if not same or (tensor is not source and tensor.shape != source.shape):
+        if not weight.device == bias.device == inputs.device:
             raise RuntimeError(
-                f"mlp: expected what is computed with to be {list(source.shape)} and as the inputs "
+                f"mlp: layer {layer}: expected weight and bias on {inputs.device}, as the inputs, "
+                f"got weight on {weight.device} and bias on {bias.device}"
+            )
+        width = weight.shape[0]
+    for tensor, source in zip(rounded, (*weights, *biases), strict=False):
+        if (tensor.dtype, tensor.device) != (inputs.dtype, inputs.device) or (
+            tensor.shape != source.shape
+        ):
+            raise RuntimeError(
+                f"mlp: expected rounded parameters {list(source.shape)} of the inputs' dtype "
                 f"{inputs.dtype} on {inputs.device}, got {list(tensor.shape)} {tensor.dtype} on "
                 f"{tensor.device}"
             )
@@ -209,6 +280,13 @@ def _check_pair(grad: Tensor, output: Tensor) -> None:
 
 
 if native_available():
+
+    @torch.library.register_fake("dlrm::mlp")
+    def _(inputs, weights, biases, keeps):
+        _check(inputs, weights, biases)
+        return inputs.new_empty(len(inputs), len(weights[-1])), inputs.new_empty(
+            0, dtype=torch.float32
+        )
 
     @torch.library.register_fake("dlrm::relu_bias_backward")
     def _(grad, output):

@@ -1,3 +1,5 @@
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -89,7 +91,13 @@ def casts(profiler):
     return [event.name for event in profiler.events() if event.name in wanted]
 
 
-def test_all_weights_are_rounded_by_one_operator():
+@pytest.fixture
+def by_torch(monkeypatch):
+    """Multiplies by torch's products, as on a GPU."""
+    monkeypatch.setattr(sys.modules["dlrm.ops.mlp"], "_NATIVE_DTYPES", ())
+
+
+def test_all_weights_are_rounded_by_one_operator(by_torch):
     network = mlp(13, (16, 8, 4), 0, "mlp", torch.bfloat16)
     inputs = torch.randn(20, 13).bfloat16()
     with torch.profiler.profile() as profiler:
@@ -97,7 +105,7 @@ def test_all_weights_are_rounded_by_one_operator():
     assert casts(profiler) == ["aten::_foreach_copy_"]
 
 
-def test_kept_weights_are_rounded_once_and_let_go():
+def test_kept_weights_are_rounded_once_and_let_go(by_torch):
     network = mlp(13, (16,), 0, "mlp", torch.bfloat16)
     inputs = torch.randn(20, 13).bfloat16()
     with torch.no_grad():
