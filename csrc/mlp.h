@@ -44,4 +44,18 @@ struct MlpInputs {
   }
 };
 
+// The layer of one logit behind the last ReLU.
+struct LogitLayer {
+  Tensor weight, bias;  // [1, inputs] and [1] of Float, contiguous
+
+  LogitLayer(const Tensor& weight_, const Tensor& bias_, int64_t inputs)
+      : weight(torch::stable::contiguous(weight_)), bias(torch::stable::contiguous(bias_)) {
+    check(weight.dim() == 2 && weight.size(0) == 1 && weight.size(1) == inputs &&
+              bias.numel() == 1 && weight.scalar_type() == ScalarType::Float &&
+              bias.scalar_type() == ScalarType::Float && weight.is_cpu() && bias.is_cpu(),
+          "mlp: expected the logit's weight [1, ", inputs, "] and bias [1], Float, got ",
+          shape_of(weight), " ", dtype_of(weight), " and ", shape_of(bias), " ", dtype_of(bias));
+  }
+};
+
 }  // namespace dlrm

@@ -69,14 +69,18 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def(
       "piecewise_linear_backward(Tensor grad, Tensor numerical, Tensor edges)"
       " -> (Tensor grad_weight, Tensor grad_bias)");
-  // `kept` is what the gradient needs; see cpu/mlp_layers.h. The gradients are those of the inputs,
-  // and with `needs_parameters` of the weights and the biases.
+  // `logit_weight` and `logit_bias`: a last layer of one output without a ReLU; the output is then
+  // [batch] Float. `kept` is what the gradient needs; see cpu/mlp_layers.h. The gradients are those
+  // of the inputs, and with `needs_parameters` of the weights, the biases and the logit's layer.
   m.def(
-      "mlp(Tensor inputs, Tensor[] weights, Tensor[] biases, bool keeps) -> (Tensor output,"
-      " Tensor kept)");
+      "mlp(Tensor inputs, Tensor[] weights, Tensor[] biases, Tensor? logit_weight,"
+      " Tensor? logit_bias, bool keeps) -> (Tensor output, Tensor kept)");
   m.def(
-      "mlp_backward(Tensor grad, Tensor output, Tensor kept, Tensor[] weights, bool needs_inputs,"
+      "mlp_backward(Tensor grad, Tensor output, Tensor kept, Tensor[] weights,"
+      " Tensor? logit_weight, Tensor? logit_bias, ScalarType dtype, bool needs_inputs,"
       " bool needs_parameters) -> Tensor[]");
+  m.def(
+      "logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see
   // cuda/errors.h), and the process's switches (see cuda/switches.h).

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/stable/library.h>
 
+#include <optional>
 #include <tuple>
 
 #include "isa.h"
@@ -26,6 +27,7 @@ class Units {
     size_ += count;
     return begin;
   }
+  int64_t size() const { return size_; }
   Tensor allocate(const Tensor& like) const {
     return torch::stable::new_empty(like, {size_}, ScalarType::Float);
   }
@@ -75,17 +77,21 @@ struct Kept {
   Units units;
   std::vector<int64_t> of_inputs, values;
 
-  explicit Kept(const MlpSizes<scalar_t>& sizes) {
+  int64_t last_values = -1;
+
+  Kept(const MlpSizes<scalar_t>& sizes, bool logit) {
     for (const MlpLayer& layer : sizes.layers) {
       of_inputs.push_back(units.take(sizes.packed(layer.outputs, layer.inputs)));
       values.push_back(units.take(sizes.kept(layer.inputs)));
     }
+    if (logit) last_values = units.take(sizes.kept(sizes.layers.back().outputs));
   }
   void place(MlpSizes<scalar_t>& sizes, float* data) const {
     for (size_t l = 0; l < sizes.layers.size(); ++l) {
       sizes.layers[l].of_inputs = data + of_inputs[l];
       sizes.layers[l].values = data + values[l];
     }
+    if (last_values >= 0) sizes.pass.logit.values = data + last_values;
   }
 };
 
@@ -121,14 +127,20 @@ void dispatch_computed(ScalarType dtype, const Function& f) {
 }
 
 std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weights_,
-                               std::vector<Tensor> biases_, bool keeps) {
+                               std::vector<Tensor> biases_, std::optional<Tensor> logit_weight,
+                               std::optional<Tensor> logit_bias, bool keeps) {
   const MlpInputs inputs(inputs_, weights_, biases_);
   const int64_t outputs = inputs.weights.back().size(0);
   Tensor output = torch::stable::new_empty(inputs.inputs, {inputs.batch, outputs});
+  std::optional<LogitLayer> logit;
+  if (logit_weight && logit_bias) {
+    logit.emplace(*logit_weight, *logit_bias, outputs);
+    output = torch::stable::new_empty(inputs.inputs, {inputs.batch}, ScalarType::Float);
+  }
   Tensor kept;
   dispatch_computed(inputs.inputs.scalar_type(), [&]<typename scalar_t>() {
     MlpSizes<scalar_t> sizes(inputs.batch, inputs.weights);
-    const Kept<scalar_t> places(sizes);
+    const Kept<scalar_t> places(sizes, logit.has_value());
     kept = keeps ? places.units.allocate(inputs.inputs)
                  : torch::stable::new_empty(inputs.inputs, {0}, ScalarType::Float);
     if (keeps) places.place(sizes, kept.mutable_data_ptr<float>());
@@ -153,7 +165,10 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
     inputs.parameters == ScalarType::Float ? pack_as.template operator()<float>()
                                            : pack_as.template operator()<BFloat16>();
     const auto* input_data = inputs.inputs.const_data_ptr<scalar_t>();
-    auto* output_data = output.mutable_data_ptr<scalar_t>();
+    if (logit) sizes.pass.logit.weight = logit->weight.const_data_ptr<float>();
+    if (logit) sizes.pass.logit.bias = *logit->bias.const_data_ptr<float>();
+    void* output_data = logit ? static_cast<void*>(output.mutable_data_ptr<float>())
+                              : output.mutable_data_ptr<scalar_t>();
     const auto forward = DLRM_KERNEL(forward_run<scalar_t>);
     take_tasks(sizes.runs(), [&](const auto& take) {
       const Scratch<float> buffers(sizes.scratch());
@@ -193,54 +208,63 @@ void weight_gradients(const MlpSizes<scalar_t>& sizes, std::vector<Tensor>& grad
 
 // Adds up the runs' sums, in order.
 template <typename weight_t>
-void bias_gradient(const MlpLayer& layer, int64_t runs, weight_t* to) {
-  std::vector<float> sums(layer.outputs, 0.0f);
+void add_runs(const float* sums, int64_t stride, int64_t runs, weight_t* to, int64_t count) {
+  std::vector<float> total(count, 0.0f);
   for (int64_t run = 0; run < runs; ++run) {
-    const float* from = layer.grad_bias + run * layer.stride_of_sums;
-    for (int64_t i = 0; i < layer.outputs; ++i) sums[i] += from[i];
+    for (int64_t i = 0; i < count; ++i) total[i] += sums[run * stride + i];
   }
-  std::copy(sums.begin(), sums.end(), to);
+  std::copy(total.begin(), total.end(), to);
 }
 
 std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, const Tensor& kept,
-                                 std::vector<Tensor> weights, bool needs_inputs,
-                                 bool needs_parameters) {
+                                 std::vector<Tensor> weights, std::optional<Tensor> logit_weight,
+                                 std::optional<Tensor> logit_bias, ScalarType dtype,
+                                 bool needs_inputs, bool needs_parameters) {
   const Tensor grad = torch::stable::contiguous(grad_);
   const Tensor output = torch::stable::contiguous(output_);
-  check(!weights.empty() && output.dim() == 2 && grad.dim() == 2 &&
-            grad.size(0) == output.size(0) && grad.size(1) == output.size(1) &&
-            grad.scalar_type() == output.scalar_type() &&
-            weights.back().size(0) == output.size(1),
+  check(!weights.empty() && grad.scalar_type() == output.scalar_type() &&
+            shape_of(grad) == shape_of(output),
         "mlp_backward: expected grad as the output ", shape_of(output), " ", dtype_of(output),
         ", got ", shape_of(grad), " ", dtype_of(grad));
   const int64_t batch = output.size(0), width = weights[0].size(1);
-  Tensor grad_input = torch::stable::new_empty(output, {needs_inputs ? batch : 0, width});
-  std::vector<Tensor> found{grad_input}, of_weights;
-  dispatch_computed(output.scalar_type(), [&]<typename scalar_t>() {
+  std::optional<LogitLayer> logit;
+  if (logit_weight && logit_bias) {
+    logit.emplace(*logit_weight, *logit_bias, weights.back().size(0));
+  }
+  std::vector<Tensor> found{torch::stable::new_empty(output, {needs_inputs ? batch : 0, width},
+                                                     dtype)};
+  dispatch_computed(dtype, [&]<typename scalar_t>() {
     MlpSizes<scalar_t> sizes(batch, weights);
-    const Kept<scalar_t> places(sizes);
-    check(kept.numel() == places.units.allocate(output).numel(), "mlp_backward: expected what ",
-          "mlp kept of this batch, got ", shape_of(kept));
+    const Kept<scalar_t> places(sizes, logit.has_value());
+    check(kept.numel() == places.units.size(), "mlp_backward: expected what mlp kept of this ",
+          "batch, ", places.units.size(), " values, got ", shape_of(kept));
     places.place(sizes, const_cast<float*>(kept.const_data_ptr<float>()));
+    const int64_t runs = sizes.runs(), stride_of_last = sizes.layers.back().stride_of_sums;
     Units units;
     std::vector<int64_t> grads, sums;
     for (const MlpLayer& layer : sizes.layers) {
       grads.push_back(units.take(sizes.kept(layer.outputs)));
-      sums.push_back(units.take(sizes.runs() * layer.stride_of_sums));
+      sums.push_back(units.take(runs * layer.stride_of_sums));
     }
+    const int64_t logit_sums = units.take(runs * (stride_of_last + 1));
     Tensor scratch = units.allocate(output);
     auto* data = scratch.mutable_data_ptr<float>();
     for (size_t l = 0; l < sizes.layers.size(); ++l) {
       MlpLayer& layer = sizes.layers[l];
       layer.grad = data + grads[l];
       layer.grad_bias = data + sums[l];
-      std::fill_n(layer.grad_bias, sizes.runs() * layer.stride_of_sums, 0.0f);
+      std::fill_n(layer.grad_bias, runs * layer.stride_of_sums, 0.0f);
     }
-    const auto* grad_data = grad.const_data_ptr<scalar_t>();
-    const auto* output_data = output.const_data_ptr<scalar_t>();
-    auto* input_data = needs_inputs ? grad_input.mutable_data_ptr<scalar_t>() : nullptr;
+    MlpLogit& last = sizes.pass.logit;
+    if (logit) last.weight = logit->weight.const_data_ptr<float>();
+    last.grad_weight = data + logit_sums;
+    last.grad_bias = data + logit_sums + runs * stride_of_last;
+    const void* grad_data = logit ? static_cast<const void*>(grad.const_data_ptr<float>())
+                                  : grad.const_data_ptr<scalar_t>();
+    const auto* output_data = logit ? nullptr : output.const_data_ptr<scalar_t>();
+    auto* input_data = needs_inputs ? found[0].mutable_data_ptr<scalar_t>() : nullptr;
     const auto backward = DLRM_KERNEL(backward_run<scalar_t>);
-    take_tasks(sizes.runs(), [&](const auto& take) {
+    take_tasks(runs, [&](const auto& take) {
       const Scratch<float> buffers(sizes.scratch());
       for (int64_t run = take(); run >= 0; run = take()) {
         backward(sizes.pass, grad_data, output_data, input_data, buffers.get(),
@@ -248,22 +272,32 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
       }
     });
     if (!needs_parameters) return;
+    const size_t count = weights.size();
     for (const Tensor& weight : weights) {
       found.push_back(torch::stable::new_empty(weight, {weight.size(0), weight.size(1)}));
     }
-    of_weights.assign(found.begin() + 1, found.end());
     for (const Tensor& weight : weights) {
       found.push_back(torch::stable::new_empty(weight, {weight.size(0)}));
     }
+    std::vector<Tensor> of_weights(found.begin() + 1, found.begin() + 1 + count);
     const auto gradients = [&]<typename weight_t>() {
       weight_gradients<scalar_t, weight_t>(sizes, of_weights);
-      for (size_t l = 0; l < sizes.layers.size(); ++l) {
-        bias_gradient(sizes.layers[l], sizes.runs(),
-                      found[1 + weights.size() + l].mutable_data_ptr<weight_t>());
+      for (size_t l = 0; l < count; ++l) {
+        const MlpLayer& layer = sizes.layers[l];
+        add_runs(layer.grad_bias, layer.stride_of_sums, runs,
+                 found[1 + count + l].mutable_data_ptr<weight_t>(), layer.outputs);
       }
     };
     weights[0].scalar_type() == ScalarType::Float ? gradients.template operator()<float>()
                                                   : gradients.template operator()<BFloat16>();
+    if (logit) {
+      const int64_t outputs = weights.back().size(0);
+      found.push_back(torch::stable::new_empty(logit->weight, {1, outputs}));
+      found.push_back(torch::stable::new_empty(logit->weight, {1}));
+      add_runs(last.grad_weight, stride_of_last, runs,
+               found[1 + 2 * count].mutable_data_ptr<float>(), outputs);
+      add_runs(last.grad_bias, 1, runs, found[2 + 2 * count].mutable_data_ptr<float>(), 1);
+    }
   });
   return found;
 }

@@ -352,22 +352,38 @@ DLRM_INLINE void multiply(const Target<scalar_t>& from, const void* packed, int6
   }
 }
 
-// Rows [begin, end) through all layers. `scratch` holds two buffers of a run's widest rows.
+// Writes the logits of rows [begin, end) from the last layer's outputs.
 template <typename scalar_t>
-void forward_run(const MlpPass& pass, const scalar_t* input, scalar_t* output, float* scratch,
+DLRM_INLINE void write_logits(const MlpPass& pass, const Target<scalar_t>& from, float* logits,
+                              int64_t begin, int64_t end) {
+  for (int64_t row = begin; row < std::min(end, pass.batch); ++row) {
+    Vec sum = zero();
+    for (int64_t at = 0; at < from.width; at += kLanes) {
+      const auto* values = from.rows.at(at / kPanel, row - from.first) + at % kPanel;
+      sum += load(values) * load_some(pass.logit.weight + at, from.width - at);
+    }
+    logits[row] = sum_lanes(sum) + pass.logit.bias;
+  }
+}
+
+// Rows [begin, end) through all layers. `scratch` holds two buffers of a run's widest rows. The
+// output is `[batch, outputs]` of the last layer, or the logits, `[batch]` float32.
+template <typename scalar_t>
+void forward_run(const MlpPass& pass, const scalar_t* input, void* output, float* scratch,
                  int64_t begin, int64_t end) {
   const int64_t size = pass.rows_of_run * pass.widest;
   auto* first = reinterpret_cast<Stored<scalar_t>*>(scratch);
   Stored<scalar_t>* const buffers[2] = {first, first + size};
   const MlpLayer* layers = pass.layers;
+  const bool logits = pass.logit.weight != nullptr;
   auto from = between<scalar_t>(pass, layers[0].values, layers[0].inputs, buffers[0], begin);
   take_rows(input, layers[0].inputs, from, begin, end);
   for (int64_t l = 0; l < pass.count; ++l) {
     const MlpLayer& layer = layers[l];
-    const bool last = l + 1 == pass.count;
-    auto to = between<scalar_t>(pass, last ? nullptr : layers[l + 1].values, layer.outputs,
-                      last ? nullptr : buffers[(l + 1) % 2], begin);
-    if (last) to.plain = output;
+    const bool last = l + 1 == pass.count, plain = last && !logits;
+    auto to = between<scalar_t>(pass, last ? pass.logit.values : layers[l + 1].values,
+                                layer.outputs, plain ? nullptr : buffers[(l + 1) % 2], begin);
+    if (plain) to.plain = static_cast<scalar_t*>(output);
     multiply(from, layer.of_outputs, layer.outputs, layer.start, begin, end,
              [&](int64_t panel, int64_t row, auto vectors, auto& acc) DLRM_ALWAYS_INLINE {
                for (int v = 0; v < vectors; ++v) {
@@ -379,6 +395,7 @@ void forward_run(const MlpPass& pass, const scalar_t* input, scalar_t* output, f
              });
     from = to;
   }
+  if (logits) write_logits<scalar_t>(pass, from, static_cast<float*>(output), begin, end);
 }
 
 // Lanes of `grad` where the value that a ReLU returned is above 0 or NaN, else 0.
@@ -388,27 +405,80 @@ DLRM_INLINE Vec where_positive(Vec grad, Vec value) {
 
 // Reads back a kept vector of values of two rows.
 template <typename scalar_t>
-DLRM_INLINE void kept_values(const MlpPass& pass, const MlpLayer& layer, int64_t panel,
+DLRM_INLINE void kept_values(const MlpPass& pass, void* values, int64_t width, int64_t panel,
                              int64_t column, int64_t row, Vec& even, Vec& odd) {
   using unit_t = Unit<scalar_t>;
   if constexpr (kPerUnit<unit_t> == 1) {
-    const Panels<float> kept{static_cast<float*>(layer.values), pass.padded_batch, layer.inputs};
+    const Panels<float> kept{static_cast<float*>(values), pass.padded_batch, width};
     const float* at = kept.at(panel, row) + column;
     even = load(at);
     odd = load(at + kept.columns(panel));
   } else {
-    const Panels<unit_t> kept{static_cast<unit_t*>(layer.values), pass.padded_batch / 2,
-                              layer.inputs};
+    const Panels<unit_t> kept{static_cast<unit_t*>(values), pass.padded_batch / 2, width};
     const Bits pair = (Bits)load_units(kept.at(panel, row / 2) + column);
     even = (Vec)(pair << 16);
     odd = (Vec)(pair & 0xffff0000);
   }
 }
 
+// The last layer's gradients of rows [begin, end) before its ReLU, from those of its outputs; and
+// their sums.
+template <typename scalar_t>
+DLRM_INLINE void take_gradients(const MlpPass& pass, const scalar_t* grad, const scalar_t* output,
+                                const Target<scalar_t>& to, float* sums, int64_t begin,
+                                int64_t end) {
+  for (int64_t at = 0; at < to.width; at += kLanes) {
+    const int64_t left = to.width - at;
+    Vec sum = zero();
+    for (int64_t row = begin; row < end; row += 2) {
+      Vec passed[2];
+      for (int64_t r = 0; r < 2; ++r) {
+        const int64_t i = (row + r) * to.width + at;
+        passed[r] = row + r < pass.batch
+                        ? where_positive(load_some(grad + i, left), load_some(output + i, left))
+                        : zero();
+        sum += passed[r];
+      }
+      Target<scalar_t>::put(to, at / kPanel, at % kPanel, row, passed[0], passed[1]);
+    }
+    store(sums + at, sum);
+  }
+}
+
+// The same from the gradients of the logits, and those of the logits' layer.
+template <typename scalar_t>
+DLRM_INLINE void take_gradients_of_logits(const MlpPass& pass, const float* grad,
+                                          const Target<scalar_t>& to, float* sums, int64_t run,
+                                          int64_t begin, int64_t end) {
+  const int64_t whole = round_up(to.width, kLanes);
+  const auto of_row = [&](int64_t row) { return row < pass.batch ? grad[row] : 0.0f; };
+  for (int64_t at = 0; at < to.width; at += kLanes) {
+    const Vec weight = load_some(pass.logit.weight + at, to.width - at);
+    Vec sum = zero(), of_weight = zero();
+    for (int64_t row = begin; row < end; row += 2) {
+      Vec values[2], passed[2];
+      kept_values<scalar_t>(pass, pass.logit.values, to.width, at / kPanel, at % kPanel, row,
+                            values[0], values[1]);
+      for (int64_t r = 0; r < 2; ++r) {
+        const Vec of_logit = broadcast(of_row(row + r));
+        if (row + r < pass.batch) of_weight += of_logit * values[r];
+        passed[r] = where_positive(rounded<scalar_t>(of_logit * weight), values[r]);
+        sum += passed[r];
+      }
+      Target<scalar_t>::put(to, at / kPanel, at % kPanel, row, passed[0], passed[1]);
+    }
+    store(sums + at, sum);
+    store(pass.logit.grad_weight + run * whole + at, of_weight);
+  }
+  float sum = 0;
+  for (int64_t row = begin; row < end; ++row) sum += of_row(row);
+  pass.logit.grad_bias[run] = sum;
+}
+
 // The gradients of rows [begin, end), from the last layer to the first, and the sums over these
 // rows of each layer's: a layer's `grad_bias` is that of this run. `scratch` as in forward_run.
 template <typename scalar_t>
-void backward_run(const MlpPass& pass, const scalar_t* grad, const scalar_t* output,
+void backward_run(const MlpPass& pass, const void* grad, const scalar_t* output,
                   scalar_t* grad_input, float* scratch, int64_t begin, int64_t end) {
   const int64_t size = pass.rows_of_run * pass.widest;
   auto* first = reinterpret_cast<Stored<scalar_t>*>(scratch);
@@ -419,22 +489,12 @@ void backward_run(const MlpPass& pass, const scalar_t* grad, const scalar_t* out
   };
   const MlpLayer& last = pass.layers[pass.count - 1];
   auto from = between<scalar_t>(pass, last.grad, last.outputs, buffers[0], begin);
-  float* sums = sums_of(last);
-  for (int64_t at = 0; at < last.outputs; at += kLanes) {
-    const int64_t panel = at / kPanel, left = last.outputs - at;
-    Vec sum = zero();
-    for (int64_t row = begin; row < end; row += 2) {
-      Vec passed[2];
-      for (int64_t r = 0; r < 2; ++r) {
-        const int64_t i = (row + r) * last.outputs + at;
-        passed[r] = row + r < pass.batch
-                        ? where_positive(load_some(grad + i, left), load_some(output + i, left))
-                        : zero();
-        sum += passed[r];
-      }
-      Target<scalar_t>::put(from, panel, at % kPanel, row, passed[0], passed[1]);
-    }
-    store(sums + at, sum);
+  if (pass.logit.weight != nullptr) {
+    take_gradients_of_logits(pass, static_cast<const float*>(grad), from, sums_of(last), run, begin,
+                             end);
+  } else {
+    take_gradients(pass, static_cast<const scalar_t*>(grad), output, from, sums_of(last), begin,
+                   end);
   }
   for (int64_t l = pass.count - 1; l >= 0; --l) {
     const MlpLayer& layer = pass.layers[l];
@@ -457,7 +517,8 @@ void backward_run(const MlpPass& pass, const scalar_t* grad, const scalar_t* out
                    Vec sum = zero();
                    for (int r = 0; r < kTile; r += 2) {
                      Vec even, odd;
-                     kept_values<scalar_t>(pass, layer, panel, v * kLanes, row + r, even, odd);
+                     kept_values<scalar_t>(pass, layer.values, layer.inputs, panel, v * kLanes,
+                                           row + r, even, odd);
                      acc[r][v] = where_positive(acc[r][v], even);
                      acc[r + 1][v] = where_positive(acc[r + 1][v], odd);
                      sum += acc[r][v] + acc[r + 1][v];

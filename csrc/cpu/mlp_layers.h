@@ -19,13 +19,22 @@ struct MlpLayer {
   int64_t stride_of_sums;
 };
 
+// A last layer without a ReLU and with one output, in float32.
+struct MlpLogit {
+  const float* weight;    // [inputs]; null: there is no such layer
+  float bias;
+  void* values;           // the last layer's outputs in panels, kept for the gradient
+  float* grad_weight;     // partial sums, [runs, whole vectors of inputs]
+  float* grad_bias;       // partial sums, [runs]
+};
+
 struct MlpPass {
   MlpLayer* layers;
   int64_t count;
   int64_t batch, padded_batch;  // rows, and the same as whole tiles
   int64_t rows_of_run;          // rows that go through all layers before the next ones
   int64_t widest;               // columns of the widest matrix, as whole vectors
-  bool keeps;                   // values for the gradient
+  MlpLogit logit;
 };
 
 }  // namespace dlrm

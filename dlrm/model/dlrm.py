@@ -19,7 +19,7 @@ from dlrm.model.cross import Cross
 from dlrm.model.divided import Bags, DividedEmbedding
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
 from dlrm.model.interaction import Interaction
-from dlrm.model.mlp import OUTPUT_INITS, mlp, output_layer
+from dlrm.model.mlp import MLP, OUTPUT_INITS, mlp, output_layer
 from dlrm.model.numerical import bottom_mlp
 from dlrm.model.numerical_embedding import (
     MAX_BINS,
@@ -536,7 +536,7 @@ class _Score(nn.Module):
     def __init__(
         self,
         interact: nn.Module,
-        top_mlp: nn.Module,
+        top_mlp: MLP,
         output: nn.Linear,
         cross: nn.Module | None,
         adapters: Adapters | None,
@@ -548,7 +548,10 @@ class _Score(nn.Module):
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         if self.adapters is not None:
             dense, embeddings = self.adapters(dense, embeddings)
-        hidden = self.top_mlp(self.interact(dense, embeddings)).float()
+        products = self.interact(dense, embeddings)
+        if self.cross is None and self.adapters is None:
+            return self.top_mlp.logits(products, self.output)
+        hidden = self.top_mlp(products).float()
         if self.cross is not None:
             hidden = torch.cat([hidden, self.cross(dense, embeddings).float()], 1)
         if self.adapters is not None:

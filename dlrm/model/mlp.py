@@ -1,6 +1,6 @@
 """Multilayer perceptron: linear layers, each followed by a ReLU."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -80,18 +80,30 @@ class MLP(nn.Sequential):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns `[batch, outputs]` of the last layer, in `dtype`, from `[batch, inputs]`."""
-        device = inputs.device.type
-        half = self.dtype != torch.float32
         if not self._can_be_optimized():
-            with torch.autocast(device, self.dtype, enabled=half):
+            half = self.dtype != torch.float32
+            with torch.autocast(inputs.device.type, self.dtype, enabled=half):
                 return self._by_modules(inputs) if self._drops() else super().forward(inputs)
+        return self._without_autocast(self._by_ops, inputs)
+
+    def logits(self, inputs: Tensor, output: nn.Linear) -> Tensor:
+        """Returns the logits of `output`, a layer of one output after this network: `[batch]`."""
+        if self._drops() or not self._can_be_optimized() or not _is_plain(output):
+            return output(self(inputs).float()).squeeze(1)
+        return self._without_autocast(self._logits_by_ops, inputs, output.weight, output.bias)
+
+    def _without_autocast(
+        self, run: Callable[..., Tensor], inputs: Tensor, *logit: Tensor
+    ) -> Tensor:
+        """Calls an operator on inputs of `dtype`, outside the caller's autocast."""
         parameters = self._parameters_by_kind()
-        weights, biases = parameters[: len(self) // 2], parameters[len(self) // 2 :]
-        rounded = self._kept
-        if is_autocast_available(device) and torch.is_autocast_enabled(device):  # the caller's
+        count = len(parameters) // 2
+        arguments = inputs.to(self.dtype), parameters[:count], parameters[count:], *logit
+        device = inputs.device.type
+        if is_autocast_available(device) and torch.is_autocast_enabled(device):
             with torch.autocast(device, enabled=False):
-                return self._by_ops(inputs.to(self.dtype), weights, biases, rounded)
-        return self._by_ops(inputs.to(self.dtype), weights, biases, rounded)
+                return run(*arguments)
+        return run(*arguments)
 
     def _drops(self) -> bool:
         return self.training and self.dropout > 0
@@ -104,9 +116,18 @@ class MLP(nn.Sequential):
                 values = ops.dropout(values, self.dropout)
         return values
 
-    def _by_ops(
-        self, values: Tensor, weights: list[Tensor], biases: list[Tensor], rounded: Sequence[Tensor]
+    def _logits_by_ops(
+        self,
+        values: Tensor,
+        weights: list[Tensor],
+        biases: list[Tensor],
+        logit_weight: Tensor,
+        logit_bias: Tensor,
     ) -> Tensor:
+        return ops.mlp_logits(values, weights, biases, logit_weight, logit_bias, self._kept)
+
+    def _by_ops(self, values: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
+        rounded = self._kept
         if not self._drops():
             return ops.mlp(values, weights, biases, rounded)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
@@ -135,10 +156,7 @@ class MLP(nn.Sequential):
         if torch._C._are_functorch_transforms_active():
             return False
         return all(
-            type(layer) is (nn.Linear, nn.ReLU)[index % 2]
-            and not (layer._forward_hooks or layer._forward_pre_hooks)
-            and not (layer._backward_hooks or layer._backward_pre_hooks)
-            and (index % 2 or layer.bias is not None)
+            type(layer) is nn.ReLU and not _has_hooks(layer) if index % 2 else _is_plain(layer)
             for index, layer in enumerate(self)
         )
 
@@ -146,6 +164,20 @@ class MLP(nn.Sequential):
         """Returns the weights of all layers, then their biases."""
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
         return [*(layer.weight for layer in linears), *(layer.bias for layer in linears)]
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    """Returns whether a layer computes what `nn.Linear` with a bias does, and nothing else."""
+    return type(layer) is nn.Linear and layer.bias is not None and not _has_hooks(layer)
+
+
+def _has_hooks(layer: nn.Module) -> bool:
+    return bool(
+        layer._forward_hooks
+        or layer._forward_pre_hooks
+        or layer._backward_hooks
+        or layer._backward_pre_hooks
+    )
 
 
 class _BatchNorm(nn.BatchNorm1d):

@@ -26,8 +26,10 @@ from dlrm.ops.joint_embedding_pieces import (
 )
 from dlrm.ops.library import instruction_set, native_available
 from dlrm.ops.linear import fused_linear_dtypes, linear
+from dlrm.ops.logistic_loss import logistic_loss, logistic_loss_reference
 from dlrm.ops.mlp import (
     mlp,
+    mlp_logits,
     mlp_reference,
     multiplies_natively,
     relu_bias_backward,
@@ -81,7 +83,10 @@ __all__ = [
     "joint_embedding_pieces_reference",
     "joint_embedding_reference",
     "linear",
+    "logistic_loss",
+    "logistic_loss_reference",
     "mlp",
+    "mlp_logits",
     "mlp_reference",
     "multiplies_natively",
     "native_available",

@@ -43,10 +43,40 @@ def mlp(
             inputs.requires_grad or any(parameter.requires_grad for parameter in parameters)
         ):
             return _NativeMLP.apply(inputs, len(weights), *parameters)
-        return torch.ops.dlrm.mlp.default(inputs, weights, biases, False)[0]
+        return torch.ops.dlrm.mlp.default(inputs, weights, biases, None, None, False)[0]
     rounded = rounded or rounded_parameters(inputs.dtype, weights, biases)
     _check(inputs, weights, biases, rounded)
     return _MLP.apply(inputs, rounded, *weights, *biases)
+
+
+def mlp_logits(
+    inputs: Tensor,
+    weights: Sequence[Tensor],
+    biases: Sequence[Tensor],
+    logit_weight: Tensor,
+    logit_bias: Tensor,
+    rounded: Sequence[Tensor] = (),
+) -> Tensor:
+    """Returns the logits of a last linear layer after `mlp`, in float32: `[batch]`.
+
+    Args:
+        inputs, weights, biases, rounded: see `mlp`.
+        logit_weight: `[1, inputs of the last layer]` float32.
+        logit_bias: `[1]` float32.
+
+    Raises:
+        RuntimeError: see `mlp`.
+    """
+    if weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
+        parameters = (*weights, *biases, logit_weight, logit_bias)
+        if torch.is_grad_enabled() and (
+            inputs.requires_grad or any(parameter.requires_grad for parameter in parameters)
+        ):
+            return _NativeMLP.apply(inputs, len(weights), *parameters)
+        logit = logit_weight, logit_bias
+        return torch.ops.dlrm.mlp.default(inputs, weights, biases, *logit, False)[0]
+    hidden = mlp(inputs, weights, biases, rounded).float()
+    return F.linear(hidden, logit_weight, logit_bias).squeeze(1)
 
 
 def multiplies_natively(
@@ -113,23 +143,35 @@ def relu_bias_backward_reference(grad: Tensor, output: Tensor) -> tuple[Tensor, 
 
 
 class _NativeMLP(torch.autograd.Function):
-    """The autograd node of the native operator; takes the inputs, weights and biases."""
+    """The autograd node of the native operator.
+
+    It takes the inputs, the number of layers, their weights and biases, and those of the logit.
+    """
 
     @staticmethod
     def forward(ctx, inputs: Tensor, num_layers: int, *parameters: Tensor) -> Tensor:  # type: ignore[override]
-        weights, biases = parameters[:num_layers], parameters[num_layers:]
-        output, kept = torch.ops.dlrm.mlp.default(inputs, weights, biases, True)
-        ctx.save_for_backward(output, kept)
-        ctx.weights = weights  # for their shapes: `kept` has a copy of their values
+        weights, biases = parameters[:num_layers], parameters[num_layers : 2 * num_layers]
+        logit = parameters[2 * num_layers :] or (None, None)
+        output, kept = torch.ops.dlrm.mlp.default(inputs, weights, biases, *logit, True)
+        ctx.save_for_backward(output, kept, *(() if logit[0] is None else logit))
+        # Only their shapes are needed: `kept` has a copy of their values.
+        ctx.weights, ctx.dtype = weights, inputs.dtype
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        output, kept = ctx.saved_tensors
+        output, kept, *logit = ctx.saved_tensors
         needs_inputs, _, *needs = ctx.needs_input_grad
         of_inputs, *grads = torch.ops.dlrm.mlp_backward.default(
-            grad, output, kept, ctx.weights, needs_inputs, any(needs)
+            grad,
+            output,
+            kept,
+            ctx.weights,
+            *(logit or (None, None)),
+            ctx.dtype,
+            needs_inputs,
+            any(needs),
         )
         grads = grads or [None] * len(needs)
         return of_inputs if needs_inputs else None, None, *grads
@@ -282,11 +324,12 @@ def _check_pair(grad: Tensor, output: Tensor) -> None:
 if native_available():
 
     @torch.library.register_fake("dlrm::mlp")
-    def _(inputs, weights, biases, keeps):
+    def _(inputs, weights, biases, logit_weight, logit_bias, keeps):
         _check(inputs, weights, biases)
-        return inputs.new_empty(len(inputs), len(weights[-1])), inputs.new_empty(
-            0, dtype=torch.float32
-        )
+        kept = inputs.new_empty(0, dtype=torch.float32)
+        if logit_weight is not None:
+            return inputs.new_empty(len(inputs), dtype=torch.float32), kept
+        return inputs.new_empty(len(inputs), len(weights[-1])), kept
 
     @torch.library.register_fake("dlrm::relu_bias_backward")
     def _(grad, output):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dlrm import ops
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World, gather
@@ -163,8 +164,10 @@ class Recommendation:
             summed = _summed_loss(logits, batch.labels, batch.weights)
             weight = batch.total_weight
             return summed / torch.where(weight > 0, weight, 1).to(summed.dtype)
-        total = _summed_loss(logits, batch.labels)
-        return total / (batch.global_size or self.num_samples(batch))
+        divisor = batch.global_size or self.num_samples(batch)
+        if logits.ndim == 1:
+            return ops.logistic_loss(logits, batch.labels, divisor)
+        return _summed_loss(logits, batch.labels) / divisor
 
     def slots(self, trains: bool = False) -> Slots | None:
         """Returns the assigner of slots to rows of batches, or None if all rows are in memory."""

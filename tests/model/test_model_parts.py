@@ -264,14 +264,14 @@ def test_the_default_network_is_bit_for_bit_what_it_was():
     numerical = torch.randn(33, 13, generator=random).half()
     ids = torch.stack([torch.randint(n, (33,), generator=random) for n in (50, 7, 200)], 1)
 
-    def layers(mlp, inputs):
+    def layers(mlp):
         linears = mlp[::2]
-        return ops.mlp(inputs, [one.weight for one in linears], [one.bias for one in linears])
+        return [one.weight for one in linears], [one.bias for one in linears]
 
-    dense = layers(model.bottom_mlp, numerical.float())
+    dense = ops.mlp(numerical.float(), *layers(model.bottom_mlp))
     embeddings = ops.joint_embedding(model.embeddings.weight, ids, model.embeddings.table_offsets)
-    hidden = layers(model.top_mlp, ops.dot_interaction(dense, embeddings))
-    expected = F.linear(hidden, model.output.weight, model.output.bias)[:, 0]
+    products, logit = ops.dot_interaction(dense, embeddings), model.output
+    expected = ops.mlp_logits(products, *layers(model.top_mlp), logit.weight, logit.bias)
     actual = model(numerical, ids)
     assert torch.equal(actual, expected)
     parameters = list(model.parameters())

@@ -281,7 +281,7 @@ def test_opcheck(native):
     torch.library.opcheck(torch.ops.dlrm.relu_bias_backward, (grad, output))
     inputs, weights, biases = network((3, 4, (5, 2)))
     tensors = ([t.detach() for t in some] for some in (weights, biases))
-    torch.library.opcheck(torch.ops.dlrm.mlp, (inputs.detach(), *tensors, False))
+    torch.library.opcheck(torch.ops.dlrm.mlp, (inputs.detach(), *tensors, None, None, False))
 
 
 def test_second_derivatives_are_refused_and_not_wrong(products):
@@ -313,3 +313,27 @@ def test_pairs_that_do_not_fit_are_named(device):
     compiled = torch.compile(ops.relu_bias_backward, fullgraph=True, backend="eager")
     with pytest.raises(RuntimeError, match=r"got grad \[3, 4\] and output \[3, 5\]"):
         compiled(grad, torch.randn(3, 5, device=device))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("batch", [0, 1, 25, 300])
+def test_logits_match_a_layer_behind_the_network(batch, dtype, products):
+    """Uses positive values, so no ReLU is active for one and inactive for the other."""
+    inputs, weights, biases = network((batch, 20, (40, 37)))
+    inputs, *parameters = (
+        t.detach().abs().requires_grad_()
+        for t in (inputs, *weights, *biases, torch.randn(1, 37) / 6, torch.randn(1))
+    )
+    split = (parameters[:2], parameters[2:4], *parameters[4:])
+    logits = ops.mlp_logits(inputs.to(dtype), *split)
+    hidden = ops.mlp(inputs.to(dtype), *split[:2]).double()
+    expected = torch.nn.functional.linear(hidden, *(t.double() for t in split[2:])).squeeze(1)
+    assert (logits.dtype, logits.shape) == (torch.float32, (batch,))
+    torch.testing.assert_close(logits.double(), expected, **SUMS)
+    factors = torch.rand(batch)
+    actual = torch.autograd.grad((logits * factors).sum(), (inputs, *parameters))
+    exact = torch.autograd.grad((expected * factors).sum(), (inputs, *parameters))
+    for one, other in zip(actual, exact, strict=True):
+        scale = float(other.abs().max()) if other.numel() else 0
+        roundings = 1e-5 if dtype == torch.float32 else 4 * 2**-8
+        torch.testing.assert_close(one, other, atol=roundings * scale, rtol=1e-5)
