@@ -50,6 +50,11 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " float eps=1e-8, float l2=0.0, Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? "
       "grad_scale=None,"
       " Tensor? found_inf=None) -> ()");
+  // Adam of dense weights; see cpu/dense_adam.cpp. `steps` are the numbers of updates so far.
+  m.def(
+      "dense_adam_(Tensor(a!)[] weights, Tensor[] grads, Tensor(b!)[] exp_avgs,"
+      " Tensor(c!)[] exp_avg_sqs, Tensor(d!)[] steps, Tensor lr, float beta1, float beta2,"
+      " float eps, float weight_decay, Tensor? grad_scale, Tensor? found_inf) -> ()");
   // The L2 term of steps that did not touch a row; see row_decay.h.
   m.def(
       "row_sgd_decay_(Tensor(a!) weight, Tensor(b!) done, Tensor steps, Tensor? rows=None, *,"

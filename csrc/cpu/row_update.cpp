@@ -6,6 +6,7 @@
 
 #include "first_bad.h"
 #include "isa.h"
+#include "scalar.h"
 #include "sort_rows.h"
 #include "split_floats.h"
 
@@ -49,25 +50,6 @@ namespace dlrm {
 namespace {
 
 constexpr int64_t kElementsPerTask = 16384;
-
-double scalar(const char* name, const char* what, const Tensor& tensor) {
-  check(tensor.numel() == 1 && tensor.is_cpu(), name, ": expected ", what,
-        " to be one value on the CPU, got ", shape_of(tensor));
-  switch (tensor.scalar_type()) {
-    case ScalarType::Float:
-      return *tensor.const_data_ptr<float>();
-    case ScalarType::Double:
-      return *tensor.const_data_ptr<double>();
-    case ScalarType::Long:
-      return static_cast<double>(*tensor.const_data_ptr<int64_t>());
-    case ScalarType::Bool:
-      return *tensor.const_data_ptr<bool>();
-    default:
-      check(false, name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
-            dtype_of(tensor));
-      return 0;
-  }
-}
 
 // Applies `rule` to every touched row, unless found_inf reports infinite or NaN gradients.
 template <typename Rule>

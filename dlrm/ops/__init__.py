@@ -4,6 +4,7 @@ Each operator runs compiled if `dlrm/_ops_cpu.so` (on a GPU `dlrm/_ops_cuda.so`)
 be loaded. Otherwise its plain-torch reference runs, with the same values and the same errors.
 """
 
+from dlrm.ops.dense_adam import dense_adam_
 from dlrm.ops.device_errors import raise_device_errors
 from dlrm.ops.dot_interaction import (
     dot_interaction,
@@ -68,6 +69,7 @@ __all__ = [
     "POOLINGS",
     "bags_of_ids",
     "check_bags",
+    "dense_adam_",
     "dot_interaction",
     "dot_interaction_reference",
     "dropout",
