@@ -59,6 +59,7 @@ def prefetch(
     indices: Iterable[int],
     device: str | torch.device = "cpu",
     depth: int = 4,
+    at_once: int = 1,
 ) -> Generator[BatchT, None, None]:
     """Yields batches in the order of `indices`, prefetched by background threads.
 
@@ -73,33 +74,56 @@ def prefetch(
         dataset: batches to read.
         indices: batches to read; consumed as reading advances.
         device: device of the batches.
-        depth: number of batches that are read, or being read, ahead of the one in use.
+        depth: number of reads that are done, or under way, ahead of the batch in use.
+        at_once: batches of one read. Waking a reader costs more than reading a small batch.
     """
-    if depth < 1:
-        raise ValueError(f"depth: expected 1 or more, got {depth}")
+    for name, value in (("depth", depth), ("at_once", at_once)):
+        if value < 1:
+            raise ValueError(f"{name}: expected 1 or more, got {value}")
     device = torch.device(device)
     if device.type == "cuda":
         reader = _CudaReader(dataset, device)
-        return _in_order(reader.read, reader.take, indices, depth)
-    return _in_order(
-        lambda index: _on_device(dataset.batch(index), device), _itself, indices, depth
-    )
+        return _in_order(reader.read, reader.take, indices, depth, at_once)
+
+    def read(index: int) -> BatchT:
+        return _on_device(dataset.batch(index), device)
+
+    return _in_order(read, _itself, indices, depth, at_once)
 
 
 def _in_order(
-    read: Callable, take: Callable, indices: Iterable[int], depth: int
+    read: Callable, take: Callable, indices: Iterable[int], depth: int, at_once: int
 ) -> Generator[Any, None, None]:
     pending: deque[Future] = deque()
     remaining = iter(indices)
+    groups = iter(lambda: list(islice(remaining, at_once)), [])
     readers = ThreadPoolExecutor(depth, thread_name_prefix="dlrm-reader")
+
+    def start(count: int) -> None:
+        pending.extend(readers.submit(_read_some, read, group) for group in islice(groups, count))
+
     try:
-        pending.extend(readers.submit(read, index) for index in islice(remaining, depth))
+        start(depth)
         while pending:
-            batch = take(pending.popleft().result())
-            pending.extend(readers.submit(read, index) for index in islice(remaining, 1))
-            yield batch
+            found, error = pending.popleft().result()
+            start(1)
+            for batch in found:
+                yield take(batch)
+            if error is not None:
+                raise error
     finally:
         readers.shutdown(wait=True, cancel_futures=True)
+
+
+def _read_some(read: Callable, indices: list[int]) -> tuple[list[Any], Exception | None]:
+    """Reads batches up to the first error, which belongs to the batch after them."""
+    found: list[Any] = []
+    try:
+        for index in indices:
+            found.append(read(index))
+    except Exception as error:
+        return found, error
+    return found, None
 
 
 def _itself(batch: BatchT) -> BatchT:

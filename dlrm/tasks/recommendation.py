@@ -31,6 +31,9 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.task import one_after_another
 
 
+_SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
+
+
 class Batches:
     """The batches of a data set on a device, in order or shuffled anew every epoch.
 
@@ -59,7 +62,8 @@ class Batches:
     def batches(self, epoch: int = 0, start: int = 0) -> Generator[Batch, None, None]:
         """Yields the batches of an epoch from the `start`-th on."""
         order = batch_order(len(self), epoch, self.seed, self.shuffle)
-        found = prefetch(self.dataset, order[start:].tolist(), self.device)
+        at_once = min(max(_SAMPLES_OF_A_READ // self.dataset.batch_size, 1), _BATCHES_OF_A_READ)
+        found = prefetch(self.dataset, order[start:].tolist(), self.device, at_once=at_once)
         return self.slots.ahead(found) if self.slots else found
 
     def repeated(self, count: int) -> Generator[Batch, None, None]:

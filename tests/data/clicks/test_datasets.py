@@ -389,10 +389,10 @@ def reader_threads():
     return [thread for thread in threading.enumerate() if thread.name.startswith("dlrm-reader")]
 
 
-@pytest.mark.parametrize("depth", [1, 4])
-def test_prefetched_batches_come_in_the_order_that_was_asked_for(depth, device):
+@pytest.mark.parametrize(("depth", "at_once"), [(1, 1), (4, 1), (2, 3), (4, 50)])
+def test_prefetched_batches_come_in_the_order_that_was_asked_for(depth, at_once, device):
     order = [3, 0, 1, 1, 9, 2, 0]
-    batches = prefetch(Slow(0.01), iter(order), device, depth)
+    batches = prefetch(Slow(0.01), iter(order), device, depth, at_once)
     assert [int(batch.categorical) for batch in batches] == order
     assert not reader_threads()
 
@@ -415,8 +415,9 @@ def test_prefetched_batches_are_those_of_the_dataset(tmp_path, device):
         np.testing.assert_array_equal(batch.categorical.cpu().numpy(), ids)
 
 
-def test_a_reader_error_is_raised_at_its_batch_and_leaves_no_thread(device):
-    batches = prefetch(Slow(fails={2}), range(100), device)
+@pytest.mark.parametrize("at_once", [1, 2, 3, 50])
+def test_a_reader_error_is_raised_at_its_batch_and_leaves_no_thread(at_once, device):
+    batches = prefetch(Slow(fails={2}), range(100), device, at_once=at_once)
     assert [int(next(batches).categorical) for _ in range(2)] == [0, 1]
     with pytest.raises(OSError, match="disk error at 2"):
         next(batches)
@@ -463,6 +464,8 @@ def test_on_the_cpu_batches_are_handed_over_without_a_copy():
 def test_a_depth_of_0_is_refused():
     with pytest.raises(ValueError, match="depth: expected 1 or more, got 0"):
         prefetch(Slow(), [0], depth=0)
+    with pytest.raises(ValueError, match="at_once: expected 1 or more, got 0"):
+        prefetch(Slow(), [0], at_once=0)
 
 
 def test_lengths_arrive_where_they_are_wanted(device):
