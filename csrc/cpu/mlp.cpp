@@ -118,6 +118,40 @@ void pack(const MlpSizes<scalar_t>& sizes, bool for_gradient) {
   });
 }
 
+// Batches of so few rows are multiplied with the weights as they are, unless a gradient is wanted.
+constexpr int64_t kFewRows = 4;
+constexpr int64_t kWeightsPerTask = 1 << 17;
+
+// The output of a few rows: that of the last layer, or the logits.
+template <typename scalar_t, typename weight_t>
+void run_few_rows(const MlpInputs& inputs, const std::optional<LogitLayer>& logit, void* output) {
+  const int64_t rows = inputs.batch;
+  const auto* from = inputs.inputs.const_data_ptr<scalar_t>();
+  std::vector<float> values(from, from + inputs.inputs.numel()), next;
+  const auto multiply = DLRM_KERNEL(few_rows<scalar_t, weight_t>);
+  for (size_t l = 0; l < inputs.weights.size(); ++l) {
+    const Tensor& weight = inputs.weights[l];
+    MlpLayer layer{weight.size(1), weight.size(0)};
+    layer.weight = weight.const_data_ptr<weight_t>();
+    layer.bias = inputs.biases[l].const_data_ptr<weight_t>();
+    next.resize(rows * layer.outputs);
+    const int64_t grain = std::max<int64_t>(kWeightsPerTask / std::max<int64_t>(layer.inputs, 1), 1);
+    torch::stable::parallel_for(0, layer.outputs, grain, [&](int64_t begin, int64_t end) {
+      multiply(layer, values.data(), next.data(), rows, begin, end, true);
+    });
+    values.swap(next);
+  }
+  if (logit) {
+    MlpLayer layer{logit->weight.size(1), 1};
+    layer.weight = logit->weight.const_data_ptr<float>();
+    layer.bias = logit->bias.const_data_ptr<float>();
+    const auto of_logit = DLRM_KERNEL(few_rows<float, float>);
+    of_logit(layer, values.data(), static_cast<float*>(output), rows, 0, 1, false);
+  } else {
+    std::copy(values.begin(), values.end(), static_cast<scalar_t*>(output));
+  }
+}
+
 template <typename Function>
 void dispatch_computed(ScalarType dtype, const Function& f) {
   check(dtype == ScalarType::Float || dtype == ScalarType::BFloat16,
@@ -139,6 +173,15 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
   }
   Tensor kept;
   dispatch_computed(inputs.inputs.scalar_type(), [&]<typename scalar_t>() {
+    void* output_data = logit ? static_cast<void*>(output.mutable_data_ptr<float>())
+                              : output.mutable_data_ptr<scalar_t>();
+    if (!keeps && inputs.batch <= kFewRows) {
+      kept = torch::stable::new_empty(inputs.inputs, {0}, ScalarType::Float);
+      inputs.parameters == ScalarType::Float
+          ? run_few_rows<scalar_t, float>(inputs, logit, output_data)
+          : run_few_rows<scalar_t, BFloat16>(inputs, logit, output_data);
+      return;
+    }
     MlpSizes<scalar_t> sizes(inputs.batch, inputs.weights);
     const Kept<scalar_t> places(sizes, logit.has_value());
     kept = keeps ? places.units.allocate(inputs.inputs)
@@ -167,8 +210,6 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
     const auto* input_data = inputs.inputs.const_data_ptr<scalar_t>();
     if (logit) sizes.pass.logit.weight = logit->weight.const_data_ptr<float>();
     if (logit) sizes.pass.logit.bias = *logit->bias.const_data_ptr<float>();
-    void* output_data = logit ? static_cast<void*>(output.mutable_data_ptr<float>())
-                              : output.mutable_data_ptr<scalar_t>();
     const auto forward = DLRM_KERNEL(forward_run<scalar_t>);
     take_tasks(sizes.runs(), [&](const auto& take) {
       const Scratch<float> buffers(sizes.scratch());

@@ -604,3 +604,32 @@ void weight_gradient(const MlpPass& pass, const MlpLayer& layer, weight_t* to, i
     }
   }
 }
+
+// For a few rows it takes longer to pack a weight than to multiply with it as it is. Outputs
+// [begin, end) of a layer for `rows` rows of values, [rows, inputs] and [rows, outputs].
+template <typename scalar_t, typename weight_t>
+void few_rows(const MlpLayer& layer, const float* values, float* to, int64_t rows, int64_t begin,
+              int64_t end, bool relu) {
+  constexpr int64_t kOutputs = 4;
+  const auto* weight = static_cast<const weight_t*>(layer.weight);
+  const auto* bias = static_cast<const weight_t*>(layer.bias);
+  const int64_t inputs = layer.inputs;
+  for (int64_t output = begin; output < end; output += kOutputs) {
+    const int64_t some = std::min(kOutputs, end - output);
+    for (int64_t row = 0; row < rows; ++row) {
+      Vec sums[kOutputs] = {};
+      for (int64_t i = 0; i < inputs; i += kLanes) {
+        const Vec value = load_some(values + row * inputs + i, inputs - i);
+        for (int64_t o = 0; o < some; ++o) {
+          const weight_t* from = weight + (output + o) * inputs + i;
+          sums[o] += value * rounded<scalar_t>(load_some(from, inputs - i));
+        }
+      }
+      for (int64_t o = 0; o < some; ++o) {
+        const Vec first = load_first(bias + output + o, 1);
+        const Vec sum = broadcast(sum_lanes(sums[o])) + broadcast(rounded<scalar_t>(first)[0]);
+        to[row * layer.outputs + output + o] = relu ? rounded<scalar_t>(positive(sum))[0] : sum[0];
+      }
+    }
+  }
+}

@@ -334,6 +334,11 @@ class _Stream(NamedTuple):
 
 def _fill(rows: Tensor, low: Tensor | None, stream: _Stream) -> None:
     """Draws rows from a generator, some at a time."""
+    with torch.inference_mode(rows.is_inference()):  # each thread has a mode of its own
+        _draw_rows(rows, low, stream)
+
+
+def _draw_rows(rows: Tensor, low: Tensor | None, stream: _Stream) -> None:
     at_once = max(1, _VALUES_AT_ONCE // stream.dim)
     is_whole = rows.shape == (stream.rows, stream.dim)
     for begin in range(0, stream.first + len(rows), at_once):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,30 +81,22 @@ class MLP(nn.Sequential):
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns `[batch, outputs]` of the last layer, in `dtype`, from `[batch, inputs]`."""
-        if not self._can_be_optimized():
+        parameters = self._parameters_of_ops()
+        if parameters is None:
             half = self.dtype != torch.float32
             with torch.autocast(inputs.device.type, self.dtype, enabled=half):
                 return self._by_modules(inputs) if self._drops() else super().forward(inputs)
-        return self._without_autocast(self._by_ops, inputs)
+        return _without_autocast(self._by_ops, inputs.to(self.dtype), *parameters)
 
     def logits(self, inputs: Tensor, output: nn.Linear) -> Tensor:
         """Returns the logits of `output`, a layer of one output after this network: `[batch]`."""
-        if self._drops() or not self._can_be_optimized() or not _is_plain(output):
+        parameters = None if self._drops() else self._parameters_of_ops()
+        if parameters is None or not _is_plain(output):
             return output(self(inputs).float()).squeeze(1)
-        return self._without_autocast(self._logits_by_ops, inputs, output.weight, output.bias)
-
-    def _without_autocast(
-        self, run: Callable[..., Tensor], inputs: Tensor, *logit: Tensor
-    ) -> Tensor:
-        """Calls an operator on inputs of `dtype`, outside the caller's autocast."""
-        parameters = self._parameters_by_kind()
-        count = len(parameters) // 2
-        arguments = inputs.to(self.dtype), parameters[:count], parameters[count:], *logit
-        device = inputs.device.type
-        if is_autocast_available(device) and torch.is_autocast_enabled(device):
-            with torch.autocast(device, enabled=False):
-                return run(*arguments)
-        return run(*arguments)
+        logit = output.weight, output.bias
+        return _without_autocast(
+            ops.mlp_logits, inputs.to(self.dtype), *parameters, *logit, self._kept
+        )
 
     def _drops(self) -> bool:
         return self.training and self.dropout > 0
@@ -115,16 +108,6 @@ class MLP(nn.Sequential):
             if isinstance(layer, nn.ReLU):
                 values = ops.dropout(values, self.dropout)
         return values
-
-    def _logits_by_ops(
-        self,
-        values: Tensor,
-        weights: list[Tensor],
-        biases: list[Tensor],
-        logit_weight: Tensor,
-        logit_bias: Tensor,
-    ) -> Tensor:
-        return ops.mlp_logits(values, weights, biases, logit_weight, logit_bias, self._kept)
 
     def _by_ops(self, values: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
         rounded = self._kept
@@ -140,30 +123,42 @@ class MLP(nn.Sequential):
         """Rounds the parameters once for all passes of the block, which must not change them."""
         device = next(self.parameters()).device if len(self) else torch.device("cpu")
         native = ops.multiplies_natively(device, self.dtype)
-        if self.dtype != torch.float32 and self._can_be_optimized() and not native:
-            parameters, count = self._parameters_by_kind(), len(self) // 2
-            self._kept = ops.rounded_parameters(self.dtype, parameters[:count], parameters[count:])
+        parameters = self._parameters_of_ops()
+        if self.dtype != torch.float32 and parameters and not native:
+            self._kept = ops.rounded_parameters(self.dtype, *parameters)
         try:
             yield
         finally:
             self._kept = ()
 
-    def _can_be_optimized(self) -> bool:
-        if not self.optimized or not len(self) or len(self) % 2:
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return False
+    def _parameters_of_ops(self) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Returns the weights and the biases of all layers; None if the modules must run."""
+        if not self.optimized or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return None
         if torch._C._are_functorch_transforms_active():
-            return False
-        return all(
-            type(layer) is nn.ReLU and not _has_hooks(layer) if index % 2 else _is_plain(layer)
-            for index, layer in enumerate(self)
-        )
+            return None
+        weights, biases, wanted, other = [], [], nn.Linear, nn.ReLU
+        for layer in self._modules.values():
+            if type(layer) is not wanted or _has_hooks(layer):
+                return None
+            if wanted is nn.Linear:
+                parameters = layer._parameters  # the modules' own look-up takes 1 us each
+                weight, bias = parameters.get("weight"), parameters.get("bias")
+                if weight is None or bias is None:
+                    return None
+                weights.append(weight)
+                biases.append(bias)
+            wanted, other = other, wanted
+        return (weights, biases) if weights and wanted is nn.Linear else None
 
-    def _parameters_by_kind(self) -> list[Tensor]:
-        """Returns the weights of all layers, then their biases."""
-        linears = [layer for layer in self if isinstance(layer, nn.Linear)]
-        return [*(layer.weight for layer in linears), *(layer.bias for layer in linears)]
+
+def _without_autocast(run: Callable[..., Tensor], inputs: Tensor, *arguments: Any) -> Tensor:
+    """Calls an operator outside the caller's autocast."""
+    device = inputs.device.type
+    if is_autocast_available(device) and torch.is_autocast_enabled(device):
+        with torch.autocast(device, enabled=False):
+            return run(inputs, *arguments)
+    return run(inputs, *arguments)
 
 
 def _is_plain(layer: nn.Module) -> bool:

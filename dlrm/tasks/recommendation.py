@@ -30,7 +30,6 @@ from dlrm.train.optim.rows import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import one_after_another
 
-
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
 
 
