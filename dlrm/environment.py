@@ -8,13 +8,17 @@ A setting that the user made takes precedence; `DLRM_TUNE=0` changes nothing.
   next step fault them in again: 82 to 1013 page faults a step (Kaggle model, batch 2048), and now
   tens at most.
 * Waiting threads spin for tens of microseconds and then sleep. With 3,000 spins the demo's model
-* trains as fast as with 10,000 on an idle machine (119,000 and 106,000 samples/s, 2 cores), and at
-* twice the rate (39,000 against 18,000) if other programs use the cores. A program that
+  trains as fast as with 10,000 on an idle machine (119,000 and 106,000 samples/s, 2 cores), and at
+  twice the rate (39,000 against 18,000) if other programs use the cores. A program that
   imports torch before it calls `dlrm.fit` has torch's own setting.
+* Threads are as many as the cores that the control group allows. torch counts those of the
+  machine, and threads that wait for their turn hold up the others.
 """
 
 import ctypes
 import os
+
+from dlrm.host_cores import available_cores
 
 DEFAULTS = {"THP_MEM_ALLOC_ENABLE": "1", "GOMP_SPINCOUNT": "3000"}
 
@@ -35,6 +39,9 @@ def malloc_settings() -> dict[str, str]:
 def _set_defaults() -> None:
     for name, value in DEFAULTS.items():
         os.environ.setdefault(name, value)
+    cores, limit = available_cores()
+    if limit.startswith("control group"):
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, int(cores))))
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # only glibc has it
     for name, (option, number) in _MALLOC_OPTIONS.items():
         if mallopt is not None and name not in os.environ:

@@ -8,7 +8,9 @@ import sys
 
 # Low to high; packages of one line do not import each other.
 FLOORS = [
-    ["dlrm.documents", "dlrm.environment", "dlrm.host_memory", "dlrm.step_clock"],
+    ["dlrm.host_memory"],
+    ["dlrm.host_cores"],
+    ["dlrm.documents", "dlrm.environment", "dlrm.step_clock"],
     ["dlrm.command_line", "dlrm.files", "dlrm.limits", "dlrm.pages"],
     ["dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed", "dlrm.store"],
@@ -28,6 +30,7 @@ TORCH_FREE = [
     "dlrm.documents",
     "dlrm.environment",
     "dlrm.files",
+    "dlrm.host_cores",
     "dlrm.host_memory",
     "dlrm.limits",
     "dlrm.manifest",

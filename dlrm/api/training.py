@@ -24,7 +24,7 @@ from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.dlrm import DLRM, DLRMConfig
 from dlrm.serving.predictor import Predictor, load
 from dlrm.store.config import TableStoreConfig
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
@@ -270,7 +270,7 @@ def _trained(
         world=world,
         log=log,
         checkpoints=checkpoints,
-        run=_recorded(training, architecture, fingerprint(datasets.train)),
+        run=_recorded(training, task.model, fingerprint(datasets.train)),
         **training.trainer_arguments(task, datasets.train),
     )
     if without_bins:
@@ -309,14 +309,13 @@ def _checkpoints(path: Path, dataset: Dataset) -> Iterator[CheckpointDirectory]:
         checkpoints.release()
 
 
-def _recorded(
-    training: ClickTraining, architecture: DLRMConfig, data: dict[str, Any]
-) -> dict[str, Any]:
+def _recorded(training: ClickTraining, model: DLRM, data: dict[str, Any]) -> dict[str, Any]:
     """Returns the configuration of the run in the form that the command's checkpoints store."""
     own = vars(training)
     flags = {name: own[name] for name in _OF_THE_TRAINING}
-    for config in (*(own[name] for name in own if name not in flags), architecture):
+    for config in (*(own[name] for name in own if name not in flags), model.config):
         flags |= vars(config)
+    flags["mlp_products"] = model.products
     flags["dataset"] = os.path.abspath(flags["dataset"])
     return {"dlrm_version": dlrm.__version__, "flags": flags, "dataset": data}
 

@@ -520,6 +520,19 @@ class DLRM(nn.Module):
         wide = self.wide.table_parameters() if self.wide else []
         return [*self.embeddings.table_parameters(), *wide]
 
+    @property
+    def products(self) -> str:
+        """The matrix products of the MLPs on a CPU: "native" or "torch", see `ops.choose_products`.
+
+        It is "native,torch" if the top MLP differs from the bottom MLP. It can be set.
+        """
+        return ",".join(dict.fromkeys((self.bottom_mlp.products, self.top_mlp.products)))
+
+    @products.setter
+    def products(self, products: str) -> None:
+        bottom, _, top = products.partition(",")
+        self.bottom_mlp.products, self.top_mlp.products = bottom, top or bottom
+
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
         """Does the work that depends only on MLP weights once for all passes of the block."""

@@ -66,6 +66,9 @@ class MLP(nn.Sequential):
             compiled or traced models, and under torch.func. `ops.mlp` has no second derivatives;
             the modules have them.
         dropout: share of each ReLU's outputs that training sets to 0; see `ops.dropout`.
+
+    Attributes:
+        products: "native" or "torch", see `ops.choose_products`: whose products the CPU uses.
     """
 
     def __init__(
@@ -78,6 +81,10 @@ class MLP(nn.Sequential):
         super().__init__(*layers)
         self.dtype, self.optimized, self.dropout = dtype, optimized, dropout
         self._kept: tuple[Tensor, ...] = ()
+        linears = [layer for layer in self if isinstance(layer, nn.Linear)]
+        sizes = [linear.in_features for linear in linears[:1]]
+        sizes += [linear.out_features for linear in linears]
+        self.products = ops.choose_products(dtype, sizes)
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns `[batch, outputs]` of the last layer, in `dtype`, from `[batch, inputs]`."""
@@ -95,8 +102,12 @@ class MLP(nn.Sequential):
             return output(self(inputs).float()).squeeze(1)
         logit = output.weight, output.bias
         return _without_autocast(
-            ops.mlp_logits, inputs.to(self.dtype), *parameters, *logit, self._kept
+            ops.mlp_logits, inputs.to(self.dtype), *parameters, *logit, self._kept, self._native
         )
+
+    @property
+    def _native(self) -> bool:
+        return self.products == "native"
 
     def _drops(self) -> bool:
         return self.training and self.dropout > 0
@@ -112,17 +123,17 @@ class MLP(nn.Sequential):
     def _by_ops(self, values: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
         rounded = self._kept
         if not self._drops():
-            return ops.mlp(values, weights, biases, rounded)
+            return ops.mlp(values, weights, biases, rounded, self._native)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             own = rounded[index :: len(weights)]  # none, or this layer's weight and bias
-            values = ops.dropout(ops.mlp(values, [weight], [bias], own), self.dropout)
+            values = ops.dropout(ops.mlp(values, [weight], [bias], own, self._native), self.dropout)
         return values
 
     @contextmanager
     def keep_rounded(self) -> Iterator[None]:
         """Rounds the parameters once for all passes of the block, which must not change them."""
         device = next(self.parameters()).device if len(self) else torch.device("cpu")
-        native = ops.multiplies_natively(device, self.dtype)
+        native = self._native and ops.multiplies_natively(device, self.dtype)
         parameters = self._parameters_of_ops()
         if self.dtype != torch.float32 and parameters and not native:
             self._kept = ops.rounded_parameters(self.dtype, *parameters)
@@ -137,7 +148,9 @@ class MLP(nn.Sequential):
             return None
         if torch._C._are_functorch_transforms_active():
             return None
-        weights, biases, wanted, other = [], [], nn.Linear, nn.ReLU
+        weights: list[Tensor] = []
+        biases: list[Tensor] = []
+        wanted: type[nn.Module] = nn.Linear
         for layer in self._modules.values():
             if type(layer) is not wanted or _has_hooks(layer):
                 return None
@@ -148,7 +161,7 @@ class MLP(nn.Sequential):
                     return None
                 weights.append(weight)
                 biases.append(bias)
-            wanted, other = other, wanted
+            wanted = nn.ReLU if wanted is nn.Linear else nn.Linear
         return (weights, biases) if weights and wanted is nn.Linear else None
 
 

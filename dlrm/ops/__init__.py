@@ -43,6 +43,7 @@ from dlrm.ops.piecewise_linear import (
     piecewise_linear_reference,
     piecewise_tables,
 )
+from dlrm.ops.products import PRODUCTS, choose_products
 from dlrm.ops.row_decay import (
     row_adagrad_decay_,
     row_adagrad_decay_reference,
@@ -67,8 +68,10 @@ from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
     "POOLINGS",
+    "PRODUCTS",
     "bags_of_ids",
     "check_bags",
+    "choose_products",
     "dense_adam_",
     "dot_interaction",
     "dot_interaction_reference",

@@ -4,8 +4,6 @@ The schema is in csrc/schemas.h, the kernel in csrc/cpu/dense_adam*; elsewhere t
 runs.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
@@ -13,11 +11,11 @@ from dlrm.ops.library import native_available
 
 
 def dense_adam_(
-    weights: Sequence[Tensor],
-    grads: Sequence[Tensor],
-    exp_avgs: Sequence[Tensor],
-    exp_avg_sqs: Sequence[Tensor],
-    steps: Sequence[Tensor],
+    weights: list[Tensor],
+    grads: list[Tensor],
+    exp_avgs: list[Tensor],
+    exp_avg_sqs: list[Tensor],
+    steps: list[Tensor],
     lr: Tensor,
     *,
     betas: tuple[float, float] = (0.9, 0.999),
@@ -77,7 +75,7 @@ def dense_adam_(
         torch._foreach_sub_(steps, [found_inf] * len(steps))
 
 
-def _is_native(tensors: Sequence[Tensor]) -> bool:
+def _is_native(tensors: list[Tensor]) -> bool:
     return native_available() and all(
         tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous()
         for tensor in tensors

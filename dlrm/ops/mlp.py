@@ -25,6 +25,7 @@ def mlp(
     weights: Sequence[Tensor],
     biases: Sequence[Tensor],
     rounded: Sequence[Tensor] = (),
+    native: bool = True,
 ) -> Tensor:
     """Returns relu(x W^T + b), layer after layer: `[batch, outputs of the last layer]`.
 
@@ -33,11 +34,12 @@ def mlp(
         weights: `[outputs, inputs]` of each layer; gradients have their dtype.
         biases: `[outputs]` of each layer.
         rounded: `rounded_parameters` of the weights and biases, if the caller has them already.
+        native: run the native operator where it can be; see `choose_products`.
 
     Raises:
         RuntimeError: shapes or dtypes do not fit together; the message names layer and shapes.
     """
-    if weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
+    if native and weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
         parameters = (*weights, *biases)
         if torch.is_grad_enabled() and (
             inputs.requires_grad or any(parameter.requires_grad for parameter in parameters)
@@ -56,18 +58,19 @@ def mlp_logits(
     logit_weight: Tensor,
     logit_bias: Tensor,
     rounded: Sequence[Tensor] = (),
+    native: bool = True,
 ) -> Tensor:
     """Returns the logits of a last linear layer after `mlp`, in float32: `[batch]`.
 
     Args:
-        inputs, weights, biases, rounded: see `mlp`.
+        inputs, weights, biases, rounded, native: see `mlp`.
         logit_weight: `[1, inputs of the last layer]` float32.
         logit_bias: `[1]` float32.
 
     Raises:
         RuntimeError: see `mlp`.
     """
-    if weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
+    if native and weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
         parameters = (*weights, *biases, logit_weight, logit_bias)
         if torch.is_grad_enabled() and (
             inputs.requires_grad or any(parameter.requires_grad for parameter in parameters)
@@ -75,14 +78,14 @@ def mlp_logits(
             return _NativeMLP.apply(inputs, len(weights), *parameters)
         logit = logit_weight, logit_bias
         return torch.ops.dlrm.mlp.default(inputs, weights, biases, *logit, False)[0]
-    hidden = mlp(inputs, weights, biases, rounded).float()
+    hidden = mlp(inputs, weights, biases, rounded, native).float()
     return F.linear(hidden, logit_weight, logit_bias).squeeze(1)
 
 
 def multiplies_natively(
     device: torch.device, dtype: torch.dtype, parameters: torch.dtype = torch.float32
 ) -> bool:
-    """Returns whether `mlp` runs the native operator, which rounds parameters itself.
+    """Returns whether `mlp` can run the native operator, which rounds parameters itself.
 
     Args:
         device: device of the inputs.

@@ -83,6 +83,7 @@ LATER = {
 }
 
 OURS = {
+    "mlp_products": "auto",
     "embedding_l2": 0.0,
     "embedding_l2_mode": "all",
     "weight_decay": 0.0,

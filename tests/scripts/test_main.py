@@ -739,3 +739,35 @@ def test_tables_that_do_not_fit_on_the_gpu_are_refused_before_they_are_made(comm
 def test_an_empty_checkpoint_path_saves_nothing(command, tmp_path):
     command("--max_steps=2", "--save_checkpoint_path=")
     assert not list(tmp_path.glob("**/step-*"))
+
+
+def test_a_resumed_run_keeps_the_matrix_products_it_was_started_with(command):
+    def recorded():
+        return read_config(find_checkpoint("run"))["flags"]["mlp_products"]
+
+    saving = ("--save_checkpoint_path=run", "--base_device=cpu")
+    command("--max_steps=2", "--mlp_products=torch", *saving)
+    assert recorded() == "torch"
+    command("--max_steps=3", "--resume", *saving)
+    assert recorded() == "torch"
+    logged = [e["data"] for e in log_entries("run/log.json") if e.get("step") == "PARAMETER"]
+    assert [flags["mlp_products"] for flags in logged] == ["torch", "torch"]
+    with pytest.raises(ValueError, match=r"--mlp_products"):
+        command("--max_steps=4", "--resume", "--mlp_products=native", *saving)
+
+
+def test_a_run_from_before_the_native_products_goes_on_with_torchs(command, monkeypatch):
+    recorded = dlrm_setup.DLRMSetup.recorded
+
+    def without_products(setup):
+        found = recorded(setup)
+        del found["flags"]["mlp_products"]
+        return found
+
+    saving = ("--save_checkpoint_path=run", "--base_device=cpu")
+    with monkeypatch.context() as earlier:
+        earlier.setattr(dlrm_setup.DLRMSetup, "recorded", without_products)
+        command("--max_steps=2", "--mlp_products=torch", *saving)
+    assert "mlp_products" not in read_config(find_checkpoint("run"))["flags"]
+    command("--max_steps=3", "--resume", *saving)
+    assert read_config(find_checkpoint("run"))["flags"]["mlp_products"] == "torch"

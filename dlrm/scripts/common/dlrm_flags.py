@@ -21,7 +21,8 @@ from dlrm.model.dlrm import (
 )
 from dlrm.model.mlp import OUTPUT_INITS
 from dlrm.model.numerical_embedding import MAX_BINS
-from dlrm.ops import POOLINGS
+from dlrm.ops import POOLINGS, PRODUCTS
+from dlrm.ops.products import AUTO
 from dlrm.scripts.common.config_flags import (
     ALLOW_LINKS_HELP,
     LOG_FLAGS,
@@ -144,6 +145,16 @@ _MODEL: Definitions = {
         True,
         "Run each MLP as one autograd node over fused linear layers, instead of torch's modules "
         "one by one",
+    ),
+    "mlp_products": (
+        str,
+        AUTO,
+        Help(
+            "Matrix products of the MLPs on a CPU: the native operator's or torch's; auto takes "
+            "those that are faster on this processor, by a table that dlrm.scripts.doctor --tune "
+            "extends; a resumed run keeps its own",
+            (AUTO, *PRODUCTS),
+        ),
     ),
 }
 _TRAINING: Definitions = {

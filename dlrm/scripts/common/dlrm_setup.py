@@ -23,6 +23,8 @@ from dlrm.distributed.placement import Placement
 from dlrm.model.dlrm import ARCHITECTURE, FUSED_TYPES, DLRMConfig
 from dlrm.model.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
+from dlrm.ops.products import AUTO as AUTO_PRODUCTS
+from dlrm.ops.products import TORCH
 from dlrm.scripts.common import run, session
 from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
@@ -194,6 +196,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
     with agreed(world, *session.USER_ERRORS):
         task = _make_task(values, architecture, world, unrecorded, placement, whole)
         told_by = fingerprint(read)
+        values = _with_products(values, task, resumed)
     if task.model.store is not None:
         at_the_end.callback(task.model.store.close)
     transform = fitted / layout.TRANSFORM if fitted else None
@@ -221,6 +224,18 @@ def _may_change(values: Values) -> frozenset[str]:
     """Returns the flags that a resumed run may change: its length only if no rate depends on it."""
     length = {"epochs", "max_steps"} if values.config(ScheduleConfig).knows_the_run else set()
     return RESUME_MAY_CHANGE - length
+
+
+def _with_products(values: Values, task: Recommendation, resumed: Path | None) -> Values:
+    """Sets whose products the MLPs use, those of a resumed run first; returns what is recorded."""
+    asked, model = values["mlp_products"], task.model
+    if task.world.device != "cpu":
+        return values
+    if asked == AUTO_PRODUCTS and resumed:  # runs from before the flag used torch's
+        asked = run.saved_flags(resumed, ["mlp_products"]).get("mlp_products", TORCH)
+    if asked != AUTO_PRODUCTS:
+        model.products = asked
+    return Values({**values, "mlp_products": model.products}, values.given)
 
 
 def _open_datasets(values: Values, world: World) -> Datasets:

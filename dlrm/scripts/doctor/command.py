@@ -2,6 +2,7 @@
 
     python -m dlrm.scripts.doctor          a report to read
     python -m dlrm.scripts.doctor --json   the same for programs
+    python -m dlrm.scripts.doctor --tune   times matrix products; notes the faster for later runs
 
 The exit code is 0 if training a small model works, and 1 otherwise.
 """
@@ -20,13 +21,31 @@ from dlrm.scripts.doctor.checks import BROKEN, NOTE, OK, SLOW, Result, first_lin
 from dlrm.scripts.doctor.gpu import cuda
 from dlrm.scripts.doctor.machine import memory_set_up, offered_instructions, room, threads
 from dlrm.scripts.doctor.packages import preprocessing, rebuild, versions
+from dlrm.scripts.doctor.tuning import tune
 
 
 def main() -> int:
     """Prints the report; returns the exit code."""
     parser = Parser(__doc__.splitlines()[0], "python -m dlrm.scripts.doctor")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
+    parser.add_argument(
+        "--tune",
+        action="store_true",
+        help="time the matrix products of MLPs, and note the faster of each for later runs",
+    )
+    parser.add_argument(
+        "--layers",
+        nargs="+",
+        metavar="SIZES",
+        help="with --tune, the MLPs instead of those of the reference models: inputs and outputs "
+        "of the layers, as 368-256-128",
+    )
+    parser.add_argument("--batch_size", type=int, default=2048, help="with --tune; default: 2048")
     options = parser.parse_args()
+    if options.tune:
+        return tune(parser, options.layers, options.batch_size)
+    if options.layers:
+        parser.error("--layers needs --tune")
     results = examine()
     works = all(result.state != BROKEN for result in results)
     if options.json:

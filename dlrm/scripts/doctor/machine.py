@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlrm import environment
-from dlrm.host_memory import control_groups, host_memory, read
+from dlrm.host_cores import available_cores
+from dlrm.host_memory import host_memory, read
 from dlrm.scripts.doctor.checks import NOTE, OK, SLOW, Result
 
 GIB = 2**30
@@ -49,19 +50,10 @@ def threads() -> Iterator[Result]:
             "load",
             NOTE,
             f"{load:.1f} threads of this machine want to run on {os.cpu_count()} cores",
-            "training gets a part of the cores only; figures of benchmarks mean little",
+            "training gets a part of the cores only; figures of benchmarks mean little. A small "
+            "model, whose steps take milliseconds, then trains fastest on one thread",
+            "export OMP_NUM_THREADS=1",
         )
-
-
-def available_cores() -> tuple[float, str]:
-    """Returns the cores that this process may use, and the origin of the limit."""
-    total = os.cpu_count() or 1
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
-    cores, why = float(allowed), "all" if allowed == total else f"affinity, of {total}"
-    quota = _cgroup_cpus()
-    if quota is not None and quota < cores:
-        cores, why = quota, f"control group's limit, of {total}"
-    return cores, why
 
 
 def memory_set_up() -> Iterator[Result]:
@@ -143,16 +135,3 @@ def _faults_of_touching(torch, size: int) -> int:
     tensor = torch.empty(size, dtype=torch.uint8)
     tensor.zero_()
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-
-
-def _cgroup_cpus() -> float | None:
-    """Returns the cores that the control group, version 2 or 1, allows; None without a limit."""
-    for directory in control_groups():
-        quota, _, period = read(str(directory / "cpu.max")).partition(" ")
-        if quota.isdecimal() and period.strip().isdecimal():
-            return int(quota) / int(period)
-    quota = read("/sys/fs/cgroup/cpu/cpu.cfs_quota_us").strip()
-    period = read("/sys/fs/cgroup/cpu/cpu.cfs_period_us").strip()
-    if quota.isdecimal() and period.isdecimal():
-        return int(quota) / int(period)
-    return None

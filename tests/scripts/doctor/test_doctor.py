@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dlrm
-from dlrm import ops
+from dlrm import host_cores, ops
 from dlrm.ops import library
 from dlrm.scripts.doctor import gpu as gpu_checks
 from dlrm.scripts.doctor import machine as machine_checks
@@ -170,7 +170,7 @@ def test_a_package_of_another_version_is_not_taken_for_the_needed_one(monkeypatc
 
 
 def test_more_threads_than_cores_are_slow(monkeypatch):
-    monkeypatch.setattr(machine_checks, "_cgroup_cpus", lambda: 0.5)
+    monkeypatch.setattr(host_cores, "_control_group_cores", lambda: 0.5)
     found = next(iter(machine_checks.threads()))
     assert "control group's limit" in found.value
     if "uses 1;" not in found.value:

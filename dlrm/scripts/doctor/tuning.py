@@ -1,0 +1,81 @@
+"""Times the matrix products of MLPs, and notes the faster for later runs on this processor."""
+
+import statistics
+import time
+from argparse import ArgumentParser
+from collections.abc import Callable, Sequence
+
+# The MLPs of benchmarks/train.py, each from its inputs to its last hidden layer.
+LAYERS = (
+    *("13-512-256-128", "480-1024-1024-512-256"),  # Terabyte
+    *("13-512-256-64-16", "368-512-256"),  # Kaggle
+    *("13-128-64-16", "368-256-128"),  # small
+)
+_ROUNDS, _SECONDS = 9, 0.02  # of a round: calls are repeated to last as long
+
+
+def tune(parser: ArgumentParser, layers: Sequence[str] | None, batch_size: int) -> int:
+    """Prints a table, and enters its choices in the user's table; returns the exit code."""
+    from dlrm.ops import native_available
+    from dlrm.ops.products import add_to_user_table, processor, user_table, user_table_path
+
+    sizes = [_sizes(parser, text) for text in layers or LAYERS]
+    if batch_size < 1:
+        parser.error(f"--batch_size {batch_size}: expected 1 or more")
+    if not native_available():
+        parser.error("--tune: the native operators are not loaded, so there is nothing to choose")
+    try:
+        user_table()
+    except ValueError as error:
+        parser.error(str(error))
+    print(f"{processor()}, batch {batch_size}: milliseconds forward and backward, medians\n")
+    print(f"{'layers':<24} {'dtype':<9} {'native':>8} {'torch':>8}  faster")
+    for own in sizes:
+        for name in ("float32", "bfloat16"):
+            dtype, times = _times(own, batch_size, name)
+            faster = min(times, key=times.__getitem__)
+            milliseconds = " ".join(f"{1e3 * times[one]:8.3f}" for one in ("native", "torch"))
+            print(f"{'-'.join(map(str, own)):<24} {name:<9} {milliseconds}  {faster}", flush=True)
+            add_to_user_table(dtype, own, faster)
+    print(f"\nwritten to {user_table_path()}, which later runs read; delete it to undo")
+    return 0
+
+
+def _sizes(parser: ArgumentParser, text: str) -> list[int]:
+    sizes = text.split("-")
+    if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
+        parser.error(f"--layers {text}: expected inputs and outputs of layers, as 368-256-128")
+    return [int(size) for size in sizes]
+
+
+def _times(layers: list[int], batch_size: int, name: str) -> tuple:
+    """Returns the dtype, and by whose products the seconds of a call; they take turns."""
+    import torch
+
+    from dlrm.model.mlp import mlp
+
+    dtype = getattr(torch, name)
+    network = mlp(layers[0], layers[1:], 0, "tuned", dtype)
+    inputs = torch.randn(batch_size, layers[0], dtype=dtype, requires_grad=True)
+    grad = torch.randn(batch_size, layers[-1], dtype=dtype)
+
+    def step(products: str) -> None:
+        network.products = products
+        network(inputs).backward(grad)
+
+    times: dict[str, list[float]] = {"native": [], "torch": []}
+    counts = {products: _repeats(step, products) for products in times}
+    for _ in range(_ROUNDS):
+        for products, seconds in times.items():
+            began = time.perf_counter()
+            for _ in range(counts[products]):
+                step(products)
+            seconds.append((time.perf_counter() - began) / counts[products])
+    return dtype, {products: statistics.median(seconds) for products, seconds in times.items()}
+
+
+def _repeats(step: Callable[[str], None], products: str) -> int:
+    step(products)
+    began = time.perf_counter()
+    step(products)
+    return max(1, int(_SECONDS / (time.perf_counter() - began)))
