@@ -25,10 +25,19 @@ from collections import defaultdict
 from contextlib import closing
 
 import torch
-from ops import in_turn, milliseconds
+from ops import copy_bandwidth, in_turn, milliseconds
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, record_function
-from train import DTYPES, OWN_OPTIMIZER, WORKLOADS, StepLog, ours, products, synthetic
+from train import (
+    DTYPES,
+    OWN_OPTIMIZER,
+    WORKLOADS,
+    StepLog,
+    bytes_of_a_step,
+    ours,
+    products,
+    synthetic,
+)
 
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.tasks.recommendation import Batches
@@ -90,7 +99,7 @@ def measure(
     batch_size: int = 0,
     trace: str | None = None,
 ) -> dict[str, float]:
-    """Milliseconds of a step: of each part, "whole", "unprofiled", "products alone", "reading".
+    """Milliseconds of a step: of each part, and of what `report` names.
 
     The timeline of the profiled steps is written to `trace`.
     """
@@ -118,6 +127,9 @@ def measure(
     sides = dict(enumerate(products(config, batch_size, DTYPES[dtype], device)))
     found["products alone"] = sum(in_turn(sides, steps, first_decile, device).values())
     train = open_datasets(data).train
+    moved = bytes_of_a_step(config, train.batch(0), DTYPES[dtype], optimizer)
+    found["moving"] = 1e3 * moved / copy_bandwidth(device)
+    found["composite"] = found["products alone"] + found["moving"]
     found["reading"] = first_decile(timed(lambda: train.batch(0), steps, device))
     return found
 
@@ -177,10 +189,14 @@ def report(columns: dict[str, dict[str, float]]) -> None:
     for part in (*PARTS, REST):
         cells = (f"{c[part]:.2f} ({c[part] / c['whole']:.0%})" for c in columns.values())
         print(f"| {part} | {' | '.join(cells)} |")
+    shares = (f"{c['composite'] / c['unprofiled']:.2f}" for c in columns.values())
+    print(f"| composite limit / whole step, not profiled | {' | '.join(shares)} |")
     for name, title in (
         ("whole", "whole step, sum of these"),
         ("unprofiled", "whole step, not profiled"),
         ("products alone", "the MLPs' matrix products, alone"),
+        ("moving", "the bytes that must move, at the speed of a copy"),
+        ("composite", "composite limit, the sum of these two"),
         ("reading", "a reader's work for a batch, in its thread"),
     ):
         print(f"| {title} | {' | '.join(f'{c[name]:.2f}' for c in columns.values())} |")

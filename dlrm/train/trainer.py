@@ -79,6 +79,7 @@ class Trainer:
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
         self.ema, self.beat, self.stop_requested = ema, beat, False
+        self._rate_set: float | None = None
         self.advice, self._after_save = advice or {}, after_save
         self._accumulate = accumulate or partial(one_after_another, task.loss)
         pipelines = pipelines or Pipelines(world, world, World())
@@ -103,8 +104,11 @@ class Trainer:
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 1, lowered on each plateau before."""
+        rate = self.schedule(step)
+        if not self.progress.drops:
+            return rate
         drops = sum(drop < step for drop in self.progress.drops)
-        return self.schedule(step) * self.config.plateau_factor**drops
+        return rate * self.config.plateau_factor**drops
 
     def resume(self, directory: Any) -> None:
         """Resumes from a checkpoint of this run: weights, optimizers, random state, position."""
@@ -132,6 +136,7 @@ class Trainer:
             RuntimeError: a kernel on a GPU found a bad id since the last line; the message has it.
             StoppedError: `stop_requested` was set.
         """
+        self._rate_set = None
         total = self.config.num_steps(len(train))
         start_store(self.parameters, self.world, lambda: self.beat(self.progress.step))
         evaluation = self._evaluation(test, len(train))
@@ -203,7 +208,10 @@ class Trainer:
         return stopped
 
     def _train_step(self, batch: Any) -> Tensor:
-        set_learning_rate(self.optimizers, self.rate(self.progress.step + 1))
+        rate = self.rate(self.progress.step + 1)
+        if rate != self._rate_set:  # writing a device scalar costs as much as a small operator
+            set_learning_rate(self.optimizers, rate)
+            self._rate_set = rate
         step_clock.enter(step_clock.PRODUCTS)
         loss = self._update(batch)
         step_clock.enter(step_clock.OTHER)

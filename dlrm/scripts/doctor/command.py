@@ -96,11 +96,17 @@ def linear_layers() -> Iterator[Result]:
 
     from dlrm import ops
 
+    names = ("float32", "bfloat16")
     fused = ops.fused_linear_dtypes()
-    lacking = [name for name in ("float32", "bfloat16") if getattr(torch, name) not in fused]
-    value = "oneDNN's, with the bias in the product"
-    if not lacking:
+    lacking = [name for name in names if getattr(torch, name) not in fused]
+    native = [name for name in names if ops.choose_products(getattr(torch, name)) == "native"]
+    value = f"the native operator's in {' and '.join(native)} (--mlp_products auto)"
+    if len(native) == len(names):
         yield Result("linear layers", OK, value)
+        return
+    of_onednn = "oneDNN's, with the bias in the product"
+    if not lacking:
+        yield Result("linear layers", OK, f"{value}, else {of_onednn}" if native else of_onednn)
         return
     value = f"torch's own in {' and '.join(lacking)}" + ("; oneDNN's in float32" if fused else "")
     cost = "MLPs in float32 take about a ninth longer"

@@ -51,7 +51,7 @@ def threads() -> Iterator[Result]:
             NOTE,
             f"{load:.1f} threads of this machine want to run on {os.cpu_count()} cores",
             "training gets a part of the cores only; figures of benchmarks mean little. A small "
-            "model, whose steps take milliseconds, then trains fastest on one thread",
+            "model, whose steps take milliseconds, trains no slower on one thread then",
             "export OMP_NUM_THREADS=1",
         )
 

@@ -112,7 +112,7 @@ def test_a_library_that_does_not_load_is_named_with_its_reason():
 
 
 def test_without_onednn_the_layers_that_run_are_named():
-    found, works = results(prepare=FEW_PACKAGES + NO_ONEDNN)
+    found, works = results(prepare=FEW_PACKAGES + NO_LIBRARY + NO_ONEDNN)
     assert works
     assert found["linear layers"]["state"] == "slow"
     assert found["linear layers"]["value"] == "torch's own in float32 and bfloat16"
