@@ -118,38 +118,44 @@ void pack(const MlpSizes<scalar_t>& sizes, bool for_gradient) {
   });
 }
 
-// Batches of so few rows are multiplied with the weights as they are, unless a gradient is wanted.
-constexpr int64_t kFewRows = 4;
-constexpr int64_t kWeightsPerTask = 1 << 17;
+constexpr int64_t kWeightsPerTask = 1 << 17;  // of a few rows
+constexpr int64_t kMostLanes = 16;
 
 // The output of a few rows: that of the last layer, or the logits.
 template <typename scalar_t, typename weight_t>
 void run_few_rows(const MlpInputs& inputs, const std::optional<LogitLayer>& logit, void* output) {
   const int64_t rows = inputs.batch;
-  const auto* from = inputs.inputs.const_data_ptr<scalar_t>();
-  std::vector<float> values(from, from + inputs.inputs.numel()), next;
+  const MlpSizes<scalar_t> sizes(rows, inputs.weights);
+  const int64_t stride = sizes.pass.widest + 2 * kMostLanes;  // vectors of pairs may end behind it
+  const Scratch<float> first(rows * stride), second(rows * stride);
+  void *from = first.get(), *to = second.get();
+  DLRM_KERNEL(take_few_rows<scalar_t>)(inputs.inputs.const_data_ptr<scalar_t>(),
+                                       inputs.inputs.size(1), from, stride, rows);
   const auto multiply = DLRM_KERNEL(few_rows<scalar_t, weight_t>);
   for (size_t l = 0; l < inputs.weights.size(); ++l) {
-    const Tensor& weight = inputs.weights[l];
-    MlpLayer layer{weight.size(1), weight.size(0)};
-    layer.weight = weight.const_data_ptr<weight_t>();
+    MlpLayer layer = sizes.layers[l];
+    layer.weight = inputs.weights[l].const_data_ptr<weight_t>();
     layer.bias = inputs.biases[l].const_data_ptr<weight_t>();
-    next.resize(rows * layer.outputs);
-    const int64_t grain = std::max<int64_t>(kWeightsPerTask / std::max<int64_t>(layer.inputs, 1), 1);
-    torch::stable::parallel_for(0, layer.outputs, grain, [&](int64_t begin, int64_t end) {
-      multiply(layer, values.data(), next.data(), rows, begin, end, true);
-    });
-    values.swap(next);
+    const int64_t vectors = (layer.outputs + kMostLanes - 1) / kMostLanes;
+    const int64_t of_vector = kMostLanes * std::max<int64_t>(layer.inputs, 1);
+    torch::stable::parallel_for(
+        0, vectors, std::max<int64_t>(kWeightsPerTask / of_vector, 1),
+        [&](int64_t begin, int64_t end) {
+          multiply(layer, from, to, stride, rows, begin * kMostLanes,
+                   std::min(layer.outputs, end * kMostLanes));
+        });
+    std::swap(from, to);
   }
-  if (logit) {
-    MlpLayer layer{logit->weight.size(1), 1};
-    layer.weight = logit->weight.const_data_ptr<float>();
-    layer.bias = logit->bias.const_data_ptr<float>();
-    const auto of_logit = DLRM_KERNEL(few_rows<float, float>);
-    of_logit(layer, values.data(), static_cast<float*>(output), rows, 0, 1, false);
-  } else {
-    std::copy(values.begin(), values.end(), static_cast<scalar_t*>(output));
+  const int64_t width = inputs.weights.back().size(0);
+  if (!logit) {
+    DLRM_KERNEL(give_few_rows<scalar_t>)(from, stride, static_cast<scalar_t*>(output), width, rows);
+    return;
   }
+  MlpLogit layer{};
+  layer.weight = logit->weight.const_data_ptr<float>();
+  layer.bias = *logit->bias.const_data_ptr<float>();
+  DLRM_KERNEL(logits_of_few_rows<scalar_t>)(layer, from, stride, static_cast<float*>(output), width,
+                                            rows);
 }
 
 template <typename Function>

@@ -132,11 +132,24 @@ DLRM_INLINE Vec load_as_units(const weight_t* from, int64_t count) {
   }
 }
 
+// For kLanes units of inputs each, the weights to kLanes outputs.
+template <typename scalar_t, typename weight_t>
+DLRM_INLINE void load_transposed(const weight_t* weight, const MlpLayer& layer, int64_t output,
+                                 int64_t unit, Vec (&rows)[kLanes]) {
+  const int64_t input = unit * kPerUnit<Unit<scalar_t>>;
+  for (int64_t r = 0; r < kLanes; ++r) {
+    rows[r] = output + r < layer.outputs
+                  ? load_as_units<scalar_t>(weight + (output + r) * layer.inputs + input,
+                                            layer.inputs - input)
+                  : zero();
+  }
+  transpose(rows);
+}
+
 // A panel of outputs for x W^T: for each unit of inputs, the weights to all outputs of the panel.
 template <typename scalar_t, typename weight_t>
 void pack_of_outputs(const MlpLayer& layer, int64_t panel) {
   using unit_t = Unit<scalar_t>;
-  constexpr int64_t kPer = kPerUnit<unit_t>;
   const auto* weight = static_cast<const weight_t*>(layer.weight);
   const auto* bias = static_cast<const weight_t*>(layer.bias);
   const int64_t depth = units_of<scalar_t>(layer.inputs), first = panel * kPanel;
@@ -148,14 +161,7 @@ void pack_of_outputs(const MlpLayer& layer, int64_t panel) {
           rounded<scalar_t>(load_some(bias + output, layer.outputs - output)));
     for (int64_t unit = 0; unit < depth; unit += kLanes) {
       Vec rows[kLanes];
-      const int64_t input = unit * kPer;
-      for (int64_t r = 0; r < kLanes; ++r) {
-        rows[r] = output + r < layer.outputs
-                      ? load_as_units<scalar_t>(weight + (output + r) * layer.inputs + input,
-                                              layer.inputs - input)
-                      : zero();
-      }
-      transpose(rows);
+      load_transposed<scalar_t>(weight, layer, output, unit, rows);
       const int64_t some = std::min(kLanes, depth - unit);
       for (int64_t r = 0; r < some; ++r) {
         std::memcpy(to + (unit + r) * columns + column, &rows[r], sizeof(Vec));
@@ -352,17 +358,24 @@ DLRM_INLINE void multiply(const Target<scalar_t>& from, const void* packed, int6
   }
 }
 
+// The logit of a row, whose vectors of values `at` returns the address of.
+template <typename At>
+DLRM_INLINE float logit_of(const MlpLogit& logit, int64_t width, const At& at) {
+  Vec sum = zero();
+  for (int64_t i = 0; i < width; i += kLanes) {
+    sum += load(at(i)) * load_some(logit.weight + i, width - i);
+  }
+  return sum_lanes(sum) + logit.bias;
+}
+
 // Writes the logits of rows [begin, end) from the last layer's outputs.
 template <typename scalar_t>
 DLRM_INLINE void write_logits(const MlpPass& pass, const Target<scalar_t>& from, float* logits,
                               int64_t begin, int64_t end) {
   for (int64_t row = begin; row < std::min(end, pass.batch); ++row) {
-    Vec sum = zero();
-    for (int64_t at = 0; at < from.width; at += kLanes) {
-      const auto* values = from.rows.at(at / kPanel, row - from.first) + at % kPanel;
-      sum += load(values) * load_some(pass.logit.weight + at, from.width - at);
-    }
-    logits[row] = sum_lanes(sum) + pass.logit.bias;
+    logits[row] = logit_of(pass.logit, from.width, [&](int64_t i) {
+      return from.rows.at(i / kPanel, row - from.first) + i % kPanel;
+    });
   }
 }
 
@@ -605,31 +618,57 @@ void weight_gradient(const MlpPass& pass, const MlpLayer& layer, weight_t* to, i
   }
 }
 
-// For a few rows it takes longer to pack a weight than to multiply with it as it is. Outputs
-// [begin, end) of a layer for `rows` rows of values, [rows, inputs] and [rows, outputs].
+// For a few rows it takes longer to store packed weights than to multiply. Whole vectors of outputs
+// from `begin` on, for rows of values, [rows, stride] with zeros behind the inputs; each value is
+// that of forward_run.
 template <typename scalar_t, typename weight_t>
-void few_rows(const MlpLayer& layer, const float* values, float* to, int64_t rows, int64_t begin,
-              int64_t end, bool relu) {
-  constexpr int64_t kOutputs = 4;
+void few_rows(const MlpLayer& layer, const void* from, void* to, int64_t stride, int64_t rows,
+              int64_t begin, int64_t end) {
+  using unit_t = Unit<scalar_t>;
+  constexpr int64_t kPer = kPerUnit<unit_t>;
+  const auto* values = static_cast<const Stored<scalar_t>*>(from);
+  auto* target = static_cast<Stored<scalar_t>*>(to);
   const auto* weight = static_cast<const weight_t*>(layer.weight);
   const auto* bias = static_cast<const weight_t*>(layer.bias);
-  const int64_t inputs = layer.inputs;
-  for (int64_t output = begin; output < end; output += kOutputs) {
-    const int64_t some = std::min(kOutputs, end - output);
-    for (int64_t row = 0; row < rows; ++row) {
-      Vec sums[kOutputs] = {};
-      for (int64_t i = 0; i < inputs; i += kLanes) {
-        const Vec value = load_some(values + row * inputs + i, inputs - i);
-        for (int64_t o = 0; o < some; ++o) {
-          const weight_t* from = weight + (output + o) * inputs + i;
-          sums[o] += value * rounded<scalar_t>(load_some(from, inputs - i));
+  const int64_t depth = units_of<scalar_t>(layer.inputs);
+  for (int64_t output = begin; output < end; output += kLanes) {
+    Vec acc[kFewRows];
+    for (int64_t r = 0; r < rows; ++r) {
+      acc[r] = rounded<scalar_t>(load_some(bias + output, layer.outputs - output));
+    }
+    for (int64_t unit = 0; unit < depth; unit += kLanes) {
+      Vec weights[kLanes];
+      load_transposed<scalar_t>(weight, layer, output, unit, weights);
+      const int64_t some = std::min(kLanes, depth - unit);
+      for (int64_t k = 0; k < some; ++k) {
+        for (int64_t r = 0; r < rows; ++r) {
+          const Vec value = broadcast_unit(values + r * stride + (unit + k) * kPer);
+          acc[r] = multiply_add<unit_t>(value, weights[k], acc[r]);
         }
       }
-      for (int64_t o = 0; o < some; ++o) {
-        const Vec first = load_first(bias + output + o, 1);
-        const Vec sum = broadcast(sum_lanes(sums[o])) + broadcast(rounded<scalar_t>(first)[0]);
-        to[row * layer.outputs + output + o] = relu ? rounded<scalar_t>(positive(sum))[0] : sum[0];
-      }
     }
+    for (int64_t r = 0; r < rows; ++r) {
+      Target<scalar_t>::put_values(target + r * stride + output, positive(acc[r]));
+    }
+  }
+}
+
+// Copies rows from a tensor to [rows, stride] of zeros, and back.
+template <typename scalar_t>
+void take_few_rows(const scalar_t* from, int64_t width, void* to, int64_t stride, int64_t rows) {
+  auto* target = static_cast<Stored<scalar_t>*>(to);
+  for (int64_t r = 0; r < rows; ++r) copy_elements(from + r * width, target + r * stride, width);
+}
+template <typename scalar_t>
+void give_few_rows(const void* from, int64_t stride, scalar_t* to, int64_t width, int64_t rows) {
+  const auto* values = static_cast<const Stored<scalar_t>*>(from);
+  for (int64_t r = 0; r < rows; ++r) copy_elements(values + r * stride, to + r * width, width);
+}
+template <typename scalar_t>
+void logits_of_few_rows(const MlpLogit& logit, const void* from, int64_t stride, float* to,
+                        int64_t width, int64_t rows) {
+  const auto* values = static_cast<const Stored<scalar_t>*>(from);
+  for (int64_t r = 0; r < rows; ++r) {
+    to[r] = logit_of(logit, width, [&](int64_t i) { return values + r * stride + i; });
   }
 }

@@ -5,6 +5,9 @@
 
 namespace dlrm {
 
+// Batches of so few rows are multiplied with the weights as they are, unless a gradient is wanted.
+constexpr int64_t kFewRows = 4;
+
 // One layer, relu(x W^T + b). Pointers to packed memory are of 32-bit units; see units.h.
 struct MlpLayer {
   int64_t inputs, outputs;

@@ -338,8 +338,9 @@ def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: RowTransfo
 
 
 def probability(logits: np.ndarray) -> np.ndarray:
-    """Returns 1 / (1 + exp(-logit)), of the same type."""
-    return torch.from_numpy(logits).sigmoid().numpy()
+    """Returns 1 / (1 + exp(-logit)), float32: the same for equal logits."""
+    # In float32 the last values of an array would be rounded otherwise, and equal rows differ.
+    return torch.from_numpy(logits).double().sigmoid().float().numpy()
 
 
 def load_model(path: Path, device: str = "cpu") -> DLRM | Ensemble:

@@ -162,12 +162,20 @@ def test_threads_do_not_change_a_bit_of_values_and_gradients(batch, dtype, threa
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_batch_has_the_values_of_its_rows(dtype, instruction_set):
-    """A row's values do not depend on the rows beside it, so that any batch scores it alike."""
+def test_a_row_has_the_same_bits_in_any_batch(dtype, instruction_set):
+    """Ranks and ties do not depend on how rows are batched, with or without gradients."""
     inputs, weights, biases = network((31, 20, (40, 9)))
+    logit = torch.randn(1, 9), torch.randn(1)
     values = ops.mlp(inputs.to(dtype), weights, biases)
-    parts = [ops.mlp(part.to(dtype), weights, biases) for part in inputs.split([1, 13, 17])]
-    assert torch.equal(values, torch.cat(parts))
+    logits = ops.mlp_logits(inputs.to(dtype), weights, biases, *logit)
+    for sizes in ([1, 13, 17], [4, 24, 3], [2, 5, 24]):
+        for gradients in (False, True):
+            with torch.set_grad_enabled(gradients):
+                parts = [part.to(dtype) for part in inputs.split(sizes)]
+                found = [ops.mlp(part, weights, biases) for part in parts]
+                scores = [ops.mlp_logits(part, weights, biases, *logit) for part in parts]
+            assert torch.equal(values, torch.cat(found))
+            assert torch.equal(logits, torch.cat(scores))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -13,7 +13,7 @@ from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, 
 ROWS = 400_000
 
 
-def test_a_row_group_of_any_length_is_prepared_in_320_mib(tmp_path):
+def test_a_row_group_of_any_length_is_prepared_in_384_mib(tmp_path):
     """One row group is one part, whose rows would need more memory if all were kept."""
     random = np.random.default_rng(0)
     numbers = {f"n{i}": random.lognormal(1, 1, ROWS).astype(np.float32) for i in range(13)}
@@ -33,7 +33,7 @@ def test_a_row_group_of_any_length_is_prepared_in_320_mib(tmp_path):
     command += ["--schema=schema.yaml", "--input=rows.parquet", "--output=dataset", "--noreport"]
 
     def limit():
-        resource.setrlimit(resource.RLIMIT_DATA, (320 << 20, 320 << 20))
+        resource.setrlimit(resource.RLIMIT_DATA, (384 << 20, 384 << 20))
 
     done = subprocess.run(
         command, preexec_fn=limit, capture_output=True, text=True, check=False, cwd=tmp_path

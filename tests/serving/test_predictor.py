@@ -1,5 +1,6 @@
 """`dlrm.load(DIR).predict(rows)`: the scores that testing gives, from raw rows."""
 
+import math
 import shutil
 
 import numpy as np
@@ -12,7 +13,7 @@ import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.manifest import write_manifest
 from dlrm.model.dlrm import DLRMConfig
-from dlrm.serving.predictor import Predictor, load_model
+from dlrm.serving.predictor import Predictor, load_model, probability
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -177,3 +178,9 @@ def test_a_row_without_a_finite_score_is_named(trained, tmp_path):
     with pytest.raises(ValueError, match=named):
         model.predict(rows)
     assert np.isfinite(model.predict(rows[:row])).all()
+
+
+def test_equal_logits_have_equal_probabilities():
+    logits = np.full(1003, 2.837, np.float32)  # torch's sigmoid rounds the last of them otherwise
+    (chance,) = np.unique(probability(logits))
+    assert chance == pytest.approx(1 / (1 + math.exp(-2.837)), rel=1e-7)

@@ -85,7 +85,7 @@ def test_commands_score_judge_and_copy_it(ensemble, by_member, tmp_path):
     done = forked.run("dlrm.scripts.evaluate", *where, "--bootstrap=0", "--importance")
     assert done.returncode == 0, done.stderr
     labels = [line[0] == "1" for line in ensemble.lines]
-    assert f"{roc_auc_score(labels, by_member.mean(0)):.4f}" in done.stdout
+    assert f"{roc_auc_score(labels, by_member.mean(0)):.6f}" in done.stdout
     dlrm.load(ensemble.checkpoint).save(tmp_path / "copy")
     logits = dlrm.load(tmp_path / "copy").logits(rows_of(ensemble))
     np.testing.assert_allclose(logits, by_member.mean(0), rtol=1e-5)

@@ -546,9 +546,9 @@ def test_a_row_that_compares_others_is_run_like_any(capsys):
 PLANTED = """
 import sys
 if "--precision=bf16" in sys.orig_argv:
-    import torch.nn.functional as F
-    right = F.binary_cross_entropy_with_logits
-    F.binary_cross_entropy_with_logits = lambda *a, **k: 1.1 * right(*a, **k)
+    from dlrm import ops
+    right = ops.logistic_loss
+    ops.logistic_loss = lambda *a, **k: 1.1 * right(*a, **k)
 """
 
 
