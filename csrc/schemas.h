@@ -84,8 +84,7 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       "mlp_backward(Tensor grad, Tensor output, Tensor kept, Tensor[] weights,"
       " Tensor? logit_weight, Tensor? logit_bias, ScalarType dtype, bool needs_inputs,"
       " bool needs_parameters) -> Tensor[]");
-  m.def(
-      "logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
+  m.def("logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see
   // cuda/errors.h), and the process's switches (see cuda/switches.h).

@@ -138,12 +138,11 @@ void run_few_rows(const MlpInputs& inputs, const std::optional<LogitLayer>& logi
     layer.bias = inputs.biases[l].const_data_ptr<weight_t>();
     const int64_t vectors = (layer.outputs + kMostLanes - 1) / kMostLanes;
     const int64_t of_vector = kMostLanes * std::max<int64_t>(layer.inputs, 1);
-    torch::stable::parallel_for(
-        0, vectors, std::max<int64_t>(kWeightsPerTask / of_vector, 1),
-        [&](int64_t begin, int64_t end) {
-          multiply(layer, from, to, stride, rows, begin * kMostLanes,
-                   std::min(layer.outputs, end * kMostLanes));
-        });
+    torch::stable::parallel_for(0, vectors, std::max<int64_t>(kWeightsPerTask / of_vector, 1),
+                                [&](int64_t begin, int64_t end) {
+                                  multiply(layer, from, to, stride, rows, begin * kMostLanes,
+                                           std::min(layer.outputs, end * kMostLanes));
+                                });
     std::swap(from, to);
   }
   const int64_t width = inputs.weights.back().size(0);
@@ -278,8 +277,8 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
   if (logit_weight && logit_bias) {
     logit.emplace(*logit_weight, *logit_bias, weights.back().size(0));
   }
-  std::vector<Tensor> found{torch::stable::new_empty(output, {needs_inputs ? batch : 0, width},
-                                                     dtype)};
+  std::vector<Tensor> found{
+      torch::stable::new_empty(output, {needs_inputs ? batch : 0, width}, dtype)};
   dispatch_computed(dtype, [&]<typename scalar_t>() {
     MlpSizes<scalar_t> sizes(batch, weights);
     const Kept<scalar_t> places(sizes, logit.has_value());

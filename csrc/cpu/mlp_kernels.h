@@ -10,12 +10,12 @@
 constexpr int64_t kPanelVectors = kLanes == 16 ? 4 : 2;
 constexpr int64_t kPanel = kPanelVectors * kLanes;  // columns
 constexpr int64_t kTile = 6;                        // rows of a tile; even
-constexpr int64_t kUnitsAtOnce = 512;               // of a weight's gradient: they stay in the cache
+constexpr int64_t kUnitsAtOnce = 512;  // of a weight's gradient: they stay in the cache
 
-// The type of one value in memory: where no pairs are multiplied, rounded values are kept as floats.
+// The type of one value in memory: where no pairs are multiplied, rounded values are kept as
+// floats.
 template <typename scalar_t>
-using Stored =
-    std::conditional_t<std::is_same_v<Unit<scalar_t>, BFloat16Pair>, BFloat16, float>;
+using Stored = std::conditional_t<std::is_same_v<Unit<scalar_t>, BFloat16Pair>, BFloat16, float>;
 
 template <typename T>
 struct Panels {
@@ -214,8 +214,8 @@ struct Target {
     }
     if constexpr (kPerUnit<unit_t> == 2) {
       if (to.pairs.data != nullptr) {
-        const Vec pair = pair_rows(row < to.batch ? even : zero(),
-                                   row + 1 < to.batch ? odd : zero());
+        const Vec pair =
+            pair_rows(row < to.batch ? even : zero(), row + 1 < to.batch ? odd : zero());
         std::memcpy(to.pairs.at(panel, row / 2) + column, &pair, sizeof pair);
       }
     }
@@ -247,8 +247,8 @@ struct Target {
 // Multiplies rows of values, from `first` on, with a panel of weights, tile by tile. `finish` gets
 // each tile and its row, counted from `first`.
 template <typename scalar_t, int kVectors, typename Finish>
-DLRM_INLINE void multiply_panel(const Panels<Stored<scalar_t>>& from, int64_t first, int64_t num_rows,
-                                const Unit<scalar_t>* packed, const float* start,
+DLRM_INLINE void multiply_panel(const Panels<Stored<scalar_t>>& from, int64_t first,
+                                int64_t num_rows, const Unit<scalar_t>* packed, const float* start,
                                 const Finish& finish) {
   using unit_t = Unit<scalar_t>;
   for (int64_t row = 0; row < num_rows; row += kTile) {
@@ -260,8 +260,7 @@ DLRM_INLINE void multiply_panel(const Panels<Stored<scalar_t>>& from, int64_t fi
     const unit_t* weights = packed;
     for (int64_t panel = 0; panel < from.count(); ++panel) {
       const int64_t stride = from.columns(panel) / kPerUnit<unit_t>;
-      const int64_t depth =
-          units_of<scalar_t>(std::min(kPanel, from.width - panel * kPanel));
+      const int64_t depth = units_of<scalar_t>(std::min(kPanel, from.width - panel * kPanel));
       const auto* values = reinterpret_cast<const unit_t*>(from.at(panel, first + row));
       for (int64_t k = 0; k < depth; ++k) {
         Vec columns[kVectors];
@@ -346,15 +345,14 @@ DLRM_INLINE void multiply(const Target<scalar_t>& from, const void* packed, int6
   for (int64_t first = 0; first < columns; first += kPanel) {
     const auto* weights = static_cast<const Unit<scalar_t>*>(packed) + first * depth;
     const float* own = start == nullptr ? nullptr : start + first;
-    with_vectors(std::min(kPanel, round_up(columns - first, kLanes)),
-                 [&](auto vectors) DLRM_ALWAYS_INLINE {
-                   constexpr int kVectors = decltype(vectors)::value;
-                   multiply_panel<scalar_t, kVectors>(
-                       from.rows, begin - from.first, end - begin, weights, own,
-                       [&](int64_t row, Vec(&acc)[kTile][kVectors]) DLRM_ALWAYS_INLINE {
-                         finish(first / kPanel, begin + row, vectors, acc);
-                       });
-                 });
+    with_vectors(
+        std::min(kPanel, round_up(columns - first, kLanes)), [&](auto vectors) DLRM_ALWAYS_INLINE {
+          constexpr int kVectors = decltype(vectors)::value;
+          multiply_panel<scalar_t, kVectors>(
+              from.rows, begin - from.first, end - begin, weights, own,
+              [&](int64_t row, Vec(&acc)[kTile][kVectors])
+                  DLRM_ALWAYS_INLINE { finish(first / kPanel, begin + row, vectors, acc); });
+        });
   }
 }
 
@@ -519,8 +517,8 @@ void backward_run(const MlpPass& pass, const void* grad, const scalar_t* output,
       to.batch = pass.batch;
       to.width = layer.inputs;
     } else {
-      to = between<scalar_t>(pass, pass.layers[l - 1].grad, layer.inputs, buffers[(pass.count - l) % 2],
-                   begin);
+      to = between<scalar_t>(pass, pass.layers[l - 1].grad, layer.inputs,
+                             buffers[(pass.count - l) % 2], begin);
       own_sums = sums_of(pass.layers[l - 1]);
     }
     multiply(from, layer.of_inputs, layer.inputs, nullptr, begin, end,
@@ -618,38 +616,74 @@ void weight_gradient(const MlpPass& pass, const MlpLayer& layer, weight_t* to, i
   }
 }
 
+template <typename scalar_t, typename weight_t, int kRows>
+DLRM_INLINE void few_rows_of(const MlpLayer& layer, const Stored<scalar_t>* values,
+                             Stored<scalar_t>* to, int64_t stride, int64_t begin, int64_t end) {
+  using unit_t = Unit<scalar_t>;
+  constexpr int64_t kPer = kPerUnit<unit_t>;
+  const auto* weight = static_cast<const weight_t*>(layer.weight);
+  const auto* bias = static_cast<const weight_t*>(layer.bias);
+  const int64_t depth = units_of<scalar_t>(layer.inputs);
+  for (int64_t output = begin; output < end; output += kLanes) {
+    Vec acc[kRows];
+    for (int r = 0; r < kRows; ++r) {
+      acc[r] = rounded<scalar_t>(load_some(bias + output, layer.outputs - output));
+    }
+    const bool whole_outputs = output + kLanes <= layer.outputs;
+    int64_t unit = 0;
+    for (; whole_outputs && (unit + kLanes) * kPer <= layer.inputs; unit += kLanes) {
+      Vec weights[kLanes];
+      for (int r = 0; r < kLanes; ++r) {
+        const weight_t* from = weight + (output + r) * layer.inputs + unit * kPer;
+        weights[r] = load_as_units<scalar_t>(from, kLanes * kPer);
+      }
+      transpose(weights);
+      for (int k = 0; k < kLanes; ++k) {
+        for (int r = 0; r < kRows; ++r) {
+          const Vec value = broadcast_unit(values + r * stride + (unit + k) * kPer);
+          acc[r] = multiply_add<unit_t>(value, weights[k], acc[r]);
+        }
+      }
+    }
+    for (; unit < depth; unit += kLanes) {
+      Vec weights[kLanes];
+      load_transposed<scalar_t>(weight, layer, output, unit, weights);
+      const int64_t some = std::min(kLanes, depth - unit);
+      for (int64_t k = 0; k < some; ++k) {
+        for (int r = 0; r < kRows; ++r) {
+          const Vec value = broadcast_unit(values + r * stride + (unit + k) * kPer);
+          acc[r] = multiply_add<unit_t>(value, weights[k], acc[r]);
+        }
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      Target<scalar_t>::put_values(to + r * stride + output, positive(acc[r]));
+    }
+  }
+}
+
 // For a few rows it takes longer to store packed weights than to multiply. Whole vectors of outputs
 // from `begin` on, for rows of values, [rows, stride] with zeros behind the inputs; each value is
 // that of forward_run.
 template <typename scalar_t, typename weight_t>
 void few_rows(const MlpLayer& layer, const void* from, void* to, int64_t stride, int64_t rows,
               int64_t begin, int64_t end) {
-  using unit_t = Unit<scalar_t>;
-  constexpr int64_t kPer = kPerUnit<unit_t>;
   const auto* values = static_cast<const Stored<scalar_t>*>(from);
   auto* target = static_cast<Stored<scalar_t>*>(to);
-  const auto* weight = static_cast<const weight_t*>(layer.weight);
-  const auto* bias = static_cast<const weight_t*>(layer.bias);
-  const int64_t depth = units_of<scalar_t>(layer.inputs);
-  for (int64_t output = begin; output < end; output += kLanes) {
-    Vec acc[kFewRows];
-    for (int64_t r = 0; r < rows; ++r) {
-      acc[r] = rounded<scalar_t>(load_some(bias + output, layer.outputs - output));
-    }
-    for (int64_t unit = 0; unit < depth; unit += kLanes) {
-      Vec weights[kLanes];
-      load_transposed<scalar_t>(weight, layer, output, unit, weights);
-      const int64_t some = std::min(kLanes, depth - unit);
-      for (int64_t k = 0; k < some; ++k) {
-        for (int64_t r = 0; r < rows; ++r) {
-          const Vec value = broadcast_unit(values + r * stride + (unit + k) * kPer);
-          acc[r] = multiply_add<unit_t>(value, weights[k], acc[r]);
-        }
-      }
-    }
-    for (int64_t r = 0; r < rows; ++r) {
-      Target<scalar_t>::put_values(target + r * stride + output, positive(acc[r]));
-    }
+  const auto run = [&](auto count) {
+    few_rows_of<scalar_t, weight_t, decltype(count)::value>(layer, values, target, stride, begin,
+                                                            end);
+  };
+  static_assert(kFewRows == 4);
+  switch (rows) {
+    case 1:
+      return run(std::integral_constant<int, 1>());
+    case 2:
+      return run(std::integral_constant<int, 2>());
+    case 3:
+      return run(std::integral_constant<int, 3>());
+    case 4:
+      return run(std::integral_constant<int, 4>());
   }
 }
 

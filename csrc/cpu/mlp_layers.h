@@ -11,24 +11,24 @@ constexpr int64_t kFewRows = 4;
 // One layer, relu(x W^T + b). Pointers to packed memory are of 32-bit units; see units.h.
 struct MlpLayer {
   int64_t inputs, outputs;
-  const void* weight;     // [outputs, inputs], of the parameters' dtype
-  const void* bias;       // [outputs], of the same dtype
-  void* of_outputs;       // the weight packed for x W^T
-  void* of_inputs;        // the weight packed for the gradient of x
-  float* start;           // the bias, rounded as the layer computes, with zeros up to whole vectors
-  void* values;           // x in panels, kept for the gradient
-  void* grad;             // the gradient before the ReLU in panels
-  float* grad_bias;       // partial sums, [runs, stride_of_sums]
+  const void* weight;  // [outputs, inputs], of the parameters' dtype
+  const void* bias;    // [outputs], of the same dtype
+  void* of_outputs;    // the weight packed for x W^T
+  void* of_inputs;     // the weight packed for the gradient of x
+  float* start;        // the bias, rounded as the layer computes, with zeros up to whole vectors
+  void* values;        // x in panels, kept for the gradient
+  void* grad;          // the gradient before the ReLU in panels
+  float* grad_bias;    // partial sums, [runs, stride_of_sums]
   int64_t stride_of_sums;
 };
 
 // A last layer without a ReLU and with one output, in float32.
 struct MlpLogit {
-  const float* weight;    // [inputs]; null: there is no such layer
+  const float* weight;  // [inputs]; null: there is no such layer
   float bias;
-  void* values;           // the last layer's outputs in panels, kept for the gradient
-  float* grad_weight;     // partial sums, [runs, whole vectors of inputs]
-  float* grad_bias;       // partial sums, [runs]
+  void* values;        // the last layer's outputs in panels, kept for the gradient
+  float* grad_weight;  // partial sums, [runs, whole vectors of inputs]
+  float* grad_bias;    // partial sums, [runs]
 };
 
 struct MlpPass {
