@@ -220,6 +220,7 @@ def test_only_this_architecture_is_built(tmp_path):
     assert build.environment == {"DLRM_CUDA": "1", "DLRM_CUDA_ARCHS": "90"}
 
 
+@pytest.mark.slow
 def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
     memcheck = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "memcheck")
     kept, *unkept = memcheck.commands
@@ -240,6 +241,7 @@ def test_what_records_a_graph_runs_where_freed_memory_is_kept(tmp_path, root):
     assert recording < collected(root, kept)  # and tests of recorded steps
 
 
+@pytest.mark.slow
 def test_a_recording_that_fails_has_a_process_of_its_own(tmp_path, root):
     graphs = next(s for s in gpu_first.steps(options(tmp_path)) if s.name == "graphs")
     usual, failing = (collected(root, command) for command in graphs.commands)

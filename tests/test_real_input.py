@@ -59,7 +59,8 @@ def needs_java() -> None:
         pytest.skip("no Java, which Spark needs")
 
 
-@pytest.mark.parametrize("rows", [150_000, pytest.param(700_000, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [150_000, 700_000])
 def test_the_demo_comes_close_to_the_planted_best(root, tmp_path, rows):
     needs_java()
     command = [sys.executable, root / "demo.py", "--output", tmp_path, "--rows", str(rows)]

@@ -80,6 +80,7 @@ def die_at(monkeypatch, number):
     return seen
 
 
+@pytest.mark.slow
 def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_path, monkeypatch):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     with monkeypatch.context() as patch:

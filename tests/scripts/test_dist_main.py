@@ -189,6 +189,7 @@ def test_launchers_train_as_one_process_does(start, command, launcher, module):
     assert job.output().count("Finished") + job.output().count("Final weights (last") == 2
 
 
+@pytest.mark.slow
 def test_two_agents_train_together(start, tmp_path, command):
     alone = command("--epochs=1")
     with socket.socket() as free:
@@ -226,6 +227,7 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(start, tmp_path, uni
     assert weights(tmp_path / "run") == uninterrupted
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_no_more_where_saves_go_on_in_the_background(
     start, tmp_path, uninterrupted
 ):
@@ -414,6 +416,7 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
     assert not list((tmp_path / "run").glob(".*"))
 
 
+@pytest.mark.slow
 def test_long_tests_and_saves_are_no_hangs(start, tmp_path):
     (tmp_path / "leisurely.py").write_text(
         "import os, time\n"

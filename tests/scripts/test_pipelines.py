@@ -71,6 +71,7 @@ def folders(tmp_path, monkeypatch):
     return tmp_path / "one", tmp_path / "two"
 
 
+@pytest.mark.slow
 def test_a_launched_pipeline_trains_as_one_process_does(folders, monkeypatch):
     one, two = folders
     cnn.run(cnn_flags.parse([*CNN]))

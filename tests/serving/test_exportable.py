@@ -251,6 +251,7 @@ def test_each_table_is_judged_alone():
 
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
+@pytest.mark.slow
 def test_a_compiled_package_scores_as_the_network(tmp_path):
     model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,))
     exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()

@@ -208,6 +208,7 @@ def dying(tmp_path, monkeypatch):
     return of_number
 
 
+@pytest.mark.slow
 def test_a_run_that_dies_is_kept_and_only_what_is_missing_is_run_again(dying, capsys):
     marker = dying(1)
     assert smoke(TRAINING, "--repeats=2") == 1
@@ -240,6 +241,7 @@ def test_a_failing_command_is_quoted(capsys):
     assert "/nowhere" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_places_of_a_grid_scale_and_make_a_report(capsys):
     row = "dlperf/rn50/fp32-b128/1n1d"
     grid = ["--grid=1n1d,1n2d", "--smoke", "--repeats=1", "--threads=1"]
@@ -474,6 +476,7 @@ def test_only_the_same_gpu_compares(gpu, same, capsys):
     assert compared == ("comparable" if same else f"differs in hardware: {gpu}, not {V100}")
 
 
+@pytest.mark.slow
 def test_seeds_print_the_documents_table(capsys):
     assert main(["seeds", TRAINING, "--n=2", "--first=3", "--smoke", "--threads=1"]) == 0
     lines = capsys.readouterr().out.splitlines()
