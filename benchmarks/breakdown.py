@@ -55,10 +55,15 @@ PARTS = {  # beginnings of operators' names; the innermost that fits decides
     "interaction": ("dlrm::dot_interaction", "GeneratedBackwardFor_dlrm_dot_interaction"),
     "gather": ("dlrm::joint_embedding", "GeneratedBackwardFor_dlrm_joint_embedding"),
     "row update": ("dlrm::row_", "Optimizer.step#Row"),
-    "dense optimizer": ("aten::_fused_", "Optimizer.step#", "Optimizer.zero_grad#"),
+    "dense optimizer": (
+        "aten::_fused_",
+        "dlrm::dense_adam",
+        "Optimizer.step#",
+        "Optimizer.zero_grad#",
+    ),
     "loss": (
         *("aten::binary_cross_entropy", "aten::log_sigmoid", "BinaryCrossEntropyWithLogits"),
-        "autograd::engine::evaluate_function: BinaryCrossEntropy",
+        *("autograd::engine::evaluate_function: BinaryCrossEntropy", "dlrm::logistic_loss"),
     ),
     LOADER: (LOADER,),
 }
