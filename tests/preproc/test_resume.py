@@ -227,7 +227,8 @@ def uninterrupted(command, tmp_path_factory):
     return contents(output / "binary_dataset")
 
 
-@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", ["local", "spark"])
 def test_killed_again_and_again(engine, command, uninterrupted, tmp_path, request):
     if engine == "spark":
         request.getfixturevalue("java")
