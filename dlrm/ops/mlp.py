@@ -40,12 +40,7 @@ def mlp(
         RuntimeError: shapes or dtypes do not fit together; the message names layer and shapes.
     """
     if native and weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
-        parameters = (*weights, *biases)
-        if torch.is_grad_enabled() and (
-            inputs.requires_grad or any(parameter.requires_grad for parameter in parameters)
-        ):
-            return _NativeMLP.apply(inputs, len(weights), *parameters)
-        return torch.ops.dlrm.mlp.default(inputs, weights, biases, None, None, False)[0]
+        return _native_mlp(inputs, weights, biases)
     rounded = rounded or rounded_parameters(inputs.dtype, weights, biases)
     _check(inputs, weights, biases, rounded)
     return _MLP.apply(inputs, rounded, *weights, *biases)
@@ -71,13 +66,7 @@ def mlp_logits(
         RuntimeError: see `mlp`.
     """
     if native and weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
-        parameters = (*weights, *biases, logit_weight, logit_bias)
-        if torch.is_grad_enabled() and (
-            inputs.requires_grad or any(parameter.requires_grad for parameter in parameters)
-        ):
-            return _NativeMLP.apply(inputs, len(weights), *parameters)
-        logit = logit_weight, logit_bias
-        return torch.ops.dlrm.mlp.default(inputs, weights, biases, *logit, False)[0]
+        return _native_mlp(inputs, weights, biases, logit_weight, logit_bias)
     hidden = mlp(inputs, weights, biases, rounded, native).float()
     return F.linear(hidden, logit_weight, logit_bias).squeeze(1)
 
@@ -143,6 +132,17 @@ def relu_bias_backward_reference(grad: Tensor, output: Tensor) -> tuple[Tensor, 
     """Does the same in plain PyTorch: the fallback and the oracle of the tests."""
     grad_input = torch.ops.aten.threshold_backward(grad, output, 0)
     return grad_input, grad_input.sum(0, dtype=torch.float32)
+
+
+def _native_mlp(
+    inputs: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor], *logit: Tensor
+) -> Tensor:
+    """Runs the native operator, with a node for its gradient only if one is wanted."""
+    parameters = (*weights, *biases, *logit)
+    if torch.is_grad_enabled() and any(one.requires_grad for one in (inputs, *parameters)):
+        return _NativeMLP.apply(inputs, len(weights), *parameters)
+    layer = logit or (None, None)
+    return torch.ops.dlrm.mlp.default(inputs, weights, biases, *layer, False)[0]
 
 
 class _NativeMLP(torch.autograd.Function):

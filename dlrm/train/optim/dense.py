@@ -1,7 +1,8 @@
 """Optimizers of dense parameters: torch's, fused, with less work for the host."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +32,16 @@ def dense_optimizer(
     return DENSE_OPTIMIZERS[kind](groups, lr=torch.zeros((), device=parameters[0].device))
 
 
+def _with_gradients(
+    optimizer: Optimizer,
+) -> Iterator[tuple[dict[str, Any], list[Tensor], list[Tensor]]]:
+    """Yields each group that has gradients, its weights with one, and the gradients."""
+    for group in optimizer.param_groups:
+        weights = [weight for weight in group["params"] if weight.grad is not None]
+        if weights:
+            yield group, weights, [weight.grad for weight in weights]
+
+
 class SGD(LossScaled, torch.optim.SGD):
     """torch's fused SGD without momentum, launched in half the host's time.
 
@@ -40,13 +51,10 @@ class SGD(LossScaled, torch.optim.SGD):
     @torch.no_grad()
     def step(self, closure=None) -> None:  # type: ignore[override]
         assert closure is None, "no closure"
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
+        for group, weights, grads in _with_gradients(self):
             torch._fused_sgd_(
                 weights,
-                [weight.grad for weight in weights],
+                grads,
                 [],
                 weight_decay=group["weight_decay"],
                 momentum=0.0,
@@ -70,15 +78,12 @@ class Adagrad(LossScaled, torch.optim.Adagrad):
     @torch.no_grad()
     def step(self, closure=None) -> None:  # type: ignore[override]
         assert closure is None, "no closure"
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
+        for group, weights, grads in _with_gradients(self):
             steps = [self.state[weight]["step"] for weight in weights]
             torch._foreach_add_(steps, 1)
             torch._fused_adagrad_(
                 weights,
-                [weight.grad for weight in weights],
+                grads,
                 [self.state[weight]["sum"] for weight in weights],
                 steps,
                 lr=group["lr"],
@@ -102,14 +107,11 @@ class Adam(LossScaled, torch.optim.Adam):
     @torch.no_grad()
     def step(self, closure=None) -> None:  # type: ignore[override]
         assert closure is None, "no closure"
-        for group in self.param_groups:
-            weights = [weight for weight in group["params"] if weight.grad is not None]
-            if not weights:
-                continue
+        for group, weights, grads in _with_gradients(self):
             states = [self.state[weight] or self._initial_state(weight) for weight in weights]
             ops.dense_adam_(
                 weights,
-                [weight.grad for weight in weights],
+                grads,
                 [state["exp_avg"] for state in states],
                 [state["exp_avg_sq"] for state in states],
                 [state["step"] for state in states],
