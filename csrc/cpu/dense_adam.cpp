@@ -6,6 +6,7 @@
 
 #include "isa.h"
 #include "scalar.h"
+#include "split_floats.h"
 #include "tasks.h"
 
 namespace dlrm {

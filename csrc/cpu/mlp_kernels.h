@@ -294,9 +294,12 @@ DLRM_INLINE void with_vectors(int64_t columns, const Function& f) {
   }
 }
 
-DLRM_INLINE Vec positive(Vec values) {  // NaN stays NaN
-  return (Vec)((Bits)values & ~(Bits)(values <= 0));
+// Lanes of `grad` where the value that a ReLU returned is above 0 or NaN, else 0.
+DLRM_INLINE Vec where_positive(Vec grad, Vec value) {
+  return (Vec)((Bits)grad & ~(Bits)(value <= 0));
 }
+
+DLRM_INLINE Vec positive(Vec values) { return where_positive(values, values); }  // NaN stays NaN
 
 // The rows of a run between two layers: kept ones if there are, else in one of two buffers.
 template <typename scalar_t>
@@ -407,11 +410,6 @@ void forward_run(const MlpPass& pass, const scalar_t* input, void* output, float
     from = to;
   }
   if (logits) write_logits<scalar_t>(pass, from, static_cast<float*>(output), begin, end);
-}
-
-// Lanes of `grad` where the value that a ReLU returned is above 0 or NaN, else 0.
-DLRM_INLINE Vec where_positive(Vec grad, Vec value) {
-  return (Vec)((Bits)grad & ~(Bits)(value <= 0));
 }
 
 // Reads back a kept vector of values of two rows.
