@@ -22,8 +22,8 @@ def logistic_loss(logits: Tensor, labels: Tensor, divisor: float = 1.0) -> Tenso
         divisor: a number above 0.
 
     Raises:
-        RuntimeError: shapes or dtypes do not fit together; the message names both.
-        ValueError: on other devices than the CPU, torch names them.
+        RuntimeError: shapes or dtypes do not fit together; the message names both. Where torch's
+            operators run, their own errors name the shapes.
     """
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     if logits.device.type != "cpu" or not native_available() or in_graph:
