@@ -25,15 +25,17 @@ struct InteractionInputs {
     const bool fits = dense_.dim() == 2 && embeddings_.dim() == 3 &&
                       dense_.size(0) == embeddings_.size(0) &&
                       dense_.size(1) == embeddings_.size(2);
-    check(fits, "dot_interaction: expected dense [batch, dim] and embeddings [batch, tables, dim],",
-          " got dense ", shape_of(dense_), " and embeddings ", shape_of(embeddings_));
-    check(dense_.size(1) > 0, "dot_interaction: expected dim > 0, got dense ", shape_of(dense_),
-          " and embeddings ", shape_of(embeddings_));
-    check(is_floating(dense_.scalar_type()) && dense_.scalar_type() == embeddings_.scalar_type(),
-          "dot_interaction: expected dense and embeddings of one dtype (Float, BFloat16 or Half),",
-          " got dense ", dtype_of(dense_), " and embeddings ", dtype_of(embeddings_));
-    check(dense_.device() == embeddings_.device(),
-          "dot_interaction: dense and embeddings are on different devices");
+    DLRM_CHECK(fits,
+               "dot_interaction: expected dense [batch, dim] and embeddings [batch, tables, dim],",
+               " got dense ", shape_of(dense_), " and embeddings ", shape_of(embeddings_));
+    DLRM_CHECK(dense_.size(1) > 0, "dot_interaction: expected dim > 0, got dense ",
+               shape_of(dense_), " and embeddings ", shape_of(embeddings_));
+    DLRM_CHECK(
+        is_floating(dense_.scalar_type()) && dense_.scalar_type() == embeddings_.scalar_type(),
+        "dot_interaction: expected dense and embeddings of one dtype (Float, BFloat16 or Half),",
+        " got dense ", dtype_of(dense_), " and embeddings ", dtype_of(embeddings_));
+    DLRM_CHECK(dense_.device() == embeddings_.device(),
+               "dot_interaction: dense and embeddings are on different devices");
     sizes = {embeddings_.size(0), embeddings_.size(1), embeddings_.size(2)};
     dense = torch::stable::contiguous(dense_);
     embeddings = torch::stable::contiguous(embeddings_);
@@ -41,10 +43,10 @@ struct InteractionInputs {
 
   // Returns the gradient of the output, contiguous.
   Tensor checked_grad(const Tensor& grad) const {
-    check(grad.dim() == 2 && grad.size(0) == sizes.batch && grad.size(1) == sizes.width() &&
-              grad.scalar_type() == dense.scalar_type(),
-          "dot_interaction_backward: expected grad [", sizes.batch, ", ", sizes.width(), "] ",
-          dtype_of(dense), ", got ", shape_of(grad), " ", dtype_of(grad));
+    DLRM_CHECK(grad.dim() == 2 && grad.size(0) == sizes.batch && grad.size(1) == sizes.width() &&
+                   grad.scalar_type() == dense.scalar_type(),
+               "dot_interaction_backward: expected grad [", sizes.batch, ", ", sizes.width(), "] ",
+               dtype_of(dense), ", got ", shape_of(grad), " ", dtype_of(grad));
     return torch::stable::contiguous(grad);
   }
 };

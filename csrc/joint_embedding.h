@@ -19,22 +19,22 @@ struct JointEmbeddingInputs {
 
   JointEmbeddingInputs(const Tensor& weight_, const Tensor& ids_, const Tensor& table_offsets_,
                        std::optional<ScalarType> dtype) {
-    check(weight_.dim() == 2 && weight_.size(1) > 0 && is_floating(weight_.scalar_type()),
-          "joint_embedding: expected weight [rows, dim > 0] of Float, BFloat16 or Half, got ",
-          shape_of(weight_), " ", dtype_of(weight_));
-    check(ids_.dim() == 2 && is_id(ids_.scalar_type()),
-          "joint_embedding: expected ids [batch, tables] of Char, Short, Int or Long, got ",
-          shape_of(ids_), " ", dtype_of(ids_));
-    check(table_offsets_.dim() == 1 && table_offsets_.size(0) == ids_.size(1) + 1 &&
-              table_offsets_.scalar_type() == ScalarType::Long,
-          "joint_embedding: expected table_offsets [", ids_.size(1) + 1, "] Long for ids ",
-          shape_of(ids_), ", got ", shape_of(table_offsets_), " ", dtype_of(table_offsets_));
-    check(weight_.device() == ids_.device() && weight_.device() == table_offsets_.device(),
-          "joint_embedding: weight, ids and table_offsets are not all on one device");
+    DLRM_CHECK(weight_.dim() == 2 && weight_.size(1) > 0 && is_floating(weight_.scalar_type()),
+               "joint_embedding: expected weight [rows, dim > 0] of Float, BFloat16 or Half, got ",
+               shape_of(weight_), " ", dtype_of(weight_));
+    DLRM_CHECK(ids_.dim() == 2 && is_id(ids_.scalar_type()),
+               "joint_embedding: expected ids [batch, tables] of Char, Short, Int or Long, got ",
+               shape_of(ids_), " ", dtype_of(ids_));
+    DLRM_CHECK(table_offsets_.dim() == 1 && table_offsets_.size(0) == ids_.size(1) + 1 &&
+                   table_offsets_.scalar_type() == ScalarType::Long,
+               "joint_embedding: expected table_offsets [", ids_.size(1) + 1, "] Long for ids ",
+               shape_of(ids_), ", got ", shape_of(table_offsets_), " ", dtype_of(table_offsets_));
+    DLRM_CHECK(weight_.device() == ids_.device() && weight_.device() == table_offsets_.device(),
+               "joint_embedding: weight, ids and table_offsets are not all on one device");
     output_dtype = dtype.value_or(weight_.scalar_type());
-    check(is_floating(output_dtype),
-          "joint_embedding: expected dtype Float, BFloat16 or Half, got ",
-          torch::headeronly::toString(output_dtype));
+    DLRM_CHECK(is_floating(output_dtype),
+               "joint_embedding: expected dtype Float, BFloat16 or Half, got ",
+               torch::headeronly::toString(output_dtype));
     batch = ids_.size(0);
     tables = ids_.size(1);
     dim = weight_.size(1);
@@ -49,9 +49,9 @@ struct JointEmbeddingInputs {
 inline void check_table_offsets(const char* name, const int64_t* offsets, int64_t tables,
                                 int64_t total_rows) {
   for (int64_t t = 0; t <= tables; ++t) {
-    check(offsets[t] >= (t == 0 ? 0 : offsets[t - 1]) && offsets[t] <= total_rows, name,
-          ": table_offsets[", t, "] = ", offsets[t],
-          ": expected offsets that do not fall, within the weight's ", total_rows, " rows");
+    DLRM_CHECK(offsets[t] >= (t == 0 ? 0 : offsets[t - 1]) && offsets[t] <= total_rows, name,
+               ": table_offsets[", t, "] = ", offsets[t],
+               ": expected offsets that do not fall, within the weight's ", total_rows, " rows");
   }
 }
 

@@ -18,9 +18,9 @@ struct BagLengths {
   Tensor lengths;  // [batch, tables], contiguous
 
   BagLengths(const Tensor& lengths_, int64_t total_) : total(total_) {
-    check(lengths_.dim() == 2 && is_id(lengths_.scalar_type()), kBagName,
-          ": expected lengths [batch, tables] of Char, Short, Int or Long, got ",
-          shape_of(lengths_), " ", dtype_of(lengths_));
+    DLRM_CHECK(lengths_.dim() == 2 && is_id(lengths_.scalar_type()), kBagName,
+               ": expected lengths [batch, tables] of Char, Short, Int or Long, got ",
+               shape_of(lengths_), " ", dtype_of(lengths_));
     batch = lengths_.size(0);
     tables = lengths_.size(1);
     bags = batch * tables;
@@ -36,46 +36,47 @@ struct BagInputs : BagLengths {
   BagInputs(const Tensor& ids_, const Tensor& lengths_, const Tensor& table_offsets_,
             const std::optional<Tensor>& sample_weights_)
       : BagLengths(lengths_, ids_.numel()) {
-    check(ids_.dim() == 1 && is_id(ids_.scalar_type()), kBagName,
-          ": expected ids [total] of Char, Short, Int or Long, got ", shape_of(ids_), " ",
-          dtype_of(ids_));
-    check(table_offsets_.dim() == 1 && table_offsets_.size(0) == tables + 1 &&
-              table_offsets_.scalar_type() == ScalarType::Long,
-          kBagName, ": expected table_offsets [", tables + 1, "] Long for lengths ",
-          shape_of(lengths_), ", got ", shape_of(table_offsets_), " ", dtype_of(table_offsets_));
+    DLRM_CHECK(ids_.dim() == 1 && is_id(ids_.scalar_type()), kBagName,
+               ": expected ids [total] of Char, Short, Int or Long, got ", shape_of(ids_), " ",
+               dtype_of(ids_));
+    DLRM_CHECK(table_offsets_.dim() == 1 && table_offsets_.size(0) == tables + 1 &&
+                   table_offsets_.scalar_type() == ScalarType::Long,
+               kBagName, ": expected table_offsets [", tables + 1, "] Long for lengths ",
+               shape_of(lengths_), ", got ", shape_of(table_offsets_), " ",
+               dtype_of(table_offsets_));
     bool one_device =
         ids_.device() == lengths_.device() && ids_.device() == table_offsets_.device();
     if (sample_weights_) {
-      check(sample_weights_->dim() == 1 && sample_weights_->size(0) == total &&
-                sample_weights_->scalar_type() == ScalarType::Float,
-            kBagName, ": expected sample_weights [", total, "] Float, got ",
-            shape_of(*sample_weights_), " ", dtype_of(*sample_weights_));
+      DLRM_CHECK(sample_weights_->dim() == 1 && sample_weights_->size(0) == total &&
+                     sample_weights_->scalar_type() == ScalarType::Float,
+                 kBagName, ": expected sample_weights [", total, "] Float, got ",
+                 shape_of(*sample_weights_), " ", dtype_of(*sample_weights_));
       one_device = one_device && ids_.device() == sample_weights_->device();
       sample_weights = torch::stable::contiguous(*sample_weights_);
     }
-    check(one_device, kBagName,
-          ": ids, lengths, table_offsets and sample_weights are not all on one device");
+    DLRM_CHECK(one_device, kBagName,
+               ": ids, lengths, table_offsets and sample_weights are not all on one device");
     ids = torch::stable::contiguous(ids_);
     table_offsets = torch::stable::contiguous(table_offsets_);
   }
 };
 
 inline Tensor checked_bag_weight(const Tensor& weight, const Tensor& lengths) {
-  check(weight.dim() == 2 && weight.size(1) > 0 && is_floating(weight.scalar_type()), kBagName,
-        ": expected weight [rows, dim > 0] of Float, BFloat16 or Half, got ", shape_of(weight), " ",
-        dtype_of(weight));
-  check(weight.device() == lengths.device(), kBagName,
-        ": weight and lengths are not on one device");
+  DLRM_CHECK(weight.dim() == 2 && weight.size(1) > 0 && is_floating(weight.scalar_type()), kBagName,
+             ": expected weight [rows, dim > 0] of Float, BFloat16 or Half, got ", shape_of(weight),
+             " ", dtype_of(weight));
+  DLRM_CHECK(weight.device() == lengths.device(), kBagName,
+             ": weight and lengths are not on one device");
   return torch::stable::contiguous(weight);
 }
 
 inline Tensor checked_bag_grad(const Tensor& grad, const BagLengths& bags) {
-  check(grad.dim() == 3 && grad.size(0) == bags.batch && grad.size(1) == bags.tables &&
-            grad.size(2) > 0 && is_floating(grad.scalar_type()),
-        kBagName, ": expected grad [", bags.batch, ", ", bags.tables,
-        ", dim > 0] of Float, BFloat16 or Half, got ", shape_of(grad), " ", dtype_of(grad));
-  check(grad.device() == bags.lengths.device(), kBagName,
-        ": grad and lengths are not on one device");
+  DLRM_CHECK(grad.dim() == 3 && grad.size(0) == bags.batch && grad.size(1) == bags.tables &&
+                 grad.size(2) > 0 && is_floating(grad.scalar_type()),
+             kBagName, ": expected grad [", bags.batch, ", ", bags.tables,
+             ", dim > 0] of Float, BFloat16 or Half, got ", shape_of(grad), " ", dtype_of(grad));
+  DLRM_CHECK(grad.device() == bags.lengths.device(), kBagName,
+             ": grad and lengths are not on one device");
   return torch::stable::contiguous(grad);
 }
 

@@ -38,13 +38,14 @@ struct Pieces {
 
   Pieces(const Tensor& pieces, const Tensor& ids_, const std::vector<int64_t>& dims_)
       : dims(dims_) {
-    check(ids_.dim() == 2 && is_id(ids_.scalar_type()) && ids_.is_cpu(), kPiecesName,
-          ": expected ids [batch, columns] of Char, Short, Int or Long, got ", shape_of(ids_), " ",
-          dtype_of(ids_));
-    check(pieces.dim() == 2 && pieces.size(1) == 6 && pieces.scalar_type() == ScalarType::Long &&
-              pieces.is_cpu() && pieces.is_contiguous(),
-          kPiecesName, ": expected contiguous pieces [pieces, 6] Long, got ", shape_of(pieces), " ",
-          dtype_of(pieces));
+    DLRM_CHECK(ids_.dim() == 2 && is_id(ids_.scalar_type()) && ids_.is_cpu(), kPiecesName,
+               ": expected ids [batch, columns] of Char, Short, Int or Long, got ", shape_of(ids_),
+               " ", dtype_of(ids_));
+    DLRM_CHECK(pieces.dim() == 2 && pieces.size(1) == 6 &&
+                   pieces.scalar_type() == ScalarType::Long && pieces.is_cpu() &&
+                   pieces.is_contiguous(),
+               kPiecesName, ": expected contiguous pieces [pieces, 6] Long, got ", shape_of(pieces),
+               " ", dtype_of(pieces));
     batch = ids_.size(0);
     columns = ids_.size(1);
     ids = torch::stable::contiguous(ids_);
@@ -56,11 +57,12 @@ struct Pieces {
     int64_t last = 0;
     for (size_t p = 0; p < all.size(); ++p) {
       const Piece& piece = all[p];
-      check(piece.weight >= last && piece.weight < weights && piece.column >= 0 &&
-                piece.column < columns && piece.first >= 0 && piece.first <= piece.end &&
-                piece.end <= piece.table_rows && piece.offset >= 0,
-            kPiecesName, ": piece ", p,
-            ": expected a weight that does not fall, a column of the ids, and rows of its table");
+      DLRM_CHECK(
+          piece.weight >= last && piece.weight < weights && piece.column >= 0 &&
+              piece.column < columns && piece.first >= 0 && piece.first <= piece.end &&
+              piece.end <= piece.table_rows && piece.offset >= 0,
+          kPiecesName, ": piece ", p,
+          ": expected a weight that does not fall, a column of the ids, and rows of its table");
       last = piece.weight;
       at.push_back(width);
       width += dims[piece.weight];

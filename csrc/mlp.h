@@ -15,28 +15,30 @@ struct MlpInputs {
 
   MlpInputs(const Tensor& inputs_, const std::vector<Tensor>& weights_,
             const std::vector<Tensor>& biases_) {
-    check(inputs_.dim() == 2 && is_floating(inputs_.scalar_type()),
-          "mlp: expected inputs [batch, inputs], Float, BFloat16 or Half, got ", shape_of(inputs_),
-          " ", dtype_of(inputs_));
-    check(!weights_.empty() && weights_.size() == biases_.size(),
-          "mlp: expected a bias for every weight, got ", weights_.size(), " weights, ",
-          biases_.size(), " biases");
+    DLRM_CHECK(inputs_.dim() == 2 && is_floating(inputs_.scalar_type()),
+               "mlp: expected inputs [batch, inputs], Float, BFloat16 or Half, got ",
+               shape_of(inputs_), " ", dtype_of(inputs_));
+    DLRM_CHECK(!weights_.empty() && weights_.size() == biases_.size(),
+               "mlp: expected a bias for every weight, got ", weights_.size(), " weights, ",
+               biases_.size(), " biases");
     batch = inputs_.size(0);
     inputs = torch::stable::contiguous(inputs_);
     parameters = weights_[0].scalar_type();
     int64_t width = inputs_.size(1);
     for (size_t layer = 0; layer < weights_.size(); ++layer) {
       const Tensor &weight = weights_[layer], &bias = biases_[layer];
-      check(weight.dim() == 2 && weight.size(1) == width && bias.dim() == 1 &&
-                bias.size(0) == weight.size(0),
-            "mlp: layer ", layer, ": expected weight [outputs, ", width,
-            "] and bias [outputs], got weight ", shape_of(weight), " and bias ", shape_of(bias));
-      check(weight.scalar_type() == parameters && bias.scalar_type() == parameters &&
-                (parameters == ScalarType::Float || parameters == ScalarType::BFloat16),
-            "mlp: layer ", layer, ": expected weight and bias of one dtype, Float or BFloat16, as ",
-            "the other layers', got weight ", dtype_of(weight), " and bias ", dtype_of(bias));
-      check(weight.device() == inputs_.device() && bias.device() == inputs_.device(), "mlp: layer ",
-            layer, ": weight and bias are on another device than the inputs");
+      DLRM_CHECK(weight.dim() == 2 && weight.size(1) == width && bias.dim() == 1 &&
+                     bias.size(0) == weight.size(0),
+                 "mlp: layer ", layer, ": expected weight [outputs, ", width,
+                 "] and bias [outputs], got weight ", shape_of(weight), " and bias ",
+                 shape_of(bias));
+      DLRM_CHECK(weight.scalar_type() == parameters && bias.scalar_type() == parameters &&
+                     (parameters == ScalarType::Float || parameters == ScalarType::BFloat16),
+                 "mlp: layer ", layer,
+                 ": expected weight and bias of one dtype, Float or BFloat16, as ",
+                 "the other layers', got weight ", dtype_of(weight), " and bias ", dtype_of(bias));
+      DLRM_CHECK(weight.device() == inputs_.device() && bias.device() == inputs_.device(),
+                 "mlp: layer ", layer, ": weight and bias are on another device than the inputs");
       weights.push_back(torch::stable::contiguous(weight));
       biases.push_back(torch::stable::contiguous(bias));
       width = weight.size(0);
@@ -50,11 +52,12 @@ struct LogitLayer {
 
   LogitLayer(const Tensor& weight_, const Tensor& bias_, int64_t inputs)
       : weight(torch::stable::contiguous(weight_)), bias(torch::stable::contiguous(bias_)) {
-    check(weight.dim() == 2 && weight.size(0) == 1 && weight.size(1) == inputs &&
-              bias.numel() == 1 && weight.scalar_type() == ScalarType::Float &&
-              bias.scalar_type() == ScalarType::Float && weight.is_cpu() && bias.is_cpu(),
-          "mlp: expected the logit's weight [1, ", inputs, "] and bias [1], Float, got ",
-          shape_of(weight), " ", dtype_of(weight), " and ", shape_of(bias), " ", dtype_of(bias));
+    DLRM_CHECK(weight.dim() == 2 && weight.size(0) == 1 && weight.size(1) == inputs &&
+                   bias.numel() == 1 && weight.scalar_type() == ScalarType::Float &&
+                   bias.scalar_type() == ScalarType::Float && weight.is_cpu() && bias.is_cpu(),
+               "mlp: expected the logit's weight [1, ", inputs, "] and bias [1], Float, got ",
+               shape_of(weight), " ", dtype_of(weight), " and ", shape_of(bias), " ",
+               dtype_of(bias));
   }
 };
 

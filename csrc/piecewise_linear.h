@@ -14,44 +14,45 @@ struct Bins {
   Tensor edges;  // [fields, bins + 1] float, contiguous
 
   explicit Bins(const Tensor& edges_) {
-    check(edges_.dim() == 2 && edges_.size(1) >= 2 && edges_.scalar_type() == ScalarType::Float,
-          kPiecewiseName, ": expected edges [fields, bins + 1 > 1] Float, got ", shape_of(edges_),
-          " ", dtype_of(edges_));
+    DLRM_CHECK(
+        edges_.dim() == 2 && edges_.size(1) >= 2 && edges_.scalar_type() == ScalarType::Float,
+        kPiecewiseName, ": expected edges [fields, bins + 1 > 1] Float, got ", shape_of(edges_),
+        " ", dtype_of(edges_));
     fields = edges_.size(0);
     bins = edges_.size(1) - 1;
     edges = torch::stable::contiguous(edges_);
   }
 
   Tensor checked_numerical(const Tensor& numerical) const {
-    check(numerical.dim() == 2 && numerical.size(1) == fields &&
-              numerical.scalar_type() == ScalarType::Float && numerical.device() == edges.device(),
-          kPiecewiseName, ": expected numerical [batch, ", fields,
-          "] Float on the device of edges ", shape_of(edges), ", got ", shape_of(numerical), " ",
-          dtype_of(numerical));
+    DLRM_CHECK(
+        numerical.dim() == 2 && numerical.size(1) == fields &&
+            numerical.scalar_type() == ScalarType::Float && numerical.device() == edges.device(),
+        kPiecewiseName, ": expected numerical [batch, ", fields, "] Float on the device of edges ",
+        shape_of(edges), ", got ", shape_of(numerical), " ", dtype_of(numerical));
     return torch::stable::contiguous(numerical);
   }
 };
 
 inline void check_piecewise_weights(const Bins& bins, const Tensor& weight, const Tensor& bias) {
-  check(weight.dim() == 3 && weight.size(0) == bins.fields && weight.size(1) == bins.bins &&
-            weight.size(2) > 0 && weight.scalar_type() == ScalarType::Float,
-        kPiecewiseName, ": expected weight [", bins.fields, ", ", bins.bins,
-        ", dim > 0] Float, got ", shape_of(weight), " ", dtype_of(weight));
-  check(bias.dim() == 2 && bias.size(0) == bins.fields && bias.size(1) == weight.size(2) &&
-            bias.scalar_type() == ScalarType::Float,
-        kPiecewiseName, ": expected bias [", bins.fields, ", ", weight.size(2), "] Float, got ",
-        shape_of(bias), " ", dtype_of(bias));
-  check(weight.device() == bins.edges.device() && bias.device() == bins.edges.device(),
-        kPiecewiseName, ": edges, weight and bias are not all on one device");
+  DLRM_CHECK(weight.dim() == 3 && weight.size(0) == bins.fields && weight.size(1) == bins.bins &&
+                 weight.size(2) > 0 && weight.scalar_type() == ScalarType::Float,
+             kPiecewiseName, ": expected weight [", bins.fields, ", ", bins.bins,
+             ", dim > 0] Float, got ", shape_of(weight), " ", dtype_of(weight));
+  DLRM_CHECK(bias.dim() == 2 && bias.size(0) == bins.fields && bias.size(1) == weight.size(2) &&
+                 bias.scalar_type() == ScalarType::Float,
+             kPiecewiseName, ": expected bias [", bins.fields, ", ", weight.size(2),
+             "] Float, got ", shape_of(bias), " ", dtype_of(bias));
+  DLRM_CHECK(weight.device() == bins.edges.device() && bias.device() == bins.edges.device(),
+             kPiecewiseName, ": edges, weight and bias are not all on one device");
 }
 
 inline Tensor checked_piecewise_grad(const Bins& bins, const Tensor& numerical,
                                      const Tensor& grad) {
-  check(grad.dim() == 3 && grad.size(0) == numerical.size(0) && grad.size(1) == bins.fields &&
-            grad.size(2) > 0 && grad.scalar_type() == ScalarType::Float &&
-            grad.device() == numerical.device(),
-        kPiecewiseName, ": expected grad [", numerical.size(0), ", ", bins.fields,
-        ", dim > 0] Float, got ", shape_of(grad), " ", dtype_of(grad));
+  DLRM_CHECK(grad.dim() == 3 && grad.size(0) == numerical.size(0) && grad.size(1) == bins.fields &&
+                 grad.size(2) > 0 && grad.scalar_type() == ScalarType::Float &&
+                 grad.device() == numerical.device(),
+             kPiecewiseName, ": expected grad [", numerical.size(0), ", ", bins.fields,
+             ", dim > 0] Float, got ", shape_of(grad), " ", dtype_of(grad));
   return torch::stable::contiguous(grad);
 }
 

@@ -24,26 +24,29 @@ struct RowDecayInputs {
                  const Tensor& done, const Tensor& steps_, ScalarType dtype, int64_t columns,
                  const std::optional<Tensor>& rows_)
       : name(name_), steps(torch::stable::contiguous(steps_)) {
-    check(weight.dim() == 2 && weight.size(1) > 0 &&
-              weight.scalar_type() == (low ? ScalarType::BFloat16 : ScalarType::Float) &&
-              weight.is_contiguous(),
-          name,
-          ": expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one with low, got ",
-          shape_of(weight), " ", dtype_of(weight), low ? " with low" : " without low");
+    DLRM_CHECK(
+        weight.dim() == 2 && weight.size(1) > 0 &&
+            weight.scalar_type() == (low ? ScalarType::BFloat16 : ScalarType::Float) &&
+            weight.is_contiguous(),
+        name,
+        ": expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one with low, got ",
+        shape_of(weight), " ", dtype_of(weight), low ? " with low" : " without low");
     total_rows = weight.size(0);
     dim = weight.size(1);
     if (low) check_rows("Short low", *low, ScalarType::Short, dim);
     check_rows("Int done", done, ScalarType::Int, 0);
-    check(steps.dim() == 2 && steps.size(1) == columns && steps.scalar_type() == dtype &&
-              steps.is_cpu(),
-          name, ": expected steps [steps, ", columns, "] of ", torch::headeronly::toString(dtype),
-          " on the CPU, got ", shape_of(steps), " ", dtype_of(steps));
+    DLRM_CHECK(steps.dim() == 2 && steps.size(1) == columns && steps.scalar_type() == dtype &&
+                   steps.is_cpu(),
+               name, ": expected steps [steps, ", columns, "] of ",
+               torch::headeronly::toString(dtype), " on the CPU, got ", shape_of(steps), " ",
+               dtype_of(steps));
     num_steps = steps.size(0);
-    check(num_steps <= INT32_MAX, name, ": ", num_steps, " steps are more than 32 bits can count");
+    DLRM_CHECK(num_steps <= INT32_MAX, name, ": ", num_steps,
+               " steps are more than 32 bits can count");
     count = total_rows;
     if (!rows_) return;
-    check(rows_->dim() == 1 && rows_->scalar_type() == ScalarType::Long && rows_->is_cpu(), name,
-          ": expected rows [count] Long, got ", shape_of(*rows_), " ", dtype_of(*rows_));
+    DLRM_CHECK(rows_->dim() == 1 && rows_->scalar_type() == ScalarType::Long && rows_->is_cpu(),
+               name, ": expected rows [count] Long, got ", shape_of(*rows_), " ", dtype_of(*rows_));
     rows = torch::stable::contiguous(*rows_);
     count = rows->size(0);
   }
@@ -52,11 +55,11 @@ struct RowDecayInputs {
   void check_rows(const char* what, const Tensor& tensor, ScalarType dtype, int64_t columns) const {
     const bool fits =
         columns == 0 ? tensor.dim() == 1 : tensor.dim() == 2 && tensor.size(1) == columns;
-    check(fits && tensor.size(0) == total_rows && tensor.scalar_type() == dtype &&
-              tensor.is_contiguous() && tensor.is_cpu(),
-          name, ": expected contiguous ", what, " of ", total_rows, " rows",
-          columns == 0 ? "" : " shaped as the weight", ", got ", shape_of(tensor), " ",
-          dtype_of(tensor));
+    DLRM_CHECK(fits && tensor.size(0) == total_rows && tensor.scalar_type() == dtype &&
+                   tensor.is_contiguous() && tensor.is_cpu(),
+               name, ": expected contiguous ", what, " of ", total_rows, " rows",
+               columns == 0 ? "" : " shaped as the weight", ", got ", shape_of(tensor), " ",
+               dtype_of(tensor));
   }
 };
 

@@ -13,6 +13,7 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def(
       "joint_embedding(Tensor weight, Tensor ids, Tensor table_offsets, *, ScalarType? dtype=None)"
       " -> Tensor");
+  m.def("joint_embedding_rows(Tensor ids, Tensor table_offsets) -> Tensor");
   m.def(
       "joint_embedding_bag(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
       " Tensor? sample_weights, bool mean, ScalarType? dtype) -> Tensor");
@@ -84,6 +85,18 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       "mlp_backward(Tensor grad, Tensor output, Tensor kept, Tensor[] weights,"
       " Tensor? logit_weight, Tensor? logit_bias, ScalarType dtype, bool needs_inputs,"
       " bool needs_parameters) -> Tensor[]");
+  // Bottom MLP, dot interaction, top MLP and logit; the embeddings' dtype is computed in.
+  // `network_loss` returns the logistic loss of logits + added_logits and its gradients: of these
+  // logits, numerical, embeddings, and the parameters of both MLPs as mlp_backward.
+  m.def(
+      "network(Tensor numerical, Tensor embeddings, Tensor[] bottom_weights,"
+      " Tensor[] bottom_biases, Tensor[] top_weights, Tensor[] top_biases, Tensor logit_weight,"
+      " Tensor logit_bias) -> Tensor");
+  m.def(
+      "network_loss(Tensor numerical, Tensor embeddings, Tensor[] bottom_weights,"
+      " Tensor[] bottom_biases, Tensor[] top_weights, Tensor[] top_biases, Tensor logit_weight,"
+      " Tensor logit_bias, Tensor? added_logits, Tensor labels, float divisor,"
+      " bool needs_numerical) -> Tensor[]");
   m.def("logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see

@@ -23,13 +23,19 @@ using torch::stable::Tensor;
 // Throws a RuntimeError with only what the user can act on. STD_TORCH_CHECK would prepend the
 // location in our source.
 template <typename... Parts>
-void check(bool condition, const Parts&... parts) {
-  if (condition) [[likely]]
-    return;
+[[noreturn]] void fail(const Parts&... parts) {
   std::ostringstream message;
   (message << ... << parts);
   throw std::runtime_error(message.str());
 }
+
+// Fails unless the condition holds. The parts of the message are evaluated only then: printing two
+// shapes takes as long as a small kernel.
+#define DLRM_CHECK(condition, ...) \
+  do {                             \
+    if (!(condition)) [[unlikely]] \
+      ::dlrm::fail(__VA_ARGS__);   \
+  } while (false)
 
 // "[2, 3]", as Python prints a shape.
 inline std::string shape_of(const Tensor& tensor) {

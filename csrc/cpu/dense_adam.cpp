@@ -40,10 +40,10 @@ constexpr const char* kName = "dense_adam_";
 constexpr int64_t kElementsPerTask = 8192;
 
 void check_like(const char* what, size_t index, const Tensor& tensor, const Tensor& weight) {
-  check(tensor.numel() == weight.numel() && tensor.scalar_type() == ScalarType::Float &&
-            tensor.is_contiguous() && tensor.is_cpu(),
-        kName, ": ", what, " ", index, ": expected contiguous Float ", shape_of(weight),
-        " as the weight, got ", shape_of(tensor), " ", dtype_of(tensor));
+  DLRM_CHECK(tensor.numel() == weight.numel() && tensor.scalar_type() == ScalarType::Float &&
+                 tensor.is_contiguous() && tensor.is_cpu(),
+             kName, ": ", what, " ", index, ": expected contiguous Float ", shape_of(weight),
+             " as the weight, got ", shape_of(tensor), " ", dtype_of(tensor));
 }
 
 void dense_adam(std::vector<Tensor> weights, std::vector<Tensor> grads,
@@ -52,10 +52,10 @@ void dense_adam(std::vector<Tensor> weights, std::vector<Tensor> grads,
                 double weight_decay, std::optional<Tensor> grad_scale,
                 std::optional<Tensor> found_inf) {
   const size_t count = weights.size();
-  check(grads.size() == count && exp_avgs.size() == count && exp_avg_sqs.size() == count &&
-            steps.size() == count,
-        kName, ": expected as many gradients and states as weights, ", count, ", got ",
-        grads.size(), ", ", exp_avgs.size(), ", ", exp_avg_sqs.size(), " and ", steps.size());
+  DLRM_CHECK(grads.size() == count && exp_avgs.size() == count && exp_avg_sqs.size() == count &&
+                 steps.size() == count,
+             kName, ": expected as many gradients and states as weights, ", count, ", got ",
+             grads.size(), ", ", exp_avgs.size(), ", ", exp_avg_sqs.size(), " and ", steps.size());
   if (found_inf && scalar(kName, "found_inf", *found_inf) != 0) return;
   const double scale = grad_scale ? scalar(kName, "grad_scale", *grad_scale) : 1;
   const double rate = scalar(kName, "lr", lr);
@@ -74,9 +74,10 @@ void dense_adam(std::vector<Tensor> weights, std::vector<Tensor> grads,
     check_like("gradient", i, grads[i], weight);
     check_like("exp_avg", i, exp_avgs[i], weight);
     check_like("exp_avg_sq", i, exp_avg_sqs[i], weight);
-    check(steps[i].numel() == 1 && steps[i].scalar_type() == ScalarType::Float && steps[i].is_cpu(),
-          kName, ": step ", i, ": expected one Float on the CPU, got ", shape_of(steps[i]), " ",
-          dtype_of(steps[i]));
+    DLRM_CHECK(
+        steps[i].numel() == 1 && steps[i].scalar_type() == ScalarType::Float && steps[i].is_cpu(),
+        kName, ": step ", i, ": expected one Float on the CPU, got ", shape_of(steps[i]), " ",
+        dtype_of(steps[i]));
   }
   for (size_t i = 0; i < count; ++i) {
     float& done = *steps[i].mutable_data_ptr<float>();

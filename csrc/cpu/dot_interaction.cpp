@@ -5,6 +5,7 @@
 #include <tuple>
 
 #include "isa.h"
+#include "network.h"
 
 #define DLRM_KERNELS "dot_interaction_kernels.h"
 #include "for_each_isa.h"
@@ -21,6 +22,8 @@ bool streams(const InteractionSizes& sizes, const scalar_t* output) {
   return sizes.batch * sizes.tables * row_bytes >= kStreamBytes && row_bytes % 64 == 0 &&
          reinterpret_cast<uintptr_t>(output) % 64 == 0;
 }
+
+}  // namespace
 
 Tensor dot_interaction(const Tensor& dense, const Tensor& embeddings) {
   const InteractionInputs inputs(dense, embeddings);
@@ -68,7 +71,6 @@ std::tuple<Tensor, Tensor> dot_interaction_backward(const Tensor& grad, const Te
   return {grad_dense, grad_embeddings};
 }
 
-}  // namespace
 }  // namespace dlrm
 
 STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {

@@ -42,9 +42,9 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
                                     });
         if (bad.any()) {
           const int64_t table = bad.position() % tables;
-          check(false, "joint_embedding: id ", int64_t{ids_data[bad.position()]}, " of table ",
-                table, " in batch row ", bad.position() / tables, ": expected 0 <= id < ",
-                offsets[table + 1] - offsets[table]);
+          fail("joint_embedding: id ", int64_t{ids_data[bad.position()]}, " of table ", table,
+               " in batch row ", bad.position() / tables, ": expected 0 <= id < ",
+               offsets[table + 1] - offsets[table]);
         }
       });
     });
@@ -52,9 +52,38 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
   return output;
 }
 
+// The rows of the weight that ids look up, [1, batch * tables].
+Tensor joint_embedding_rows(const Tensor& ids_, const Tensor& table_offsets_) {
+  const Tensor ids = torch::stable::contiguous(ids_);
+  const Tensor table_offsets = torch::stable::contiguous(table_offsets_);
+  DLRM_CHECK(ids.dim() == 2 && is_id(ids.scalar_type()) &&
+                 table_offsets.scalar_type() == ScalarType::Long &&
+                 table_offsets.numel() == ids.size(1) + 1,
+             "joint_embedding_rows: expected ids [batch, tables] and table_offsets [tables + 1] ",
+             "Long, got ", shape_of(ids), " ", dtype_of(ids), " and ", shape_of(table_offsets), " ",
+             dtype_of(table_offsets));
+  const int64_t batch = ids.size(0), tables = ids.size(1);
+  Tensor rows = torch::stable::new_empty(ids, {1, batch * tables}, ScalarType::Long);
+  const int64_t* offsets = table_offsets.const_data_ptr<int64_t>();
+  auto* row = rows.mutable_data_ptr<int64_t>();
+  dispatch_id(ids.scalar_type(), [&]<typename id_t>() {
+    const auto* id = ids.const_data_ptr<id_t>();
+    torch::stable::parallel_for(
+        0, batch, std::max<int64_t>(1, kElementsPerTask / std::max<int64_t>(1, tables)),
+        [&](int64_t begin, int64_t end) {
+          for (int64_t sample = begin; sample < end; ++sample) {
+            const int64_t first = sample * tables;
+            for (int64_t t = 0; t < tables; ++t) row[first + t] = offsets[t] + id[first + t];
+          }
+        });
+  });
+  return rows;
+}
+
 }  // namespace
 }  // namespace dlrm
 
 STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
   m.impl("joint_embedding", TORCH_BOX(&dlrm::joint_embedding));
+  m.impl("joint_embedding_rows", TORCH_BOX(&dlrm::joint_embedding_rows));
 }

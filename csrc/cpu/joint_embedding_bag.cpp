@@ -52,13 +52,13 @@ Tensor offsets_of(const BagLengths& bags) {
         }
       }
     });
-    check(!bad.any(), kBagName, ": length ", bad.any() ? int64_t{lengths[bad.position()]} : 0,
-          " of table ", bad.position() % std::max<int64_t>(1, bags.tables), " in batch row ",
-          bad.position() / std::max<int64_t>(1, bags.tables),
-          ": expected 0 <= length <= ", bags.total, ", the number of ids");
+    DLRM_CHECK(!bad.any(), kBagName, ": length ", bad.any() ? int64_t{lengths[bad.position()]} : 0,
+               " of table ", bad.position() % std::max<int64_t>(1, bags.tables), " in batch row ",
+               bad.position() / std::max<int64_t>(1, bags.tables),
+               ": expected 0 <= length <= ", bags.total, ", the number of ids");
     for (int64_t task = 0; task < tasks; ++task) first[task + 1] += first[task];
-    check(first[tasks] == bags.total, kBagName, ": lengths add up to ", first[tasks],
-          ": expected the number of ids, ", bags.total);
+    DLRM_CHECK(first[tasks] == bags.total, kBagName, ": lengths add up to ", first[tasks],
+               ": expected the number of ids, ", bags.total);
     torch::stable::parallel_for(0, tasks, 1, [&](int64_t begin, int64_t end) {
       for (int64_t task = begin; task < end; ++task) {
         int64_t sum = first[task];
@@ -83,8 +83,8 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
   const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
   const Tensor weight = checked_bag_weight(weight_, inputs.lengths);
   const ScalarType output_dtype = dtype.value_or(weight.scalar_type());
-  check(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
-        torch::headeronly::toString(output_dtype));
+  DLRM_CHECK(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
+             torch::headeronly::toString(output_dtype));
   const int64_t tables = inputs.tables, dim = weight.size(1);
   const int64_t* table_offsets = inputs.table_offsets.const_data_ptr<int64_t>();
   check_table_offsets(kBagName, table_offsets, tables, weight.size(0));
@@ -113,9 +113,9 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
           const int64_t* after =
               std::upper_bound(bag_offsets, bag_offsets + inputs.bags + 1, bad.position());
           const int64_t bag = after - bag_offsets - 1, table = bag % tables;
-          check(false, kBagName, ": id ", int64_t{ids_data[bad.position()]}, " of table ", table,
-                " in batch row ", bag / tables, ": expected 0 <= id < ",
-                table_offsets[table + 1] - table_offsets[table]);
+          fail(kBagName, ": id ", int64_t{ids_data[bad.position()]}, " of table ", table,
+               " in batch row ", bag / tables, ": expected 0 <= id < ",
+               table_offsets[table + 1] - table_offsets[table]);
         }
       });
     });
@@ -167,14 +167,14 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
 Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Tensor& weight_,
                                                    const Tensor& rows_, const Tensor& lengths,
                                                    bool mean) {
-  check(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
-        ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
+  DLRM_CHECK(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
+             ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
   const BagLengths bags(lengths, rows_.size(0));
   const Tensor weight = checked_bag_weight(weight_, bags.lengths);
   const Tensor grad = checked_bag_grad(grad_, bags);
   const int64_t dim = weight.size(1);
-  check(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables, ", ",
-        dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
+  DLRM_CHECK(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables,
+             ", ", dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
   const Tensor rows = torch::stable::contiguous(rows_);
   const int64_t* rows_data = rows.const_data_ptr<int64_t>();
   const Tensor offsets = offsets_of(bags);
@@ -195,8 +195,8 @@ Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Te
           });
     });
   });
-  check(!bad.any(), kBagName, ": row ", bad.any() ? rows_data[bad.position()] : 0, " at position ",
-        bad.position(), ": expected 0 <= row < ", weight.size(0));
+  DLRM_CHECK(!bad.any(), kBagName, ": row ", bad.any() ? rows_data[bad.position()] : 0,
+             " at position ", bad.position(), ": expected 0 <= row < ", weight.size(0));
   return output;
 }
 

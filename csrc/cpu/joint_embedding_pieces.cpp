@@ -24,26 +24,27 @@ int64_t samples_per_task(const Pieces& pieces) {
 
 Tensor joint_embedding_pieces(std::vector<Tensor> weights, const Tensor& ids, const Tensor& pieces_,
                               std::optional<ScalarType> dtype) {
-  check(!weights.empty(), kPiecesName, ": expected one weight or more");
+  DLRM_CHECK(!weights.empty(), kPiecesName, ": expected one weight or more");
   const ScalarType weight_dtype = weights[0].scalar_type();
   const ScalarType output_dtype = dtype.value_or(weight_dtype);
   std::vector<int64_t> dims;
   for (Tensor& weight : weights) {
-    check(weight.dim() == 2 && weight.size(1) > 0 && is_floating(weight_dtype) &&
-              weight.scalar_type() == weight_dtype && weight.is_cpu(),
-          kPiecesName, ": expected weights [rows, dim > 0] of one floating dtype, got ",
-          shape_of(weight), " ", dtype_of(weight));
+    DLRM_CHECK(weight.dim() == 2 && weight.size(1) > 0 && is_floating(weight_dtype) &&
+                   weight.scalar_type() == weight_dtype && weight.is_cpu(),
+               kPiecesName, ": expected weights [rows, dim > 0] of one floating dtype, got ",
+               shape_of(weight), " ", dtype_of(weight));
     weight = torch::stable::contiguous(weight);
     dims.push_back(weight.size(1));
   }
   const Pieces pieces(pieces_, ids, dims);
   for (const Piece& piece : pieces.all) {
-    check(piece.offset + piece.end - piece.first <= weights[piece.weight].size(0), kPiecesName,
-          ": a piece of rows [", piece.first, ", ", piece.end, ") at ", piece.offset,
-          " ends outside its weight ", shape_of(weights[piece.weight]));
+    DLRM_CHECK(piece.offset + piece.end - piece.first <= weights[piece.weight].size(0), kPiecesName,
+               ": a piece of rows [", piece.first, ", ", piece.end, ") at ", piece.offset,
+               " ends outside its weight ", shape_of(weights[piece.weight]));
   }
-  check(is_floating(output_dtype), kPiecesName, ": expected dtype Float, BFloat16 or Half, got ",
-        torch::headeronly::toString(output_dtype));
+  DLRM_CHECK(is_floating(output_dtype), kPiecesName,
+             ": expected dtype Float, BFloat16 or Half, got ",
+             torch::headeronly::toString(output_dtype));
   const int64_t count = static_cast<int64_t>(pieces.all.size()), width = pieces.width;
   Tensor output = torch::stable::new_empty(weights[0], {pieces.batch, width}, output_dtype);
   FirstBad bad;
@@ -73,9 +74,9 @@ Tensor joint_embedding_pieces(std::vector<Tensor> weights, const Tensor& ids, co
         if (bad.any()) {
           const Piece& piece = pieces.all[bad.position() % count];
           const int64_t sample = bad.position() / count;
-          check(false, kPiecesName, ": id ",
-                int64_t{ids_data[sample * pieces.columns + piece.column]}, " of table ",
-                piece.column, " in batch row ", sample, ": expected 0 <= id < ", piece.table_rows);
+          fail(kPiecesName, ": id ", int64_t{ids_data[sample * pieces.columns + piece.column]},
+               " of table ", piece.column, " in batch row ", sample, ": expected 0 <= id < ",
+               piece.table_rows);
         }
       });
     });
@@ -109,10 +110,10 @@ std::vector<Tensor> joint_embedding_pieces_backward(const Tensor& grad_, const T
                                                     const Tensor& pieces_,
                                                     std::vector<int64_t> dims) {
   const Pieces pieces(pieces_, ids, dims);
-  check(grad_.dim() == 2 && grad_.size(0) == pieces.batch && grad_.size(1) == pieces.width &&
-            is_floating(grad_.scalar_type()) && grad_.is_cpu(),
-        kPiecesName, ": expected grad [", pieces.batch, ", ", pieces.width,
-        "] of Float, BFloat16 or Half, got ", shape_of(grad_), " ", dtype_of(grad_));
+  DLRM_CHECK(grad_.dim() == 2 && grad_.size(0) == pieces.batch && grad_.size(1) == pieces.width &&
+                 is_floating(grad_.scalar_type()) && grad_.is_cpu(),
+             kPiecesName, ": expected grad [", pieces.batch, ", ", pieces.width,
+             "] of Float, BFloat16 or Half, got ", shape_of(grad_), " ", dtype_of(grad_));
   const Tensor grad = torch::stable::contiguous(grad_);
   const int64_t samples_of_task = samples_per_task(pieces);
   const int64_t tasks = (pieces.batch + samples_of_task - 1) / samples_of_task;

@@ -5,7 +5,7 @@
 #include <tuple>
 #include <vector>
 
-#include "../tensors.h"
+#include "network.h"
 
 namespace dlrm {
 namespace {
@@ -14,14 +14,16 @@ namespace {
 // count.
 constexpr int64_t kSamplesOfASum = 1024;
 
+}  // namespace
+
 // Returns the sum of the samples' binary cross-entropies divided by `divisor`, and its gradient.
 std::tuple<Tensor, Tensor> logistic_loss(const Tensor& logits_, const Tensor& labels_,
                                          double divisor) {
-  check(logits_.dim() == 1 && labels_.dim() == 1 && logits_.size(0) == labels_.size(0) &&
-            logits_.scalar_type() == ScalarType::Float &&
-            labels_.scalar_type() == ScalarType::Float && labels_.is_cpu(),
-        "logistic_loss: expected logits and labels [batch] Float, got ", shape_of(logits_), " ",
-        dtype_of(logits_), " and ", shape_of(labels_), " ", dtype_of(labels_));
+  DLRM_CHECK(logits_.dim() == 1 && labels_.dim() == 1 && logits_.size(0) == labels_.size(0) &&
+                 logits_.scalar_type() == ScalarType::Float &&
+                 labels_.scalar_type() == ScalarType::Float && labels_.is_cpu(),
+             "logistic_loss: expected logits and labels [batch] Float, got ", shape_of(logits_),
+             " ", dtype_of(logits_), " and ", shape_of(labels_), " ", dtype_of(labels_));
   const Tensor logits = torch::stable::contiguous(logits_);
   const Tensor labels = torch::stable::contiguous(labels_);
   const int64_t count = logits.size(0);
@@ -50,7 +52,6 @@ std::tuple<Tensor, Tensor> logistic_loss(const Tensor& logits_, const Tensor& la
   return {loss, grad};
 }
 
-}  // namespace
 }  // namespace dlrm
 
 STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {

@@ -7,6 +7,7 @@
 
 #include "isa.h"
 #include "mlp_layers.h"
+#include "network.h"
 #include "tasks.h"
 
 #define DLRM_KERNELS "mlp_kernels.h"
@@ -159,11 +160,13 @@ void run_few_rows(const MlpInputs& inputs, const std::optional<LogitLayer>& logi
 
 template <typename Function>
 void dispatch_computed(ScalarType dtype, const Function& f) {
-  check(dtype == ScalarType::Float || dtype == ScalarType::BFloat16,
-        "mlp: expected inputs of Float or BFloat16 on the CPU, got ",
-        torch::headeronly::toString(dtype));
+  DLRM_CHECK(dtype == ScalarType::Float || dtype == ScalarType::BFloat16,
+             "mlp: expected inputs of Float or BFloat16 on the CPU, got ",
+             torch::headeronly::toString(dtype));
   dtype == ScalarType::Float ? f.template operator()<float>() : f.template operator()<BFloat16>();
 }
+
+}  // namespace
 
 std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weights_,
                                std::vector<Tensor> biases_, std::optional<Tensor> logit_weight,
@@ -227,6 +230,8 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
   return {output, kept};
 }
 
+namespace {
+
 template <typename scalar_t, typename weight_t>
 void weight_gradients(const MlpSizes<scalar_t>& sizes, std::vector<Tensor>& grads) {
   struct Task {
@@ -262,16 +267,18 @@ void add_runs(const float* sums, int64_t stride, int64_t runs, weight_t* to, int
   std::copy(total.begin(), total.end(), to);
 }
 
+}  // namespace
+
 std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, const Tensor& kept,
                                  std::vector<Tensor> weights, std::optional<Tensor> logit_weight,
                                  std::optional<Tensor> logit_bias, ScalarType dtype,
                                  bool needs_inputs, bool needs_parameters) {
   const Tensor grad = torch::stable::contiguous(grad_);
   const Tensor output = torch::stable::contiguous(output_);
-  check(!weights.empty() && grad.scalar_type() == output.scalar_type() &&
-            shape_of(grad) == shape_of(output),
-        "mlp_backward: expected grad as the output ", shape_of(output), " ", dtype_of(output),
-        ", got ", shape_of(grad), " ", dtype_of(grad));
+  DLRM_CHECK(!weights.empty() && grad.scalar_type() == output.scalar_type() &&
+                 shape_of(grad) == shape_of(output),
+             "mlp_backward: expected grad as the output ", shape_of(output), " ", dtype_of(output),
+             ", got ", shape_of(grad), " ", dtype_of(grad));
   const int64_t batch = output.size(0), width = weights[0].size(1);
   std::optional<LogitLayer> logit;
   if (logit_weight && logit_bias) {
@@ -282,8 +289,8 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
   dispatch_computed(dtype, [&]<typename scalar_t>() {
     MlpSizes<scalar_t> sizes(batch, weights);
     const Kept<scalar_t> places(sizes, logit.has_value());
-    check(kept.numel() == places.units.size(), "mlp_backward: expected what mlp kept of this ",
-          "batch, ", places.units.size(), " values, got ", shape_of(kept));
+    DLRM_CHECK(kept.numel() == places.units.size(), "mlp_backward: expected what mlp kept of this ",
+               "batch, ", places.units.size(), " values, got ", shape_of(kept));
     places.place(sizes, const_cast<float*>(kept.const_data_ptr<float>()));
     const int64_t runs = sizes.runs(), stride_of_last = sizes.layers.back().stride_of_sums;
     Units units;
@@ -348,7 +355,6 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
   return found;
 }
 
-}  // namespace
 }  // namespace dlrm
 
 STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {

@@ -78,8 +78,8 @@ void update(const RowUpdateInputs& inputs, const Rule& rule, double l2,
     });
   });
   if (bad.any()) {
-    check(false, inputs.name, ": row ", rows[bad.position()], " at position ", bad.position(),
-          ": expected 0 <= row < ", inputs.total_rows);
+    fail(inputs.name, ": row ", rows[bad.position()], " at position ", bad.position(),
+         ": expected 0 <= row < ", inputs.total_rows);
   }
 }
 
@@ -129,7 +129,7 @@ void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& ro
   inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
   inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
   const double steps = scalar(inputs.name, "step", step);
-  check(steps >= 1, "row_adam_: expected step >= 1, the number of this update, got ", steps);
+  DLRM_CHECK(steps >= 1, "row_adam_: expected step >= 1, the number of this update, got ", steps);
   const double step_size = scalar(inputs.name, "lr", lr) * std::sqrt(1 - std::pow(beta2, steps)) /
                            (1 - std::pow(beta1, steps));
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {

@@ -6,8 +6,8 @@
 namespace dlrm {
 
 inline double scalar(const char* name, const char* what, const Tensor& tensor) {
-  check(tensor.numel() == 1 && tensor.is_cpu(), name, ": expected ", what,
-        " to be one value on the CPU, got ", shape_of(tensor));
+  DLRM_CHECK(tensor.numel() == 1 && tensor.is_cpu(), name, ": expected ", what,
+             " to be one value on the CPU, got ", shape_of(tensor));
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
       return *tensor.const_data_ptr<float>();
@@ -18,8 +18,7 @@ inline double scalar(const char* name, const char* what, const Tensor& tensor) {
     case ScalarType::Bool:
       return *tensor.const_data_ptr<bool>();
     default:
-      check(false, name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
-            dtype_of(tensor));
+      fail(name, ": expected ", what, " to be Float, Double, Long or Bool, got ", dtype_of(tensor));
       return 0;
   }
 }

@@ -192,8 +192,8 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
   const BagInputs inputs(ids, lengths, table_offsets, sample_weights);
   const Tensor weight = checked_bag_weight(weight_, inputs.lengths);
   const ScalarType output_dtype = dtype.value_or(weight.scalar_type());
-  check(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
-        torch::headeronly::toString(output_dtype));
+  DLRM_CHECK(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
+             torch::headeronly::toString(output_dtype));
   const int64_t tables = inputs.tables, dim = weight.size(1);
   const Launcher launch(kBagName, weight);
   const Errors errors(launch, kJointEmbeddingBag);
@@ -260,14 +260,14 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
 Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Tensor& weight_,
                                                    const Tensor& rows_, const Tensor& lengths,
                                                    bool mean) {
-  check(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
-        ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
+  DLRM_CHECK(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
+             ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
   const BagLengths bags(lengths, rows_.size(0));
   const Tensor weight = checked_bag_weight(weight_, bags.lengths);
   const Tensor grad = checked_bag_grad(grad_, bags);
   const int64_t dim = weight.size(1);
-  check(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables, ", ",
-        dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
+  DLRM_CHECK(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables,
+             ", ", dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
   const Tensor rows = torch::stable::contiguous(rows_);
   const Launcher launch(kBagName, weight);
   const Errors errors(launch, kJointEmbeddingBag);

@@ -27,8 +27,8 @@ struct DeviceScalar {
   DeviceScalar() = default;
   DeviceScalar(const char* name, const char* what, const Tensor& tensor, const Tensor& weight)
       : dtype(tensor.scalar_type()) {
-    check(tensor.numel() == 1 && tensor.device() == weight.device(), name, ": expected ", what,
-          " to be one value on the weight's device, got ", shape_of(tensor));
+    DLRM_CHECK(tensor.numel() == 1 && tensor.device() == weight.device(), name, ": expected ", what,
+               " to be one value on the weight's device, got ", shape_of(tensor));
     switch (dtype) {
       case ScalarType::Float:
         data = tensor.const_data_ptr<float>();
@@ -43,8 +43,8 @@ struct DeviceScalar {
         data = tensor.const_data_ptr<bool>();
         break;
       default:
-        check(false, name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
-              dtype_of(tensor));
+        fail(name, ": expected ", what, " to be Float, Double, Long or Bool, got ",
+             dtype_of(tensor));
     }
   }
   DeviceScalar(const char* name, const char* what, const std::optional<Tensor>& tensor,
@@ -332,8 +332,8 @@ struct Update {
   // Applies the rule to the rows' sums: the same bits from run to run.
   template <typename Rule>
   void in_order(const Rule& rule, const Scalars& scalars) {
-    check(inputs.count <= kMostPairs, inputs.name, ": ", inputs.count, " gradients are more than ",
-          kMostPairs, ": split the batch");
+    DLRM_CHECK(inputs.count <= kMostPairs, inputs.name, ": ", inputs.count,
+               " gradients are more than ", kMostPairs, ": split the batch");
     dispatch(rule, [&]<typename grad_t, int kVector>() {
       const Tables tables = tables_of(kVector);
       const int bits = std::max<int>(1, std::bit_width(static_cast<uint64_t>(inputs.total_rows)));
@@ -500,7 +500,7 @@ Scalars scalars_of(const char* name, const Tensor& weight, const Tensor& lr,
 
 // The L2 term needs the number of steps that a row has missed, which the host counts.
 void check_no_l2(const char* name, double l2) {
-  check(l2 == 0, name, ": expected l2 0 on a GPU, got ", l2);
+  DLRM_CHECK(l2 == 0, name, ": expected l2 0 on a GPU, got ", l2);
 }
 
 void row_sgd(Tensor weight, const Tensor& rows, const Tensor& grad, const Tensor& lr, double l2,

@@ -63,19 +63,19 @@ void check_cuda(const char* name, cudaError_t error) {
   if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorUnsupportedPtxVersion ||
       error == cudaErrorInvalidDeviceFunction) {
     const std::string arch = this_gpu();
-    check(false, name, ": dlrm/_ops_cuda.so is compiled for the architectures " DLRM_CUDA_ARCHS,
-          ", and this GPU's is ", arch, ": rebuild dlrm with DLRM_CUDA_ARCHS=", arch,
-          " in the environment (", cudaGetErrorString(error), ")");
+    fail(name, ": dlrm/_ops_cuda.so is compiled for the architectures " DLRM_CUDA_ARCHS,
+         ", and this GPU's is ", arch, ": rebuild dlrm with DLRM_CUDA_ARCHS=", arch,
+         " in the environment (", cudaGetErrorString(error), ")");
   }
   if (error == cudaErrorInsufficientDriver) {
     int driver = 0;
     cudaDriverGetVersion(&driver);
-    check(false, name, ": dlrm/_ops_cuda.so needs a driver for CUDA ", CUDART_VERSION / 1000, ".",
-          CUDART_VERSION % 1000 / 10, ", and this one is for CUDA ", driver / 1000, ".",
-          driver % 1000 / 10, ": update it, or rebuild dlrm with an older nvcc (DLRM_CUDA=0 builds",
-          " without CUDA kernels)");
+    fail(name, ": dlrm/_ops_cuda.so needs a driver for CUDA ", CUDART_VERSION / 1000, ".",
+         CUDART_VERSION % 1000 / 10, ", and this one is for CUDA ", driver / 1000, ".",
+         driver % 1000 / 10, ": update it, or rebuild dlrm with an older nvcc (DLRM_CUDA=0 builds",
+         " without CUDA kernels)");
   }
-  check(false, name, ": CUDA error: ", cudaGetErrorString(error));
+  fail(name, ": CUDA error: ", cudaGetErrorString(error));
 }
 
 Launcher::Launcher(const char* name, const Tensor& at)

@@ -78,8 +78,8 @@ class Launcher {
   void operator()(void (*kernel)(Parameters...), int64_t blocks, dim3 threads, int64_t shared_bytes,
                   Arguments&&... arguments) const {
     if (blocks == 0) return;
-    check(blocks > 0 && blocks <= std::numeric_limits<int32_t>::max(), name_, ": ", blocks,
-          " blocks of threads are more than a GPU takes at once: split the batch");
+    DLRM_CHECK(blocks > 0 && blocks <= std::numeric_limits<int32_t>::max(), name_, ": ", blocks,
+               " blocks of threads are more than a GPU takes at once: split the batch");
     const dim3 grid(static_cast<unsigned>(blocks));
 #ifdef DLRM_EMULATE_CUDA
     const auto thread = [&] { kernel(static_cast<Parameters>(arguments)...); };

@@ -18,8 +18,8 @@ from dlrm.model.composition import CROSS_STRUCTURES, DCN, compose, interaction_n
 from dlrm.model.cross import Cross
 from dlrm.model.divided import Bags, DividedEmbedding
 from dlrm.model.embedding import JointEmbedding, MultiTableEmbedding
-from dlrm.model.interaction import Interaction
-from dlrm.model.mlp import MLP, OUTPUT_INITS, mlp, output_layer
+from dlrm.model.interaction import Interaction, NativeDot
+from dlrm.model.mlp import MLP, OUTPUT_INITS, has_hooks, is_plain, mlp, output_layer
 from dlrm.model.numerical import bottom_mlp
 from dlrm.model.numerical_embedding import (
     MAX_BINS,
@@ -411,22 +411,61 @@ class DLRM(nn.Module):
         """
         if received is None:
             received = self.look_up(categorical, lengths, samples_by_rank, id_weights)
-        bottom_mlp, score, *fields = self._parts
+        if as_one := self._parameters_of_one_call(numerical.device):
+            embeddings, added = self._received(numerical, received)
+            logits = ops.network(numerical.float(), embeddings, *as_one)
+            return logits if added is None else logits + added
+        bottom_mlp, score, *_ = self._parts
         dense = bottom_mlp(numerical)
+        embeddings, added = self._received(numerical, received)
+        logits = score(dense, embeddings)
+        if self.adapters is None:
+            return logits if added is None else logits + added
+        logits = logits if added is None else logits + added.unsqueeze(1)
+        return logits if self.training else mean_of_members(logits).squeeze(1)
+
+    def loss_in_one_call(
+        self,
+        numerical: Tensor,
+        received: Sequence[Callable[[], Tensor]],
+        labels: Tensor,
+        divisor: float,
+    ) -> Tensor | None:
+        """Returns `ops.logistic_loss` of the logits; None if `ops.network_loss` cannot compute it.
+
+        Args:
+            numerical, received: see `forward`.
+            labels, divisor: see `ops.logistic_loss`.
+        """
+        as_one = self._parameters_of_one_call(numerical.device)
+        if as_one is None:
+            return None
+        embeddings, added = self._received(numerical, received)
+        return ops.network_loss(numerical.float(), embeddings, *as_one, labels, divisor, added)
+
+    def _received(
+        self, numerical: Tensor, received: Sequence[Callable[[], Tensor]]
+    ) -> tuple[Tensor, Tensor | None]:
+        """Waits for vectors; returns those of all fields, and the wide term's logits, if any."""
+        _, _, *fields = self._parts
         vectors = [embed(numerical).to(self.dtype) for embed in fields]
         embeddings, *weights = (wait() for wait in received)
         if vectors:
             embeddings = torch.cat([*vectors, embeddings], 1)
-        logits = score(dense, embeddings)
-        if self.adapters is not None:
-            return self._packed(logits, *weights)
-        return logits + weights[0].sum((1, 2)) if weights else logits
+        return embeddings, weights[0].sum((1, 2)) if weights else None
 
-    def _packed(self, logits: Tensor, weights: Tensor | None = None) -> Tensor:
-        """Returns the output of `forward` for the members' logits and the wide term's weights."""
-        if weights is not None:
-            logits = logits + weights.sum((1, 2)).unsqueeze(1)
-        return logits if self.training else mean_of_members(logits).squeeze(1)
+    def _parameters_of_one_call(self, device: torch.device) -> "_NetworkParameters | None":
+        """Returns the parameters for `ops.network`; None if the parts have to run one by one.
+
+        With several processes they do: the bottom MLP runs while vectors are exchanged.
+        """
+        bottom, score, *_ = self._parts
+        if self.world.size > 1 or not ops.multiplies_natively(device, self.dtype):
+            return None
+        if not isinstance(bottom, MLP) or not isinstance(score, _Score):
+            return None
+        own, others = bottom.native_parameters(), score.native_parameters()
+        return (own, *others) if own and others else None
 
     def look_up(
         self,
@@ -540,6 +579,9 @@ class DLRM(nn.Module):
             yield
 
 
+_NetworkParameters = tuple[ops.Layers, ops.Layers, tuple[Tensor, Tensor]]
+
+
 class _Score(nn.Module):
     """The layers after the exchange: interaction, top MLP, parallel cross layers, logit.
 
@@ -557,6 +599,16 @@ class _Score(nn.Module):
         super().__init__()
         self.interact, self.top_mlp, self.output, self.cross = interact, top_mlp, output, cross
         self.adapters = adapters
+
+    def native_parameters(self) -> tuple[ops.Layers, tuple[Tensor, Tensor]] | None:
+        """Returns those of top MLP and logit if they and a dot interaction are all that runs."""
+        plain = type(self.interact) is NativeDot and not has_hooks(self.interact)
+        if not plain or self.cross is not None or self.adapters is not None:
+            return None
+        layers = self.top_mlp.native_parameters()
+        if layers is None or not is_plain(self.output):
+            return None
+        return layers, (self.output.weight, self.output.bias)
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         if self.adapters is not None:

@@ -98,12 +98,18 @@ class MLP(nn.Sequential):
     def logits(self, inputs: Tensor, output: nn.Linear) -> Tensor:
         """Returns the logits of `output`, a layer of one output after this network: `[batch]`."""
         parameters = None if self._drops() else self._parameters_of_ops()
-        if parameters is None or not _is_plain(output):
+        if parameters is None or not is_plain(output):
             return output(self(inputs).float()).squeeze(1)
         logit = output.weight, output.bias
         return _without_autocast(
             ops.mlp_logits, inputs.to(self.dtype), *parameters, *logit, self._kept, self._native
         )
+
+    def native_parameters(self) -> tuple[list[Tensor], list[Tensor]] | None:
+        """Returns weights and biases if all that runs is an operator with native products."""
+        if not self._native or self._drops() or has_hooks(self):
+            return None
+        return self._parameters_of_ops()
 
     @property
     def _native(self) -> bool:
@@ -152,7 +158,7 @@ class MLP(nn.Sequential):
         biases: list[Tensor] = []
         wanted: type[nn.Module] = nn.Linear
         for layer in self._modules.values():
-            if type(layer) is not wanted or _has_hooks(layer):
+            if type(layer) is not wanted or has_hooks(layer):
                 return None
             if wanted is nn.Linear:
                 parameters = layer._parameters  # the modules' own look-up takes 1 us each
@@ -174,12 +180,12 @@ def _without_autocast(run: Callable[..., Tensor], inputs: Tensor, *arguments: An
     return run(inputs, *arguments)
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def is_plain(layer: nn.Module) -> bool:
     """Returns whether a layer computes what `nn.Linear` with a bias does, and nothing else."""
-    return type(layer) is nn.Linear and layer.bias is not None and not _has_hooks(layer)
+    return type(layer) is nn.Linear and layer.bias is not None and not has_hooks(layer)
 
 
-def _has_hooks(layer: nn.Module) -> bool:
+def has_hooks(layer: nn.Module) -> bool:
     return bool(
         layer._forward_hooks
         or layer._forward_pre_hooks

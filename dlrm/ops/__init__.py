@@ -11,7 +11,6 @@ from dlrm.ops.dot_interaction import (
     dot_interaction_reference,
     interaction_width,
 )
-from dlrm.ops.dropout import dropout
 from dlrm.ops.joint_embedding import joint_embedding, joint_embedding_reference
 from dlrm.ops.joint_embedding_bag import (
     POOLINGS,
@@ -25,8 +24,8 @@ from dlrm.ops.joint_embedding_pieces import (
     joint_embedding_pieces_reference,
     pieces_are_native,
 )
+from dlrm.ops.layers import dropout, fused_linear_dtypes, linear
 from dlrm.ops.library import instruction_set, native_available
-from dlrm.ops.linear import fused_linear_dtypes, linear
 from dlrm.ops.logistic_loss import logistic_loss, logistic_loss_reference
 from dlrm.ops.mlp import (
     mlp,
@@ -37,6 +36,7 @@ from dlrm.ops.mlp import (
     relu_bias_backward_reference,
     rounded_parameters,
 )
+from dlrm.ops.network import Layers, network, network_loss
 from dlrm.ops.piecewise_linear import (
     edges_up_to,
     piecewise_linear,
@@ -67,6 +67,7 @@ from dlrm.ops.row_update import (
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
+    "Layers",
     "POOLINGS",
     "PRODUCTS",
     "bags_of_ids",
@@ -95,6 +96,8 @@ __all__ = [
     "mlp_reference",
     "multiplies_natively",
     "native_available",
+    "network",
+    "network_loss",
     "pieces_are_native",
     "piecewise_linear",
     "piecewise_linear_reference",

@@ -10,6 +10,7 @@ from torch import Tensor
 from dlrm.ops.library import (
     below_autograd,
     has_native,
+    is_native_on_cpu,
     native_available,
     register_gradient,
 )
@@ -36,6 +37,10 @@ def joint_embedding(
         RuntimeError: an id is outside its table (the message names table, batch row and value; on a
             GPU `raise_device_errors` raises it), or shapes or dtypes do not fit together.
     """
+    if is_native_on_cpu(weight, ids, table_offsets):  # the same without dispatch: 10 us less
+        if weight.requires_grad and torch.is_grad_enabled():
+            return _JointEmbedding.apply(weight, ids, table_offsets, dtype)
+        return below_autograd(_OP.default, weight, ids, table_offsets, dtype=dtype)
     if has_native("joint_embedding", weight=weight, ids=ids, table_offsets=table_offsets):
         return torch.ops.dlrm.joint_embedding(weight, ids, table_offsets, dtype=dtype)
     _check(weight, ids, table_offsets, dtype)
@@ -102,13 +107,15 @@ class _JointEmbedding(torch.autograd.Function):
     def forward(ctx, weight, ids, table_offsets, dtype):  # type: ignore[override]
         ctx.save_for_backward(ids, table_offsets)
         ctx.weight_shape = weight.shape
-        op = torch.ops.dlrm.joint_embedding.default
-        return below_autograd(op, weight, ids, table_offsets, dtype=dtype)
+        return below_autograd(_OP.default, weight, ids, table_offsets, dtype=dtype)
 
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
         ids, table_offsets = ctx.saved_tensors
-        rows = (ids + table_offsets[:-1]).reshape(1, -1)
+        if ids.is_cpu:
+            rows = torch.ops.dlrm.joint_embedding_rows.default(ids, table_offsets)
+        else:
+            rows = (ids + table_offsets[:-1]).reshape(1, -1)
         values = grad.reshape(-1, ctx.weight_shape[1])
         sparse = torch.sparse_coo_tensor(
             rows, values, ctx.weight_shape, check_invariants=False, is_coalesced=False
@@ -117,6 +124,7 @@ class _JointEmbedding(torch.autograd.Function):
 
 
 if native_available():
+    _OP = torch.ops.dlrm.joint_embedding
 
     @torch.library.register_fake("dlrm::joint_embedding")
     def _(weight, ids, table_offsets, *, dtype=None):

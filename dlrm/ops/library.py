@@ -62,6 +62,13 @@ def has_native(op: str, **tensors: torch.Tensor | None) -> bool:
     return device.type in _native_devices
 
 
+def is_native_on_cpu(*tensors: torch.Tensor) -> bool:
+    """Returns whether to call a CPU kernel without torch's dispatch, which graphs need."""
+    if not native_available() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    return not torch._C._are_functorch_transforms_active() and all(one.is_cpu for one in tensors)
+
+
 def register_gradient(op: str, function: Callable[..., Any]) -> None:
     """Makes autograd call `function`, which applies a `torch.autograd.Function`, instead of `op`.
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dlrm.ops.library import has_native, native_available
-from dlrm.ops.linear import matrix_product
+from dlrm.ops.layers import matrix_product
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)

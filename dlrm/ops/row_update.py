@@ -21,7 +21,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dlrm.ops.library import follow_torch_settings, has_native, native_available
+from dlrm.ops.library import (
+    follow_torch_settings,
+    has_native,
+    is_native_on_cpu,
+    native_available,
+)
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 ORDERED_COLUMNS = 128  # kOrderedColumns of csrc/cuda/row_update.cu, which has the reason
@@ -283,17 +288,29 @@ def _update(
 
     Both take weight, states and inputs (rows, grad, lr and with Adam step) in this order.
     """
-    named = dict(zip(("rows", "grad", "lr", "step"), inputs, strict=False))
     args = (weight, *states.values(), *inputs)
-    native = has_native(name, weight=weight, **named, low=low, **states)
-    if native and not (options["l2"] and weight.is_cuda):
-        op = getattr(torch.ops.dlrm, name)
-        op(*args, low=low, table_sizes=table_sizes, **options)
+    if _is_native(name, weight, dict(zip(_INPUTS, inputs, strict=False)), low, states, options):
+        _OPS[name](*args, low=low, table_sizes=table_sizes, **options)
         mark_changed(weight)
     else:
         rows, grad, *_ = inputs
         _check(name, weight, low, rows, grad, table_sizes, **states)
         reference(*args, low=low, **options)
+
+
+def _is_native(
+    name: str,
+    weight: Tensor,
+    inputs: dict[str, Tensor],
+    low: Tensor | None,
+    states: dict[str, Tensor],
+    options: dict[str, Any],
+) -> bool:
+    """Returns whether the native op has kernels for the tensors' device and the options."""
+    if low is None and is_native_on_cpu(weight, *inputs.values(), *states.values()):
+        return True
+    native = has_native(name, weight=weight, **inputs, low=low, **states)
+    return native and not (options["l2"] and weight.is_cuda)
 
 
 def _touched(
@@ -420,6 +437,9 @@ def _check_rows(name: str, weight: Tensor, rows: Tensor) -> None:
         )
 
 
+_INPUTS = ("rows", "grad", "lr", "step")
+_OPS: dict[str, Callable[..., None]] = {}
 if native_available():
     for _name in ("row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_"):
+        _OPS[_name] = getattr(torch.ops.dlrm, _name).default
         torch.library.register_fake(f"dlrm::{_name}", lambda *args, **kwargs: None)

@@ -162,12 +162,16 @@ class Recommendation:
         """
         if self._deferring:
             self._deferring.before_look_up(self.model.rows(batch.categorical, batch.lengths))
-        logits = self.predict(batch)
+        received, divisor = self._received(batch), batch.global_size or self.num_samples(batch)
+        if batch.weights is None:
+            loss = self.model.loss_in_one_call(batch.numerical, received, batch.labels, divisor)
+            if loss is not None:
+                return loss
+        logits = self.model(batch.numerical, batch.categorical, received=received)
         if batch.weights is not None and batch.total_weight is not None:
             summed = _summed_loss(logits, batch.labels, batch.weights)
             weight = batch.total_weight
             return summed / torch.where(weight > 0, weight, 1).to(summed.dtype)
-        divisor = batch.global_size or self.num_samples(batch)
         if logits.ndim == 1:
             return ops.logistic_loss(logits, batch.labels, divisor)
         return _summed_loss(logits, batch.labels) / divisor
@@ -192,9 +196,13 @@ class Recommendation:
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
-        ahead = bool(self._ahead) and self._ahead[0][0] is batch
-        received = self._ahead.popleft()[1] if ahead else None
-        return self.model(batch.numerical, *_looked_up(batch), received)
+        return self.model(batch.numerical, batch.categorical, received=self._received(batch))
+
+    def _received(self, batch: Batch) -> list[Callable[[], Tensor]]:
+        """Returns the look-up of a batch, made ahead or now."""
+        if self._ahead and self._ahead[0][0] is batch:
+            return self._ahead.popleft()[1]
+        return self.model.look_up(*_looked_up(batch))
 
     def look_up_ahead(self, batch: Batch) -> None:
         """Looks up a batch of a later step with the rows' current values, for `loss` to use."""

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from ops_testing import assert_as_close_as_reference
 
 from dlrm import ops
-from dlrm.ops.linear import matrix_product
+from dlrm.ops.layers import matrix_product
 
 SHAPES = [  # batch, inputs, sizes of the layers
     (1, 1, (1,)),

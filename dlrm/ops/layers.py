@@ -1,14 +1,17 @@
-"""A linear layer that multiplies with oneDNN where torch would use slower products.
+"""Layers that torch runs slower on a CPU: the linear layer, and dropout.
 
 In float32 on the CPU torch multiplies with MKL. With oneDNN's products, which torch exposes as an
 operator of inductor, BERT-base's layers take a tenth less time forward and backward (8 x 128
 tokens, Zen 4, 1 and 2 threads). MKL computes the gradients of weights, for which it is faster.
+Dropout draws 16 random bits per element; torch draws 64.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+
+_STEPS = 1 << 16  # of dropout's probability
 
 
 def linear(inputs: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -49,6 +52,28 @@ def fused_linear_dtypes() -> tuple[torch.dtype, ...]:
     return (torch.float32, torch.bfloat16) if half else (torch.float32,)
 
 
+def dropout(values: Tensor, share: float) -> Tensor:
+    """Sets elements to 0, each with probability `share`, and scales the others up accordingly.
+
+    On the CPU, except under torch.compile, the probability is rounded to a multiple of 2**-16; this
+    is 2.5 times as fast (1024 x 768, Zen 4) as torch.nn.functional.dropout, which runs elsewhere.
+    Random numbers come from torch's default generator.
+
+    Args:
+        values: of any shape and floating dtype.
+        share: in [0, 1).
+    """
+    dropped = round(share * _STEPS)
+    compiled = torch.compiler.is_compiling()
+    if dropped in (0, _STEPS) or values.device.type != "cpu" or compiled:
+        return F.dropout(values, share)
+    count = values.numel()
+    bits = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    kept = _parts(bits)[:count] >= dropped - _STEPS // 2
+    noise = kept.to(values.dtype).mul_(_STEPS / (_STEPS - dropped))
+    return values * noise.view(values.shape)
+
+
 _ONEDNN_DTYPES = fused_linear_dtypes()
 
 
@@ -77,3 +102,11 @@ def _is_torchs(inputs: Tensor) -> bool:
         return True
     in_graph = torch.compiler.is_compiling() or torch.jit.is_tracing()
     return in_graph or torch.is_autocast_enabled("cpu")
+
+
+def _parts(bits: Tensor) -> Tensor:
+    """Returns the four int16 of each int64; a trace cannot record that view."""
+    if not torch.jit.is_tracing():
+        return bits.view(torch.int16)
+    parts = bits[:, None] >> torch.tensor([0, 16, 32, 48]) & _STEPS - 1
+    return (parts - _STEPS * (parts >= _STEPS // 2)).flatten()

@@ -1,0 +1,29 @@
+// Operators that others call: the parts of a network from its numerical fields to its logits.
+#pragma once
+
+#include <optional>
+#include <tuple>
+#include <vector>
+
+#include "../tensors.h"
+
+namespace dlrm {
+
+Tensor dot_interaction(const Tensor& dense, const Tensor& embeddings);
+
+std::tuple<Tensor, Tensor> dot_interaction_backward(const Tensor& grad, const Tensor& dense,
+                                                    const Tensor& embeddings);
+
+std::tuple<Tensor, Tensor> mlp(const Tensor& inputs, std::vector<Tensor> weights,
+                               std::vector<Tensor> biases, std::optional<Tensor> logit_weight,
+                               std::optional<Tensor> logit_bias, bool keeps);
+
+std::vector<Tensor> mlp_backward(const Tensor& grad, const Tensor& output, const Tensor& kept,
+                                 std::vector<Tensor> weights, std::optional<Tensor> logit_weight,
+                                 std::optional<Tensor> logit_bias, ScalarType dtype,
+                                 bool needs_inputs, bool needs_parameters);
+
+std::tuple<Tensor, Tensor> logistic_loss(const Tensor& logits, const Tensor& labels,
+                                         double divisor);
+
+}  // namespace dlrm
