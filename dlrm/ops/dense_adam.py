@@ -76,9 +76,9 @@ def dense_adam_(
 
 
 def _is_native(tensors: list[Tensor]) -> bool:
+    """Returns whether the operator takes such weights or gradients; it checks the other tensors."""
     return native_available() and all(
-        tensor.device.type == "cpu" and tensor.dtype == torch.float32 and tensor.is_contiguous()
-        for tensor in tensors
+        [one.is_cpu and one.dtype is torch.float32 and one.is_contiguous() for one in tensors]
     )
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dlrm import ops
-from dlrm.train.optim.base import LossScaled
+from dlrm.train.optim.base import LossScaled, without_wrapper
 
 
 def dense_optimizer(
@@ -48,9 +48,8 @@ class SGD(LossScaled, torch.optim.SGD):
     Checkpoints store it under the name of torch's class.
     """
 
-    @torch.no_grad()
-    def step(self, closure=None) -> None:  # type: ignore[override]
-        assert closure is None, "no closure"
+    @without_wrapper
+    def step(self) -> None:
         for group, weights, grads in _with_gradients(self):
             torch._fused_sgd_(
                 weights,
@@ -75,9 +74,8 @@ class Adagrad(LossScaled, torch.optim.Adagrad):
     name of torch's class, with the same state.
     """
 
-    @torch.no_grad()
-    def step(self, closure=None) -> None:  # type: ignore[override]
-        assert closure is None, "no closure"
+    @without_wrapper
+    def step(self) -> None:
         for group, weights, grads in _with_gradients(self):
             steps = [self.state[weight]["step"] for weight in weights]
             torch._foreach_add_(steps, 1)
@@ -104,9 +102,8 @@ class Adam(LossScaled, torch.optim.Adam):
     Checkpoints store it under the name of torch's class, with the same state.
     """
 
-    @torch.no_grad()
-    def step(self, closure=None) -> None:  # type: ignore[override]
-        assert closure is None, "no closure"
+    @without_wrapper
+    def step(self) -> None:
         for group, weights, grads in _with_gradients(self):
             states = [self.state[weight] or self._initial_state(weight) for weight in weights]
             ops.dense_adam_(

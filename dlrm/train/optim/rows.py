@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from dlrm import ops
-from dlrm.train.optim.base import DefersUpdates, LossScaled, Weights
+from dlrm.train.optim.base import DefersUpdates, LossScaled, Weights, without_wrapper
 from dlrm.train.optim.missed_steps import MissedSteps
 
 L2_MODES = ("all", "looked_up")
@@ -142,9 +142,8 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
         for weight in self._missed:
             self._decay_all(weight)
 
-    @torch.no_grad()
-    def step(self, closure=None) -> None:  # type: ignore[override]
-        assert closure is None, "row optimizers take no closure"
+    @without_wrapper
+    def step(self) -> None:
         for group in self.param_groups:
             for weight in group["params"]:
                 missed = self._missed.get(weight)
@@ -294,6 +293,8 @@ class RowAdam(RowOptimizer):
         state, eps = self.state[weight], group["eps"]
         if weight in self._missed:
             eps *= self._root_of_correction(weight, group)
+        step = state["step"]
+        step += 1
         ops.row_adam_(
             weight,
             state["exp_avg"],
@@ -301,12 +302,13 @@ class RowAdam(RowOptimizer):
             rows,
             grad,
             group["lr"],
-            state["step"] + 1,
+            step,
             betas=(group["beta1"], group["beta2"]),
             eps=eps,
             **self.options(group),
         )
-        state["step"] += 1 if self.found_inf is None else self.found_inf == 0
+        if self.found_inf is not None:
+            step -= (self.found_inf != 0).to(step.dtype)
 
     def numbers_of_step(self, weight: Tensor, group: dict) -> tuple[float, ...]:
         root, step = self._root_of_correction(weight, group), float(self.state[weight]["step"]) + 1
