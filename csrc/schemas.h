@@ -97,6 +97,7 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " Tensor[] bottom_biases, Tensor[] top_weights, Tensor[] top_biases, Tensor logit_weight,"
       " Tensor logit_bias, Tensor? added_logits, Tensor labels, float divisor,"
       " bool needs_numerical) -> Tensor[]");
+  m.def("scale_gradients_(Tensor(a!)[] grads, Tensor factor) -> ()");  // contiguous ones
   m.def("logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see

@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "isa.h"
+#include "scalar.h"
 
 #define DLRM_KERNELS "network_kernels.h"
 #include "for_each_isa.h"
@@ -81,10 +82,25 @@ std::vector<Tensor> network_loss(const Tensor& numerical, const Tensor& embeddin
   return found;
 }
 
+// Multiplies gradients by one factor, which is nearly always 1.
+void scale_gradients(std::vector<Tensor> grads, const Tensor& factor_) {
+  const auto factor = static_cast<float>(scalar("scale_gradients_", "factor", factor_));
+  if (factor == 1) return;
+  for (Tensor& grad : grads) {
+    dispatch_floating(grad.scalar_type(), [&]<typename scalar_t>() {
+      auto* values = grad.mutable_data_ptr<scalar_t>();
+      for (int64_t i = 0; i < grad.numel(); ++i) {
+        values[i] = static_cast<scalar_t>(static_cast<float>(values[i]) * factor);
+      }
+    });
+  }
+}
+
 }  // namespace
 }  // namespace dlrm
 
 STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
   m.impl("network", TORCH_BOX(&dlrm::network));
+  m.impl("scale_gradients_", TORCH_BOX(&dlrm::scale_gradients));
   m.impl("network_loss", TORCH_BOX(&dlrm::network_loss));
 }

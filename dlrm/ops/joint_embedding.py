@@ -131,6 +131,10 @@ if native_available():
         _check(weight, ids, table_offsets, dtype)
         return weight.new_empty((*ids.shape, weight.shape[1]), dtype=dtype or weight.dtype)
 
+    @torch.library.register_fake("dlrm::joint_embedding_rows")
+    def _(ids, table_offsets):
+        return ids.new_empty(1, ids.numel(), dtype=torch.int64)
+
     def _differentiable(weight, ids, table_offsets, *, dtype=None):
         return _JointEmbedding.apply(weight, ids, table_offsets, dtype)
 

@@ -117,8 +117,7 @@ class _NetworkLoss(torch.autograd.Function):
         grads, ctx.grads = ctx.grads, None  # autograd keeps a gradient that is nobody else's
         if grads is None:
             raise RuntimeError("network_loss: its gradients are of one backward pass only")
-        if (factor := grad.item()) != 1:
-            grads = torch._foreach_mul(grads, factor)
+        torch.ops.dlrm.scale_gradients_.default(grads, grad)
         needed = zip(grads, ctx.needs_input_grad[3:], strict=True)
         return None, None, None, *(one if needs else None for one, needs in needed)
 
