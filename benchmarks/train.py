@@ -241,6 +241,7 @@ def ours(
             config=training,
             world=world,
             log=log,
+            accumulate=task.accumulate,
         )
         trainer.fit(batches(datasets.train, data.device), Batches(datasets.test, data.device))
 

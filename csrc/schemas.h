@@ -86,18 +86,17 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " Tensor? logit_weight, Tensor? logit_bias, ScalarType dtype, bool needs_inputs,"
       " bool needs_parameters) -> Tensor[]");
   // Bottom MLP, dot interaction, top MLP and logit; the embeddings' dtype is computed in.
-  // `network_loss` returns the logistic loss of logits + added_logits and its gradients: of these
-  // logits, numerical, embeddings, and the parameters of both MLPs as mlp_backward.
+  // `network_gradients` returns the logistic loss of logits + added_logits and its gradients: of
+  // these logits, the embeddings, and the parameters of both MLPs as mlp_backward.
   m.def(
       "network(Tensor numerical, Tensor embeddings, Tensor[] bottom_weights,"
       " Tensor[] bottom_biases, Tensor[] top_weights, Tensor[] top_biases, Tensor logit_weight,"
       " Tensor logit_bias) -> Tensor");
   m.def(
-      "network_loss(Tensor numerical, Tensor embeddings, Tensor[] bottom_weights,"
+      "network_gradients(Tensor numerical, Tensor embeddings, Tensor[] bottom_weights,"
       " Tensor[] bottom_biases, Tensor[] top_weights, Tensor[] top_biases, Tensor logit_weight,"
-      " Tensor logit_bias, Tensor? added_logits, Tensor labels, float divisor,"
-      " bool needs_numerical) -> Tensor[]");
-  m.def("scale_gradients_(Tensor(a!)[] grads, Tensor factor) -> ()");  // contiguous ones
+      " Tensor logit_bias, Tensor? added_logits, Tensor labels, float divisor)"
+      " -> Tensor[]");
   m.def("logistic_loss(Tensor logits, Tensor labels, float divisor) -> (Tensor loss, Tensor grad)");
   m.def("relu_bias_backward(Tensor grad, Tensor output) -> (Tensor grad_input, Tensor grad_bias)");
   // For the CUDA kernels: returns and clears the first bad value on the device of `at` (see

@@ -9,7 +9,6 @@
 #include <functional>
 
 #include "isa.h"
-#include "scalar.h"
 
 #define DLRM_KERNELS "network_kernels.h"
 #include "for_each_isa.h"
@@ -49,8 +48,8 @@ Tensor network(const Tensor& numerical, const Tensor& embeddings,
 Tensor sum_of(const Tensor& logits, const Tensor& added_) {
   DLRM_CHECK(added_.dim() == 1 && added_.size(0) == logits.size(0) &&
                  added_.scalar_type() == ScalarType::Float && added_.is_cpu(),
-             "network_loss: expected added logits ", shape_of(logits), " Float on the CPU, got ",
-             shape_of(added_), " ", dtype_of(added_));
+             "network_gradients: expected added logits ", shape_of(logits),
+             " Float on the CPU, got ", shape_of(added_), " ", dtype_of(added_));
   const Tensor added = torch::stable::contiguous(added_);
   Tensor sum = torch::stable::new_empty(logits, {logits.size(0)});
   std::transform(logits.const_data_ptr<float>(), logits.const_data_ptr<float>() + logits.numel(),
@@ -58,12 +57,13 @@ Tensor sum_of(const Tensor& logits, const Tensor& added_) {
   return sum;
 }
 
-std::vector<Tensor> network_loss(const Tensor& numerical, const Tensor& embeddings,
-                                 std::vector<Tensor> bottom_weights,
-                                 std::vector<Tensor> bottom_biases, std::vector<Tensor> top_weights,
-                                 std::vector<Tensor> top_biases, const Tensor& logit_weight,
-                                 const Tensor& logit_bias, std::optional<Tensor> added_logits,
-                                 const Tensor& labels, double divisor, bool needs_numerical) {
+std::vector<Tensor> network_gradients(const Tensor& numerical, const Tensor& embeddings,
+                                      std::vector<Tensor> bottom_weights,
+                                      std::vector<Tensor> bottom_biases,
+                                      std::vector<Tensor> top_weights,
+                                      std::vector<Tensor> top_biases, const Tensor& logit_weight,
+                                      const Tensor& logit_bias, std::optional<Tensor> added_logits,
+                                      const Tensor& labels, double divisor) {
   const ScalarType dtype = embeddings.scalar_type();
   const auto [dense, bottom_kept] =
       mlp(cast(numerical, dtype), bottom_weights, bottom_biases, std::nullopt, std::nullopt, true);
@@ -75,25 +75,11 @@ std::vector<Tensor> network_loss(const Tensor& numerical, const Tensor& embeddin
                                 dtype, true, true);
   const auto [grad_dense, grad_embeddings] = dot_interaction_backward(top[0], dense, embeddings);
   const auto bottom = mlp_backward(grad_dense, dense, bottom_kept, bottom_weights, std::nullopt,
-                                   std::nullopt, dtype, needs_numerical, true);
-  std::vector<Tensor> found{loss, grad, bottom[0], grad_embeddings};
+                                   std::nullopt, dtype, false, true);
+  std::vector<Tensor> found{loss, grad, grad_embeddings};
   found.insert(found.end(), bottom.begin() + 1, bottom.end());
   found.insert(found.end(), top.begin() + 1, top.end());
   return found;
-}
-
-// Multiplies gradients by one factor, which is nearly always 1.
-void scale_gradients(std::vector<Tensor> grads, const Tensor& factor_) {
-  const auto factor = static_cast<float>(scalar("scale_gradients_", "factor", factor_));
-  if (factor == 1) return;
-  for (Tensor& grad : grads) {
-    dispatch_floating(grad.scalar_type(), [&]<typename scalar_t>() {
-      auto* values = grad.mutable_data_ptr<scalar_t>();
-      for (int64_t i = 0; i < grad.numel(); ++i) {
-        values[i] = static_cast<scalar_t>(static_cast<float>(values[i]) * factor);
-      }
-    });
-  }
 }
 
 }  // namespace
@@ -101,6 +87,5 @@ void scale_gradients(std::vector<Tensor> grads, const Tensor& factor_) {
 
 STABLE_TORCH_LIBRARY_IMPL(dlrm, CPU, m) {
   m.impl("network", TORCH_BOX(&dlrm::network));
-  m.impl("scale_gradients_", TORCH_BOX(&dlrm::scale_gradients));
-  m.impl("network_loss", TORCH_BOX(&dlrm::network_loss));
+  m.impl("network_gradients", TORCH_BOX(&dlrm::network_gradients));
 }

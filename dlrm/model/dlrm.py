@@ -424,24 +424,47 @@ class DLRM(nn.Module):
         logits = logits if added is None else logits + added.unsqueeze(1)
         return logits if self.training else mean_of_members(logits).squeeze(1)
 
-    def loss_in_one_call(
+    @property
+    def gives_gradients(self) -> bool:
+        """Returns whether `add_gradients` can compute what a backward pass would."""
+        parameters = self._parameters_of_one_call(self.table_rows.device)
+        return parameters is not None and not any(map(_is_hooked, _listed_tensors(parameters)))
+
+    def add_gradients(
         self,
         numerical: Tensor,
         received: Sequence[Callable[[], Tensor]],
         labels: Tensor,
         divisor: float,
-    ) -> Tensor | None:
-        """Returns `ops.logistic_loss` of the logits; None if `ops.network_loss` cannot compute it.
+    ) -> Tensor:
+        """Adds the gradients of `ops.logistic_loss` of the logits to those of all parameters.
+
+        The MLPs' gradients come from `ops.network_gradients`, autograd does the rest. It needs
+        `gives_gradients`.
 
         Args:
             numerical, received: see `forward`.
             labels, divisor: see `ops.logistic_loss`.
+
+        Returns:
+            The loss, a scalar without a graph.
         """
-        as_one = self._parameters_of_one_call(numerical.device)
-        if as_one is None:
-            return None
+        parameters = self._parameters_of_one_call(numerical.device)
+        assert parameters is not None
         embeddings, added = self._received(numerical, received)
-        return ops.network_loss(numerical.float(), embeddings, *as_one, labels, divisor, added)
+        found = ops.network_gradients(
+            numerical.float(), embeddings, *parameters, labels, divisor, added
+        )
+        for parameter, grad in zip(_listed_tensors(parameters), found.parameters, strict=True):
+            if parameter.requires_grad:
+                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+        ends = {embeddings: found.embeddings}
+        if added is not None:
+            ends[added] = found.added_logits
+        ends = {end: grad for end, grad in ends.items() if end.requires_grad}
+        if ends:
+            torch.autograd.backward([*ends], [*ends.values()])
+        return found.loss
 
     def _received(
         self, numerical: Tensor, received: Sequence[Callable[[], Tensor]]
@@ -580,6 +603,16 @@ class DLRM(nn.Module):
 
 
 _NetworkParameters = tuple[ops.Layers, ops.Layers, tuple[Tensor, Tensor]]
+
+
+def _listed_tensors(parameters: _NetworkParameters) -> list[Tensor]:
+    """Returns them in the order of `ops.network_gradients`."""
+    bottom, top, logit = parameters
+    return [*bottom[0], *bottom[1], *top[0], *top[1], *logit]
+
+
+def _is_hooked(parameter: Tensor) -> bool:
+    return bool(parameter._backward_hooks or parameter._post_accumulate_grad_hooks)
 
 
 class _Score(nn.Module):

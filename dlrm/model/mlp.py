@@ -97,8 +97,9 @@ class MLP(nn.Sequential):
 
     def logits(self, inputs: Tensor, output: nn.Linear) -> Tensor:
         """Returns the logits of `output`, a layer of one output after this network: `[batch]`."""
-        parameters = None if self._drops() else self._parameters_of_ops()
-        if parameters is None or not is_plain(output):
+        as_modules = self._drops() or has_hooks(self) or not is_plain(output)
+        parameters = None if as_modules else self._parameters_of_ops()
+        if parameters is None:
             return output(self(inputs).float()).squeeze(1)
         logit = output.weight, output.bias
         return _without_autocast(

@@ -36,7 +36,12 @@ from dlrm.ops.mlp import (
     relu_bias_backward_reference,
     rounded_parameters,
 )
-from dlrm.ops.network import Layers, network, network_loss
+from dlrm.ops.network import (
+    Layers,
+    network,
+    network_gradients,
+    network_gradients_reference,
+)
 from dlrm.ops.piecewise_linear import (
     edges_up_to,
     piecewise_linear,
@@ -97,7 +102,8 @@ __all__ = [
     "multiplies_natively",
     "native_available",
     "network",
-    "network_loss",
+    "network_gradients",
+    "network_gradients_reference",
     "pieces_are_native",
     "piecewise_linear",
     "piecewise_linear_reference",

@@ -1,16 +1,16 @@
-"""Bottom MLP, dot interaction, top MLP and logit in one operator, also with the loss.
+"""Bottom MLP, dot interaction, top MLP and logit in one operator, and the gradients of the loss.
 
 The schemas are in csrc/schemas.h; csrc/cpu/network.cpp calls the kernels of the parts.
 """
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from dlrm.ops.dot_interaction import dot_interaction
-from dlrm.ops.library import native_available
+from dlrm.ops.library import below_autograd, native_available
 from dlrm.ops.logistic_loss import logistic_loss
 from dlrm.ops.mlp import mlp, mlp_logits, multiplies_natively
 
@@ -45,7 +45,24 @@ def network(
     return torch.ops.dlrm.network.default(numerical, embeddings, *bottom, *top, *logit)
 
 
-def network_loss(
+class Gradients(NamedTuple):
+    """The loss of a network, and its gradients.
+
+    Attributes:
+        loss: a scalar.
+        added_logits: gradient of the logits, `[batch]`, and so of what is added to them.
+        embeddings: gradient of the embeddings.
+        parameters: gradients of the weights and biases of the bottom MLP, those of the top MLP, and
+            of weight and bias of the logit.
+    """
+
+    loss: Tensor
+    added_logits: Tensor
+    embeddings: Tensor
+    parameters: list[Tensor]
+
+
+def network_gradients(
     numerical: Tensor,
     embeddings: Tensor,
     bottom: Layers,
@@ -54,10 +71,10 @@ def network_loss(
     labels: Tensor,
     divisor: float = 1.0,
     added_logits: Tensor | None = None,
-) -> Tensor:
-    """Returns `logistic_loss` of the logits of `network`, a scalar, by one autograd node.
+) -> Gradients:
+    """Returns `logistic_loss` of the logits of `network`, and its gradients, without autograd.
 
-    The gradients are computed together with the loss, and are of one backward pass only.
+    Their bits are those of a backward pass through `network` and `logistic_loss`.
 
     Args:
         numerical, embeddings, bottom, top, logit: see `network`.
@@ -67,59 +84,49 @@ def network_loss(
     Raises:
         RuntimeError: see `network`.
     """
+    arguments = numerical, embeddings, bottom, top, logit, labels, divisor, added_logits
     if not _is_native(embeddings, bottom):
-        logits = network(numerical, embeddings, bottom, top, logit)
-        logits = logits if added_logits is None else logits + added_logits
-        return logistic_loss(logits, labels, divisor)
-    layers = len(bottom[0]), len(top[0])
-    parameters = (*bottom[0], *bottom[1], *top[0], *top[1], *logit)
-    inputs = added_logits, numerical, embeddings
-    return _NetworkLoss.apply(labels, divisor, layers, *inputs, *parameters)
+        return network_gradients_reference(*arguments)
+    loss, of_added, of_embeddings, *of_parameters = below_autograd(
+        torch.ops.dlrm.network_gradients.default,
+        numerical,
+        embeddings,
+        *bottom,
+        *top,
+        *logit,
+        added_logits,
+        labels,
+        divisor,
+    )
+    return Gradients(loss, of_added, of_embeddings, of_parameters)
+
+
+def network_gradients_reference(
+    numerical: Tensor,
+    embeddings: Tensor,
+    bottom: Layers,
+    top: Layers,
+    logit: tuple[Tensor, Tensor],
+    labels: Tensor,
+    divisor: float = 1.0,
+    added_logits: Tensor | None = None,
+) -> Gradients:
+    """Does the same by autograd: the fallback and the oracle of the tests."""
+    added = torch.zeros_like(labels) if added_logits is None else added_logits
+    given = [added, embeddings, *bottom[0], *bottom[1], *top[0], *top[1], *logit]
+    leaves = [one.detach().requires_grad_() for one in given]
+    split = iter(leaves[2:])
+    below = [next(split) for _ in bottom[0]], [next(split) for _ in bottom[1]]
+    above = [next(split) for _ in top[0]], [next(split) for _ in top[1]]
+    with torch.enable_grad():
+        logits = network(numerical, leaves[1], below, above, (next(split), next(split)))
+        loss = logistic_loss(logits + leaves[0], labels, divisor)
+    of_added, of_embeddings, *of_parameters = torch.autograd.grad(loss, leaves)
+    return Gradients(loss.detach(), of_added, of_embeddings, of_parameters)
 
 
 def _is_native(embeddings: Tensor, bottom: Layers) -> bool:
     return multiplies_natively(embeddings.device, embeddings.dtype, bottom[0][0].dtype)
-
-
-class _NetworkLoss(torch.autograd.Function):
-    """The autograd node; takes the inputs that need no gradient, the others, and all parameters."""
-
-    @staticmethod
-    def forward(
-        ctx,
-        labels: Tensor,
-        divisor: float,
-        layers: tuple[int, int],
-        added_logits: Tensor | None,
-        numerical: Tensor,
-        embeddings: Tensor,
-        *parameters: Tensor,
-    ) -> Tensor:
-        bottom, top = layers
-        loss, *ctx.grads = torch.ops.dlrm.network_loss.default(
-            numerical,
-            embeddings,
-            parameters[:bottom],
-            parameters[bottom : 2 * bottom],
-            parameters[2 * bottom : -2 - top],
-            parameters[-2 - top : -2],
-            *parameters[-2:],
-            added_logits,
-            labels,
-            divisor,
-            ctx.needs_input_grad[4],
-        )
-        return loss
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad: Tensor):  # type: ignore[override]
-        grads, ctx.grads = ctx.grads, None  # autograd keeps a gradient that is nobody else's
-        if grads is None:
-            raise RuntimeError("network_loss: its gradients are of one backward pass only")
-        torch.ops.dlrm.scale_gradients_.default(grads, grad)
-        needed = zip(grads, ctx.needs_input_grad[3:], strict=True)
-        return None, None, None, *(one if needs else None for one, needs in needed)
 
 
 if native_available():

@@ -160,21 +160,29 @@ class Recommendation:
         a batch whose weights are all 0 has the loss 0. In training the members of a packed
         ensemble learn independently: the loss is the mean of their losses.
         """
-        if self._deferring:
-            self._deferring.before_look_up(self.model.rows(batch.categorical, batch.lengths))
-        received, divisor = self._received(batch), batch.global_size or self.num_samples(batch)
-        if batch.weights is None:
-            loss = self.model.loss_in_one_call(batch.numerical, received, batch.labels, divisor)
-            if loss is not None:
-                return loss
-        logits = self.model(batch.numerical, batch.categorical, received=received)
+        self._before_look_up(batch)
+        logits = self.predict(batch)
         if batch.weights is not None and batch.total_weight is not None:
             summed = _summed_loss(logits, batch.labels, batch.weights)
             weight = batch.total_weight
             return summed / torch.where(weight > 0, weight, 1).to(summed.dtype)
+        divisor = batch.global_size or self.num_samples(batch)
         if logits.ndim == 1:
             return ops.logistic_loss(logits, batch.labels, divisor)
         return _summed_loss(logits, batch.labels) / divisor
+
+    def _loss_of_gradients(self, batch: Batch) -> Tensor:
+        """Returns `loss`, without a graph if its gradients have been added already."""
+        if batch.weights is not None or not self.model.gives_gradients:
+            return self.loss(batch)
+        self._before_look_up(batch)
+        divisor = batch.global_size or self.num_samples(batch)
+        received = self._received(batch)
+        return self.model.add_gradients(batch.numerical, received, batch.labels, divisor)
+
+    def _before_look_up(self, batch: Batch) -> None:
+        if self._deferring:
+            self._deferring.before_look_up(self.model.rows(batch.categorical, batch.lengths))
 
     def slots(self, trains: bool = False) -> Slots | None:
         """Returns the assigner of slots to rows of batches, or None if all rows are in memory."""
@@ -191,8 +199,9 @@ class Recommendation:
         if self.model.store is not None and len(batches) > 1:
             weights = [weight for weight, _ in self.table_parameters() if weight.requires_grad]
             merging = InOrderOfRecords(self.model.store, weights)
+        loss = self._loss_of_gradients if scaler.scale is None else self.loss
         with merging:
-            return one_after_another(self.loss, batches, scaler, before_last)
+            return one_after_another(loss, batches, scaler, before_last)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""

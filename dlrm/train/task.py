@@ -65,7 +65,7 @@ def one_after_another(
     """Accumulates the gradients of micro-batches one by one; returns the sum of their losses.
 
     Args:
-        loss: the loss of a micro-batch.
+        loss: the loss of a micro-batch; without a graph its gradients have been added already.
         batches: the micro-batches of a batch.
         scaler: scaler of the loss.
         before_last: called before the last backward pass, which completes the gradients.
@@ -75,7 +75,8 @@ def one_after_another(
         value = loss(batch)
         if batch is batches[-1]:
             before_last()
-        scaler.backward(value)
+        if value.requires_grad:
+            scaler.backward(value)
         losses.append(value.detach())
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 

@@ -3,11 +3,13 @@
 import functools
 import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
+from dlrm import ops
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.distributed import World
 from dlrm.model.dlrm import DLRMConfig
@@ -16,6 +18,7 @@ from dlrm.tasks.recommendation import Recommendation
 from dlrm.train import execution
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.precision import LossScaler
 
 SIZES, BATCH = (50, 7, 200), 13
 
@@ -345,3 +348,93 @@ def test_every_rank_knows_of_anothers_row(ranks, bad_rank, row):
     found = ranks(2).call(_unscored, [(bad_rank,)] * 2)
     expected = (None, False) if row is None else ((row, float("inf")), True)
     assert found == [expected] * 2
+
+
+ONE_CALL = [
+    {},
+    {"wide": True},
+    {"numerical_embedding": "piecewise"},
+    {"hash_indices": True, "max_table_size": 5},
+    {"own": {"dtype": torch.bfloat16}, "embedding_dtype": "bf16"},
+    {"embedding_type": "multi_table"},
+]
+
+
+def gradients(subject, of_batches, hotness):
+    """Returns loss and gradients of micro-batches by the trainer's way or by autograd."""
+    pieces = subject.split(batch(hotness), of_batches)
+    loss = subject.accumulate(pieces, LossScaler(), lambda: None)
+    grads = {}
+    for name, weight in subject.model.named_parameters():
+        grad = weight.grad
+        grads[name] = grad.to_dense() if grad is not None and grad.is_sparse else grad
+    return loss, grads
+
+
+@pytest.mark.parametrize("hotness", [1, 5])
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("changes", ONE_CALL)
+def test_gradients_in_one_call_are_those_of_autograd(changes, parts, hotness):
+    ours, autograd = task(**changes), task(**changes)
+    assert ours.model.gives_gradients == ops.native_available()
+    name, frozen = next(iter(ours.model.top_mlp.named_parameters()))
+    frozen.requires_grad = False
+    autograd.model.top_mlp.get_parameter(name).requires_grad = False
+    hooked = autograd.model.output.weight
+    hooked.register_hook(lambda grad: None)  # autograd alone calls hooks
+    assert not autograd.model.gives_gradients
+    loss, found = gradients(ours, parts, hotness)
+    expected_loss, expected = gradients(autograd, parts, hotness)
+    assert torch.equal(loss, expected_loss)
+    assert found.keys() == expected.keys()
+    assert found["top_mlp.0.weight"] is None
+    for name, grad in found.items():
+        if name != "top_mlp.0.weight":
+            assert grad.abs().max() > 0
+            assert torch.equal(grad, expected[name]), name
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"interaction_op": "dcn"},
+        {"interaction_op": "dot"},
+        {"ensemble": 2},
+        {"dropout": 0.5},
+        {"batch_norm": True},
+        {"top_mlp_sizes": (1,)},
+        {"own": {"optimized_mlp": False}},
+        {"own": {"dtype": torch.float16}},
+    ],
+)
+def test_other_networks_train_by_autograd(changes):
+    top = changes.pop("top_mlp_sizes", (16, 1))
+    config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=top)
+    own = changes.pop("own", {})
+    subject = Recommendation(replace(config, **changes), World(), **own)
+    assert not subject.model.gives_gradients
+    loss = subject.accumulate([batch()], LossScaler(), lambda: None)
+    assert loss.isfinite()
+    assert all(weight.grad is not None for weight in subject.model.parameters())
+
+
+@pytest.mark.parametrize("of", ["bottom_mlp", "interact", "top_mlp", "output", "top_mlp.0"])
+def test_hooks_of_modules_are_called(of):
+    subject, called = task(), []
+    module = subject.model.get_submodule(of)
+    module.register_forward_hook(lambda *_: called.append("forward"))
+    assert not subject.model.gives_gradients
+    with torch.no_grad():
+        subject.predict(batch())
+    subject.accumulate([batch()], LossScaler(), lambda: None)
+    assert called == ["forward"] * 2
+
+
+def test_a_half_precision_scale_reaches_the_gradients():
+    subject, scaler = task(), LossScaler(torch.tensor(8.0))
+    subject.accumulate([batch()], LossScaler(), lambda: None)
+    plain = [weight.grad.clone() for weight in subject.model.bottom_mlp.parameters()]
+    subject.model.zero_grad()
+    subject.accumulate([batch()], scaler, lambda: None)
+    scaled = [weight.grad for weight in subject.model.bottom_mlp.parameters()]
+    torch.testing.assert_close(scaled, [8 * grad for grad in plain])
