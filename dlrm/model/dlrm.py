@@ -31,6 +31,7 @@ from dlrm.model.packed import Adapters, mean_of_members, member_logits
 from dlrm.model.placement import AUTO, PLACEMENTS, place_tables
 from dlrm.model.stored import StoredEmbedding
 from dlrm.model.wide import divided_wide_term, wide_term
+from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
 from dlrm.store.row_store import RowStore
 
@@ -602,7 +603,7 @@ class DLRM(nn.Module):
             yield
 
 
-_NetworkParameters = tuple[ops.Layers, ops.Layers, tuple[Tensor, Tensor]]
+_NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]
 
 
 def _listed_tensors(parameters: _NetworkParameters) -> list[Tensor]:
@@ -633,7 +634,7 @@ class _Score(nn.Module):
         self.interact, self.top_mlp, self.output, self.cross = interact, top_mlp, output, cross
         self.adapters = adapters
 
-    def native_parameters(self) -> tuple[ops.Layers, tuple[Tensor, Tensor]] | None:
+    def native_parameters(self) -> tuple[Layers, tuple[Tensor, Tensor]] | None:
         """Returns those of top MLP and logit if they and a dot interaction are all that runs."""
         plain = type(self.interact) is NativeDot and not has_hooks(self.interact)
         if not plain or self.cross is not None or self.adapters is not None:

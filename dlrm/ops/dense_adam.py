@@ -78,7 +78,7 @@ def dense_adam_(
 def _is_native(tensors: list[Tensor]) -> bool:
     """Returns whether the operator takes such weights or gradients; it checks the other tensors."""
     return native_available() and all(
-        [one.is_cpu and one.dtype is torch.float32 and one.is_contiguous() for one in tensors]
+        one.is_cpu and one.dtype is torch.float32 and one.is_contiguous() for one in tensors
     )
 
 

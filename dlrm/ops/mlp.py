@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from dlrm.ops.library import has_native, native_available
 from dlrm.ops.layers import matrix_product
+from dlrm.ops.library import has_native, native_available
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _NATIVE_DTYPES = (torch.float32, torch.bfloat16)

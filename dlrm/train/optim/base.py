@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import profiler
-from torch.optim import Optimizer, optimizer
+from torch.optim import Optimizer
+from torch.optim import optimizer as torchs
 
 Weights = Iterable[Tensor] | Iterable[dict[str, Any]]
 
@@ -43,7 +44,7 @@ def without_wrapper(step: Callable[[Any], None]) -> Any:
     return run
 
 
-_GLOBAL_HOOKS = optimizer._global_optimizer_pre_hooks, optimizer._global_optimizer_post_hooks
+_GLOBAL_HOOKS = torchs._global_optimizer_pre_hooks, torchs._global_optimizer_post_hooks
 
 
 class DefersUpdates:
