@@ -30,7 +30,7 @@ def network(
     where there is no native operator, and where a gradient is wanted.
 
     Args:
-        numerical: `[batch, fields]`, float32, bfloat16 or float16; rounded to the dtype of embeddings.
+        numerical: `[batch, fields]`, float32, bfloat16 or float16; rounded as the embeddings are.
         embeddings: one row of each table, `[batch, tables, dim]`, of the dtype to compute in.
         bottom: weights and biases of the bottom MLP, see `mlp`; its output is `[batch, dim]`.
         top: weights and biases of the top MLP, whose input is the output of `dot_interaction`.
