@@ -412,7 +412,9 @@ class DLRM(nn.Module):
         """
         if received is None:
             received = self.look_up(categorical, lengths, samples_by_rank, id_weights)
-        if as_one := self._parameters_of_one_call(numerical.device):
+        # With gradients the parts have nodes of their own; autocast does not reach into them.
+        as_one = None if torch.is_grad_enabled() else self._parameters_of_one_call(numerical.device)
+        if as_one:
             embeddings, added = self._received(numerical, received)
             logits = ops.network(numerical.float(), embeddings, *as_one)
             return logits if added is None else logits + added
@@ -425,14 +427,25 @@ class DLRM(nn.Module):
         logits = logits if added is None else logits + added.unsqueeze(1)
         return logits if self.training else mean_of_members(logits).squeeze(1)
 
-    @property
-    def gives_gradients(self) -> bool:
-        """Returns whether `add_gradients` can compute what a backward pass would."""
-        parameters = self._parameters_of_one_call(self.table_rows.device)
-        return parameters is not None and not any(map(_is_hooked, _listed_tensors(parameters)))
+    def gradient_parameters(self, numerical: Tensor) -> "NetworkParameters | None":
+        """Returns the parameters for `add_gradients`; None if only a backward pass will do.
+
+        Hooks, frozen MLPs and gradients of inputs need one.
+        """
+        if not torch.is_grad_enabled() or torch.is_anomaly_enabled() or numerical.requires_grad:
+            return None
+        if has_hooks(self) or type(self).forward is not DLRM.forward or "forward" in vars(self):
+            return None
+        parameters = self._parameters_of_one_call(numerical.device)
+        if parameters is None:
+            return None
+        tensors = _listed_tensors(parameters)
+        trains = any(tensor.requires_grad for tensor in tensors)
+        return parameters if trains and not any(map(_is_hooked, tensors)) else None
 
     def add_gradients(
         self,
+        parameters: "NetworkParameters",
         numerical: Tensor,
         received: Sequence[Callable[[], Tensor]],
         labels: Tensor,
@@ -440,25 +453,27 @@ class DLRM(nn.Module):
     ) -> Tensor:
         """Adds the gradients of `ops.logistic_loss` of the logits to those of all parameters.
 
-        The MLPs' gradients come from `ops.network_gradients`, autograd does the rest. It needs
-        `gives_gradients`.
+        The MLPs' gradients come from `ops.network_gradients`, autograd does the rest.
 
         Args:
+            parameters: result of `gradient_parameters`.
             numerical, received: see `forward`.
             labels, divisor: see `ops.logistic_loss`.
 
         Returns:
             The loss, a scalar without a graph.
         """
-        parameters = self._parameters_of_one_call(numerical.device)
-        assert parameters is not None
         embeddings, added = self._received(numerical, received)
         found = ops.network_gradients(
             numerical.float(), embeddings, *parameters, labels, divisor, added
         )
         for parameter, grad in zip(_listed_tensors(parameters), found.parameters, strict=True):
-            if parameter.requires_grad:
-                parameter.grad = grad if parameter.grad is None else parameter.grad + grad
+            if not parameter.requires_grad:
+                continue
+            if parameter.grad is None:
+                parameter.grad = grad
+            else:
+                parameter.grad += grad
         ends = {embeddings: found.embeddings}
         if added is not None:
             ends[added] = found.added_logits
@@ -478,18 +493,22 @@ class DLRM(nn.Module):
             embeddings = torch.cat([*vectors, embeddings], 1)
         return embeddings, weights[0].sum((1, 2)) if weights else None
 
-    def _parameters_of_one_call(self, device: torch.device) -> "_NetworkParameters | None":
+    def _parameters_of_one_call(self, device: torch.device) -> "NetworkParameters | None":
         """Returns the parameters for `ops.network`; None if the parts have to run one by one.
 
         With several processes they do: the bottom MLP runs while vectors are exchanged.
         """
         bottom, score, *_ = self._parts
-        if self.world.size > 1 or not ops.multiplies_natively(device, self.dtype):
+        if self.world.size > 1:
             return None
         if not isinstance(bottom, MLP) or not isinstance(score, _Score):
             return None
         own, others = bottom.native_parameters(), score.native_parameters()
-        return (own, *others) if own and others else None
+        if own is None or others is None:
+            return None
+        dtypes = own[0][0].dtype, others[0][0][0].dtype
+        native = all(ops.multiplies_natively(device, self.dtype, dtype) for dtype in dtypes)
+        return (own, *others) if native else None
 
     def look_up(
         self,
@@ -603,10 +622,10 @@ class DLRM(nn.Module):
             yield
 
 
-_NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]
+NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]
 
 
-def _listed_tensors(parameters: _NetworkParameters) -> list[Tensor]:
+def _listed_tensors(parameters: NetworkParameters) -> list[Tensor]:
     """Returns them in the order of `ops.network_gradients`."""
     bottom, top, logit = parameters
     return [*bottom[0], *bottom[1], *top[0], *top[1], *logit]

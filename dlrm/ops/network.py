@@ -39,7 +39,7 @@ def network(
     Raises:
         RuntimeError: shapes or dtypes do not fit together; the message names the part and both.
     """
-    if torch.is_grad_enabled() or not _is_native(embeddings, bottom):
+    if torch.is_grad_enabled() or not _is_native(embeddings, bottom, top):
         dense = mlp(numerical.to(embeddings.dtype), *bottom)
         return mlp_logits(dot_interaction(dense, embeddings), *top, *logit)
     return torch.ops.dlrm.network.default(numerical, embeddings, *bottom, *top, *logit)
@@ -85,7 +85,7 @@ def network_gradients(
         RuntimeError: see `network`.
     """
     arguments = numerical, embeddings, bottom, top, logit, labels, divisor, added_logits
-    if not _is_native(embeddings, bottom):
+    if not _is_native(embeddings, bottom, top):
         return network_gradients_reference(*arguments)
     loss, of_added, of_embeddings, *of_parameters = below_autograd(
         torch.ops.dlrm.network_gradients.default,
@@ -125,8 +125,11 @@ def network_gradients_reference(
     return Gradients(loss.detach(), of_added, of_embeddings, of_parameters)
 
 
-def _is_native(embeddings: Tensor, bottom: Layers) -> bool:
-    return multiplies_natively(embeddings.device, embeddings.dtype, bottom[0][0].dtype)
+def _is_native(embeddings: Tensor, *parts: Layers) -> bool:
+    return all(
+        weights and multiplies_natively(embeddings.device, embeddings.dtype, weights[0].dtype)
+        for weights, _ in parts
+    )
 
 
 if native_available():
@@ -134,3 +137,10 @@ if native_available():
     @torch.library.register_fake("dlrm::network")
     def _(numerical, embeddings, *parameters):
         return numerical.new_empty(len(numerical), dtype=torch.float32)
+
+    @torch.library.register_fake("dlrm::network_gradients")
+    def _(numerical, embeddings, bottom, bottom_biases, top, top_biases, weight, bias, *others):
+        batch = numerical.new_empty(len(numerical), dtype=torch.float32)
+        parameters = (*bottom, *bottom_biases, *top, *top_biases, weight, bias)
+        grads = [torch.empty_like(one) for one in (embeddings, *parameters)]
+        return [batch.new_empty(()), batch, *grads]

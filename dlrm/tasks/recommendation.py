@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig
+from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig, NetworkParameters
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.store.row_store import RowStore
@@ -28,7 +29,7 @@ from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.rows import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
-from dlrm.train.task import one_after_another
+from dlrm.train.task import one_after_another, sum_of_losses
 
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
 
@@ -171,14 +172,21 @@ class Recommendation:
             return ops.logistic_loss(logits, batch.labels, divisor)
         return _summed_loss(logits, batch.labels) / divisor
 
-    def _loss_of_gradients(self, batch: Batch) -> Tensor:
-        """Returns `loss`, without a graph if its gradients have been added already."""
-        if batch.weights is not None or not self.model.gives_gradients:
-            return self.loss(batch)
+    def _gradient_parameters(self, batch: Batch) -> NetworkParameters | None:
+        """Returns the parameters for `_gradients`; None if `loss` needs a backward pass."""
+        as_here = _is_method(self.loss, Recommendation.loss) and _is_method(
+            self.predict, Recommendation.predict
+        )
+        if not as_here or batch.weights is not None:
+            return None
+        return self.model.gradient_parameters(batch.numerical)
+
+    def _gradients(self, parameters: NetworkParameters, batch: Batch) -> Tensor:
+        """Adds the gradients of `loss`, which it returns without a graph."""
         self._before_look_up(batch)
         divisor = batch.global_size or self.num_samples(batch)
-        received = self._received(batch)
-        return self.model.add_gradients(batch.numerical, received, batch.labels, divisor)
+        given = batch.numerical, self._received(batch), batch.labels, divisor
+        return self.model.add_gradients(parameters, *given)
 
     def _before_look_up(self, batch: Batch) -> None:
         if self._deferring:
@@ -199,9 +207,11 @@ class Recommendation:
         if self.model.store is not None and len(batches) > 1:
             weights = [weight for weight, _ in self.table_parameters() if weight.requires_grad]
             merging = InOrderOfRecords(self.model.store, weights)
-        loss = self._loss_of_gradients if scaler.scale is None else self.loss
+        parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
         with merging:
-            return one_after_another(loss, batches, scaler, before_last)
+            if parameters:
+                return sum_of_losses(partial(self._gradients, parameters), batches, before_last)
+            return one_after_another(self.loss, batches, scaler, before_last)
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
@@ -382,6 +392,11 @@ def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) 
 def _looked_up(batch: Batch) -> tuple:
     """Returns the arguments of `DLRM.look_up` from a batch."""
     return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
+
+
+def _is_method(bound: Callable, function: Callable) -> bool:
+    """Returns whether a method is that function, neither overridden nor replaced."""
+    return getattr(bound, "__func__", None) is function
 
 
 def _is_looked_up_once(held: int | Piece) -> bool:

@@ -65,19 +65,36 @@ def one_after_another(
     """Accumulates the gradients of micro-batches one by one; returns the sum of their losses.
 
     Args:
-        loss: the loss of a micro-batch; without a graph its gradients have been added already.
+        loss: the loss of a micro-batch.
         batches: the micro-batches of a batch.
         scaler: scaler of the loss.
         before_last: called before the last backward pass, which completes the gradients.
     """
+
+    def gradients(batch: Any) -> Tensor:
+        value = loss(batch)
+        scaler.backward(value)
+        return value.detach()
+
+    return sum_of_losses(gradients, batches, before_last)
+
+
+def sum_of_losses(
+    gradients: Callable[[Any], Tensor],
+    batches: Sequence[Any],
+    before_last: Callable[[], object],
+) -> Tensor:
+    """Does the same with a function that adds the gradients of a micro-batch.
+
+    Args:
+        gradients: adds the gradients of a micro-batch, and returns its loss without a graph.
+        batches, before_last: see `one_after_another`.
+    """
     losses = []
     for batch in batches:
-        value = loss(batch)
         if batch is batches[-1]:
             before_last()
-        if value.requires_grad:
-            scaler.backward(value)
-        losses.append(value.detach())
+        losses.append(gradients(batch))
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
 
 

@@ -182,3 +182,13 @@ def test_a_gradient_through_the_logits_is_that_of_the_parts():
     (expected,) = torch.autograd.grad(parts(*given).sum(), weight)
     assert torch.equal(found, expected)
     assert found.abs().max() > 0
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_opcheck(dtype):
+    (numerical, embeddings, bottom, top, logit), labels, added = arguments(SHAPES[1], dtype)
+    given = numerical, embeddings, *bottom, *top, *logit
+    tests = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.dlrm.network.default, given, test_utils=tests)
+    more = (*given, added, labels, 2.0)
+    torch.library.opcheck(torch.ops.dlrm.network_gradients.default, more, test_utils=tests)

@@ -360,6 +360,10 @@ ONE_CALL = [
 ]
 
 
+def in_one_call(subject):
+    return subject.model.gradient_parameters(batch().numerical) is not None
+
+
 def gradients(subject, of_batches, hotness):
     """Returns loss and gradients of micro-batches by the trainer's way or by autograd."""
     pieces = subject.split(batch(hotness), of_batches)
@@ -376,13 +380,13 @@ def gradients(subject, of_batches, hotness):
 @pytest.mark.parametrize("changes", ONE_CALL)
 def test_gradients_in_one_call_are_those_of_autograd(changes, parts, hotness):
     ours, autograd = task(**changes), task(**changes)
-    assert ours.model.gives_gradients == ops.native_available()
+    assert in_one_call(ours) == ops.native_available()
     name, frozen = next(iter(ours.model.top_mlp.named_parameters()))
     frozen.requires_grad = False
     autograd.model.top_mlp.get_parameter(name).requires_grad = False
     hooked = autograd.model.output.weight
     hooked.register_hook(lambda grad: None)  # autograd alone calls hooks
-    assert not autograd.model.gives_gradients
+    assert not in_one_call(autograd)
     loss, found = gradients(ours, parts, hotness)
     expected_loss, expected = gradients(autograd, parts, hotness)
     assert torch.equal(loss, expected_loss)
@@ -412,7 +416,7 @@ def test_other_networks_train_by_autograd(changes):
     config = DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=top)
     own = changes.pop("own", {})
     subject = Recommendation(replace(config, **changes), World(), **own)
-    assert not subject.model.gives_gradients
+    assert not in_one_call(subject)
     loss = subject.accumulate([batch()], LossScaler(), lambda: None)
     assert loss.isfinite()
     assert all(weight.grad is not None for weight in subject.model.parameters())
@@ -423,7 +427,7 @@ def test_hooks_of_modules_are_called(of):
     subject, called = task(), []
     module = subject.model.get_submodule(of)
     module.register_forward_hook(lambda *_: called.append("forward"))
-    assert not subject.model.gives_gradients
+    assert not in_one_call(subject)
     with torch.no_grad():
         subject.predict(batch())
     subject.accumulate([batch()], LossScaler(), lambda: None)
@@ -438,3 +442,72 @@ def test_a_half_precision_scale_reaches_the_gradients():
     subject.accumulate([batch()], scaler, lambda: None)
     scaled = [weight.grad for weight in subject.model.bottom_mlp.parameters()]
     torch.testing.assert_close(scaled, [8 * grad for grad in plain])
+
+
+def test_overridden_losses_are_those_trained():
+    class Weighted(Recommendation):
+        def loss(self, batch):
+            return super().loss(batch) * 100
+
+    class Constant(Recommendation):
+        def predict(self, batch):
+            return super().predict(batch) * 0 + 3.0
+
+    for kind, patched in ((Weighted, False), (Constant, False), (Recommendation, True)):
+        subject = kind(task().model.config)
+        if patched:
+            forward = subject.model.forward
+            subject.model.forward = lambda *inputs, f=forward, **rest: f(*inputs, **rest) * 0 + 3.0
+        loss = subject.accumulate([batch()], LossScaler(), lambda: None)
+        assert loss == subject.loss(batch())
+
+
+def test_hooks_of_the_whole_model_are_called():
+    subject, called = task(), []
+    subject.model.register_forward_hook(lambda *_: called.append(1))
+    subject.model.register_full_backward_hook(lambda *_: called.append(2))
+    subject.accumulate([batch()], LossScaler(), lambda: None)
+    assert called == [1, 2]
+
+
+@pytest.mark.parametrize("dtypes", [("half", "float"), ("float", "half"), ("double", "double")])
+@pytest.mark.parametrize("autocast", [False, True])
+def test_mlps_of_other_dtypes_run(dtypes, autocast):
+    subject = task()
+    getattr(subject.model.bottom_mlp, dtypes[0])()
+    getattr(subject.model.top_mlp, dtypes[1])()
+    with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        logits = subject.predict(batch())
+        with torch.no_grad():
+            alone = subject.predict(batch())
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(alone, task().predict(batch()), atol=2e-3, rtol=2e-3)
+    assert torch.equal(logits, alone)
+
+
+def test_training_without_a_graph_is_refused():
+    frozen = task()
+    frozen.model.requires_grad_(False)
+    with pytest.raises(RuntimeError, match="does not require grad"):
+        frozen.accumulate([batch()], LossScaler(), lambda: None)
+    subject = task()
+    with torch.no_grad(), pytest.raises(RuntimeError, match="does not require grad"):
+        subject.accumulate([batch()], LossScaler(), lambda: None)
+    assert all(weight.grad is None for weight in subject.model.parameters())
+
+
+def test_inputs_have_a_gradient_if_they_need_one():
+    given, subject = batch(), task()
+    given.numerical.requires_grad_()
+    subject.accumulate([given], LossScaler(), lambda: None)
+    assert given.numerical.grad.abs().max() > 0
+
+
+def test_gradients_are_added_in_place():
+    subject = task()
+    subject.accumulate([batch()], LossScaler(), lambda: None)
+    weight = subject.model.bottom_mlp[0].weight
+    grad, before = weight.grad, weight.grad.clone()
+    subject.accumulate([batch()], LossScaler(), lambda: None)
+    assert weight.grad is grad
+    assert torch.equal(grad, 2 * before)

@@ -295,18 +295,22 @@ class RowAdam(RowOptimizer):
             eps *= self._root_of_correction(weight, group)
         step = state["step"]
         step += 1
-        ops.row_adam_(
-            weight,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            rows,
-            grad,
-            group["lr"],
-            step,
-            betas=(group["beta1"], group["beta2"]),
-            eps=eps,
-            **self.options(group),
-        )
+        try:
+            ops.row_adam_(
+                weight,
+                state["exp_avg"],
+                state["exp_avg_sq"],
+                rows,
+                grad,
+                group["lr"],
+                step,
+                betas=(group["beta1"], group["beta2"]),
+                eps=eps,
+                **self.options(group),
+            )
+        except RuntimeError:
+            step -= 1
+            raise
         if self.found_inf is not None:
             step -= (self.found_inf != 0).to(step.dtype)
 

@@ -290,3 +290,16 @@ def test_amp_chooses_the_dtype_and_scales_fp16_only(config, device, dtype, scale
 def test_impossible_choices_are_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
+
+
+def test_a_step_that_fails_is_not_counted():
+    weight = torch.nn.Parameter(torch.ones(4, 3))
+    optimizer = table_optimizer("adam", [weight], native=True)
+    values = torch.ones(1, 3)
+    weight.grad = torch.sparse_coo_tensor([[9]], values, (4, 3), check_invariants=False)
+    with pytest.raises(RuntimeError, match="expected 0 <= row < 4"):
+        optimizer.step()
+    assert optimizer.state[weight]["step"] == 0
+    weight.grad = torch.sparse_coo_tensor([[3]], values, (4, 3))
+    optimizer.step()
+    assert optimizer.state[weight]["step"] == 1
