@@ -44,6 +44,7 @@ from dlrm.tasks.recommendation import Batches
 
 LOADER, REST = "loader wait", "Python and the autograd engine"
 PARTS = {  # beginnings of operators' names; the innermost that fits decides
+    "MLPs, interaction and loss in one call": ("dlrm::network",),
     "MLPs and other products": (
         *("dlrm::mlp", "_NativeMLP", "aten::mm", "aten::addmm", "aten::bmm", "mkldnn::_linear"),
     ),
@@ -52,7 +53,7 @@ PARTS = {  # beginnings of operators' names; the innermost that fits decides
         *("aten::_addmm_activation", "dlrm::relu_bias_backward"),
     ),
     "casts": ("aten::_to_copy",),
-    "interaction": ("dlrm::dot_interaction", "GeneratedBackwardFor_dlrm_dot_interaction"),
+    "interaction alone": ("dlrm::dot_interaction", "GeneratedBackwardFor_dlrm_dot_interaction"),
     "gather": ("dlrm::joint_embedding", "GeneratedBackwardFor_dlrm_joint_embedding"),
     "row update": ("dlrm::row_", "Optimizer.step#Row"),
     "dense optimizer": (
@@ -61,7 +62,7 @@ PARTS = {  # beginnings of operators' names; the innermost that fits decides
         "Optimizer.step#",
         "Optimizer.zero_grad#",
     ),
-    "loss": (
+    "loss alone": (
         *("aten::binary_cross_entropy", "aten::log_sigmoid", "BinaryCrossEntropyWithLogits"),
         *("autograd::engine::evaluate_function: BinaryCrossEntropy", "dlrm::logistic_loss"),
     ),
