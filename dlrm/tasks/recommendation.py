@@ -174,10 +174,8 @@ class Recommendation:
 
     def _gradient_parameters(self, batch: Batch) -> NetworkParameters | None:
         """Returns the parameters for `_gradients`; None if `loss` needs a backward pass."""
-        as_here = _is_method(self.loss, Recommendation.loss) and _is_method(
-            self.predict, Recommendation.predict
-        )
-        if not as_here or batch.weights is not None:
+        methods = tuple(getattr(one, "__func__", None) for one in (self.loss, self.predict))
+        if methods != _AS_HERE or batch.weights is not None:
             return None
         return self.model.gradient_parameters(batch.numerical)
 
@@ -389,14 +387,12 @@ def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) 
     return total / logits.shape[1]
 
 
+_AS_HERE = Recommendation.loss, Recommendation.predict  # neither overridden nor replaced
+
+
 def _looked_up(batch: Batch) -> tuple:
     """Returns the arguments of `DLRM.look_up` from a batch."""
     return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
-
-
-def _is_method(bound: Callable, function: Callable) -> bool:
-    """Returns whether a method is that function, neither overridden nor replaced."""
-    return getattr(bound, "__func__", None) is function
 
 
 def _is_looked_up_once(held: int | Piece) -> bool:
