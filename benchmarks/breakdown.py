@@ -189,10 +189,12 @@ def timed(function, count: int, device: str) -> list[float]:
 
 
 def report(columns: dict[str, dict[str, float]]) -> None:
-    """Prints a table: a row for each part, milliseconds and share of the step of each workload."""
+    """Prints a table: a row for each part that takes time, milliseconds and share of the step of each workload."""
     print(f"| part of a step, ms (share) | {' | '.join(columns)} |")
     print("|---" * (len(columns) + 1) + "|")
     for part in (*PARTS, REST):
+        if not any(c[part] for c in columns.values()):
+            continue
         cells = (f"{c[part]:.2f} ({c[part] / c['whole']:.0%})" for c in columns.values())
         print(f"| {part} | {' | '.join(cells)} |")
     shares = (f"{c['composite'] / c['unprofiled']:.2f}" for c in columns.values())
