@@ -189,7 +189,7 @@ def timed(function, count: int, device: str) -> list[float]:
 
 
 def report(columns: dict[str, dict[str, float]]) -> None:
-    """Prints a table: a row for each part that takes time, milliseconds and share of the step of each workload."""
+    """Prints milliseconds and shares of each part that takes time, a column for each workload."""
     print(f"| part of a step, ms (share) | {' | '.join(columns)} |")
     print("|---" * (len(columns) + 1) + "|")
     for part in (*PARTS, REST):
