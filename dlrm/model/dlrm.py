@@ -412,7 +412,7 @@ class DLRM(nn.Module):
         """
         if received is None:
             received = self.look_up(categorical, lengths, samples_by_rank, id_weights)
-        # With gradients the parts have nodes of their own; autocast does not reach into them.
+        # With gradients the parts run one by one, each with an autograd node of its own.
         as_one = None if torch.is_grad_enabled() else self._parameters_of_one_call(numerical.device)
         if as_one:
             embeddings, added = self._received(numerical, received)

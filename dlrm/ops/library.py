@@ -63,7 +63,7 @@ def has_native(op: str, **tensors: torch.Tensor | None) -> bool:
 
 
 def is_native_on_cpu(*tensors: torch.Tensor) -> bool:
-    """Returns whether to call a CPU kernel without torch's dispatch, which graphs need."""
+    """Returns whether a CPU kernel can be called directly; graphs and torch.func need dispatch."""
     if not native_available() or torch.compiler.is_compiling() or torch.jit.is_tracing():
         return False
     return not torch._C._are_functorch_transforms_active() and all(one.is_cpu for one in tensors)

@@ -25,7 +25,7 @@ class LossScaled:
 
 
 def without_wrapper(step: Callable[[Any], None]) -> Any:
-    """Returns `Optimizer.step` that only with hooks or a profiler runs torch's wrapper of it.
+    """Returns an optimizer's `step` that skips torch's wrapper unless hooks or a profiler need it.
 
     The wrapper opens a section of the profiler, which takes 20 us in the cold caches of a step.
     """
