@@ -25,7 +25,7 @@ import ops as op_figures
 import torch
 from train import products
 
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.ops.library import why_not_cuda_kernels
 
 TABLES = 26

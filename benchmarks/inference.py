@@ -38,7 +38,8 @@ import torch
 import torch.nn.functional as F
 
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.serving import platforms
 from dlrm.serving.exportable import ExportableDLRM
 from dlrm.serving.quantize import quantize_tables

@@ -37,7 +37,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.task import TrainConfig

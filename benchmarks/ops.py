@@ -31,7 +31,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlrm import ops
-from dlrm.model.mlp import mlp
+from dlrm.model.layers.mlp import mlp
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.train.cuda_graph import CALLS_BEFORE, CudaRecorder
 

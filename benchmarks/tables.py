@@ -44,7 +44,7 @@ from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.prefetch import BatchedRows
 from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.store.config import TableStoreConfig
 from dlrm.store.layout import Block
 from dlrm.store.row_store import THREADS, RowStore

@@ -47,7 +47,7 @@ from torch import nn
 from dlrm import ops
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.ops.layers import fused_linear_dtypes, matrix_product
 from dlrm.scripts.systems.runner import processor
 from dlrm.tasks.recommendation import Batches, Recommendation

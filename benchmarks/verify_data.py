@@ -28,7 +28,7 @@ from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.prefetch import prefetch
 from dlrm.data.verification import MEMORY
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.config import OptimizerConfig
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from dlrm.api.defaults import training_defaults
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import Dataset
-from dlrm.model.dlrm import FUSED_TYPES, NO_EMBEDDING
+from dlrm.model.config import FUSED_TYPES, NO_EMBEDDING
 from dlrm.train.schedule import OF_NVIDIA
 
 RECIPES = ("auto",)

@@ -24,7 +24,8 @@ from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.serving.predictor import Predictor, load
 from dlrm.store.config import TableStoreConfig
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores

@@ -11,7 +11,11 @@ from dlrm.ops.dot_interaction import (
     dot_interaction_reference,
     interaction_width,
 )
-from dlrm.ops.joint_embedding import joint_embedding, joint_embedding_reference
+from dlrm.ops.joint_embedding import (
+    joint_embedding,
+    joint_embedding_gradient,
+    joint_embedding_reference,
+)
 from dlrm.ops.joint_embedding_bag import (
     POOLINGS,
     bags_of_ids,
@@ -84,6 +88,7 @@ __all__ = [
     "joint_embedding",
     "joint_embedding_bag",
     "joint_embedding_bag_reference",
+    "joint_embedding_gradient",
     "joint_embedding_pieces",
     "joint_embedding_pieces_reference",
     "joint_embedding_reference",

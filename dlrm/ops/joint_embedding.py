@@ -48,6 +48,25 @@ def joint_embedding(
     return joint_embedding_reference(weight, ids, table_offsets, dtype=dtype)
 
 
+def joint_embedding_gradient(
+    shape: torch.Size, ids: Tensor, table_offsets: Tensor, grad: Tensor
+) -> Tensor:
+    """Returns the gradient of a weight of the given shape, as `joint_embedding` describes it.
+
+    Args:
+        shape: `[rows, dim]`.
+        ids, table_offsets: those of the look-up; the ids are not checked again.
+        grad: gradient of the output, `[batch, tables, dim]`.
+    """
+    if native_available() and ids.is_cpu:
+        rows = torch.ops.dlrm.joint_embedding_rows.default(ids, table_offsets)
+    else:
+        rows = (ids + table_offsets[:-1]).reshape(1, -1)
+    return torch.sparse_coo_tensor(
+        rows, grad.reshape(-1, shape[1]), shape, check_invariants=False, is_coalesced=False
+    )
+
+
 def joint_embedding_reference(
     weight: Tensor, ids: Tensor, table_offsets: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
@@ -112,15 +131,7 @@ class _JointEmbedding(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):  # type: ignore[override]
         ids, table_offsets = ctx.saved_tensors
-        if ids.is_cpu:
-            rows = torch.ops.dlrm.joint_embedding_rows.default(ids, table_offsets)
-        else:
-            rows = (ids + table_offsets[:-1]).reshape(1, -1)
-        values = grad.reshape(-1, ctx.weight_shape[1])
-        sparse = torch.sparse_coo_tensor(
-            rows, values, ctx.weight_shape, check_invariants=False, is_coalesced=False
-        )
-        return sparse, None, None, None
+        return joint_embedding_gradient(ctx.weight_shape, ids, table_offsets, grad), *[None] * 3
 
 
 if native_available():

@@ -23,8 +23,8 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.distributed import choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
-from dlrm.model.dlrm import DLRMConfig
-from dlrm.model.placement import AUTO
+from dlrm.model.config import DLRMConfig
+from dlrm.model.tables.placement import AUTO
 from dlrm.scripts.common.config_flags import (
     ConfigFlags,
     Definitions,

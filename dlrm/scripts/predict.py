@@ -48,7 +48,7 @@ from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST, make_directories, staged_file
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.preproc.convert_to_parquet import KIND as CONVERTED
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import EngineError

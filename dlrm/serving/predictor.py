@@ -16,7 +16,8 @@ from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.files import MANIFEST, in_use, staged_directory
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.inputs import Inputs, RowError, check_inputs
 from dlrm.serving.recalibration import Recalibration, load_recalibration

@@ -13,8 +13,8 @@ from dlrm.data.clicks.datasets import DataConfig, Datasets
 from dlrm.distributed import World, agreed
 from dlrm.distributed.placement import Placement
 from dlrm.host_memory import host_memory, machine
-from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
-from dlrm.model.placement import AUTO
+from dlrm.model.config import FUSED_TYPES, DLRMConfig
+from dlrm.model.tables.placement import AUTO
 from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, STORE, UPDATE
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
 from dlrm.store.row_store import RowStore, limited_store

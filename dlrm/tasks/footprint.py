@@ -8,8 +8,8 @@ import torch
 
 from dlrm.distributed import World, agreed, gather
 from dlrm.distributed.placement import Placement
-from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
-from dlrm.model.placement import AUTO, PLACEMENTS
+from dlrm.model.config import FUSED_TYPES, DLRMConfig
+from dlrm.model.tables.placement import AUTO, PLACEMENTS
 from dlrm.store.config import shown
 from dlrm.store.memory import slots_within
 from dlrm.tasks.planning.costs import Workload, piece_bytes, row_bytes, stored_row_bytes

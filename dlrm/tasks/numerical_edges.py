@@ -11,7 +11,7 @@ from dlrm.data.transform.numbers import bin_edges, ordered, transform_numbers
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.distributed import World, agreed, from_first
 from dlrm.model.dlrm import DLRM
-from dlrm.model.numerical_embedding import Binned
+from dlrm.model.layers.numerical_embedding import Binned
 
 ROWS = 1 << 17  # training rows from which missing edges are fitted
 

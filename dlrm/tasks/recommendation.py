@@ -14,7 +14,8 @@ from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.dlrm import DLRM, FUSED_TYPES, DLRMConfig, NetworkParameters
+from dlrm.model.config import FUSED_TYPES, DLRMConfig
+from dlrm.model.dlrm import DLRM, NetworkParameters
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.store.row_store import RowStore
@@ -183,7 +184,7 @@ class Recommendation:
         """Adds the gradients of `loss`, which it returns without a graph."""
         self._before_look_up(batch)
         divisor = batch.global_size or self.num_samples(batch)
-        given = batch.numerical, self._received(batch), batch.labels, divisor
+        given = batch.numerical, self._received(batch, graph=False), batch.labels, divisor
         return self.model.add_gradients(parameters, *given)
 
     def _before_look_up(self, batch: Batch) -> None:
@@ -215,11 +216,11 @@ class Recommendation:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
         return self.model(batch.numerical, batch.categorical, received=self._received(batch))
 
-    def _received(self, batch: Batch) -> list[Callable[[], Tensor]]:
-        """Returns the look-up of a batch, made ahead or now."""
+    def _received(self, batch: Batch, graph: bool = True) -> list[Callable[[], Tensor]]:
+        """Returns the look-up of a batch, made ahead or now; see `DLRM.look_up`."""
         if self._ahead and self._ahead[0][0] is batch:
             return self._ahead.popleft()[1]
-        return self.model.look_up(*_looked_up(batch))
+        return self.model.look_up(*_looked_up(batch), graph=graph)
 
     def look_up_ahead(self, batch: Batch) -> None:
         """Looks up a batch of a later step with the rows' current values, for `loss` to use."""
@@ -390,7 +391,9 @@ def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) 
 _AS_HERE = Recommendation.loss, Recommendation.predict  # neither overridden nor replaced
 
 
-def _looked_up(batch: Batch) -> tuple:
+def _looked_up(
+    batch: Batch,
+) -> tuple[Tensor, Tensor | None, Sequence[int] | None, Tensor | None]:
     """Returns the arguments of `DLRM.look_up` from a batch."""
     return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
 

@@ -18,8 +18,8 @@ import numpy as np
 
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
-from dlrm.model.dlrm import DLRMConfig
-from dlrm.model.embedding import initial_rows
+from dlrm.model.config import DLRMConfig
+from dlrm.model.tables.embedding import initial_rows
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.writer import link_or_copy

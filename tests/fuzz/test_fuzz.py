@@ -29,7 +29,8 @@ from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml
 from dlrm.manifest import read_manifest, sealed_json, write_manifest
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.preproc.logs.raw_log import Split, read_blocks
 from dlrm.scripts.checkpoint.description import describe
 from dlrm.serving.rows import RowTransform, text_of_fields

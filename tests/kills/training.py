@@ -20,7 +20,7 @@ from tqdm import tqdm
 import dlrm
 from dlrm.data.clicks.batch import Batch, Shard, Sharded
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.scripts.checkpoint.description import describe_run
 from dlrm.scripts.common import session
 from dlrm.tasks.recommendation import Batches, Recommendation

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRM, EMBEDDING_TYPES, DLRMConfig
+from dlrm.model.config import EMBEDDING_TYPES, DLRMConfig
+from dlrm.model.dlrm import DLRM
 
 SMALL = DLRMConfig(
     table_sizes=(7, 100, 3, 41),

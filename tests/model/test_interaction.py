@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlrm.model.interaction import INTERACTIONS
+from dlrm.model.layers.interaction import INTERACTIONS
 
 SHAPES = [(9, 8), (1, 4), (7, 3), (27, 16)]  # vectors per sample, and their width
 

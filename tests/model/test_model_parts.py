@@ -10,9 +10,10 @@ import torch.nn.functional as F
 
 from dlrm import ops
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRM, EMBEDDING_TYPES, DLRMConfig
-from dlrm.model.numerical_embedding import NUMERICAL_EMBEDDINGS, NumericalOptions
-from dlrm.model.packed import mean_of_members
+from dlrm.model.config import EMBEDDING_TYPES, DLRMConfig
+from dlrm.model.dlrm import DLRM
+from dlrm.model.layers.numerical_embedding import NUMERICAL_EMBEDDINGS, NumericalOptions
+from dlrm.model.layers.packed import mean_of_members
 
 SMALL = DLRMConfig(
     table_sizes=(7, 100, 3, 41),

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 from torch.nn.utils import prune
 
-from dlrm.model.mlp import MLP, mlp
+from dlrm.model.layers.mlp import MLP, mlp
 from dlrm.train.optim.dense import DENSE_OPTIMIZERS
 
 

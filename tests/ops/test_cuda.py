@@ -11,7 +11,7 @@ from ops_testing import assert_as_close_as_reference
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.ops.library import why_not_cuda_kernels
 from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.tasks.recommendation import Recommendation

@@ -10,7 +10,7 @@ import torch
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import World
-from dlrm.model.dlrm import EMBEDDING_TYPES, FUSED_TYPES, DLRMConfig
+from dlrm.model.config import EMBEDDING_TYPES, FUSED_TYPES, DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dlrm import ops
-from dlrm.model.mlp import mlp
+from dlrm.model.layers.mlp import mlp
 from dlrm.ops import products
 from dlrm.scripts.doctor import command as doctor
 

@@ -16,7 +16,8 @@ from small_dataset import NUM_NUMERICAL, TABLE_SIZES
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.files import MANIFEST
 from dlrm.manifest import write_manifest
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.scripts.checkpoint.description import describe, describe_run
 from dlrm.serving.predictor import load_model

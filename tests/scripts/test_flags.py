@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from dlrm.data.clicks.datasets import DataConfig
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts import dist_main
 from dlrm.scripts.bert import flags as bert_flags

@@ -91,7 +91,8 @@ def test_the_reported_auc_is_scikit_learns(command, dataset, device):
     tested = command("--mode=test", "--load_checkpoint_path=run", "--notf32")
     import torch
 
-    from dlrm.model.dlrm import DLRM, DLRMConfig
+    from dlrm.model.config import DLRMConfig
+    from dlrm.model.dlrm import DLRM
     from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
     from dlrm.train.checkpoints.directory import find_checkpoint
 

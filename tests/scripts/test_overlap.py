@@ -6,7 +6,8 @@ import torch
 from ranks import Ranks
 
 from dlrm.data.clicks.batch import Batch
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.directory import last_checkpoint

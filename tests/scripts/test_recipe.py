@@ -11,7 +11,7 @@ from small_dataset import NUM_NUMERICAL, TABLE_SIZES, write_dataset
 
 import dlrm
 from dlrm.api.recipe import Facts, auto
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.scripts import dist_main, main
 from dlrm.scripts.common import dlrm_flags
 from dlrm.scripts.common.seeds import train_seeds

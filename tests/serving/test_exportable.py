@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
-from dlrm.model.interaction import INTERACTIONS
+from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.serving import platforms
 from dlrm.serving.compare import compare_tables
 from dlrm.serving.exportable import ExportableDLRM, exportable

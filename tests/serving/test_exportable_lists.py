@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.serving import platforms
 from dlrm.serving.compare import compare_tables
 from dlrm.serving.exportable import example_like, exportable

@@ -12,7 +12,7 @@ from safetensors.torch import save
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.manifest import write_manifest
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.serving.predictor import Predictor, load_model, probability
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint

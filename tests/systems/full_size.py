@@ -5,7 +5,8 @@ import functools
 import torch
 
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags

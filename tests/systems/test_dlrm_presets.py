@@ -5,8 +5,9 @@ from torch import nn
 
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World
-from dlrm.model.cross import Cross
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
+from dlrm.model.layers.cross import Cross
 from dlrm.scripts.common import dlrm_flags
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.train.schedule import ScheduleConfig, learning_rate

@@ -12,7 +12,7 @@ from full_size import (
 
 from dlrm.data.clicks.datasets import DataConfig
 from dlrm.data.images.augmentation import Augmentation
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts.cnn import command as cnn
 from dlrm.scripts.common import dlrm_flags

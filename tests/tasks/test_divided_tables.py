@@ -16,7 +16,8 @@ from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.clicks.synthetic import SyntheticDataset, write_synthetic_dataset
 from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.ops import join_float32
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint

@@ -12,7 +12,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.data.images import augmentation as augment
 from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.data.text.loader import TextLoader
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.model.networks import efficientnet, resnet
 from dlrm.tasks.images import ImageClassification, NetworkConfig
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification

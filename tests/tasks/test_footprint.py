@@ -8,7 +8,7 @@ import torch
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import OtherRankError, World
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.footprint import (
     GIB,
     Memory,

@@ -11,7 +11,7 @@ from dlrm.data.clicks.batch import Shard, Sharded
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import OtherRankError, World, gather
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.log import StoppedError
 from dlrm.train.optim.config import OptimizerConfig

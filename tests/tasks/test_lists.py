@@ -14,7 +14,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import World, gather
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.cuda_graph import GraphedCallable
 from dlrm.train.optim.base import set_learning_rate

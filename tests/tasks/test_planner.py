@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.planning.costs import Workload, costs, piece_bytes, row_bytes, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import EVEN, Limits, changes_that_fit, plan, shortage

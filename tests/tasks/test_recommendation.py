@@ -12,7 +12,7 @@ import torch
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks import recommendation
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train import execution
@@ -399,6 +399,36 @@ def test_gradients_in_one_call_are_those_of_autograd(changes, parts, hotness):
         if name != "top_mlp.0.weight":
             assert grad.abs().max() > 0
             assert torch.equal(grad, expected[name]), name
+
+
+@pytest.mark.parametrize("of", ["weight", "forward", "backward", "replaced"])
+@pytest.mark.parametrize("tables", ["embeddings", "wide"])
+def test_hooks_of_tables_are_called(tables, of):
+    subject, plain = task(wide=True), task(wide=True)
+    hooked, called = getattr(subject.model, tables), []
+    vectors = hooked.forward
+    if of == "weight":
+        hooked.weight.register_hook(lambda grad: called.append(1))
+    elif of == "forward":
+        hooked.register_forward_hook(lambda *given: called.append(1))
+    elif of == "backward":
+        hooked.register_full_backward_hook(lambda *given: called.append(1))
+    else:
+        hooked.forward = lambda *given, **named: [called.append(1), vectors(*given, **named)][1]
+    loss, found = gradients(subject, 1, 1)
+    assert len(called) == 1
+    expected_loss, expected = gradients(plain, 1, 1)
+    assert torch.equal(loss, expected_loss)
+    for name, grad in found.items():
+        assert torch.equal(grad, expected[name]), name
+
+
+def test_frozen_tables_have_no_gradient():
+    subject = task(wide=True)
+    subject.model.embeddings.weight.requires_grad = False
+    _, found = gradients(subject, 2, 1)
+    assert found.pop("embeddings.weight") is None
+    assert all(grad is not None for grad in found.values())
 
 
 @pytest.mark.parametrize(

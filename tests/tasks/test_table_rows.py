@@ -7,7 +7,7 @@ from ranks import Ranks
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.tasks.table_rows import evict_rows, grow_tables
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint

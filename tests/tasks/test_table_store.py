@@ -9,7 +9,7 @@ import pytest
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.step_clock import DATA, STORE, step_clock
 from dlrm.store.config import TableStoreConfig
 from dlrm.store.memory import memory_of

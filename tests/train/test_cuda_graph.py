@@ -14,7 +14,7 @@ from op_recorder import OpRecorder
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import OtherRankError, World
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable, why_none_records
 from dlrm.train.ema import EMA

@@ -403,7 +403,8 @@ def test_an_ensemble_takes_no_other_transform(export, trained, other_trained, tm
 @pytest.mark.slow
 def test_tables_beyond_2_gb_are_written(export, tmp_path):
     """ONNX files are limited to 2 GB; weights go in a second file."""
-    from dlrm.model.dlrm import DLRM, DLRMConfig
+    from dlrm.model.config import DLRMConfig
+    from dlrm.model.dlrm import DLRM
     from dlrm.serving.exportable import ExportableDLRM
     from dlrm.serving.quantize import QuantizedTables
 

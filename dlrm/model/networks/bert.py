@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.model.initialize import materialize
+from dlrm.model.layers.initialize import materialize
 
 
 class _Shape(NamedTuple):

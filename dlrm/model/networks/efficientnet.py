@@ -10,7 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.initialize import materialize
+from dlrm.model.layers.initialize import materialize
 from dlrm.model.networks.vision import (
     GlobalMean,
     StagedNetwork,

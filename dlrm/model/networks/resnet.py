@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.model.initialize import materialize
+from dlrm.model.layers.initialize import materialize
 from dlrm.model.networks.vision import (
     GlobalMean,
     StagedNetwork,

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlrm.model.dlrm import ARCHITECTURE
+from dlrm.model.config import ARCHITECTURE
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.checkpoint.description import open_any, progress_of, short_text
 from dlrm.scripts.cnn import flags as cnn_flags

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.files import MANIFEST, in_use
-from dlrm.model.dlrm import ARCHITECTURE
+from dlrm.model.config import ARCHITECTURE
 from dlrm.train.checkpoints.diff import shape_of, statistics, weights_of
 from dlrm.train.checkpoints.directory import (
     all_checkpoints,

@@ -2,7 +2,7 @@
 
 from dlrm.api.recipe import BATCH_SIZE, Facts, auto, describe
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.model.dlrm import ARCHITECTURE
+from dlrm.model.config import ARCHITECTURE
 from dlrm.scripts.common import run
 from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_flags import ADAM_SWITCHES

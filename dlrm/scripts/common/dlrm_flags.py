@@ -11,16 +11,16 @@ from dlrm.api.recipe import RECIPES
 from dlrm.data.clicks.datasets import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.synthetic import IDS, SHAPES
 from dlrm.data.verification import VERIFY_DATA
-from dlrm.model.composition import CROSS_STRUCTURES, interaction_names
-from dlrm.model.dlrm import (
+from dlrm.model.config import (
     EMBEDDING_DTYPES,
     EMBEDDING_INITS,
     EMBEDDING_TYPES,
     NUMERICAL_KINDS,
     DLRMConfig,
 )
-from dlrm.model.mlp import OUTPUT_INITS
-from dlrm.model.numerical_embedding import MAX_BINS
+from dlrm.model.layers.composition import CROSS_STRUCTURES, interaction_names
+from dlrm.model.layers.mlp import OUTPUT_INITS
+from dlrm.model.layers.numerical_embedding import MAX_BINS
 from dlrm.ops import POOLINGS, PRODUCTS
 from dlrm.ops.products import AUTO
 from dlrm.scripts.common.config_flags import (

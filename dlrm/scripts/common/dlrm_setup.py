@@ -20,8 +20,8 @@ from dlrm.data.clicks.datasets import (
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
 from dlrm.distributed.placement import Placement
-from dlrm.model.dlrm import ARCHITECTURE, FUSED_TYPES, DLRMConfig
-from dlrm.model.placement import AUTO
+from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
+from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.products import AUTO as AUTO_PRODUCTS
 from dlrm.ops.products import TORCH

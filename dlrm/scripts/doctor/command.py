@@ -120,7 +120,7 @@ def training() -> Iterator[Result]:
     import torch
 
     from dlrm.distributed import World
-    from dlrm.model.dlrm import DLRMConfig
+    from dlrm.model.config import DLRMConfig
     from dlrm.tasks.recommendation import Batch, Recommendation
     from dlrm.train.optim.base import set_learning_rate
     from dlrm.train.optim.config import OptimizerConfig

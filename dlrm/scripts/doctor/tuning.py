@@ -52,7 +52,7 @@ def _times(layers: list[int], batch_size: int, name: str) -> tuple:
     """Returns the dtype, and by whose products the seconds of a call; they take turns."""
     import torch
 
-    from dlrm.model.mlp import mlp
+    from dlrm.model.layers.mlp import mlp
 
     dtype = getattr(torch, name)
     network = mlp(layers[0], layers[1:], 0, "tuned", dtype)

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from dlrm.distributed import part
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.dlrm import DLRMConfig
+from dlrm.model.config import DLRMConfig
 from dlrm.tasks.planning.machines import Machine
 from dlrm.tasks.planning.stored import StoredTables, most_rows
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from dlrm.data.clicks.batch import Dataset
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.dlrm import FUSED_TYPES
+from dlrm.model.config import FUSED_TYPES
 from dlrm.store.config import shown
 from dlrm.tasks.planning.costs import (
     Workload,

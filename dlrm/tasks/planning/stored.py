@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dlrm.distributed.placement import Placement
-from dlrm.model.dlrm import FUSED_TYPES, DLRMConfig
+from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.store.config import bytes_of, shown
 from dlrm.store.memory import memory_of, slots_within
 from dlrm.store.native import record_size

@@ -9,7 +9,8 @@ import torch
 
 from dlrm.distributed import World
 from dlrm.manifest import write_manifest
-from dlrm.model.dlrm import DLRM, DLRMConfig
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     check_unchanged,

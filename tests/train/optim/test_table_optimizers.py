@@ -8,8 +8,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlrm import ops
 from dlrm.distributed import World
-from dlrm.model.dlrm import DLRM, DLRMConfig
-from dlrm.model.mlp import mlp
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
+from dlrm.model.layers.mlp import mlp
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer

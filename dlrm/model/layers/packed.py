@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.model.initialize import generator
+from dlrm.model.layers.initialize import generator
 
 
 class Adapters(nn.Module):

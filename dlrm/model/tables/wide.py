@@ -6,8 +6,8 @@ import torch
 
 from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
-from dlrm.model.divided import DividedEmbedding
-from dlrm.model.embedding import JointEmbedding
+from dlrm.model.tables.divided import DividedEmbedding
+from dlrm.model.tables.embedding import JointEmbedding
 
 
 def wide_term(

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.model.initialize import generator
+from dlrm.model.layers.initialize import generator
 
 MAX_BINS = 256  # of a field, as in a fitted transform
 

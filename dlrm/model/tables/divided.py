@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.distributed import World, exchange, gather_rows, part
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.embedding import JointEmbedding
+from dlrm.model.tables.embedding import JointEmbedding
 
 
 class Bags(NamedTuple):

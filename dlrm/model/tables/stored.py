@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed.placement import Piece
-from dlrm.model.embedding import _Tables, initial_rows
+from dlrm.model.tables.embedding import _Tables, initial_rows
 from dlrm.store.layout import Block
 
 

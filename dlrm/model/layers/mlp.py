@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.amp import is_autocast_available
 
 from dlrm import ops
-from dlrm.model.initialize import generator
+from dlrm.model.layers.hooks import has_hooks
+from dlrm.model.layers.initialize import generator
 
 OUTPUT_INITS = ("uniform", "normal")
 
@@ -184,15 +185,6 @@ def _without_autocast(run: Callable[..., Tensor], inputs: Tensor, *arguments: An
 def is_plain(layer: nn.Module) -> bool:
     """Returns whether a layer computes what `nn.Linear` with a bias does, and nothing else."""
     return type(layer) is nn.Linear and layer.bias is not None and not has_hooks(layer)
-
-
-def has_hooks(layer: nn.Module) -> bool:
-    return bool(
-        layer._forward_hooks
-        or layer._forward_pre_hooks
-        or layer._backward_hooks
-        or layer._backward_pre_hooks
-    )
 
 
 class _BatchNorm(nn.BatchNorm1d):

@@ -6,6 +6,7 @@ has one `nn.Embedding` per feature. Both give the same vectors for the same seed
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -14,7 +15,8 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed.placement import Piece
-from dlrm.model.initialize import generator
+from dlrm.model.layers.hooks import has_hooks, is_hooked
+from dlrm.model.layers.initialize import generator
 
 _VALUES_AT_ONCE = 1 << 20  # drawn on the host, 4 MB at a time for tables of any size
 _ROWS_OF_A_STREAM = 1 << 20  # larger tables have several generators, which run in parallel
@@ -105,6 +107,18 @@ class JointEmbedding(_Tables):
         rows = ids + self.table_offsets[:-1]
         return nn.functional.embedding(rows, self.weight, sparse=True).to(dtype)
 
+    def look_up(self, ids: Tensor, dtype: torch.dtype) -> "LookUp | None":
+        """Does the same as a call, but for the graph; None if autograd or a hook is needed."""
+        weight = self.weight
+        if not self.native or has_hooks(self) or is_hooked(weight):
+            return None
+        if getattr(self.forward, "__func__", None) is not _FORWARD:
+            return None
+        if weight.requires_grad and weight.grad_dtype not in (None, dtype):
+            return None
+        with torch.no_grad():
+            return LookUp(self, ids, self.forward(ids, dtype))
+
     def pool(
         self,
         ids: Tensor,
@@ -126,6 +140,39 @@ class JointEmbedding(_Tables):
             pooling=pooling,
             dtype=dtype,
         )
+
+
+_FORWARD = JointEmbedding.forward  # neither overridden nor replaced
+
+
+@dataclass
+class LookUp:
+    """Vectors without a graph; a call returns them.
+
+    Attributes:
+        tables: where they are from.
+        ids: `[batch, tables]`.
+        vectors: `[batch, tables, dim]`.
+    """
+
+    tables: JointEmbedding
+    ids: Tensor
+    vectors: Tensor
+
+    def __call__(self) -> Tensor:
+        return self.vectors
+
+    def add_gradient(self, grad: Tensor) -> None:
+        """Adds a gradient of the vectors to that of the weight, as autograd would."""
+        weight = self.tables.weight
+        if not weight.requires_grad:
+            return
+        offsets = self.tables.table_offsets
+        sparse = ops.joint_embedding_gradient(weight.shape, self.ids, offsets, grad)
+        if weight.grad is None:
+            weight.grad = sparse
+        else:
+            weight.grad += sparse
 
 
 class MultiTableEmbedding(_Tables):

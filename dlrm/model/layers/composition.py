@@ -6,8 +6,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.cross import Cross
-from dlrm.model.interaction import INTERACTIONS, Interaction
+from dlrm.model.layers.cross import Cross
+from dlrm.model.layers.interaction import INTERACTIONS, Interaction
 
 DCN = "dcn"
 INTERACTION_NAMES = (*INTERACTIONS, DCN)

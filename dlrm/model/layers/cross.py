@@ -4,8 +4,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.model.initialize import generator
-from dlrm.model.interaction import Interaction
+from dlrm.model.layers.initialize import generator
+from dlrm.model.layers.interaction import Interaction
 
 
 class Cross(Interaction):

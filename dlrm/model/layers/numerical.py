@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.mlp import MLP, mlp_layers
+from dlrm.model.layers.mlp import MLP, mlp_layers
 
 
 class BottomMLP(MLP):
@@ -29,7 +29,7 @@ class BottomMLP(MLP):
 def bottom_mlp(
     num_fields: int, sizes: Sequence[int], seed: int, dtype: torch.dtype, optimized: bool
 ) -> BottomMLP:
-    """Returns a new bottom MLP; see `dlrm.model.mlp.mlp`."""
+    """Returns a new bottom MLP; see `dlrm.model.layers.mlp.mlp`."""
     layers = mlp_layers(num_fields, sizes, seed, "bottom_mlp")
     return BottomMLP(*layers, dtype=dtype, optimized=optimized)
 

@@ -1,0 +1,1 @@
+"""Layers of the DLRM: MLPs, interactions, and vectors of numerical fields."""

@@ -1,0 +1,1 @@
+"""Embedding tables: in one weight, divided among processes, or in a store."""
