@@ -75,8 +75,9 @@ def in_process(arguments: argparse.Namespace) -> None:
     print(f"| workload | batch | {' | '.join(names)} |")
     print("|---|---" + "|---" * len(names) + "|")
     for workload in arguments.workload:
-        with tempfile.TemporaryDirectory() as directory:
-            models = open_models(WORKLOADS[workload], Path(directory), arguments.device)
+        model = DLRM(WORKLOADS[workload], World(device=arguments.device)).eval()
+        with tempfile.TemporaryDirectory() as directory, model.weights_unchanged():
+            models = open_models(model, Path(directory), arguments.device)
             for batch in arguments.batch:
                 runs = {name: model(batch) for name, model in models.items()}
                 seconds = in_turn(runs, arguments.rounds, arguments.device)
@@ -87,11 +88,9 @@ def in_process(arguments: argparse.Namespace) -> None:
                 print(f"| {workload} | {batch} | {' | '.join(cells)} |", flush=True)
 
 
-def open_models(
-    config: DLRMConfig, directory: Path, device: str
-) -> dict[str, Callable[[int], Run]]:
+def open_models(model: DLRM, directory: Path, device: str) -> dict[str, Callable[[int], Run]]:
     """Name -> function from a batch size to a call that scores such a batch."""
-    model = DLRM(config, World(device=device)).eval()
+    config = model.config
     plain_torch = dataclasses.replace(config, embedding_type="joint", interaction_op="dot")
     eager = DLRM(plain_torch, World(device=device)).eval()
     eager.load_state_dict(model.state_dict())

@@ -1,47 +1,69 @@
 // An MLP of a few rows, whose weights are not packed, for one instruction set; part of
 // mlp_kernels.h.
 
-template <typename scalar_t, typename weight_t, int kRows>
-DLRM_INLINE void few_rows_of(const MlpLayer& layer, const Stored<scalar_t>* values,
-                             Stored<scalar_t>* to, int64_t stride, int64_t begin, int64_t end) {
+// kVectors vectors of outputs from `output` on. One vector's sums wait for each other, so two take
+// hardly longer than one.
+template <typename scalar_t, typename weight_t, int kRows, int kVectors>
+DLRM_INLINE void few_outputs_of(const MlpLayer& layer, const Stored<scalar_t>* values,
+                                Stored<scalar_t>* to, int64_t stride, int64_t output) {
   using unit_t = Unit<scalar_t>;
   constexpr int64_t kPer = kPerUnit<unit_t>;
   const auto* weight = static_cast<const weight_t*>(layer.weight);
   const auto* bias = static_cast<const weight_t*>(layer.bias);
   const int64_t depth = units_of<scalar_t>(layer.inputs);
-  for (int64_t output = begin; output < end; output += kLanes) {
-    Vec acc[kRows];
+  Vec acc[kVectors][kRows];
+  for (int v = 0; v < kVectors; ++v) {
+    const int64_t first = output + v * kLanes;
     for (int r = 0; r < kRows; ++r) {
-      acc[r] = rounded<scalar_t>(load_some(bias + output, layer.outputs - output));
+      acc[v][r] = rounded<scalar_t>(load_some(bias + first, layer.outputs - first));
     }
-    const auto add = [&](const Vec(&weights)[kLanes], int64_t unit,
-                         int64_t count) DLRM_ALWAYS_INLINE {
-      for (int64_t k = 0; k < count; ++k) {
-        for (int r = 0; r < kRows; ++r) {
-          const Vec value = broadcast_unit(values + r * stride + (unit + k) * kPer);
-          acc[r] = multiply_add<unit_t>(value, weights[k], acc[r]);
-        }
+  }
+  const auto add = [&](int v, const Vec(&weights)[kLanes], int64_t unit,
+                       int64_t count) DLRM_ALWAYS_INLINE {
+    for (int64_t k = 0; k < count; ++k) {
+      for (int r = 0; r < kRows; ++r) {
+        const Vec value = broadcast_unit(values + r * stride + (unit + k) * kPer);
+        acc[v][r] = multiply_add<unit_t>(value, weights[k], acc[v][r]);
       }
-    };
-    const bool whole_outputs = output + kLanes <= layer.outputs;
-    int64_t unit = 0;
-    for (; whole_outputs && (unit + kLanes) * kPer <= layer.inputs; unit += kLanes) {
+    }
+  };
+  const bool whole_outputs = output + kVectors * kLanes <= layer.outputs;
+  int64_t unit = 0;
+  for (; whole_outputs && (unit + kLanes) * kPer <= layer.inputs; unit += kLanes) {
+    for (int v = 0; v < kVectors; ++v) {
       Vec weights[kLanes];
       for (int r = 0; r < kLanes; ++r) {
-        const weight_t* from = weight + (output + r) * layer.inputs + unit * kPer;
+        const int64_t row = output + v * kLanes + r;
+        const weight_t* from = weight + row * layer.inputs + unit * kPer;
         weights[r] = load_as_units<scalar_t>(from, kLanes * kPer);
       }
       transpose(weights);
-      add(weights, unit, kLanes);
+      add(v, weights, unit, kLanes);
     }
-    for (; unit < depth; unit += kLanes) {
+  }
+  for (; unit < depth; unit += kLanes) {
+    for (int v = 0; v < kVectors; ++v) {
       Vec weights[kLanes];
-      load_transposed<scalar_t>(weight, layer, output, unit, weights);
-      add(weights, unit, std::min(kLanes, depth - unit));
+      load_transposed<scalar_t>(weight, layer, output + v * kLanes, unit, weights);
+      add(v, weights, unit, std::min(kLanes, depth - unit));
     }
+  }
+  for (int v = 0; v < kVectors; ++v) {
     for (int r = 0; r < kRows; ++r) {
-      Target<scalar_t>::put_values(to + r * stride + output, positive(acc[r]));
+      Target<scalar_t>::put_values(to + r * stride + output + v * kLanes, positive(acc[v][r]));
     }
+  }
+}
+
+template <typename scalar_t, typename weight_t, int kRows>
+DLRM_INLINE void few_rows_of(const MlpLayer& layer, const Stored<scalar_t>* values,
+                             Stored<scalar_t>* to, int64_t stride, int64_t begin, int64_t end) {
+  int64_t output = begin;
+  for (; output + 2 * kLanes <= std::min(end, layer.outputs); output += 2 * kLanes) {
+    few_outputs_of<scalar_t, weight_t, kRows, 2>(layer, values, to, stride, output);
+  }
+  for (; output < end; output += kLanes) {
+    few_outputs_of<scalar_t, weight_t, kRows, 1>(layer, values, to, stride, output);
   }
 }
 

@@ -26,6 +26,22 @@ DLRM_INLINE void transpose(Vec (&rows)[kLanes]) {
     rows[8 + j] = (Vec)_mm512_shuffle_f32x4(a, b, 0xdd);
     rows[12 + j] = (Vec)_mm512_shuffle_f32x4(c, d, 0xdd);
   }
+#elif DLRM_LANES == 8
+  __m256 pairs[8], fours[8];
+  for (int i = 0; i < 8; i += 2) {
+    pairs[i] = _mm256_unpacklo_ps((__m256)rows[i], (__m256)rows[i + 1]);
+    pairs[i + 1] = _mm256_unpackhi_ps((__m256)rows[i], (__m256)rows[i + 1]);
+  }
+  for (int i = 0; i < 8; i += 4) {
+    fours[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+    fours[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+    fours[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+    fours[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+  }
+  for (int j = 0; j < 4; ++j) {
+    rows[j] = (Vec)_mm256_permute2f128_ps(fours[j], fours[4 + j], 0x20);
+    rows[4 + j] = (Vec)_mm256_permute2f128_ps(fours[j], fours[4 + j], 0x31);
+  }
 #else
   for (int i = 0; i < kLanes; ++i) {
     for (int j = 0; j < i; ++j) {

@@ -30,6 +30,7 @@ from dlrm.model.tables.divided import Bags, DividedEmbedding
 from dlrm.model.tables.embedding import JointEmbedding, LookUp, MultiTableEmbedding
 from dlrm.model.tables.stored import StoredEmbedding
 from dlrm.model.tables.wide import divided_wide_term, wide_term
+from dlrm.ops.library import is_native_on_cpu
 from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
 from dlrm.store.row_store import RowStore
@@ -150,6 +151,7 @@ class DLRM(nn.Module):
             with torch.no_grad():
                 first[:, width - padding : width] = 0  # these inputs are always zero
         score = Score(self.interact, self.top_mlp, self.output, self.cross, self.adapters)
+        self._unchanged: NetworkParameters | None = None
         self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
         if self.numerical_embedding is not None:
             self._parts.append(self.numerical_embedding)
@@ -185,10 +187,14 @@ class DLRM(nn.Module):
             RuntimeError: an id is outside its table, or lengths do not fit the ids; on the CPU the
                 message names table, row and value.
         """
-        if received is None:
-            received = self.look_up(categorical, lengths, samples_by_rank, id_weights)
         # With gradients the parts run one by one, each with an autograd node of its own.
-        as_one = None if torch.is_grad_enabled() else self._parameters_of_one_call(numerical.device)
+        as_one = None
+        if not torch.is_grad_enabled():
+            kept = self._unchanged is not None and not self.training and is_native_on_cpu(numerical)
+            as_one = self._unchanged if kept else self._parameters_of_one_call(numerical.device)
+        if received is None:
+            graph = as_one is None
+            received = self.look_up(categorical, lengths, samples_by_rank, id_weights, graph=graph)
         if as_one:
             embeddings, added = self._received(numerical, received)
             logits = ops.network(numerical.float(), embeddings, *as_one)
@@ -410,9 +416,17 @@ class DLRM(nn.Module):
 
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
-        """Does the work that depends only on MLP weights once for all passes of the block."""
+        """Does the work that depends only on MLP weights once for all passes of the block.
+
+        The block must not change weights, layers or hooks of MLPs and interaction.
+        """
         with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
-            yield
+            if not self.training:
+                self._unchanged = self._parameters_of_one_call(self.table_rows.device)
+            try:
+                yield
+            finally:
+                self._unchanged = None
 
 
 NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]

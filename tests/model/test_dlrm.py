@@ -277,3 +277,31 @@ def test_bfloat16_tables_are_float32_ones_rounded(dtype, device):
 def test_impossible_architectures_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(SMALL, **changes)
+
+
+@torch.no_grad()
+def test_a_block_of_unchanged_weights_scores_alike_and_ends():
+    config = DLRMConfig((9, 5), 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1), wide=True)
+    model, called = DLRM(config).eval(), []
+    given = torch.rand(3, 4), torch.tensor([[0, 1], [8, 4], [3, 3]])
+    expected = model(*given)
+    with model.weights_unchanged():
+        assert torch.equal(model(*given), expected)
+    model.output.weight.zero_()
+    model.output.bias.fill_(0.5)
+    assert torch.equal(model(*given), torch.full((3,), 0.5))
+    model.top_mlp[0].register_forward_hook(lambda *given: called.append(1))
+    with model.weights_unchanged():
+        model(*given)
+    assert called == [1]
+
+
+@torch.no_grad()
+def test_dropout_begins_in_a_block_of_unchanged_weights():
+    config = DLRMConfig(
+        (9,), 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(64, 1), dropout=0.5, output_init="normal"
+    )
+    model, given = DLRM(config).eval(), (torch.rand(3, 4), torch.tensor([[0], [8], [3]]))
+    with model.weights_unchanged():
+        expected = model(*given)
+        assert not torch.equal(model.train()(*given), expected)

@@ -184,7 +184,7 @@ def _without_autocast(run: Callable[..., Tensor], inputs: Tensor, *arguments: An
 
 def is_plain(layer: nn.Module) -> bool:
     """Returns whether a layer computes what `nn.Linear` with a bias does, and nothing else."""
-    return type(layer) is nn.Linear and layer.bias is not None and not has_hooks(layer)
+    return type(layer) is nn.Linear and not has_hooks(layer) and layer.bias is not None
 
 
 class _BatchNorm(nn.BatchNorm1d):

@@ -116,8 +116,9 @@ class JointEmbedding(_Tables):
             return None
         if weight.requires_grad and weight.grad_dtype not in (None, dtype):
             return None
-        with torch.no_grad():
-            return LookUp(self, ids, self.forward(ids, dtype))
+        offsets = self.table_offsets
+        vectors = ops.joint_embedding(weight.detach(), ids, offsets, dtype=dtype)
+        return LookUp(self, ids, vectors)
 
     def pool(
         self,
