@@ -14,8 +14,8 @@ turns, and medians over rounds are compared. On a CPU ours is timed from its fir
 before and after them, a run starts readers and tests the model.
 
 The limit is the time of the MLPs' matrix products, forward and backward, each by the fastest of
-torch's and oneDNN's, in the same run. The composite limit adds the bytes that look-ups, interaction
-and updates must move, at the speed of a copy.
+torch's and oneDNN's, those in float32 included, in the same run. The composite limit adds the bytes
+that look-ups, interaction and updates must move, at the speed of a copy.
 
 Memory is set up as torch and glibc are installed ("as installed"), or as by our commands
 (`dlrm.environment`), for all sides alike; "x it as installed" compares ours under our commands with
@@ -306,13 +306,14 @@ def products(
 def fastest(left: torch.Tensor, right: torch.Tensor) -> Callable:
     """The fastest way to multiply two matrices."""
     torchs = functools.partial(torch.mm, left, right)
-    if left.device.type != "cpu" or left.dtype not in fused_linear_dtypes():
+    if left.device.type != "cpu":
         return torchs
-    ways = {
-        "torch": torchs,
-        "oneDNN": functools.partial(matrix_product, left, right.T),
-        "transposed": functools.partial(matrix_product, right.T, left),
-    }
+    ways = {"torch": torchs}
+    if left.dtype in fused_linear_dtypes():
+        ways["oneDNN"] = functools.partial(matrix_product, left, right.T)
+        ways["transposed"] = functools.partial(matrix_product, right.T, left)
+    if left.dtype != torch.float32:  # some processors have no units for the others
+        ways["float32"] = functools.partial(torch.mm, left.float(), right.float())
     times = in_turn(ways, 9)
     return ways[min(times, key=times.__getitem__)]
 

@@ -19,8 +19,8 @@ from dlrm.ops.library import instruction_set
 NATIVE, TORCH, AUTO = "native", "torch", "auto"
 PRODUCTS = (NATIVE, TORCH)
 
-# By the best of the processor's units. AVX512-BF16 is measured (benchmarks/RESULTS.md); `--tune`
-# measures the others. The native operator does not use AMX; oneDNN does, for bfloat16.
+# By the best of the processor's units. AVX512-BF16 and AVX2 are measured (benchmarks/RESULTS.md);
+# `--tune` measures the others. The native operator does not use AMX; oneDNN does, for bfloat16.
 _TABLE = {
     "amx_bf16": {"float32": NATIVE, "bfloat16": TORCH},
     "avx512_bf16": {"float32": NATIVE, "bfloat16": NATIVE},
