@@ -62,9 +62,8 @@ def joint_embedding_gradient(
         rows = torch.ops.dlrm.joint_embedding_rows.default(ids, table_offsets)
     else:
         rows = (ids + table_offsets[:-1]).reshape(1, -1)
-    return torch.sparse_coo_tensor(
-        rows, grad.reshape(-1, shape[1]), shape, check_invariants=False, is_coalesced=False
-    )
+    values = grad.contiguous().view(-1, shape[1])  # torch cannot add strided ones in half precision
+    return torch.sparse_coo_tensor(rows, values, shape, check_invariants=False, is_coalesced=False)
 
 
 def joint_embedding_reference(

@@ -423,6 +423,21 @@ def test_hooks_of_tables_are_called(tables, of):
         assert torch.equal(grad, expected[name]), name
 
 
+@pytest.mark.parametrize("by_autograd", [False, True])
+def test_micro_batches_of_one_table_and_numerical_vectors_train_in_bfloat16(by_autograd):
+    parts = {"numerical_embedding": "piecewise", "bottom_mlp_sizes": (8,), "top_mlp_sizes": (16, 1)}
+    subject = Recommendation(DLRMConfig((50,), 4, 8, **parts), dtype=torch.bfloat16)
+    subject.optimizers(OptimizerConfig())  # the gradients of rows stay in half precision
+    if by_autograd:
+        subject.model.output.weight.register_hook(lambda grad: None)
+    given = batch()
+    given = given._replace(categorical=given.categorical[:, :1])
+    subject.accumulate(subject.split(given, 3), LossScaler(), lambda: None)
+    grad = subject.model.embeddings.weight.grad
+    assert grad._values().shape == (BATCH, 8)
+    assert grad.dtype == torch.bfloat16
+
+
 def test_frozen_tables_have_no_gradient():
     subject = task(wide=True)
     subject.model.embeddings.weight.requires_grad = False
