@@ -37,8 +37,8 @@ struct InteractionInputs {
     DLRM_CHECK(dense_.device() == embeddings_.device(),
                "dot_interaction: dense and embeddings are on different devices");
     sizes = {embeddings_.size(0), embeddings_.size(1), embeddings_.size(2)};
-    dense = torch::stable::contiguous(dense_);
-    embeddings = torch::stable::contiguous(embeddings_);
+    dense = as_contiguous(dense_);
+    embeddings = as_contiguous(embeddings_);
   }
 
   // Returns the gradient of the output, contiguous.
@@ -47,7 +47,7 @@ struct InteractionInputs {
                    grad.scalar_type() == dense.scalar_type(),
                "dot_interaction_backward: expected grad [", sizes.batch, ", ", sizes.width(), "] ",
                dtype_of(dense), ", got ", shape_of(grad), " ", dtype_of(grad));
-    return torch::stable::contiguous(grad);
+    return as_contiguous(grad);
   }
 };
 

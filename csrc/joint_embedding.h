@@ -39,9 +39,9 @@ struct JointEmbeddingInputs {
     tables = ids_.size(1);
     dim = weight_.size(1);
     total_rows = weight_.size(0);
-    weight = torch::stable::contiguous(weight_);
-    ids = torch::stable::contiguous(ids_);
-    table_offsets = torch::stable::contiguous(table_offsets_);
+    weight = as_contiguous(weight_);
+    ids = as_contiguous(ids_);
+    table_offsets = as_contiguous(table_offsets_);
   }
 };
 

@@ -24,7 +24,7 @@ struct BagLengths {
     batch = lengths_.size(0);
     tables = lengths_.size(1);
     bags = batch * tables;
-    lengths = torch::stable::contiguous(lengths_);
+    lengths = as_contiguous(lengths_);
   }
 };
 
@@ -52,12 +52,12 @@ struct BagInputs : BagLengths {
                  kBagName, ": expected sample_weights [", total, "] Float, got ",
                  shape_of(*sample_weights_), " ", dtype_of(*sample_weights_));
       one_device = one_device && ids_.device() == sample_weights_->device();
-      sample_weights = torch::stable::contiguous(*sample_weights_);
+      sample_weights = as_contiguous(*sample_weights_);
     }
     DLRM_CHECK(one_device, kBagName,
                ": ids, lengths, table_offsets and sample_weights are not all on one device");
-    ids = torch::stable::contiguous(ids_);
-    table_offsets = torch::stable::contiguous(table_offsets_);
+    ids = as_contiguous(ids_);
+    table_offsets = as_contiguous(table_offsets_);
   }
 };
 
@@ -67,7 +67,7 @@ inline Tensor checked_bag_weight(const Tensor& weight, const Tensor& lengths) {
              " ", dtype_of(weight));
   DLRM_CHECK(weight.device() == lengths.device(), kBagName,
              ": weight and lengths are not on one device");
-  return torch::stable::contiguous(weight);
+  return as_contiguous(weight);
 }
 
 inline Tensor checked_bag_grad(const Tensor& grad, const BagLengths& bags) {
@@ -77,7 +77,7 @@ inline Tensor checked_bag_grad(const Tensor& grad, const BagLengths& bags) {
              ", dim > 0] of Float, BFloat16 or Half, got ", shape_of(grad), " ", dtype_of(grad));
   DLRM_CHECK(grad.device() == bags.lengths.device(), kBagName,
              ": grad and lengths are not on one device");
-  return torch::stable::contiguous(grad);
+  return as_contiguous(grad);
 }
 
 }  // namespace dlrm

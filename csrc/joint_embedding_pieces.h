@@ -48,7 +48,7 @@ struct Pieces {
                " ", dtype_of(pieces));
     batch = ids_.size(0);
     columns = ids_.size(1);
-    ids = torch::stable::contiguous(ids_);
+    ids = as_contiguous(ids_);
     const auto* data = reinterpret_cast<const Piece*>(pieces.const_data_ptr<int64_t>());
     all.assign(data, data + pieces.size(0));
     const auto weights = static_cast<int64_t>(dims.size());

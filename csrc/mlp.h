@@ -22,7 +22,7 @@ struct MlpInputs {
                "mlp: expected a bias for every weight, got ", weights_.size(), " weights, ",
                biases_.size(), " biases");
     batch = inputs_.size(0);
-    inputs = torch::stable::contiguous(inputs_);
+    inputs = as_contiguous(inputs_);
     parameters = weights_[0].scalar_type();
     int64_t width = inputs_.size(1);
     for (size_t layer = 0; layer < weights_.size(); ++layer) {
@@ -39,8 +39,8 @@ struct MlpInputs {
                  "the other layers', got weight ", dtype_of(weight), " and bias ", dtype_of(bias));
       DLRM_CHECK(weight.device() == inputs_.device() && bias.device() == inputs_.device(),
                  "mlp: layer ", layer, ": weight and bias are on another device than the inputs");
-      weights.push_back(torch::stable::contiguous(weight));
-      biases.push_back(torch::stable::contiguous(bias));
+      weights.push_back(as_contiguous(weight));
+      biases.push_back(as_contiguous(bias));
       width = weight.size(0);
     }
   }
@@ -51,7 +51,7 @@ struct LogitLayer {
   Tensor weight, bias;  // [1, inputs] and [1] of Float, contiguous
 
   LogitLayer(const Tensor& weight_, const Tensor& bias_, int64_t inputs)
-      : weight(torch::stable::contiguous(weight_)), bias(torch::stable::contiguous(bias_)) {
+      : weight(as_contiguous(weight_)), bias(as_contiguous(bias_)) {
     DLRM_CHECK(weight.dim() == 2 && weight.size(0) == 1 && weight.size(1) == inputs &&
                    bias.numel() == 1 && weight.scalar_type() == ScalarType::Float &&
                    bias.scalar_type() == ScalarType::Float && weight.is_cpu() && bias.is_cpu(),

@@ -20,7 +20,7 @@ struct Bins {
         " ", dtype_of(edges_));
     fields = edges_.size(0);
     bins = edges_.size(1) - 1;
-    edges = torch::stable::contiguous(edges_);
+    edges = as_contiguous(edges_);
   }
 
   Tensor checked_numerical(const Tensor& numerical) const {
@@ -29,7 +29,7 @@ struct Bins {
             numerical.scalar_type() == ScalarType::Float && numerical.device() == edges.device(),
         kPiecewiseName, ": expected numerical [batch, ", fields, "] Float on the device of edges ",
         shape_of(edges), ", got ", shape_of(numerical), " ", dtype_of(numerical));
-    return torch::stable::contiguous(numerical);
+    return as_contiguous(numerical);
   }
 };
 
@@ -53,7 +53,7 @@ inline Tensor checked_piecewise_grad(const Bins& bins, const Tensor& numerical,
                  grad.device() == numerical.device(),
              kPiecewiseName, ": expected grad [", numerical.size(0), ", ", bins.fields,
              ", dim > 0] Float, got ", shape_of(grad), " ", dtype_of(grad));
-  return torch::stable::contiguous(grad);
+  return as_contiguous(grad);
 }
 
 }  // namespace dlrm

@@ -25,8 +25,8 @@ struct ReluBiasBackwardInputs {
                "relu_bias_backward: grad and output are on different devices");
     batch = grad_.size(0);
     width = grad_.size(1);
-    grad = torch::stable::contiguous(grad_);
-    output = torch::stable::contiguous(output_);
+    grad = as_contiguous(grad_);
+    output = as_contiguous(output_);
   }
 };
 

@@ -23,7 +23,7 @@ struct RowDecayInputs {
   RowDecayInputs(const char* name_, const Tensor& weight, const std::optional<Tensor>& low,
                  const Tensor& done, const Tensor& steps_, ScalarType dtype, int64_t columns,
                  const std::optional<Tensor>& rows_)
-      : name(name_), steps(torch::stable::contiguous(steps_)) {
+      : name(name_), steps(as_contiguous(steps_)) {
     DLRM_CHECK(
         weight.dim() == 2 && weight.size(1) > 0 &&
             weight.scalar_type() == (low ? ScalarType::BFloat16 : ScalarType::Float) &&
@@ -47,7 +47,7 @@ struct RowDecayInputs {
     if (!rows_) return;
     DLRM_CHECK(rows_->dim() == 1 && rows_->scalar_type() == ScalarType::Long && rows_->is_cpu(),
                name, ": expected rows [count] Long, got ", shape_of(*rows_), " ", dtype_of(*rows_));
-    rows = torch::stable::contiguous(*rows_);
+    rows = as_contiguous(*rows_);
     count = rows->size(0);
   }
 

@@ -60,8 +60,8 @@ struct RowUpdateInputs {
                    64,
                name, ": ", count, " gradients of ", total_rows,
                " rows are more than 64 bits can number");
-    rows = torch::stable::contiguous(rows_);
-    grad = torch::stable::contiguous(grad_);
+    rows = as_contiguous(rows_);
+    grad = as_contiguous(grad_);
     if (table_sizes_) {
       table_sizes = *table_sizes_;
       check_tables();

@@ -85,13 +85,15 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       "mlp_backward(Tensor grad, Tensor output, Tensor kept, Tensor[] weights,"
       " Tensor? logit_weight, Tensor? logit_bias, ScalarType dtype, bool needs_inputs,"
       " bool needs_parameters) -> Tensor[]");
-  // Bottom MLP, dot interaction, top MLP and logit; the embeddings' dtype is computed in.
+  // Bottom MLP, dot interaction, top MLP and logit; the embeddings' dtype is computed in. With ids
+  // the embeddings are those of joint_embedding, and `embeddings` is its weight.
   // `network_gradients` returns the logistic loss of logits + added_logits and its gradients: of
   // these logits, the embeddings, and the parameters of both MLPs as mlp_backward.
   m.def(
       "network(Tensor numerical, Tensor embeddings, Tensor[] bottom_weights,"
       " Tensor[] bottom_biases, Tensor[] top_weights, Tensor[] top_biases, Tensor logit_weight,"
-      " Tensor logit_bias) -> Tensor");
+      " Tensor logit_bias, Tensor? ids=None, Tensor? table_offsets=None, ScalarType? dtype=None)"
+      " -> Tensor");
   m.def(
       "network_gradients(Tensor numerical, Tensor embeddings, Tensor[] bottom_weights,"
       " Tensor[] bottom_biases, Tensor[] top_weights, Tensor[] top_biases, Tensor logit_weight,"

@@ -8,10 +8,14 @@
 #include <torch/headeronly/util/Exception.h>
 #include <torch/headeronly/util/Half.h>
 
+#include <algorithm>
 #include <cstdint>
+#include <initializer_list>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace dlrm {
 
@@ -47,6 +51,31 @@ inline std::string shape_of(const Tensor& tensor) {
   }
   text << (tensor.dim() == 0 ? "[]" : "]");
   return text.str();
+}
+
+// torch's own functions find their operator by name at every call, which takes 1 us.
+inline Tensor as_contiguous(const Tensor& tensor) {
+  return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor);
+}
+
+// A contiguous tensor without values on the device of another, by default of its dtype.
+inline Tensor allocate(const Tensor& like, std::initializer_list<int64_t> sizes,
+                       std::optional<ScalarType> dtype = std::nullopt) {
+  std::vector<int64_t> strides(sizes.size());
+  int64_t stride = 1;
+  for (size_t i = sizes.size(); i-- > 0;) {
+    strides[i] = stride;
+    stride *= std::max<int64_t>(1, sizes.begin()[i]);
+  }
+  const ScalarType type = dtype.value_or(like.scalar_type());
+  int32_t device = 0;
+  AtenTensorHandle made;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+      sizes.size(), sizes.begin(), strides.data(),
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device,
+      like.get_device_index(), &made));
+  return Tensor(made);
 }
 
 inline const char* dtype_of(const Tensor& tensor) {

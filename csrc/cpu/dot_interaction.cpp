@@ -28,7 +28,7 @@ bool streams(const InteractionSizes& sizes, const scalar_t* output) {
 Tensor dot_interaction(const Tensor& dense, const Tensor& embeddings) {
   const InteractionInputs inputs(dense, embeddings);
   const InteractionSizes& sizes = inputs.sizes;
-  Tensor output = torch::stable::new_empty(inputs.dense, {sizes.batch, sizes.width()});
+  Tensor output = allocate(inputs.dense, {sizes.batch, sizes.width()});
   dispatch_floating(dense.scalar_type(), [&]<typename scalar_t>() {
     const auto* dense_data = inputs.dense.const_data_ptr<scalar_t>();
     const auto* embeddings_data = inputs.embeddings.const_data_ptr<scalar_t>();
@@ -48,9 +48,8 @@ std::tuple<Tensor, Tensor> dot_interaction_backward(const Tensor& grad, const Te
   const InteractionInputs inputs(dense, embeddings);
   const InteractionSizes& sizes = inputs.sizes;
   const Tensor checked_grad = inputs.checked_grad(grad);
-  Tensor grad_dense = torch::stable::new_empty(inputs.dense, {sizes.batch, sizes.dim});
-  Tensor grad_embeddings =
-      torch::stable::new_empty(inputs.dense, {sizes.batch, sizes.tables, sizes.dim});
+  Tensor grad_dense = allocate(inputs.dense, {sizes.batch, sizes.dim});
+  Tensor grad_embeddings = allocate(inputs.dense, {sizes.batch, sizes.tables, sizes.dim});
   dispatch_floating(dense.scalar_type(), [&]<typename scalar_t>() {
     const auto* grad_data = checked_grad.const_data_ptr<scalar_t>();
     const auto* dense_data = inputs.dense.const_data_ptr<scalar_t>();

@@ -4,6 +4,7 @@
 
 #include "first_bad.h"
 #include "isa.h"
+#include "network.h"
 
 #define DLRM_KERNELS "joint_embedding_kernels.h"
 #include "for_each_isa.h"
@@ -13,14 +14,15 @@ namespace {
 
 constexpr int64_t kElementsPerTask = 32768;
 
+}  // namespace
+
 Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& table_offsets,
                        std::optional<ScalarType> dtype) {
   const JointEmbeddingInputs inputs(weight, ids, table_offsets, dtype);
   const int64_t batch = inputs.batch, tables = inputs.tables, dim = inputs.dim;
   const int64_t* offsets = inputs.table_offsets.const_data_ptr<int64_t>();
   check_table_offsets("joint_embedding", offsets, tables, inputs.total_rows);
-  Tensor output =
-      torch::stable::new_empty(inputs.weight, {batch, tables, dim}, inputs.output_dtype);
+  Tensor output = allocate(inputs.weight, {batch, tables, dim}, inputs.output_dtype);
   FirstBad bad;
   dispatch_floating(inputs.weight.scalar_type(), [&]<typename weight_t>() {
     dispatch_floating(inputs.output_dtype, [&]<typename output_t>() {
@@ -52,10 +54,12 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
   return output;
 }
 
+namespace {
+
 // The rows of the weight that ids look up, [1, batch * tables].
 Tensor joint_embedding_rows(const Tensor& ids_, const Tensor& table_offsets_) {
-  const Tensor ids = torch::stable::contiguous(ids_);
-  const Tensor table_offsets = torch::stable::contiguous(table_offsets_);
+  const Tensor ids = as_contiguous(ids_);
+  const Tensor table_offsets = as_contiguous(table_offsets_);
   DLRM_CHECK(ids.dim() == 2 && is_id(ids.scalar_type()) &&
                  table_offsets.scalar_type() == ScalarType::Long &&
                  table_offsets.numel() == ids.size(1) + 1,
@@ -63,7 +67,7 @@ Tensor joint_embedding_rows(const Tensor& ids_, const Tensor& table_offsets_) {
              "Long, got ", shape_of(ids), " ", dtype_of(ids), " and ", shape_of(table_offsets), " ",
              dtype_of(table_offsets));
   const int64_t batch = ids.size(0), tables = ids.size(1);
-  Tensor rows = torch::stable::new_empty(ids, {1, batch * tables}, ScalarType::Long);
+  Tensor rows = allocate(ids, {1, batch * tables}, ScalarType::Long);
   const int64_t* offsets = table_offsets.const_data_ptr<int64_t>();
   auto* row = rows.mutable_data_ptr<int64_t>();
   dispatch_id(ids.scalar_type(), [&]<typename id_t>() {

@@ -27,8 +27,7 @@ int64_t bags_per_task(const BagLengths& bags, int64_t dim) {
 // Sums the lengths of each task, then the tasks, then writes where each bag begins: two passes over
 // the lengths. Returns [bags + 1] int64.
 Tensor offsets_of(const BagLengths& bags) {
-  Tensor offsets =
-      torch::stable::new_empty(bags.lengths, {bags.bags + 1}, std::optional(ScalarType::Long));
+  Tensor offsets = allocate(bags.lengths, {bags.bags + 1}, ScalarType::Long);
   int64_t* offsets_data = offsets.mutable_data_ptr<int64_t>();
   const int64_t tasks = (bags.bags + kLengthsPerTask - 1) / kLengthsPerTask;
   std::vector<int64_t> first(tasks + 1);
@@ -90,7 +89,7 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
   check_table_offsets(kBagName, table_offsets, tables, weight.size(0));
   const Tensor offsets = offsets_of(inputs);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
-  Tensor output = torch::stable::new_empty(weight, {inputs.batch, tables, dim}, output_dtype);
+  Tensor output = allocate(weight, {inputs.batch, tables, dim}, output_dtype);
   FirstBad bad;
   dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {
     dispatch_floating(output_dtype, [&]<typename output_t>() {
@@ -134,9 +133,8 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
   const int64_t* table_offsets = inputs.table_offsets.const_data_ptr<int64_t>();
   const Tensor offsets = offsets_of(inputs);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
-  Tensor rows =
-      torch::stable::new_empty(inputs.ids, {inputs.total}, std::optional(ScalarType::Long));
-  Tensor values = torch::stable::new_empty(grad, {inputs.total, dim});
+  Tensor rows = allocate(inputs.ids, {inputs.total}, ScalarType::Long);
+  Tensor values = allocate(grad, {inputs.total, dim});
   int64_t* rows_data = rows.mutable_data_ptr<int64_t>();
   dispatch_id(inputs.ids.scalar_type(), [&]<typename id_t>() {
     const auto* ids_data = inputs.ids.const_data_ptr<id_t>();
@@ -175,11 +173,11 @@ Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Te
   const int64_t dim = weight.size(1);
   DLRM_CHECK(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables,
              ", ", dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
-  const Tensor rows = torch::stable::contiguous(rows_);
+  const Tensor rows = as_contiguous(rows_);
   const int64_t* rows_data = rows.const_data_ptr<int64_t>();
   const Tensor offsets = offsets_of(bags);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
-  Tensor output = torch::stable::new_empty(weight, {bags.total}, std::optional(ScalarType::Float));
+  Tensor output = allocate(weight, {bags.total}, ScalarType::Float);
   float* output_data = output.mutable_data_ptr<float>();
   FirstBad bad;
   dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {

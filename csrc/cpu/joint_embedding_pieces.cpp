@@ -33,7 +33,7 @@ Tensor joint_embedding_pieces(std::vector<Tensor> weights, const Tensor& ids, co
                    weight.scalar_type() == weight_dtype && weight.is_cpu(),
                kPiecesName, ": expected weights [rows, dim > 0] of one floating dtype, got ",
                shape_of(weight), " ", dtype_of(weight));
-    weight = torch::stable::contiguous(weight);
+    weight = as_contiguous(weight);
     dims.push_back(weight.size(1));
   }
   const Pieces pieces(pieces_, ids, dims);
@@ -46,7 +46,7 @@ Tensor joint_embedding_pieces(std::vector<Tensor> weights, const Tensor& ids, co
              ": expected dtype Float, BFloat16 or Half, got ",
              torch::headeronly::toString(output_dtype));
   const int64_t count = static_cast<int64_t>(pieces.all.size()), width = pieces.width;
-  Tensor output = torch::stable::new_empty(weights[0], {pieces.batch, width}, output_dtype);
+  Tensor output = allocate(weights[0], {pieces.batch, width}, output_dtype);
   FirstBad bad;
   dispatch_floating(weight_dtype, [&]<typename weight_t>() {
     dispatch_floating(output_dtype, [&]<typename output_t>() {
@@ -114,7 +114,7 @@ std::vector<Tensor> joint_embedding_pieces_backward(const Tensor& grad_, const T
                  is_floating(grad_.scalar_type()) && grad_.is_cpu(),
              kPiecesName, ": expected grad [", pieces.batch, ", ", pieces.width,
              "] of Float, BFloat16 or Half, got ", shape_of(grad_), " ", dtype_of(grad_));
-  const Tensor grad = torch::stable::contiguous(grad_);
+  const Tensor grad = as_contiguous(grad_);
   const int64_t samples_of_task = samples_per_task(pieces);
   const int64_t tasks = (pieces.batch + samples_of_task - 1) / samples_of_task;
   std::vector<Tensor> found;
@@ -126,8 +126,8 @@ std::vector<Tensor> joint_embedding_pieces_backward(const Tensor& grad_, const T
       for (size_t w = 0; w < dims.size(); ++w) {
         const int64_t first = pieces.begin[w], count = pieces.begin[w + 1] - first;
         const auto begins = rows_of_tasks(pieces, ids_data, w, samples_of_task, tasks);
-        Tensor rows = torch::stable::new_empty(grad, {begins[tasks]}, ScalarType::Long);
-        Tensor values = torch::stable::new_empty(grad, {begins[tasks], dims[w]});
+        Tensor rows = allocate(grad, {begins[tasks]}, ScalarType::Long);
+        Tensor values = allocate(grad, {begins[tasks], dims[w]});
         auto* rows_data = rows.mutable_data_ptr<int64_t>();
         auto* values_data = values.mutable_data_ptr<scalar_t>();
         torch::stable::parallel_for(0, count > 0 ? tasks : 0, 1, [&](int64_t begin, int64_t end) {

@@ -24,11 +24,11 @@ std::tuple<Tensor, Tensor> logistic_loss(const Tensor& logits_, const Tensor& la
                  labels_.scalar_type() == ScalarType::Float && labels_.is_cpu(),
              "logistic_loss: expected logits and labels [batch] Float, got ", shape_of(logits_),
              " ", dtype_of(logits_), " and ", shape_of(labels_), " ", dtype_of(labels_));
-  const Tensor logits = torch::stable::contiguous(logits_);
-  const Tensor labels = torch::stable::contiguous(labels_);
+  const Tensor logits = as_contiguous(logits_);
+  const Tensor labels = as_contiguous(labels_);
   const int64_t count = logits.size(0);
-  Tensor grad = torch::stable::new_empty(logits, {count});
-  Tensor loss = torch::stable::new_empty(logits, {});
+  Tensor grad = allocate(logits, {count});
+  Tensor loss = allocate(logits, {});
   const auto* x = logits.const_data_ptr<float>();
   const auto* y = labels.const_data_ptr<float>();
   auto* out = grad.mutable_data_ptr<float>();

@@ -30,7 +30,7 @@ class Units {
   }
   int64_t size() const { return size_; }
   Tensor allocate(const Tensor& like) const {
-    return torch::stable::new_empty(like, {size_}, ScalarType::Float);
+    return dlrm::allocate(like, {size_}, ScalarType::Float);
   }
 
  private:
@@ -173,18 +173,20 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
                                std::optional<Tensor> logit_bias, bool keeps) {
   const MlpInputs inputs(inputs_, weights_, biases_);
   const int64_t outputs = inputs.weights.back().size(0);
-  Tensor output = torch::stable::new_empty(inputs.inputs, {inputs.batch, outputs});
+  Tensor output;
   std::optional<LogitLayer> logit;
   if (logit_weight && logit_bias) {
     logit.emplace(*logit_weight, *logit_bias, outputs);
-    output = torch::stable::new_empty(inputs.inputs, {inputs.batch}, ScalarType::Float);
+    output = allocate(inputs.inputs, {inputs.batch}, ScalarType::Float);
+  } else {
+    output = allocate(inputs.inputs, {inputs.batch, outputs});
   }
   Tensor kept;
   dispatch_computed(inputs.inputs.scalar_type(), [&]<typename scalar_t>() {
     void* output_data = logit ? static_cast<void*>(output.mutable_data_ptr<float>())
                               : output.mutable_data_ptr<scalar_t>();
     if (!keeps && inputs.batch <= kFewRows) {
-      kept = torch::stable::new_empty(inputs.inputs, {0}, ScalarType::Float);
+      kept = allocate(inputs.inputs, {0}, ScalarType::Float);
       inputs.parameters == ScalarType::Float
           ? run_few_rows<scalar_t, float>(inputs, logit, output_data)
           : run_few_rows<scalar_t, BFloat16>(inputs, logit, output_data);
@@ -193,7 +195,7 @@ std::tuple<Tensor, Tensor> mlp(const Tensor& inputs_, std::vector<Tensor> weight
     MlpSizes<scalar_t> sizes(inputs.batch, inputs.weights);
     const Kept<scalar_t> places(sizes, logit.has_value());
     kept = keeps ? places.units.allocate(inputs.inputs)
-                 : torch::stable::new_empty(inputs.inputs, {0}, ScalarType::Float);
+                 : allocate(inputs.inputs, {0}, ScalarType::Float);
     if (keeps) places.place(sizes, kept.mutable_data_ptr<float>());
     Units units;
     std::vector<int64_t> packed, starts;
@@ -273,8 +275,8 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
                                  std::vector<Tensor> weights, std::optional<Tensor> logit_weight,
                                  std::optional<Tensor> logit_bias, ScalarType dtype,
                                  bool needs_inputs, bool needs_parameters) {
-  const Tensor grad = torch::stable::contiguous(grad_);
-  const Tensor output = torch::stable::contiguous(output_);
+  const Tensor grad = as_contiguous(grad_);
+  const Tensor output = as_contiguous(output_);
   DLRM_CHECK(!weights.empty() && grad.scalar_type() == output.scalar_type() &&
                  shape_of(grad) == shape_of(output),
              "mlp_backward: expected grad as the output ", shape_of(output), " ", dtype_of(output),
@@ -284,8 +286,7 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
   if (logit_weight && logit_bias) {
     logit.emplace(*logit_weight, *logit_bias, weights.back().size(0));
   }
-  std::vector<Tensor> found{
-      torch::stable::new_empty(output, {needs_inputs ? batch : 0, width}, dtype)};
+  std::vector<Tensor> found{allocate(output, {needs_inputs ? batch : 0, width}, dtype)};
   dispatch_computed(dtype, [&]<typename scalar_t>() {
     MlpSizes<scalar_t> sizes(batch, weights);
     const Kept<scalar_t> places(sizes, logit.has_value());
@@ -327,10 +328,10 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
     if (!needs_parameters) return;
     const size_t count = weights.size();
     for (const Tensor& weight : weights) {
-      found.push_back(torch::stable::new_empty(weight, {weight.size(0), weight.size(1)}));
+      found.push_back(allocate(weight, {weight.size(0), weight.size(1)}));
     }
     for (const Tensor& weight : weights) {
-      found.push_back(torch::stable::new_empty(weight, {weight.size(0)}));
+      found.push_back(allocate(weight, {weight.size(0)}));
     }
     std::vector<Tensor> of_weights(found.begin() + 1, found.begin() + 1 + count);
     const auto gradients = [&]<typename weight_t>() {
@@ -345,8 +346,8 @@ std::vector<Tensor> mlp_backward(const Tensor& grad_, const Tensor& output_, con
                                                   : gradients.template operator()<BFloat16>();
     if (logit) {
       const int64_t outputs = weights.back().size(0);
-      found.push_back(torch::stable::new_empty(logit->weight, {1, outputs}));
-      found.push_back(torch::stable::new_empty(logit->weight, {1}));
+      found.push_back(allocate(logit->weight, {1, outputs}));
+      found.push_back(allocate(logit->weight, {1}));
       add_runs(last.grad_weight, stride_of_last, runs,
                found[1 + 2 * count].mutable_data_ptr<float>(), outputs);
       add_runs(last.grad_bias, 1, runs, found[2 + 2 * count].mutable_data_ptr<float>(), 1);

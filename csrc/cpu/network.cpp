@@ -21,9 +21,9 @@ Tensor cast(const Tensor& numerical, ScalarType dtype) {
   DLRM_CHECK(numerical.dim() == 2 && is_floating(numerical.scalar_type()),
              "network: expected numerical [batch, fields] of Float, BFloat16 or Half, got ",
              shape_of(numerical), " ", dtype_of(numerical));
-  const Tensor values = torch::stable::contiguous(numerical);
+  const Tensor values = as_contiguous(numerical);
   if (values.scalar_type() == dtype) return values;
-  Tensor result = torch::stable::new_empty(values, {values.size(0), values.size(1)}, dtype);
+  Tensor result = allocate(values, {values.size(0), values.size(1)}, dtype);
   dispatch_floating(values.scalar_type(), [&]<typename from_t>() {
     dispatch_floating(dtype, [&]<typename to_t>() {
       DLRM_KERNEL(cast_values<from_t, to_t>)(values.const_data_ptr<from_t>(),
@@ -33,10 +33,15 @@ Tensor cast(const Tensor& numerical, ScalarType dtype) {
   return result;
 }
 
-Tensor network(const Tensor& numerical, const Tensor& embeddings,
+Tensor network(const Tensor& numerical, const Tensor& embeddings_,
                std::vector<Tensor> bottom_weights, std::vector<Tensor> bottom_biases,
                std::vector<Tensor> top_weights, std::vector<Tensor> top_biases,
-               const Tensor& logit_weight, const Tensor& logit_bias) {
+               const Tensor& logit_weight, const Tensor& logit_bias, std::optional<Tensor> ids,
+               std::optional<Tensor> table_offsets, std::optional<ScalarType> dtype) {
+  DLRM_CHECK(ids.has_value() == table_offsets.has_value(),
+             "network: expected ids and table_offsets, or neither");
+  const Tensor embeddings =
+      ids ? joint_embedding(embeddings_, *ids, *table_offsets, dtype) : embeddings_;
   const auto [dense, no_kept] = mlp(cast(numerical, embeddings.scalar_type()), bottom_weights,
                                     bottom_biases, std::nullopt, std::nullopt, false);
   const auto [logits, none] = mlp(dot_interaction(dense, embeddings), top_weights, top_biases,
@@ -50,8 +55,8 @@ Tensor sum_of(const Tensor& logits, const Tensor& added_) {
                  added_.scalar_type() == ScalarType::Float && added_.is_cpu(),
              "network_gradients: expected added logits ", shape_of(logits),
              " Float on the CPU, got ", shape_of(added_), " ", dtype_of(added_));
-  const Tensor added = torch::stable::contiguous(added_);
-  Tensor sum = torch::stable::new_empty(logits, {logits.size(0)});
+  const Tensor added = as_contiguous(added_);
+  Tensor sum = allocate(logits, {logits.size(0)});
   std::transform(logits.const_data_ptr<float>(), logits.const_data_ptr<float>() + logits.numel(),
                  added.const_data_ptr<float>(), sum.mutable_data_ptr<float>(), std::plus<>());
   return sum;

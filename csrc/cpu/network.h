@@ -1,4 +1,4 @@
-// Operators that others call: the parts of a network from its numerical fields to its logits.
+// Operators that others call: the parts of a network from its fields to its logits.
 #pragma once
 
 #include <optional>
@@ -8,6 +8,9 @@
 #include "../tensors.h"
 
 namespace dlrm {
+
+Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& table_offsets,
+                       std::optional<ScalarType> dtype);
 
 Tensor dot_interaction(const Tensor& dense, const Tensor& embeddings);
 

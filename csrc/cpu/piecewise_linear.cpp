@@ -54,10 +54,10 @@ Tensor piecewise_linear(const Tensor& numerical_, const Tensor& edges, const Ten
   const Bins bins(edges);
   const Tensor numerical = bins.checked_numerical(numerical_);
   check_piecewise_weights(bins, weight_, bias_);
-  const Tensor weight = torch::stable::contiguous(weight_);
-  const Tensor bias = torch::stable::contiguous(bias_);
+  const Tensor weight = as_contiguous(weight_);
+  const Tensor bias = as_contiguous(bias_);
   const int64_t batch = numerical.size(0), dim = weight.size(2);
-  Tensor output = torch::stable::new_empty(weight, {batch, bins.fields, dim});
+  Tensor output = allocate(weight, {batch, bins.fields, dim});
   const float* edges_data = bins.edges.const_data_ptr<float>();
   const float* numerical_data = numerical.const_data_ptr<float>();
   const float* weight_data = weight.const_data_ptr<float>();
@@ -81,8 +81,8 @@ std::tuple<Tensor, Tensor> piecewise_linear_backward(const Tensor& grad_, const 
   const Tensor numerical = bins.checked_numerical(numerical_);
   const Tensor grad = checked_piecewise_grad(bins, numerical, grad_);
   const int64_t batch = numerical.size(0), dim = grad.size(2);
-  Tensor grad_weight = torch::stable::new_empty(grad, {bins.fields, bins.bins, dim});
-  Tensor grad_bias = torch::stable::new_empty(grad, {bins.fields, dim});
+  Tensor grad_weight = allocate(grad, {bins.fields, bins.bins, dim});
+  Tensor grad_bias = allocate(grad, {bins.fields, dim});
   const float* edges_data = bins.edges.const_data_ptr<float>();
   const float* numerical_data = numerical.const_data_ptr<float>();
   const float* grad_data = grad.const_data_ptr<float>();

@@ -19,8 +19,8 @@ constexpr int64_t kRowsOfASum = 256;
 std::tuple<Tensor, Tensor> relu_bias_backward(const Tensor& grad, const Tensor& output) {
   const ReluBiasBackwardInputs inputs(grad, output);
   const int64_t batch = inputs.batch, width = inputs.width;
-  Tensor grad_input = torch::stable::new_empty(inputs.grad, {batch, width});
-  Tensor grad_bias = torch::stable::new_empty(inputs.grad, {width}, ScalarType::Float);
+  Tensor grad_input = allocate(inputs.grad, {batch, width});
+  Tensor grad_bias = allocate(inputs.grad, {width}, ScalarType::Float);
   float* bias_data = grad_bias.mutable_data_ptr<float>();
   const int64_t num_sums = (batch + kRowsOfASum - 1) / kRowsOfASum;
   const Scratch<float> sums(num_sums * width);

@@ -268,7 +268,7 @@ Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Te
   const int64_t dim = weight.size(1);
   DLRM_CHECK(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables,
              ", ", dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
-  const Tensor rows = torch::stable::contiguous(rows_);
+  const Tensor rows = as_contiguous(rows_);
   const Launcher launch(kBagName, weight);
   const Errors errors(launch, kJointEmbeddingBag);
   const Tensor ends = ends_of(launch, bags, errors);

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -151,7 +151,7 @@ class DLRM(nn.Module):
             with torch.no_grad():
                 first[:, width - padding : width] = 0  # these inputs are always zero
         score = Score(self.interact, self.top_mlp, self.output, self.cross, self.adapters)
-        self._unchanged: NetworkParameters | None = None
+        self._unchanged: _Unchanged | None = None
         self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
         if self.numerical_embedding is not None:
             self._parts.append(self.numerical_embedding)
@@ -190,8 +190,15 @@ class DLRM(nn.Module):
         # With gradients the parts run one by one, each with an autograd node of its own.
         as_one = None
         if not torch.is_grad_enabled():
-            kept = self._unchanged is not None and not self.training and is_native_on_cpu(numerical)
-            as_one = self._unchanged if kept else self._parameters_of_one_call(numerical.device)
+            kept = self._unchanged
+            if kept is not None and not self.training and is_native_on_cpu(numerical, categorical):
+                as_one, tables = kept
+                if tables is not None and lengths is None and received is None:
+                    weight, offsets = tables
+                    rows = ops.Rows(weight, self._hashed(categorical, None), offsets, self.dtype)
+                    return ops.network(numerical.float(), rows, *as_one)
+            else:
+                as_one = self._parameters_of_one_call(numerical.device)
         if received is None:
             graph = as_one is None
             received = self.look_up(categorical, lengths, samples_by_rank, id_weights, graph=graph)
@@ -418,18 +425,40 @@ class DLRM(nn.Module):
     def weights_unchanged(self) -> Iterator[None]:
         """Does the work that depends only on MLP weights once for all passes of the block.
 
-        The block must not change weights, layers or hooks of MLPs and interaction.
+        The block must not change weights, layers or hooks.
         """
         with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
-            if not self.training:
-                self._unchanged = self._parameters_of_one_call(self.table_rows.device)
+            parameters = self._parameters_of_one_call(self.table_rows.device)
+            if parameters is not None and not self.training:
+                self._unchanged = _Unchanged(parameters, self._tables_alone())
             try:
                 yield
             finally:
                 self._unchanged = None
 
+    def _tables_alone(self) -> tuple[Tensor, Tensor] | None:
+        """Returns the tables' weight and offsets if their rows are all that the network takes."""
+        tables = self.embeddings
+        if self.wide is not None or self.numerical_embedding is not None:
+            return None
+        if not isinstance(tables, JointEmbedding) or not tables.is_operator():
+            return None
+        return tables.weight, tables.table_offsets
+
 
 NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]
+
+
+class _Unchanged(NamedTuple):
+    """What a block of `weights_unchanged` keeps.
+
+    Attributes:
+        parameters: those of `ops.network`.
+        tables: weight and offsets of the tables that it can look up itself.
+    """
+
+    parameters: NetworkParameters
+    tables: tuple[Tensor, Tensor] | None
 
 
 def _listed_tensors(parameters: NetworkParameters) -> list[Tensor]:

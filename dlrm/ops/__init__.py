@@ -40,7 +40,7 @@ from dlrm.ops.mlp import (
     relu_bias_backward_reference,
     rounded_parameters,
 )
-from dlrm.ops.network import network, network_gradients, network_gradients_reference
+from dlrm.ops.network import Rows, network, network_gradients, network_gradients_reference
 from dlrm.ops.piecewise_linear import (
     edges_up_to,
     piecewise_linear,
@@ -71,6 +71,7 @@ from dlrm.ops.row_update import (
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
+    "Rows",
     "POOLINGS",
     "PRODUCTS",
     "bags_of_ids",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dlrm.ops.dot_interaction import dot_interaction
+from dlrm.ops.joint_embedding import joint_embedding
 from dlrm.ops.library import below_autograd, native_available
 from dlrm.ops.logistic_loss import logistic_loss
 from dlrm.ops.mlp import mlp, mlp_logits, multiplies_natively
@@ -17,21 +18,31 @@ from dlrm.ops.mlp import mlp, mlp_logits, multiplies_natively
 Layers = tuple[Sequence[Tensor], Sequence[Tensor]]
 
 
+class Rows(NamedTuple):
+    """Rows of tables that `network` looks up: the arguments of `joint_embedding`."""
+
+    weight: Tensor
+    ids: Tensor
+    table_offsets: Tensor
+    dtype: torch.dtype
+
+
 def network(
     numerical: Tensor,
-    embeddings: Tensor,
+    embeddings: Tensor | Rows,
     bottom: Layers,
     top: Layers,
     logit: tuple[Tensor, Tensor],
 ) -> Tensor:
     """Returns the logits of a DLRM, `[batch]` float32, from its numerical fields and embeddings.
 
-    They have the bits of `mlp`, `dot_interaction` and `mlp_logits` one after the other. These run
-    where there is no native operator, and where a gradient is wanted.
+    They have the bits of `joint_embedding`, `mlp`, `dot_interaction` and `mlp_logits` one after the
+    other. These run where there is no native operator, and where a gradient is wanted.
 
     Args:
         numerical: `[batch, fields]`, float32, bfloat16 or float16; rounded as the embeddings are.
-        embeddings: one row of each table, `[batch, tables, dim]`, of the dtype to compute in.
+        embeddings: one row of each table, `[batch, tables, dim]`, of the dtype to compute in; or
+            the rows to look up.
         bottom: weights and biases of the bottom MLP, see `mlp`; its output is `[batch, dim]`.
         top: weights and biases of the top MLP, whose input is the output of `dot_interaction`.
         logit: weight and bias of the last layer, see `mlp_logits`.
@@ -39,10 +50,13 @@ def network(
     Raises:
         RuntimeError: shapes or dtypes do not fit together; the message names the part and both.
     """
-    if torch.is_grad_enabled() or not _is_native(embeddings, bottom, top):
+    first, *look_up = embeddings if isinstance(embeddings, Rows) else (embeddings,)
+    if torch.is_grad_enabled() or not _is_native(first.device, embeddings.dtype, bottom, top):
+        if isinstance(embeddings, Rows):
+            embeddings = joint_embedding(*embeddings[:3], dtype=embeddings.dtype)
         dense = mlp(numerical.to(embeddings.dtype), *bottom)
         return mlp_logits(dot_interaction(dense, embeddings), *top, *logit)
-    return torch.ops.dlrm.network.default(numerical, embeddings, *bottom, *top, *logit)
+    return torch.ops.dlrm.network.default(numerical, first, *bottom, *top, *logit, *look_up)
 
 
 class Gradients(NamedTuple):
@@ -85,7 +99,7 @@ def network_gradients(
         RuntimeError: see `network`.
     """
     arguments = numerical, embeddings, bottom, top, logit, labels, divisor, added_logits
-    if not _is_native(embeddings, bottom, top):
+    if not _is_native(embeddings.device, embeddings.dtype, bottom, top):
         return network_gradients_reference(*arguments)
     loss, of_added, of_embeddings, *of_parameters = below_autograd(
         torch.ops.dlrm.network_gradients.default,
@@ -125,10 +139,9 @@ def network_gradients_reference(
     return Gradients(loss.detach(), of_added, of_embeddings, of_parameters)
 
 
-def _is_native(embeddings: Tensor, *parts: Layers) -> bool:
+def _is_native(device: torch.device, dtype: torch.dtype, *parts: Layers) -> bool:
     return all(
-        weights and multiplies_natively(embeddings.device, embeddings.dtype, weights[0].dtype)
-        for weights, _ in parts
+        weights and multiplies_natively(device, dtype, weights[0].dtype) for weights, _ in parts
     )
 
 

@@ -280,20 +280,42 @@ def test_impossible_architectures_are_refused(changes, message):
 
 
 @torch.no_grad()
-def test_a_block_of_unchanged_weights_scores_alike_and_ends():
-    config = DLRMConfig((9, 5), 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1), wide=True)
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"wide": True},
+        {"hash_indices": True},
+        {"numerical_embedding": "bins"},
+        {"embedding_type": "joint"},
+    ],
+)
+def test_a_block_of_unchanged_weights_scores_alike_and_ends(changes):
+    config = DLRMConfig((9, 5), 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1), **changes)
     model, called = DLRM(config).eval(), []
     given = torch.rand(3, 4), torch.tensor([[0, 1], [8, 4], [3, 3]])
+    if config.hash_indices:
+        given[1][1, 0] = 35
     expected = model(*given)
     with model.weights_unchanged():
         assert torch.equal(model(*given), expected)
     model.output.weight.zero_()
     model.output.bias.fill_(0.5)
     assert torch.equal(model(*given), torch.full((3,), 0.5))
-    model.top_mlp[0].register_forward_hook(lambda *given: called.append(1))
+    for layer in (model.top_mlp[0], model.embeddings):
+        layer.register_forward_hook(lambda *given: called.append(given[0]))
     with model.weights_unchanged():
         model(*given)
-    assert called == [1]
+    assert called == [model.embeddings, model.top_mlp[0]]
+
+
+@torch.no_grad()
+def test_a_bad_id_is_named_in_a_block_of_unchanged_weights():
+    model = DLRM(DLRMConfig((9, 5), 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1))).eval()
+    bad = torch.tensor([[0, 1], [8, 5]])
+    message = "id 5 of table 1 in batch row 1: expected 0 <= id < 5"
+    with model.weights_unchanged(), pytest.raises(RuntimeError, match=message):
+        model(torch.rand(2, 4), bad)
 
 
 @torch.no_grad()

@@ -78,6 +78,40 @@ def test_logits_have_the_bits_of_the_parts(shape, dtype, of_fields):
     assert torch.equal(found, expected)
 
 
+def rows_of(shape, weight_dtype=torch.float32, dtype=torch.float32, id_dtype=torch.int64):
+    """Returns rows of tables for a shape's embeddings, and the embeddings."""
+    batch, _, tables, (*_, dim), _ = shape
+    random = torch.Generator().manual_seed(1)
+    sizes = [3 + table for table in range(tables)]
+    weight = torch.randn(sum(sizes), dim, generator=random).to(weight_dtype)
+    ids = [torch.randint(size, (batch,), generator=random) for size in sizes]
+    rows = torch.stack(ids, 1).to(id_dtype)
+    offsets = torch.tensor([0, *sizes]).cumsum(0)
+    found = torch.nn.functional.embedding(rows.long() + offsets[:-1], weight)
+    return ops.Rows(weight, rows, offsets, dtype), found.to(dtype)
+
+
+@pytest.mark.parametrize("weight_dtype", DTYPES)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
+def test_rows_are_looked_up_in_the_same_call(shape, weight_dtype, dtype, id_dtype):
+    (numerical, _, *parameters), _, _ = arguments(shape, dtype)
+    rows, embeddings = rows_of(shape, weight_dtype, dtype, id_dtype)
+    with torch.no_grad():
+        found = ops.network(numerical, rows, *parameters)
+        assert torch.equal(found, ops.network(numerical, embeddings, *parameters))
+    assert torch.equal(ops.network(numerical, rows, *parameters), found)  # by the parts
+
+
+def test_a_bad_id_of_rows_is_named():
+    (numerical, _, *parameters), _, _ = arguments(SHAPES[1])
+    rows, _ = rows_of(SHAPES[1])
+    rows.ids[2, 1] = 4
+    with torch.no_grad(), pytest.raises(RuntimeError, match="id 4 of table 1 in batch row 2"):
+        ops.network(numerical, rows, *parameters)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
@@ -190,5 +224,8 @@ def test_opcheck(dtype):
     given = numerical, embeddings, *bottom, *top, *logit
     tests = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.dlrm.network.default, given, test_utils=tests)
+    rows, _ = rows_of(SHAPES[1], dtype, dtype)
+    with_rows = numerical, rows.weight, *given[2:], rows.ids, rows.table_offsets, dtype
+    torch.library.opcheck(torch.ops.dlrm.network.default, with_rows, test_utils=tests)
     more = (*given, added, labels, 2.0)
     torch.library.opcheck(torch.ops.dlrm.network_gradients.default, more, test_utils=tests)

@@ -107,12 +107,15 @@ class JointEmbedding(_Tables):
         rows = ids + self.table_offsets[:-1]
         return nn.functional.embedding(rows, self.weight, sparse=True).to(dtype)
 
+    def is_operator(self) -> bool:
+        """Returns whether a call is `ops.joint_embedding` and nothing else."""
+        replaced = getattr(self.forward, "__func__", None) is not _FORWARD
+        return self.native and not replaced and not has_hooks(self)
+
     def look_up(self, ids: Tensor, dtype: torch.dtype) -> "LookUp | None":
         """Does the same as a call, but for the graph; None if autograd or a hook is needed."""
         weight = self.weight
-        if not self.native or has_hooks(self) or is_hooked(weight):
-            return None
-        if getattr(self.forward, "__func__", None) is not _FORWARD:
+        if not self.is_operator() or is_hooked(weight):
             return None
         if weight.requires_grad and weight.grad_dtype not in (None, dtype):
             return None
