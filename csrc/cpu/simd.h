@@ -173,9 +173,10 @@ DLRM_INLINE void copy_elements(const from_t* from, to_t* to, int64_t size) {
   }
 }
 
-// Prefetches every cache line of a run of bytes. The address need not be valid.
+// Prefetches every cache line of a run of bytes into the second-level cache, which waits for more
+// lines at once than the first. The address need not be valid.
 DLRM_INLINE void prefetch_bytes(uintptr_t begin, int64_t bytes) {
   for (int64_t byte = 0; byte < bytes; byte += 64) {
-    __builtin_prefetch(reinterpret_cast<const void*>(begin + byte));
+    __builtin_prefetch(reinterpret_cast<const void*>(begin + byte), 0, 2);
   }
 }
