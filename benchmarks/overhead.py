@@ -138,6 +138,7 @@ def dlrm(half: bool, recorder: Nothing | None = None) -> Callable[[int], float]:
         config=TrainConfig(print_freq=10**9),
         scaler=LossScaler(torch.tensor(128.0) if half else None),
         recorder=recorder,
+        accumulate=task.accumulate,
     )
     trainer.log.line = lambda text: None  # type: ignore[method-assign]
     batch = Batch(torch.rand(4, 13), torch.zeros(4, 26, dtype=torch.int32), torch.zeros(4))
