@@ -68,12 +68,12 @@ inline Tensor allocate(const Tensor& like, std::initializer_list<int64_t> sizes,
     stride *= std::max<int64_t>(1, sizes.begin()[i]);
   }
   const ScalarType type = dtype.value_or(like.scalar_type());
-  int32_t device = 0;
+  int32_t device_type;
   AtenTensorHandle made;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device));
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
+  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
       sizes.size(), sizes.begin(), strides.data(),
-      torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device,
+      torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type,
       like.get_device_index(), &made));
   return Tensor(made);
 }
