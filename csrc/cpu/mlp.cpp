@@ -119,7 +119,7 @@ void pack(const MlpSizes<scalar_t>& sizes, bool for_gradient) {
   });
 }
 
-constexpr int64_t kWeightsPerTask = 1 << 17;  // of a few rows
+constexpr int64_t kWeightsPerTask = 1 << 18;  // of a few rows
 constexpr int64_t kMostLanes = 16;
 
 // The output of a few rows: that of the last layer, or the logits.

@@ -1,6 +1,9 @@
 // An MLP of a few rows, whose weights are not packed, for one instruction set; part of
 // mlp_kernels.h.
 
+// Each row of weights is read on its own, and there are more of them than the processor follows.
+constexpr int64_t kWeightsAheadBytes = 256;
+
 // kVectors vectors of outputs from `output` on. One vector's sums wait for each other, so two take
 // hardly longer than one.
 template <typename scalar_t, typename weight_t, int kRows, int kVectors>
@@ -35,6 +38,7 @@ DLRM_INLINE void few_outputs_of(const MlpLayer& layer, const Stored<scalar_t>* v
       for (int r = 0; r < kLanes; ++r) {
         const int64_t row = output + v * kLanes + r;
         const weight_t* from = weight + row * layer.inputs + unit * kPer;
+        prefetch_bytes(reinterpret_cast<uintptr_t>(from) + kWeightsAheadBytes, 1);
         weights[r] = load_as_units<scalar_t>(from, kLanes * kPer);
       }
       transpose(weights);
