@@ -71,10 +71,12 @@ inline Tensor allocate(const Tensor& like, std::initializer_list<int64_t> sizes,
   int32_t device_type;
   AtenTensorHandle made;
   TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(like.get(), &device_type));
-  TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(
+  const auto error = aoti_torch_empty_strided(
       sizes.size(), sizes.begin(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type,
-      like.get_device_index(), &made));
+      like.get_device_index(), &made);
+  DLRM_CHECK(error == TORCH_SUCCESS, "no memory for ", stride, " values of ",
+             torch::headeronly::toString(type));
   return Tensor(made);
 }
 

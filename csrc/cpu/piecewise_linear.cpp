@@ -48,7 +48,9 @@ struct BinsOfField {
 namespace dlrm {
 namespace {
 
-// A task owns a field, so that sums have one order at any thread count.
+constexpr int64_t kElementsPerTask = 32768;
+
+// A task owns fields, so that sums have one order at any thread count.
 Tensor piecewise_linear(const Tensor& numerical_, const Tensor& edges, const Tensor& weight_,
                         const Tensor& bias_) {
   const Bins bins(edges);
@@ -64,7 +66,8 @@ Tensor piecewise_linear(const Tensor& numerical_, const Tensor& edges, const Ten
   const float* bias_data = bias.const_data_ptr<float>();
   float* output_data = output.mutable_data_ptr<float>();
   const auto kernel = DLRM_KERNEL(piecewise_field);
-  torch::stable::parallel_for(0, bins.fields, 1, [&](int64_t begin, int64_t end) {
+  const int64_t grain = kElementsPerTask / std::max<int64_t>(1, (bins.bins + batch) * dim) + 1;
+  torch::stable::parallel_for(0, bins.fields, grain, [&](int64_t begin, int64_t end) {
     const Scratch<float> starts(bins.bins * dim);
     for (int64_t f = begin; f < end; ++f) {
       const BinsOfField field{edges_data + f * (bins.bins + 1), bins.bins};

@@ -157,6 +157,10 @@ class DLRM(nn.Module):
             self._parts.append(self.numerical_embedding)
         self.to(world.device)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what a block of `weights_unchanged` keeps: a copy outlives the block."""
+        return {**self.__dict__, "_unchanged": None}
+
     def forward(
         self,
         numerical: Tensor,
@@ -384,6 +388,8 @@ class DLRM(nn.Module):
         if not self.config.hash_indices or self.store is not None:
             return categorical
         rows = self.table_rows
+        if lengths is None and categorical.shape[1:] != rows.shape:
+            raise RuntimeError(f"expected ids [batch, {len(rows)}], got {[*categorical.shape]}")
         if lengths is not None:
             rows = rows.expand(lengths.shape).flatten()[ops.bags_of_ids(categorical, lengths)]
         return categorical.remainder(rows)

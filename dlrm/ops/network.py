@@ -51,7 +51,10 @@ def network(
         RuntimeError: shapes or dtypes do not fit together; the message names the part and both.
     """
     first, *look_up = embeddings if isinstance(embeddings, Rows) else (embeddings,)
-    if torch.is_grad_enabled() or not _is_native(first.device, embeddings.dtype, bottom, top):
+    native = _is_native(first.device, embeddings.dtype, bottom, top)
+    if isinstance(embeddings, Rows):
+        native = native and embeddings.ids.is_cpu and embeddings.table_offsets.is_cpu
+    if torch.is_grad_enabled() or not native:
         if isinstance(embeddings, Rows):
             embeddings = joint_embedding(*embeddings[:3], dtype=embeddings.dtype)
         dense = mlp(numerical.to(embeddings.dtype), *bottom)

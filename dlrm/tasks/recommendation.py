@@ -214,7 +214,8 @@ class Recommendation:
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
-        return self.model(batch.numerical, batch.categorical, received=self._received(batch))
+        received = self._received(batch) if self._ahead else None
+        return self.model(batch.numerical, *_looked_up(batch), received)
 
     def _received(self, batch: Batch, graph: bool = True) -> list[Callable[[], Tensor]]:
         """Returns the look-up of a batch, made ahead or now; see `DLRM.look_up`."""

@@ -1,5 +1,6 @@
 """DLRM matches a transcription of the paper (Naumov et al., 2019) that shares no code with it."""
 
+import copy
 import dataclasses
 
 import pytest
@@ -316,6 +317,30 @@ def test_a_bad_id_is_named_in_a_block_of_unchanged_weights():
     message = "id 5 of table 1 in batch row 1: expected 0 <= id < 5"
     with model.weights_unchanged(), pytest.raises(RuntimeError, match=message):
         model(torch.rand(2, 4), bad)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("products", ["native", "torch"])
+def test_a_copy_made_in_a_block_of_unchanged_weights_is_as_any(products):
+    config = DLRMConfig((9, 5), 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1))
+    model, called = DLRM(config, dtype=torch.bfloat16).eval(), []
+    model.products = products
+    given = torch.rand(3, 4), torch.tensor([[0, 1], [8, 4], [3, 3]])
+    with model.weights_unchanged():
+        copied = copy.deepcopy(model)
+    for parameter in [*model.parameters(), *copied.parameters()]:
+        parameter.mul_(3)
+    assert torch.equal(copied(*given), model(*given))
+    copied.top_mlp[0].register_forward_hook(lambda *given: called.append(1))
+    copied(*given)
+    assert called == [1]
+
+
+@torch.no_grad()
+def test_hashed_ids_of_other_columns_are_refused():
+    config = DLRMConfig((9, 5), 4, 8, (8,), (16, 1), hash_indices=True)
+    with pytest.raises(RuntimeError, match=r"expected ids \[batch, 2\], got \[3, 1\]"):
+        DLRM(config)(torch.rand(3, 4), torch.zeros(3, 1, dtype=torch.int64))
 
 
 @torch.no_grad()

@@ -112,6 +112,22 @@ def test_a_bad_id_of_rows_is_named():
         ops.network(numerical, rows, *parameters)
 
 
+@pytest.mark.parametrize("name", ["ids", "table_offsets"])
+def test_rows_of_another_device_are_named(name):
+    (numerical, _, *parameters), _, _ = arguments(SHAPES[1])
+    rows, _ = rows_of(SHAPES[1])
+    rows = rows._replace(**{name: getattr(rows, name).to("meta")})
+    with torch.no_grad(), pytest.raises(RuntimeError, match=f"one device.*{name} on meta"):
+        ops.network(numerical, rows, *parameters)
+
+
+def test_missing_memory_is_reported_with_its_size():
+    batch = 1 << 42  # without fields, the inputs take no memory
+    inputs = torch.zeros(batch, 0)
+    with torch.no_grad(), pytest.raises(RuntimeError, match=f"no memory for {batch * 8} values"):
+        ops.mlp(inputs, [torch.zeros(8, 0)], [torch.zeros(8)])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)

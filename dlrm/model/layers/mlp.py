@@ -87,6 +87,10 @@ class MLP(nn.Sequential):
         sizes += [linear.out_features for linear in linears]
         self.products = ops.choose_products(dtype, sizes)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out what a block of `keep_rounded` keeps: a copy outlives the block."""
+        return {**self.__dict__, "_kept": ()}
+
     def forward(self, inputs: Tensor) -> Tensor:
         """Returns `[batch, outputs]` of the last layer, in `dtype`, from `[batch, inputs]`."""
         parameters = self._parameters_of_ops()
