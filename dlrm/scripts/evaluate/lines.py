@@ -45,7 +45,7 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
         sample = f"{facts['importance_rows']:,} of {facts['rows']:,} rows"
         lines += [
             "",
-            f"importance ({sample}): what is lost when a field's values are dealt to other rows",
+            f"importance ({sample}): what is lost when a field's values are shuffled among rows",
         ]
         lines += aligned(heads, rows)
     return lines + [""] * bool(facts["notes"]) + facts["notes"]

@@ -197,7 +197,7 @@ def _importance(found: list[dict[str, Any]], rows_scored: int) -> list[str]:
     return [
         "<h2>Importance of fields</h2>",
         _note(
-            "What the model loses when the values of a field are dealt to other rows, measured on "
+            "What the model loses when the values of a field are shuffled among rows, measured on "
             f"{rows_scored:,} rows."
         ),
         side_bars(
