@@ -75,7 +75,7 @@ inline Tensor allocate(const Tensor& like, std::initializer_list<int64_t> sizes,
       sizes.size(), sizes.begin(), strides.data(),
       torch::stable::detail::to<int32_t>(torch::stable::detail::from(type)), device_type,
       like.get_device_index(), &made);
-  DLRM_CHECK(error == TORCH_SUCCESS, "no memory for ", stride, " values of ",
+  DLRM_CHECK(error == AOTI_TORCH_SUCCESS, "no memory for ", stride, " values of ",
              torch::headeronly::toString(type));
   return Tensor(made);
 }

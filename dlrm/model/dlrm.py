@@ -456,7 +456,7 @@ NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]
 
 
 class _Unchanged(NamedTuple):
-    """What a block of `weights_unchanged` keeps.
+    """Kept in a block of `weights_unchanged`.
 
     Attributes:
         parameters: those of `ops.network`.
