@@ -111,11 +111,11 @@ class Oracle:
     def _asked(self, file_splits):
         """Returns the splits that must not be empty."""
         asked, division = {"train", *file_splits}, self.division
-        if division.get("test_fraction") or division.get("test_from"):
+        if any(division.get(way) for way in ("test_fraction", "test_from", "split_column")):
             asked.add("test")
         if division.get("validation_fraction") or division.get("validation_from"):
             asked.add("validation")
-        return asked | (set(SPLITS) if division.get("split_column") else set())
+        return asked
 
     def _is_positive(self, row):
         text = text_of(row[self.label["column"]])
@@ -166,7 +166,7 @@ class Oracle:
 
     def _write(self, file_splits):
         seed = self.division.get("seed", 0)
-        names = self._asked(file_splits) | {"train", "test"}
+        names = {"train", "test", *self._asked(file_splits), *filter(None, self.splits)}
         columns = self._columns()
         for name in names:
             chosen = [i for i, split in enumerate(self.splits) if split == name]

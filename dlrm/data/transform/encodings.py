@@ -11,6 +11,7 @@ the row's own label does not affect it. Missing values are one value, and a valu
 rows has n = 0.
 """
 
+import math
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -209,7 +210,9 @@ class Cells(NamedTuple):
         values, by_fold = np.empty((len(cells), len(encodings))), None
         for i, encoding in enumerate(encodings):
             if encoding.kind == COUNT:
-                values[:, i] = np.log1p(whole[:, 0].astype(np.float64))
+                # numpy's logarithm has other last bits on some processors.
+                counts, places = np.unique(whole[:, 0], return_inverse=True)
+                values[:, i] = np.array([math.log1p(count) for count in counts])[places]
                 continue
             values[:, i] = self.target_of(whole, total, encoding.smoothing)
             others = whole[:, None] - cells, total - all_cells[0]

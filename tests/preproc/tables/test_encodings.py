@@ -1,6 +1,7 @@
 """Encodings never leak a row's own label and give a row the same numbers everywhere."""
 
 import json
+import math
 import re
 import shutil
 
@@ -125,7 +126,7 @@ def test_numbers_are_those_of_the_definition(dataset):
     prior = sum(clicks) / len(clicks)
     for place, shop in enumerate(["s7", None, "unseen"]):
         own = [click for click, one in zip(clicks, shops, strict=True) if one == shop]
-        assert found[0][place] == np.log1p(len(own))
+        assert found[0][place] == math.log1p(len(own))
         assert found[1][place] == (sum(own) + 2 * prior) / (len(own) + 2)
 
 
@@ -136,7 +137,7 @@ def test_weights_weigh_targets_and_not_counts(tmp_path):
     values = TableTransform.load(made.path / "transform").encoded[0].values
     prior, strength = 1.5 / 6, 2 * 6 / 4
     shares = [(p + strength * prior) / (w + strength) for p, w in ((0, 0), (0.5, 2), (1, 4))]
-    expected = {(np.log1p(n), share) for n, share in zip((0, 2, 2), shares, strict=True)}
+    expected = {(math.log1p(n), share) for n, share in zip((0, 2, 2), shares, strict=True)}
     assert set(map(tuple, values[:3].tolist())) == expected
     heavy = rows.set_column(2, "w", [[1.0, 2.0**31, 1.0, 1.0]])
     with pytest.raises(ValueError, match="row 1, column w: expected a weight below 2147483648"):

@@ -198,21 +198,14 @@ def divisions(draw, columns):
     seed = {"seed": draw(st.sampled_from([0, 1, 2**63, -5]))}
     if draw(st.booleans()):
         seed["keep_negatives"] = draw(st.sampled_from([0.5, 0.9]))
-    ways = [
-        "chance",
-        "files",
-        "column",
-        "key",
-        "chance",
-        "none",
-        *(["time"] if "time" in columns else []),
-    ]
+    # Booleans in number columns are 0 and 1 as text, but true and false in Parquet.
+    away = ["time"] + [name for name, (kind, _) in columns.items() if pa.types.is_nested(kind)]
+    keys = sorted(n for n, (kind, _) in columns.items() if n not in away and kind != pa.bool_())
+    ways = ["chance", "files", "column", "chance", "none"]
+    ways += (["key"] if keys else []) + (["time"] if "time" in columns else [])
     way = draw(st.sampled_from(ways))
     if way in ("chance", "key"):
         test, validation = draw(st.sampled_from([(0.3, 0.0), (0.3, 0.3), (0.0, 0.5), (0.6, 0.1)]))
-        # Booleans in number columns are 0 and 1 as text, but true and false in Parquet.
-        away = ["time"] + [name for name, (kind, _) in columns.items() if pa.types.is_nested(kind)]
-        keys = sorted(n for n, (kind, _) in columns.items() if n not in away and kind != pa.bool_())
         key = {"split_key": draw(st.sampled_from(keys))} if way == "key" else {}
         return seed | {"test_fraction": test, "validation_fraction": validation} | key
     if way == "column":
