@@ -5,6 +5,7 @@
 // multiplies pairs: rows of values, whose neighbours make pairs for the product with a weight, and
 // pairs of rows, for the product that is a weight's gradient.
 
+#include "transpose.h"
 #include "units.h"
 
 constexpr int64_t kPanelVectors = kLanes == 16 ? 4 : 2;

@@ -119,6 +119,12 @@ DLRM_INLINE Vec load_first(const scalar_t* from, int64_t count) {
 }
 #endif
 
+// The first kLanes of `count` elements, with zeros behind the last.
+template <typename T>
+DLRM_INLINE Vec load_some(const T* from, int64_t count) {
+  return count >= kLanes ? load(from) : count > 0 ? load_first(from, count) : zero();
+}
+
 // Copies `count` < kLanes elements in runs of 8, 4, 2 and 1.
 template <typename scalar_t>
 DLRM_INLINE void copy_first(const scalar_t* from, scalar_t* to, int64_t count) {
@@ -164,6 +170,14 @@ DLRM_INLINE float sum_lanes(Vec v) {
 template <bool kStream = false, typename from_t, typename to_t>
 DLRM_INLINE void copy_elements(const from_t* from, to_t* to, int64_t size) {
   int64_t i = 0;
+  if constexpr (std::is_same_v<from_t, to_t>) {
+    constexpr int64_t kWhole = sizeof(Vec) / sizeof(to_t);
+    for (; i + kWhole <= size; i += kWhole) {
+      Vec v;
+      std::memcpy(&v, from + i, sizeof v);
+      store_bytes<kStream>(to + i, v);
+    }
+  }
   for (; i + kLanes <= size; i += kLanes) store<kStream>(to + i, load(from + i));
   if (i == size) return;
   if constexpr (std::is_same_v<from_t, to_t>) {

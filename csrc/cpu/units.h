@@ -34,3 +34,11 @@ DLRM_INLINE Vec multiply_add(Vec a, Vec b, Vec acc) {
 #endif
   return acc + a * b;
 }
+
+DLRM_INLINE Halves round_to_bfloat16(Vec v) {
+#if DLRM_BF16_DOT
+  return (Halves)_mm512_cvtneps_pbh((__m512)v);
+#else
+  return to_bfloat16(v);
+#endif
+}
