@@ -7,7 +7,7 @@
 #include "transpose.h"
 #include "units.h"
 
-// Vectors of at most so many units are narrow.
+// Vectors of at most so many units are narrow; four lanes are too few to gain from that.
 constexpr int64_t kNarrowUnits = kLanes >= 8 ? 16 : 0;
 
 // Vectors of one tile: as many accumulators as the registers hold.
@@ -69,7 +69,7 @@ DLRM_INLINE Vec load_some_units(const scalar_t* from, int64_t count) {
   return load_some(from, count);
 }
 
-// Rounds to the dtype of the target as the products of its pairs do.
+// Stores a vector, rounded by the processor's own instruction if it has one.
 template <bool kStream = false, typename scalar_t>
 DLRM_INLINE void put(scalar_t* to, Vec v) {
   if constexpr (std::is_same_v<scalar_t, BFloat16>) {
@@ -286,7 +286,7 @@ void forward_samples(const InteractionSizes& sizes, const scalar_t* dense,
   }
 }
 
-constexpr int64_t kGradientRows = 6;  // of a tile; its gradients' vectors
+constexpr int64_t kGradientRows = 6;  // of a tile: the gradients of so many vectors
 
 // The gradient of vector i is the sum over j of s[i][j] * vector j, where s is the symmetric matrix
 // of the dots' gradients; vector 0 has the output's first `dim` gradients besides. Those are packed

@@ -11,6 +11,8 @@ SHAPES = [  # batch, tables, dim
     (33, 26, 128),  # the Criteo model, and a batch that is no multiple of a task
     (2, 5, 19),  # nothing divides anything
     (7, 12, 16),
+    (3, 33, 16),  # narrow vectors, three registers of columns
+    (2, 16, 31),  # narrow in bfloat16 alone, with half a unit at the end
     (3, 0, 5),  # no tables: nothing to multiply
     (0, 26, 128),
     (2, 40, 300),
@@ -114,14 +116,28 @@ def test_any_shape_matches_reference(batch, tables, dim, dtype):
             assert_as_close_as_reference(actual, reference, exact)
 
 
+@pytest.mark.parametrize("dim", [16, 128])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_threads_do_not_change_a_bit(dtype, threads):
-    args = inputs((301, 26, 128), "cpu", dtype, requires_grad=True)
+def test_threads_do_not_change_a_bit(dtype, dim, threads):
+    args = inputs((301, 26, dim), "cpu", dtype, requires_grad=True)
     threads(1)
     alone = outputs_and_gradients(ops.dot_interaction, args)
     threads(2)
     for one, two in zip(alone, outputs_and_gradients(ops.dot_interaction, args), strict=True):
         assert torch.equal(one, two)
+
+
+@pytest.mark.parametrize("dim", [16, 128])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_sample_has_the_same_bits_alone_and_beside_nan(dtype, dim, instruction_set):
+    args = inputs((5, 26, dim), "cpu", dtype)
+    alone = outputs_and_gradients(ops.dot_interaction, [x[2:3].requires_grad_() for x in args])
+    for x in args:
+        x[[1, 3]] = torch.nan
+    weights = torch.randn(alone[0].shape, generator=torch.Generator().manual_seed(0)).expand(5, -1)
+    beside = outputs_and_gradients(ops.dot_interaction, [x.requires_grad_() for x in args], weights)
+    for one, all_ in zip(alone, beside, strict=True):
+        assert torch.equal(one[0], all_[2])
 
 
 def test_opcheck(device, native):
