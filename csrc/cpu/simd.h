@@ -166,7 +166,7 @@ DLRM_INLINE float sum_lanes(Vec v) {
 #endif
 }
 
-// Copies `size` elements, rounding to the target's dtype.
+// Copies `size` elements, rounding to the target's dtype; those of the same dtype keep their bits.
 template <bool kStream = false, typename from_t, typename to_t>
 DLRM_INLINE void copy_elements(const from_t* from, to_t* to, int64_t size) {
   int64_t i = 0;
@@ -177,13 +177,14 @@ DLRM_INLINE void copy_elements(const from_t* from, to_t* to, int64_t size) {
       std::memcpy(&v, from + i, sizeof v);
       store_bytes<kStream>(to + i, v);
     }
-  }
-  for (; i + kLanes <= size; i += kLanes) store<kStream>(to + i, load(from + i));
-  if (i == size) return;
-  if constexpr (std::is_same_v<from_t, to_t>) {
-    copy_first(from + i, to + i, size - i);
+    if (i + kLanes <= size) {
+      std::memcpy(to + i, from + i, kLanes * sizeof(to_t));
+      i += kLanes;
+    }
+    if (i < size) copy_first(from + i, to + i, size - i);
   } else {
-    store_first(to + i, load_first(from + i, size - i), size - i);
+    for (; i + kLanes <= size; i += kLanes) store<kStream>(to + i, load(from + i));
+    if (i < size) store_first(to + i, load_first(from + i, size - i), size - i);
   }
 }
 

@@ -211,8 +211,8 @@ class Cells(NamedTuple):
         for i, encoding in enumerate(encodings):
             if encoding.kind == COUNT:
                 # numpy's logarithm has other last bits on some processors.
-                counts, places = np.unique(whole[:, 0], return_inverse=True)
-                values[:, i] = np.array([math.log1p(count) for count in counts])[places]
+                distinct, places = np.unique(whole[:, 0], return_inverse=True)
+                values[:, i] = np.array([math.log1p(count) for count in distinct])[places]
                 continue
             values[:, i] = self.target_of(whole, total, encoding.smoothing)
             others = whole[:, None] - cells, total - all_cells[0]
