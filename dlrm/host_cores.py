@@ -1,6 +1,7 @@
 """The processor cores that this process may use, within its affinity and control groups."""
 
 import os
+import time
 from pathlib import Path
 
 from dlrm.host_memory import control_groups, read
@@ -15,6 +16,28 @@ def available_cores() -> tuple[float, str]:
     if quota is not None and quota < cores:
         cores, why = quota, f"control group's limit, of {total}"
     return cores, why
+
+
+def idle_cores(seconds: float = 0.2) -> float | None:
+    """Returns how many of the machine's cores are idle while this process sleeps; None if unknown.
+
+    The load average would count what this process itself did in the last minutes.
+    """
+    before, began = _idle_seconds(), time.perf_counter()
+    if before is None:
+        return None
+    time.sleep(seconds)
+    after = _idle_seconds()
+    return None if after is None else (after - before) / (time.perf_counter() - began)
+
+
+def _idle_seconds() -> float | None:
+    """Returns the idle time of all cores since the machine started."""
+    words = read("/proc/stat").partition("\n")[0].split()
+    if len(words) < 6 or words[0] != "cpu":
+        return None
+    idle, waiting = map(int, words[4:6])
+    return (idle + waiting) / os.sysconf("SC_CLK_TCK")
 
 
 def _control_group_cores() -> float | None:

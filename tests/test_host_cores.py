@@ -45,3 +45,27 @@ def test_the_quota_of_version_2_is_read(text, cores, tmp_path, monkeypatch):
         assert host_cores._control_group_cores() == cores
     elif not os.path.exists("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"):
         assert host_cores._control_group_cores() is None
+
+
+def test_idle_cores_are_those_that_no_process_uses():
+    if host_cores.idle_cores(0) is None:
+        pytest.skip("this machine does not report idle time")
+    assert 0 <= host_cores.idle_cores(0.1) <= (os.cpu_count() or 1) + 0.5
+
+
+@pytest.mark.parametrize(
+    ("texts", "idle"),
+    [
+        (("cpu  5 0 5 100 20 0 0 0", "cpu  9 0 9 130 40 0 0 0"), 0.5),  # ticks of 10 ms
+        (("cpu  5 0 5 100 20 0 0 0", "cpu  9 0 9 100 20 0 0 0"), 0),
+        (("", ""), None),
+        (("cpu 1 2", "cpu 1 2"), None),
+    ],
+)
+def test_idle_time_is_read_before_and_after_a_pause(texts, idle, monkeypatch):
+    reads, clock = iter(texts), iter((0.0, 1.0))
+    monkeypatch.setattr(host_cores, "read", lambda path: next(reads) + "\ncpu0 1 1 1 1 1\n")
+    monkeypatch.setattr(host_cores.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(host_cores.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(host_cores.os, "sysconf", lambda name: 100)
+    assert host_cores.idle_cores() == idle

@@ -90,6 +90,15 @@ def user_table() -> dict[str, dict[str, dict[str, str]]]:
     return table
 
 
+def set_damaged_table_aside() -> Path | None:
+    """Renames the user's table if it cannot be read; returns its new place, or None."""
+    try:
+        user_table()
+    except ValueError:
+        return user_table_path().replace(user_table_path().with_suffix(".json.damaged"))
+    return None
+
+
 def add_to_user_table(dtype: torch.dtype, layers: Sequence[int], products: str) -> None:
     """Enters a choice for this processor; the file is replaced as a whole."""
     table = user_table()

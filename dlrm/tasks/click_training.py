@@ -12,6 +12,7 @@ from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets
 from dlrm.distributed import World, agreed
 from dlrm.distributed.placement import Placement
+from dlrm.host_cores import idle_cores
 from dlrm.host_memory import host_memory, machine
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.tables.placement import AUTO
@@ -30,6 +31,7 @@ from dlrm.train.schedule import ScheduleConfig
 from dlrm.train.task import TrainConfig
 
 OVERLAPS = ("none", "stale")
+_SHORT_STEP = 1e9  # operations: some milliseconds of one core
 
 
 class SplitBatches(NamedTuple):
@@ -132,13 +134,21 @@ class ClickTraining:
             "accumulate": task.accumulate,
         }
 
+    def _is_crowded(self, task: Recommendation) -> bool:
+        """Returns whether steps are so short, and cores so busy, that one thread is no slower."""
+        weights = sum(weight.numel() for weight in task.parameter_groups()["dense"])
+        short = 6 * weights * self.data.batch_size < _SHORT_STEP
+        if not short or task.world.device != "cpu" or torch.get_num_threads() == 1:
+            return False
+        idle = idle_cores() if os.getloadavg()[0] > 1 else None  # it takes a fifth of a second
+        return idle is not None and idle < torch.get_num_threads() - 0.5
+
     def _advice(self, task: Recommendation) -> dict[str, str]:
         """Returns a flag to try for each part of a step, if one is left to try."""
         model, cuda = task.model.config, task.world.device.startswith("cuda")
         half = self.precision.dtype(task.world.device) != torch.float32
         narrow = model.embedding_dtype != "fp32"
         random = self.data.dataset_type == "synthetic_gpu" and not cuda
-        load = os.getloadavg()[0]
         # Eager steps of a GPU may take as long as their launches do, which no part shows.
         recording = ("--cuda_graphs", cuda and task.recorder is None)
         flags = {
@@ -156,10 +166,7 @@ class ClickTraining:
             STORE: [("more --table_memory", True)],
             PRODUCTS: [
                 recording,
-                (
-                    f"OMP_NUM_THREADS=1, since other programs use the cores (load {load:.1f})",
-                    not cuda and torch.get_num_threads() > 1 and load > (os.cpu_count() or 1),
-                ),
+                ("OMP_NUM_THREADS=1, since other programs use the cores", self._is_crowded(task)),
                 ("--amp", not half),
             ],
             LOOKUP: [

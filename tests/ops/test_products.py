@@ -18,6 +18,16 @@ def config(monkeypatch, tmp_path):
     return tmp_path / ".config"
 
 
+@pytest.fixture
+def damaged(config, monkeypatch):
+    """Returns the user's table, damaged, on a processor for which it is read."""
+    monkeypatch.setitem(products._TABLE, "none", {"float32": "native"})
+    path = config / "dlrm" / "products.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    return path
+
+
 def on(units, monkeypatch, flags=()):
     monkeypatch.setattr(products, "instruction_set", lambda: units)
     monkeypatch.setattr(products, "_flags", lambda: set(flags))
@@ -60,6 +70,24 @@ def test_a_damaged_table_is_named(text, config, monkeypatch):
     path.write_text(text)
     with pytest.raises(ValueError, match=r"products\.json: expected processor.*--tune"):
         ops.choose_products(torch.float32, [13, 8])
+
+
+def test_a_damaged_table_is_not_read_where_products_are_given(damaged):
+    network = mlp(13, (8,), 0, "mlp")
+    network.products = "torch"
+    assert network.products == "torch"
+    with pytest.raises(ValueError, match=r"products\.json: expected processor"):
+        mlp(13, (8,), 0, "mlp").products  # noqa: B018
+
+
+def test_tuning_keeps_a_damaged_table_aside_and_writes_another(
+    damaged, native, capsys, monkeypatch
+):
+    assert tune(monkeypatch, "--layers", "6-8", "--batch_size", "9") == 0
+    assert "products.json is damaged: kept as products.json.damaged" in capsys.readouterr().out
+    assert damaged.with_suffix(".json.damaged").read_text() == "{"
+    (of_processor,) = json.loads(damaged.read_text()).values()
+    assert of_processor.keys() == {"float32", "bfloat16"}
 
 
 def test_the_choice_decides_what_runs(native):

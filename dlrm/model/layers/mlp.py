@@ -69,7 +69,8 @@ class MLP(nn.Sequential):
         dropout: share of each ReLU's outputs that training sets to 0; see `ops.dropout`.
 
     Attributes:
-        products: "native" or "torch", see `ops.choose_products`: whose products the CPU uses.
+        products: "native" or "torch": whose products the CPU uses. By default that of
+            `ops.choose_products`, which is asked once, when the answer is needed.
     """
 
     def __init__(
@@ -83,9 +84,9 @@ class MLP(nn.Sequential):
         self.dtype, self.optimized, self.dropout = dtype, optimized, dropout
         self._kept: tuple[Tensor, ...] = ()
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
-        sizes = [linear.in_features for linear in linears[:1]]
-        sizes += [linear.out_features for linear in linears]
-        self.products = ops.choose_products(dtype, sizes)
+        self._sizes = [linear.in_features for linear in linears[:1]]
+        self._sizes += [linear.out_features for linear in linears]
+        self._products: str | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `keep_rounded` keeps: a copy outlives the block."""
@@ -116,6 +117,16 @@ class MLP(nn.Sequential):
         if not self._native or self._drops() or has_hooks(self):
             return None
         return self._parameters_of_ops()
+
+    @property
+    def products(self) -> str:
+        if self._products is None:
+            self._products = ops.choose_products(self.dtype, self._sizes)
+        return self._products
+
+    @products.setter
+    def products(self, products: str) -> None:
+        self._products = products
 
     @property
     def _native(self) -> bool:

@@ -37,10 +37,16 @@ def main() -> int:
         "--layers",
         nargs="+",
         metavar="SIZES",
-        help="with --tune, the MLPs instead of those of the reference models: inputs and outputs "
-        "of the layers, as 368-256-128",
+        help="with --tune, the MLPs to time, instead of those of the reference models: inputs and "
+        "outputs of the hidden layers, such as 368-256-128",
     )
-    parser.add_argument("--batch_size", type=int, default=2048, help="with --tune; default: 2048")
+    parser.add_argument(
+        "--batch_size",
+        type=int,
+        default=2048,
+        metavar="SAMPLES",
+        help="with --tune, the samples of a batch (default: %(default)s)",
+    )
     options = parser.parse_args()
     if options.tune:
         return tune(parser, options.layers, options.batch_size)
@@ -95,12 +101,15 @@ def linear_layers() -> Iterator[Result]:
     import torch
 
     from dlrm import ops
+    from dlrm.ops.products import processor, user_table, user_table_path
 
     names = ("float32", "bfloat16")
     fused = ops.fused_linear_dtypes()
     lacking = [name for name in names if getattr(torch, name) not in fused]
     native = [name for name in names if ops.choose_products(getattr(torch, name)) == "native"]
     value = f"the native operator's in {' and '.join(native)} (--mlp_products auto)"
+    if tuned := user_table().get(processor()):
+        value += f"; {sum(map(len, tuned.values()))} choices in {user_table_path()}"
     if len(native) == len(names):
         yield Result("linear layers", OK, value)
         return

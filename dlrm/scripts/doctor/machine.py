@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from dlrm import environment
-from dlrm.host_cores import available_cores
+from dlrm.host_cores import available_cores, idle_cores
 from dlrm.host_memory import host_memory, read
 from dlrm.scripts.doctor.checks import NOTE, OK, SLOW, Result
 
@@ -20,7 +20,7 @@ def threads() -> Iterator[Result]:
     import torch
 
     cores, why = available_cores()
-    count = torch.get_num_threads()
+    count, idle = torch.get_num_threads(), idle_cores()
     chosen = os.environ.get("OMP_NUM_THREADS")
     value = f"torch uses {count}; {cores:g} cores are available ({why}); OMP_NUM_THREADS "
     value += f"is {chosen}" if chosen else "is not set"
@@ -29,8 +29,9 @@ def threads() -> Iterator[Result]:
     if count > max(cores, 1):
         cost = "threads wait for each other's turn on a core: steps can take many times as long"
         yield Result("threads", SLOW, value, cost, fix)
-    elif count < whole:
-        yield Result("threads", SLOW, value, f"{whole - count} cores stay idle", fix)
+    elif count < whole and (idle is None or idle > count):
+        unused = whole - count
+        yield Result("threads", SLOW, value, f"{unused} core{'s'[: unused - 1]} left unused", fix)
     else:
         yield Result("threads", OK, value)
     spins = os.environ.get("GOMP_SPINCOUNT")
@@ -44,15 +45,15 @@ def threads() -> Iterator[Result]:
             "much time where other programs want the cores",
             "unset DLRM_TUNE",
         )
-    load = os.getloadavg()[0]
-    if load > cores:
+    if idle is not None and idle < min(cores, os.cpu_count() or 1) - 0.5:
+        cost = "training gets a part of the cores only, and figures of benchmarks mean little"
+        small = ". A small model, whose steps take milliseconds, trains no slower on one thread"
         yield Result(
             "load",
             NOTE,
-            f"{load:.1f} threads of this machine want to run on {os.cpu_count()} cores",
-            "training gets a part of the cores only; figures of benchmarks mean little. A small "
-            "model, whose steps take milliseconds, trains no slower on one thread then",
-            "export OMP_NUM_THREADS=1",
+            f"other programs leave {idle:.1f} of {os.cpu_count()} cores idle",
+            cost + (small if count > 1 else ""),
+            "for a small model, export OMP_NUM_THREADS=1" if count > 1 else "",
         )
 
 

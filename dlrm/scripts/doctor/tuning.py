@@ -17,17 +17,20 @@ _ROUNDS, _SECONDS = 9, 0.02  # of a round: calls are repeated to last as long
 def tune(parser: ArgumentParser, layers: Sequence[str] | None, batch_size: int) -> int:
     """Prints a table, and enters its choices in the user's table; returns the exit code."""
     from dlrm.ops import native_available
-    from dlrm.ops.products import add_to_user_table, processor, user_table, user_table_path
+    from dlrm.ops.products import (
+        add_to_user_table,
+        processor,
+        set_damaged_table_aside,
+        user_table_path,
+    )
 
     sizes = [_sizes(parser, text) for text in layers or LAYERS]
     if batch_size < 1:
         parser.error(f"--batch_size {batch_size}: expected 1 or more")
     if not native_available():
         parser.error("--tune: the native operators are not loaded, so there is nothing to choose")
-    try:
-        user_table()
-    except ValueError as error:
-        parser.error(str(error))
+    if damaged := set_damaged_table_aside():
+        print(f"{user_table_path()} is damaged: kept as {damaged.name}, and written anew\n")
     print(f"{processor()}, batch {batch_size}: milliseconds forward and backward, medians\n")
     print(f"{'layers':<24} {'dtype':<9} {'native':>8} {'torch':>8}  faster")
     for own in sizes:

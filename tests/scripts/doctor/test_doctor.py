@@ -177,6 +177,28 @@ def test_more_threads_than_cores_are_slow(monkeypatch):
         assert (found.state, found.fix) == ("slow", "export OMP_NUM_THREADS=1")
 
 
+@pytest.mark.parametrize(
+    ("count", "idle", "states"),
+    [
+        (1, 2.0, {"threads": "slow"}),
+        (1, 0.3, {"threads": "ok", "load": "note"}),
+        (2, 0.3, {"threads": "ok", "load": "note"}),
+        (2, 1.9, {"threads": "ok"}),
+        (2, None, {"threads": "ok"}),
+    ],
+)
+def test_one_thread_is_advised_only_where_others_use_the_cores(count, idle, states, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: count)
+    monkeypatch.setattr(machine_checks, "idle_cores", lambda: idle)
+    monkeypatch.setattr(machine_checks, "available_cores", lambda: (2.0, "all"))
+    monkeypatch.setattr(machine_checks.os, "cpu_count", lambda: 2)
+    found = {one.name: one for one in machine_checks.threads() if one.name != "waiting threads"}
+    assert {name: one.state for name, one in found.items()} == states
+    if "load" in found:
+        assert "leave 0.3 of 2 cores idle" in found["load"].value
+        assert ("OMP_NUM_THREADS=1" in found["load"].fix) == (count == 2)
+
+
 def test_untuned_memory_is_reported_as_slow():
     found, works = results(prepare=FEW_PACKAGES, DLRM_TUNE="0", THP_MEM_ALLOC_ENABLE="0")
     assert works
