@@ -1,7 +1,7 @@
 """Multilayer perceptron: linear layers, each followed by a ReLU."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -69,8 +69,7 @@ class MLP(nn.Sequential):
         dropout: share of each ReLU's outputs that training sets to 0; see `ops.dropout`.
 
     Attributes:
-        products: "native" or "torch": whose products the CPU uses. By default that of
-            `ops.choose_products`, which is asked once, when the answer is needed.
+        products: "native" or "torch", see `ops.choose_products`: whose products the CPU uses.
     """
 
     def __init__(
@@ -87,6 +86,8 @@ class MLP(nn.Sequential):
         self._sizes = [linear.in_features for linear in linears[:1]]
         self._sizes += [linear.out_features for linear in linears]
         self._products: str | None = None
+        with suppress(ValueError):  # a damaged table is an error where its answer is needed
+            self._products = ops.choose_products(dtype, self._sizes)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `keep_rounded` keeps: a copy outlives the block."""
