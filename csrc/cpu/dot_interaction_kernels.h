@@ -104,8 +104,8 @@ DLRM_INLINE void pack_vector(const scalar_t* from, unit_t* to, int64_t dim, int6
   }
 }
 
-// The scratch of forward_samples, in units of 4 bytes: the vectors, those of narrow ones once more
-// by columns, and the dots.
+// The scratch of forward_samples: the vectors, those of narrow ones transposed as well, and the
+// dots. `columns`, `dots` and `floats` are where these begin and end, in units of 4 bytes.
 template <typename scalar_t>
 struct ForwardScratch {
   using unit_t = Unit<scalar_t>;
@@ -179,7 +179,7 @@ void lower_triangle(const unit_t* vectors, int64_t row_units, int64_t num_vector
   }
 }
 
-// kRows rows of dots with the vectors of kVectors vectors of columns.
+// kRows rows of dots, each with kVectors * kLanes vectors, which lie side by side in `columns`.
 template <typename unit_t, int kRows, int kVectors>
 DLRM_INLINE void dots_of_columns(const unit_t* vectors, int64_t row_units, const unit_t* columns,
                                  int64_t stride, int64_t depth, int64_t row, float* dots) {
@@ -199,6 +199,7 @@ DLRM_INLINE void dots_of_columns(const unit_t* vectors, int64_t row_units, const
   }
 }
 
+// Right to left, so that values behind a row's end are overwritten as above.
 template <typename unit_t, int kRows>
 DLRM_INLINE void rows_of_dots(const unit_t* vectors, int64_t row_units, const unit_t* columns,
                               int64_t stride, int64_t depth, int64_t row, float* dots) {
@@ -215,9 +216,8 @@ DLRM_INLINE void rows_of_dots(const unit_t* vectors, int64_t row_units, const un
   }
 }
 
-// The same of narrow vectors, laid out by columns as well: a lane then sums one dot, where sums
-// over lanes would take longer than the products. Values behind a row's end are overwritten as
-// above.
+// The same for narrow vectors, which are transposed first: each lane then sums one dot. Sums over
+// lanes would take longer than the products.
 template <typename scalar_t, typename unit_t>
 void narrow_triangle(const ForwardScratch<scalar_t>& scratch, const unit_t* vectors,
                      int64_t num_vectors, unit_t* columns, float* dots, NextSample next) {

@@ -21,7 +21,7 @@ def config(monkeypatch, tmp_path):
 @pytest.fixture
 def damaged(config, monkeypatch):
     """Returns the user's table, damaged, on a processor for which it is read."""
-    monkeypatch.setitem(products._TABLE, "none", {"float32": "native"})
+    on("avx2", monkeypatch)
     path = config / "dlrm" / "products.json"
     path.parent.mkdir(parents=True)
     path.write_text("{")

@@ -30,8 +30,8 @@ def threads() -> Iterator[Result]:
         cost = "threads wait for each other's turn on a core: steps can take many times as long"
         yield Result("threads", SLOW, value, cost, fix)
     elif count < whole and (idle is None or idle > count):
-        unused = whole - count
-        yield Result("threads", SLOW, value, f"{unused} core{'s'[: unused - 1]} left unused", fix)
+        cores_unused = "1 core is" if whole - count == 1 else f"{whole - count} cores are"
+        yield Result("threads", SLOW, value, f"{cores_unused} left unused", fix)
     else:
         yield Result("threads", OK, value)
     spins = os.environ.get("GOMP_SPINCOUNT")
@@ -45,7 +45,7 @@ def threads() -> Iterator[Result]:
             "much time where other programs want the cores",
             "unset DLRM_TUNE",
         )
-    if idle is not None and idle < min(cores, os.cpu_count() or 1) - 0.5:
+    if idle is not None and idle < cores - 0.5:
         cost = "training gets a part of the cores only, and figures of benchmarks mean little"
         small = ". A small model, whose steps take milliseconds, trains no slower on one thread"
         yield Result(

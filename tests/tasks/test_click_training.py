@@ -1,0 +1,53 @@
+"""The configuration of a training on clicks advises flags that fit the model and the machine."""
+
+import pytest
+import torch
+
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.model.config import DLRMConfig
+from dlrm.step_clock import PRODUCTS
+from dlrm.tasks import click_training
+from dlrm.tasks.click_training import ClickTraining
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.precision import PrecisionConfig
+from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.task import TrainConfig
+
+SIZES = 10, 20
+
+
+def advice_for_products(batch_size):
+    data = DataConfig(
+        dataset_type="synthetic_gpu",
+        synthetic_dataset_table_sizes=SIZES,
+        synthetic_dataset_num_entries=4 * batch_size,
+        batch_size=batch_size,
+        device="cpu",
+    )
+    training = ClickTraining(
+        data, TrainConfig(), ScheduleConfig(), OptimizerConfig(), PrecisionConfig()
+    )
+    config = DLRMConfig(SIZES, embedding_dim=8, bottom_mlp_sizes=(16, 8), top_mlp_sizes=(32, 1))
+    task = Recommendation(config)
+    return training.trainer_arguments(task, open_datasets(data).train)["advice"][PRODUCTS]
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "threads", "idle", "advised"),
+    [
+        (64, 2, 0.2, True),
+        (64, 2, 1.9, False),  # a high load average may be this package's own
+        (64, 2, None, False),
+        (64, 1, 0.2, False),
+        (400_000, 2, 0.2, False),  # long steps gain from all threads
+    ],
+)
+def test_one_thread_is_advised_for_short_steps_on_busy_cores(
+    batch_size, threads, idle, advised, monkeypatch
+):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(click_training, "idle_cores", lambda: idle)
+    monkeypatch.setattr(click_training.os, "getloadavg", lambda: (5.0, 5.0, 5.0))
+    advice = advice_for_products(batch_size)
+    assert ("OMP_NUM_THREADS=1, since other programs use the cores" in advice) == advised
