@@ -469,8 +469,8 @@ def _text_note(summary: Summary) -> str:
 def _unit(summary: Summary) -> str | None:
     """Returns the unit in which integers may count from 1970, or None."""
     numbers = summary.numbers
-    for unit, micros in TIME_UNITS.items():
-        first, last = (edge * 1_000_000 // micros for edge in _EPOCHS)
+    for unit, nanoseconds in TIME_UNITS.items():
+        first, last = (edge * TIME_UNITS["s"] // nanoseconds for edge in _EPOCHS)
         if numbers.count and first <= numbers.least and numbers.most <= last:
             return unit
     return None

@@ -7,12 +7,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.tables.columns import Found, distinct_of, is_text, plain_texts, shown_text
+from dlrm.data.tables.columns import (
+    Found,
+    as_text,
+    distinct_of,
+    is_text,
+    plain_texts,
+    shown_text,
+)
 from dlrm.data.transform.schema import TIME_UNITS, TimeField
 
 _YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999, in microseconds
 _EXPECTED_YEAR = "expected a time in the years 1 to 9999"
-_INTEGER = re.compile(r"[+-]?[0-9]{1,4000}")
+_NUMBER = re.compile(r"([+-]?[0-9]{1,4000})(?:\.([0-9]{0,4000}))?")
+_MICROSECOND = 1000  # nanoseconds
 
 
 def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
@@ -31,6 +39,8 @@ def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
             array = array.cast(pa.timestamp("s" if pa.types.is_date32(kind) else "ms"))
         local = field.zone if zone is None else None
         return _of_counts(name, array.cast(pa.int64()), _unit(array.type), local, found)
+    if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        array, kind = as_text(array), pa.large_string()  # of which the fraction is exact
     if pa.types.is_integer(kind):
         if field.unit is None:
             raise ValueError(
@@ -44,24 +54,35 @@ def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
 
 
 def _unit(kind: pa.TimestampType) -> int:
-    """Returns the microseconds of a unit; 0 for nanoseconds."""
-    return TIME_UNITS.get(kind.unit, 0)
+    """Returns the nanoseconds of a type's unit."""
+    return TIME_UNITS[kind.unit]
 
 
 def _of_counts(
     name: str, array: pa.Array, unit: int, local: str | None, found: Found
 ) -> np.ndarray:
-    """Returns microseconds from integers that count units of time, in UTC or in a local zone."""
+    """Returns microseconds from integers that count units of time, in UTC or in a local zone.
+
+    Args:
+        name: name of the column.
+        array: the integers.
+        unit: nanoseconds of the unit.
+        local: the local zone; None is UTC.
+        found: receives the bad rows.
+    """
     missing = array.is_null().to_numpy(zero_copy_only=False)
     found.add(name, missing, lambda row: "expected a time, got no value")
     counts = array.fill_null(0).to_numpy(zero_copy_only=False)
     if counts.dtype == np.uint64:
         counts = np.minimum(counts, np.uint64(1 << 62))
     counts = counts.astype(np.int64)
-    first, last = (limit // (unit or 1) for limit in _YEARS)  # beyond which are no nanoseconds
-    beyond = ((counts < first) | (counts > last)) & bool(unit)
+    many = max(unit // _MICROSECOND, 1)
+    first, last = (limit // many for limit in _YEARS)
+    beyond = ((counts < first) | (counts > last)) & (unit >= _MICROSECOND)  # never nanoseconds
     found.add(name, beyond, lambda row: f"{_EXPECTED_YEAR}, got {array[row]}")
-    times = np.where(beyond, 0, counts) * unit if unit else counts // 1000
+    times = np.where(beyond, 0, counts) * many
+    if unit < _MICROSECOND:
+        times = times // (_MICROSECOND // unit)
     return _in_utc(times, local) if local else times
 
 
@@ -87,22 +108,17 @@ def _times_of_text(field: TimeField, array: pa.Array, found: Found) -> np.ndarra
 
 
 def microseconds(text: str, field: TimeField) -> int:
-    """Returns a time in ISO 8601, or in `field.unit`, as microseconds since 1970 in UTC.
+    """Returns a time in ISO 8601, `field.format` or `field.unit` as microseconds since 1970 in UTC.
 
     Raises:
         ValueError: the text is not a time, or neither it nor the field has a zone.
     """
-    if field.unit is not None and _INTEGER.fullmatch(text):
-        count = int(text) * TIME_UNITS[field.unit]
+    if field.unit is not None and (number := _NUMBER.fullmatch(text)):
+        count = _count(number[1], number[2] or "", TIME_UNITS[field.unit])
         if not _YEARS[0] <= count <= _YEARS[1]:
             raise ValueError(f"{_EXPECTED_YEAR}, got {shown_text(text)}")
         return count
-    try:
-        time = datetime.fromisoformat(text.replace("Z", "+00:00"))
-    except ValueError:
-        raise ValueError(
-            f"expected a time such as 2026-11-20T08:00:00+00:00, got {shown_text(text)}"
-        ) from None
+    time = _parsed(text, field)
     if time.tzinfo is None:
         if field.zone is None:
             raise ValueError(
@@ -112,3 +128,25 @@ def microseconds(text: str, field: TimeField) -> int:
         since = time - datetime(1970, 1, 1)
         return int(_in_utc(np.array([since // timedelta(microseconds=1)]), field.zone)[0])
     return (time - datetime(1970, 1, 1, tzinfo=timezone.utc)) // timedelta(microseconds=1)
+
+
+def _count(whole: str, fraction: str, unit: int) -> int:
+    """Returns the microseconds, rounded down, of a number of units of so many nanoseconds."""
+    digits = fraction[:9].ljust(9, "0")
+    nanoseconds = int(whole) * unit
+    part = int(digits) * unit // 10**9
+    return (nanoseconds + (-part if whole.startswith("-") else part)) // _MICROSECOND
+
+
+def _parsed(text: str, field: TimeField) -> datetime:
+    try:
+        if field.format is not None:
+            return datetime.strptime(text, field.format)
+        return datetime.fromisoformat(_MORE_DIGITS.sub(r"\1", text.replace("Z", "+00:00")))
+    except ValueError:
+        example = "2026-11-20T08:00:00+00:00"
+        expected = f"such as {example}" if field.format is None else f"of the form {field.format}"
+        raise ValueError(f"expected a time {expected}, got {shown_text(text)}") from None
+
+
+_MORE_DIGITS = re.compile(r"(\.\d{6})\d+")  # of nanoseconds

@@ -2,10 +2,11 @@
 
     version: 1
     label: {column: income, positive: ">50K"}
-    missing_values: ["?"]
+    format: {delimiter: ";", encoding: latin-1}      # of CSV; see `text_format.TextFormat`
+    missing_values: ["?"]                            # in fields without their own
     numerical:
       - age                                        # standardised
-      - {column: capital_gain, transform: log, bins: 48}
+      - {column: capital_gain, transform: log, bins: 48, missing_values: ["NA"]}
     categorical:
       - workclass                                  # strings, every value has an id
       - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
@@ -24,6 +25,7 @@ Criteo's logs need no file: `--schema criteo` is built in.
 
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, replace
 from pathlib import Path
@@ -32,6 +34,7 @@ from zoneinfo import ZoneInfo
 
 from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.transform.derived import TARGET, Cross, Encoding
+from dlrm.data.transform.text_format import TextFormat
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
@@ -39,7 +42,7 @@ from dlrm.limits import check_features
 VERSION = 1
 NUMERIC_TRANSFORMS = ("log", "standardise", "quantile", "none")
 CATEGORICAL_TYPES = ("string", "integer")
-TIME_UNITS = {"s": 1_000_000, "ms": 1000, "us": 1}  # in microseconds
+TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
 KEEP = ("first", "last", "all")
 MAX_BINS = 256
 QUANTILE_BINS = 64  # of the transform "quantile", unless a field has a number
@@ -56,15 +59,32 @@ class Label:
 
     Attributes:
         column: its name.
-        positive: the value that counts as 1; None if labels are 0 and 1, or false and true.
+        positive: the value that counts as 1, or several; None if labels are 0 and 1, or false and
+            true.
         negative: values that count as 0; None accepts one other value.
         any_negative: whether all other values count as 0.
     """
 
     column: str
-    positive: str | None = None
+    positive: str | tuple[str, ...] | None = None
     negative: tuple[str, ...] | None = None
     any_negative: bool = False
+
+    def __post_init__(self) -> None:
+        if self.positive == ():
+            raise ValueError(f"label {self.column}: positive: expected one value or more, got none")
+        if both := sorted(set(self.positives) & set(self.negative or ())):
+            raise ValueError(
+                f"label {self.column}: expected values that count as 1 or as 0, got {both[0]!r} as "
+                "both"
+            )
+
+    @property
+    def positives(self) -> tuple[str, ...]:
+        """Returns the values that count as 1; none if labels are 0 and 1."""
+        if isinstance(self.positive, str):
+            return (self.positive,)
+        return self.positive or ()
 
 
 @dataclass(frozen=True)
@@ -80,11 +100,17 @@ class NumericalField:
             for the others.
         bins: number of bins to fit, at quantiles of the values and of the distinct values; 0 fits
             none.
+        missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
+        true_values, false_values: texts that mean true and false, which count as 1 and 0, besides
+            `true` and `false` in lower case, in upper case and capitalised.
     """
 
     column: str
     transform: str = "standardise"
     bins: int = 0
+    missing_values: tuple[str, ...] | None = None
+    true_values: tuple[str, ...] = ()
+    false_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"numerical field {self.column}"
@@ -95,6 +121,7 @@ class NumericalField:
             )
         if self.bins not in range(MAX_BINS + 1) or self.bins == 1:
             raise ValueError(f"{where}: bins: expected 0, or 2 to {MAX_BINS}, got {self.bins}")
+        _check_spellings(where, self)
 
     @property
     def fitted_bins(self) -> int:
@@ -128,6 +155,9 @@ class CategoricalField:
             `--pooling`.
         separator: separator of the values in CSV.
         encodings: numerical features derived from the value.
+        missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
+        true_values, false_values: texts that mean true and false, besides `true` and `false` in
+            lower case, in upper case and capitalised.
     """
 
     column: str
@@ -143,9 +173,13 @@ class CategoricalField:
     pooling: str | None = None
     separator: str = "|"
     encodings: tuple[Encoding, ...] = ()
+    missing_values: tuple[str, ...] | None = None
+    true_values: tuple[str, ...] = ()
+    false_values: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"categorical field {self.column}"
+        _check_spellings(where, self)
         if self.type not in CATEGORICAL_TYPES:
             raise ValueError(
                 f"{where}: type: expected one of {', '.join(CATEGORICAL_TYPES)}, got "
@@ -223,18 +257,29 @@ class TimeField:
         zone: time zone of timestamps without one, such as "UTC" or "Europe/Zurich"; None refuses
             them. A local time that occurs twice is the first one, and a local time that the clocks
             skip is the last moment before.
-        unit: "s", "ms" or "us" of integers that count from 1970-01-01 in UTC; None refuses them.
+        unit: "s", "ms", "us" or "ns" of numbers that count from 1970-01-01 in UTC; None refuses
+            them.
+        format: form of times in text, as `datetime.strptime` takes it; None is ISO 8601.
     """
 
     column: str
     zone: str | None = None
     unit: str | None = None
+    format: str | None = None
 
     def __post_init__(self) -> None:
         if self.unit not in (None, *TIME_UNITS):
             raise ValueError(
-                f"time {self.column}: unit: expected s, ms or us, got {brief(self.unit)}"
+                f"time {self.column}: unit: expected {', '.join(TIME_UNITS)}, got "
+                f"{brief(self.unit)}"
             )
+        if self.format is not None and not set(_DAYS) & set(_DIRECTIVE.findall(self.format)):
+            raise ValueError(
+                f"time {self.column}: format: expected directives such as %d/%m/%Y %H:%M, got "
+                f"{brief(self.format)}"
+            )
+        if self.format is not None and self.unit is not None:
+            raise ValueError(f"time {self.column}: expected a unit or a format, got both")
 
     def check_zone(self) -> None:
         """Raises ValueError if this machine does not know the time zone."""
@@ -255,12 +300,14 @@ class Schema:
         label: the column to predict.
         numerical: fields of numbers, in the order of the model's inputs.
         categorical: fields with a table each, in that order.
-        missing_values: texts that mean "missing" besides empty ones. A number such as "-999" stands
-            for that number in numerical fields and columns of integers, and "nan" for NaN.
+        missing_values: texts that mean "missing" besides empty ones, in fields without their own. A
+            number such as "-999" stands for that number in numerical fields and columns of
+            integers, and "nan" for NaN.
         weight: column of sample weights; None for none.
         groups: columns that metrics are grouped by, such as a user or a query.
         time: time at which a row was logged; None for none.
         crosses: further categorical fields, of combinations of values.
+        format: the format of CSV; None is a comma, or a tab in `.tsv`, and quotes.
 
     Raises:
         ValueError: fields cannot be combined; the message names them.
@@ -274,6 +321,7 @@ class Schema:
     groups: tuple[str, ...] = ()
     time: TimeField | None = None
     crosses: tuple[Cross, ...] = ()
+    format: TextFormat | None = None
 
     def __post_init__(self) -> None:
         if not self.numerical and not self.categorical:
@@ -335,6 +383,10 @@ class Schema:
                             f"{first.column}, which shares dictionary {first.dictionary!r}, got "
                             f"{ours}"
                         )
+
+    def missing_of(self, field: NumericalField | CategoricalField) -> tuple[str, ...]:
+        """Returns the texts that mean "missing" in a field, besides empty ones."""
+        return self.missing_values if field.missing_values is None else field.missing_values
 
     @property
     def numerical_features(self) -> tuple[NumericalField, ...]:
@@ -484,7 +536,9 @@ class Schema:
         made: dict[str, Any] = {}
         kinds = {"label": Label, "time": TimeField}
         for name, value in facts.items():
-            if name in kinds:
+            if name == "format":
+                made[name] = None if value is None else _format(value)
+            elif name in kinds:
                 made[name] = None if value is None else _field(kinds[name], name, value)
             elif name in _FIELDS:
                 if not isinstance(value, list):
@@ -493,6 +547,37 @@ class Schema:
             else:
                 made[name] = value
         return _made(cls, "", made)
+
+
+def _format(value: Any) -> TextFormat:
+    if not isinstance(value, dict):
+        raise ValueError(f"format: expected a map such as {{delimiter: ';'}}, got {brief(value)}")
+    return TextFormat.of_facts(value)
+
+
+_DIRECTIVE = re.compile(r"%([A-Za-z%])")
+_DAYS = "djcxsDF"  # directives of which a format has at least one
+_SPELLINGS = {**dict.fromkeys(("true", "True", "TRUE"), True)}
+_SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), False)
+
+
+def _check_spellings(where: str, field: Any) -> None:
+    """Raises ValueError if a text means two of true, false and missing in a field."""
+    true, false, missing = (set(getattr(field, f"{name}_values") or ()) for name in _MEANINGS)
+    for one, other, got in ((true, false, "both"), (true, missing, "true and missing")):
+        if both := sorted(one & other):
+            raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got {got}")
+    if both := sorted(false & missing):
+        raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got false and missing")
+    for text, meaning in _SPELLINGS.items():
+        if text in (false if meaning else true):
+            raise ValueError(
+                f"{where}: {str(not meaning).lower()}_values: expected no {text!r}, which means "
+                f"{str(meaning).lower()}"
+            )
+
+
+_MEANINGS = ("true", "false", "missing")
 
 
 _FIELDS: dict[str, type] = {
@@ -519,6 +604,7 @@ _Kind = TypeVar("_Kind")
 _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("column", "transform", "type", "separator", "kind"), (str,)),
     **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight", "keep"), (str, None)),
+    "format": (str, None),
     **dict.fromkeys(("weights", "pooling", "name"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
     "smoothing": (float,),
@@ -526,6 +612,7 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("any_negative", "ordered"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups", "fields"), (tuple,)),
+    **dict.fromkeys(("true_values", "false_values"), (tuple,)),
 }
 _NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
 _NAMES |= {float: "a number"}
@@ -564,9 +651,11 @@ def _checked(where: str, name: str, value: Any) -> Any:
     if name == "encodings":
         return _encodings(where, value)
     types = _TYPES.get(name)
-    if types is None or (value is None and None in types):
+    if types is None or (value is None and None in types) or isinstance(value, TextFormat):
         return value
     expected = types[0]
+    if name == "positive" and isinstance(value, list | tuple):
+        expected = tuple
     if expected is str and isinstance(value, int | float) and not isinstance(value, bool):
         return str(value)  # a column named 0, or the label 1
     if expected is str and isinstance(value, bool):
@@ -599,6 +688,8 @@ def _without_defaults(value: Any) -> dict[str, Any]:
             entry = "kind" if field.name == "encodings" else "column"
             short = [_without_defaults(item) for item in one]
             found[field.name] = [m[entry] if list(m) == [entry] else m for m in short]
+        elif isinstance(one, TextFormat):
+            found[field.name] = one.facts()
         elif hasattr(one, "__dataclass_fields__"):
             found[field.name] = _without_defaults(one)
         else:

@@ -1,0 +1,167 @@
+"""The format of text files, as a schema keeps it: how lines become cells, and cells numbers."""
+
+import codecs
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+NO_QUOTE = "none"
+COMPRESSIONS = ("none", "gzip", "bz2", "xz", "zstd")
+MARKS = (".", ",", " ", "'", "_", "\N{NO-BREAK SPACE}", "\N{NARROW NO-BREAK SPACE}")
+_CHUNK_ROWS = 1 << 16
+_SPECIAL = "\r\n\0"
+_PLAIN = re.compile(r"\s*[+-]?[\d.]+([eE][+-]?\d+)?\s*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class TextFormat:
+    r"""The format of CSV; each entry that is None has its default.
+
+    Attributes:
+        columns: names of the columns; by default those of the header, or 0, 1, ...
+        header: whether the first line is a header; by default it is unless `columns` names them.
+        delimiter: the character between cells; by default a tab in `.tsv`, otherwise a comma.
+        quote: the character around cells that contain delimiters, quotes (doubled, unless there is
+            an `escape`) and line ends; by default `"`. "none" takes every character as it is.
+        escape: the character that takes its meaning from a quote, a delimiter or itself that
+            follows, within quotes or if there are none; by default none. Before others it is
+            itself. Spark's is a backslash.
+        encoding: name of the encoding, as Python knows it; by default UTF-8.
+        decimal: the mark before the fraction of numbers; by default a point.
+        thousands: the mark between groups of three digits; by default none.
+        compression: one of `COMPRESSIONS`; by default that of the content.
+        chunk_rows: rows read at a time.
+
+    Raises:
+        ValueError: an entry has another form, or two have the same character.
+    """
+
+    columns: tuple[str, ...] = ()
+    header: bool | None = None
+    delimiter: str | None = None
+    quote: str | None = None
+    escape: str | None = None
+    encoding: str | None = None
+    decimal: str | None = None
+    thousands: str | None = None
+    compression: str | None = None
+    chunk_rows: int = _CHUNK_ROWS
+
+    def __post_init__(self) -> None:
+        for name in ("delimiter", "quote", "escape"):
+            value = getattr(self, name)
+            if value is None or (name == "quote" and value == NO_QUOTE):
+                continue
+            if len(value) != 1 or value in _SPECIAL or not value.isascii():
+                also = f", or {NO_QUOTE}" if name == "quote" else ""
+                raise ValueError(
+                    f"--{name}: expected one character of ASCII, no line end{also}, got {value!r}"
+                )
+        if self.encoding is not None:
+            try:
+                codecs.lookup(self.encoding)
+                "".encode(self.encoding)
+            except (LookupError, ValueError):
+                raise ValueError(
+                    "--encoding: expected a name such as utf-8, latin-1, cp1252 or utf-16, got "
+                    f"{self.encoding!r}"
+                ) from None
+        if self.decimal not in (None, ".", ","):
+            raise ValueError(f"--decimal: expected a point or a comma, got {self.decimal!r}")
+        if self.thousands is not None and self.thousands not in MARKS:
+            raise ValueError(
+                f"--thousands: expected a point, comma, apostrophe, underscore or blank, got "
+                f"{self.thousands!r}"
+            )
+        if self.compression not in (None, *COMPRESSIONS):
+            raise ValueError(
+                f"--compression: expected one of {', '.join(COMPRESSIONS)}, got "
+                f"{self.compression!r}"
+            )
+        self._check_different()
+
+    def _check_different(self) -> None:
+        names = ("delimiter", "quote", "escape")
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        for name, value in given.items():
+            for other, same in given.items():
+                if name < other and value == same:
+                    raise ValueError(f"--{name}, --{other}: expected two characters, got {value!r}")
+        if (self.decimal or ".") == self.thousands:
+            raise ValueError(
+                f"--decimal, --thousands: expected two characters, got {self.thousands!r} for both"
+            )
+
+    def over(self, other: "TextFormat | None") -> "TextFormat":
+        """Returns this format with the entries of another where it has none."""
+        if other is None:
+            return self
+        entries = {}
+        for field in fields(self):
+            own = getattr(self, field.name)
+            entries[field.name] = own if own != field.default else getattr(other, field.name)
+        if self.columns and self.header is None:
+            entries["header"] = None  # of the other's columns
+        return TextFormat(**entries)
+
+    @property
+    def has_marks(self) -> bool:
+        """Returns whether numbers are written otherwise than 1234.5."""
+        return self.decimal == "," or self.thousands is not None
+
+    def plain_number(self, text: str) -> str:
+        """Returns a number without its marks: 1234.5 for 1.234,5; other texts as they are."""
+        return plain_number(text, self.decimal or ".", self.thousands)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the entries that a schema keeps: those that are not their defaults."""
+        entries = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        found = {n: v for n, v in entries.items() if v != defaults[n] and n != "chunk_rows"}
+        return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> "TextFormat":
+        """Makes a format of the entries of a schema.
+
+        Raises:
+            ValueError: an entry is unknown or has another form.
+        """
+        known = [field.name for field in fields(cls) if field.name != "chunk_rows"]
+        made: dict[str, Any] = {}
+        for name, value in facts.items():
+            if name not in known:
+                raise ValueError(f"format: expected some of {', '.join(known)}, got {name} as well")
+            if value is None:
+                continue
+            if name == "header":
+                expected, fits = "true or false", isinstance(value, bool)
+            elif name == "columns":
+                expected, fits = "a list of texts", isinstance(value, list | tuple)
+                value = tuple(map(str, value)) if fits else value
+            else:
+                expected, fits = "a text", isinstance(value, str)
+            if not fits:
+                raise ValueError(f"format: {name}: expected {expected}, got {value!r}")
+            made[name] = value
+        try:
+            return cls(**made)
+        except ValueError as error:
+            raise ValueError(f"format: {str(error).replace('--', '')}") from None
+
+
+def plain_number(text: str, decimal: str, thousands: str | None) -> str:
+    """Returns a number without its marks, and other texts as they are.
+
+    A number with another decimal mark becomes a text that is none, and shows the mark.
+    """
+    mark = re.escape(thousands or "")
+    groups = rf"\d{{1,3}}(?:{mark}\d{{3}})+|\d+" if thousands else r"\d+"
+    pattern = rf"\s*([+-]?)({groups})?(?:{re.escape(decimal)}(\d*))?([eE][+-]?\d+)?\s*"
+    found = re.fullmatch(pattern, text, re.ASCII)
+    if found is None or not (found[2] or found[3]):
+        return f"{text.strip()} (decimal mark {decimal})" if _PLAIN.fullmatch(text) else text
+    whole = (found[2] or "").replace(thousands or "\0", "")
+    fraction = "" if found[3] is None else f".{found[3]}"
+    return f"{found[1]}{whole}{fraction}{found[4] or ''}"
