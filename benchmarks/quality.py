@@ -45,7 +45,7 @@ from quality_contenders import CONTENDERS, NEEDS, Rows, labels_of
 
 from dlrm.api.training import SETTINGS
 from dlrm.command_line import Parser, aligned, fail
-from dlrm.data.sources.csv_columns import open_text
+from dlrm.data.sources.text_files import open_text
 from dlrm.data.transform.schema import Schema
 from dlrm.data.workers import process_pool
 from dlrm.documents import read_json

@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dlrm.data.clicks import layout
-from dlrm.data.tables.files import CSV, TextFormat, find_tables
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.files import CSV, find_tables
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import InlineEngine, TaskError
@@ -100,7 +101,7 @@ class CsvConfig:
         return TableOptions(
             schema,
             Division(test_fraction=self.test_fraction, seed=self.seed),
-            TextFormat(self.columns, self.header, self.delimiter, self.chunk_size),
+            TextFormat(self.columns, self.header, self.delimiter, chunk_rows=self.chunk_size),
             feature_spec_out=self.feature_spec_out,
         )
 
@@ -131,7 +132,9 @@ def transcode_csv(config: CsvConfig) -> Report:
         FileNotFoundError, FileExistsError: there is no input, or the output exists.
         ValueError: the input is bad; the message has file, line, column and value.
     """
-    files = find_tables([config.input], CSV)
+    files = find_tables([config.input])
+    if files[0].kind != CSV:
+        raise ValueError(f"{files[0].path}: expected CSV, got {files[0].kind}")
     output = Path(config.output)
     large = sum(file.path.stat().st_size for file in files) > _INLINE_BYTES
     cores, log = os.cpu_count() or 1, output.resolve().parent / "spark.log"

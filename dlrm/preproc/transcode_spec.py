@@ -14,7 +14,8 @@ from dlrm.data.clicks.feature_spec import CHANNELS, FeatureSpec, is_list_of_text
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.sources.csv_cells import Parser, id_parser, label_parser, number_parser
-from dlrm.data.sources.csv_columns import Columns, CsvFormat
+from dlrm.data.sources.csv_columns import Columns
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
 from dlrm.data.transform.schema import NumericalField
 from dlrm.documents import brief
@@ -108,10 +109,10 @@ def _read_chunks(
     """Parses the CSV files of a split, chunk by chunk, into files of columns."""
     parsed = Columns(columns)
     for chunk in chunks:
-        csv_format = CsvFormat(chunk["features"], chunk_size=chunk_size)
+        text = TextFormat(tuple(chunk["features"]), False, ",", chunk_rows=chunk_size)
         files = [folder / file for file in chunk["files"]]
         used = {name: parsers[name] for name in chunk["features"] if name in parsers}
-        parsed.append_part(files, csv_format, used)
+        parsed.append_part(files, text, used)
     return parsed
 
 

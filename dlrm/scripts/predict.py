@@ -15,8 +15,9 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,18 +30,10 @@ from absl import flags
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.data.sources.csv_columns import delimiter_hint
-from dlrm.data.tables.files import (
-    CSV,
-    KINDS,
-    Lists,
-    TableFile,
-    TextFormat,
-    batches_of,
-    chunks_of,
-    columns_of,
-    find_tables,
-)
+from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.files import CSV, KINDS, TableFile, find_tables
+from dlrm.data.tables.text import Cells, batches_of, columns_of
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.schema import Schema
@@ -53,9 +46,11 @@ from dlrm.preproc.convert_to_parquet import KIND as CONVERTED
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
+from dlrm.scripts.common import table_flags
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
+from dlrm.scripts.common.table_flags import TEXT_FLAGS, define_format_flags, text_format
 from dlrm.serving.importance import contributions
 from dlrm.serving.inputs import Inputs, RowError
 from dlrm.serving.predictor import (
@@ -79,7 +74,7 @@ SPLITS = ("test", "validation", "train")
 _MOST_NAMED = 20  # columns in a message
 _LONGEST_BAR = 30  # characters, in an explanation
 _MOST_IDS = 4  # ids of a list, in an explanation
-_CSV_FLAGS = ("columns", "header", "delimiter", "input_format")
+_CSV_FLAGS = ("columns", "header", "input_format", *TEXT_FLAGS)
 T = TypeVar("T")
 
 
@@ -169,9 +164,8 @@ def define_source_flags(dataset: str) -> None:
         "A CSV begins with a line of column names; default: yes if its first row contains one of "
         "them",
     )
-    flags.DEFINE_string(
-        "delimiter", None, "Separator of a CSV's cells; default: a tab for .tsv, otherwise a comma"
-    )
+    define_format_flags()
+    flags.adopt_module_key_flags(table_flags)  # for --help
 
 
 def main(argv: list[str]) -> None:
@@ -525,43 +519,60 @@ def _take_tables(
     schema: Schema | None,
 ) -> Iterator[T]:
     """Applies `take` to rows of Parquet, CSV or JSON lines, in a file or a directory."""
-    label = table.schema.label.column
     for folder in (path, *path.absolute().parents[:2]):
         if (folder / MANIFEST).is_file() and _kind(folder) == CONVERTED:
             raise ValueError(
                 f"{path}: numbers of {folder} are transformed already, so they are no raw rows; "
                 "score the dataset that it was converted from"
             )
-    for file in find_tables([path], FLAGS.input_format):
-        text = _text_format(file, table)
-        names = columns_of(file, text)
-        labelled = FLAGS.label and label in names
-        reader = scoring_reader(table, labelled, schema)
-        if missing := [name for name in reader.columns if name not in names]:
-            shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
-            hint = "; where the file has no header, --columns names them"
-            hint *= file.kind == CSV and not FLAGS.columns
-            if hint and text.header is not False:
-                delimiter = text.of(file.path).delimiter
-                hint = delimiter_hint(file.path, delimiter, missing[0]) or hint
-            raise ValueError(
-                f"{file.path}: no column {missing[0]!r}; the columns are {shown}{hint}"
-            )
-        for batch, where in batches_of(file, text, reader.columns, Lists.of(reader.schema)):
-            try:
-                inputs, rows = read_inputs(table, reader, batch)
-                columns = rows.numerical, rows.categorical
-                absent = missing_features(*columns, inputs.numerical.shape[1])
-                shares.add(absent, inputs.without_id())
-                inputs_of = partial(_inputs_of_batch, batch)
-                yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
-            except RowError as error:
-                hint = ""
-                if labelled and error.problem.startswith(f", column {label}:"):
-                    hint = "; --nolabel scores rows without their labels"
-                raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
-            except ValueError as error:
-                raise ValueError(f"{file.path}: {error}") from None
+    for file in find_tables([path], FLAGS.input_format, print):
+        yield from _take_file(table, file, shares, take, schema)
+
+
+def _take_file(
+    table: TableTransform,
+    file: TableFile,
+    shares: Shares,
+    take: Callable[[Block], T],
+    schema: Schema | None,
+) -> Iterator[T]:
+    text, spans, label = _text_format(file, table), Spans(), table.schema.label.column
+    names = columns_of(file, text)
+    if not names:  # an empty part, such as Spark writes
+        return
+    labelled = FLAGS.label and label in names
+    reader = scoring_reader(table, labelled, schema)
+    _check_columns(file, text, names, reader.columns)
+    cells = Cells.of(reader.schema)
+    for batch, where in batches_of(file, text, reader.columns, cells, spans):
+        try:
+            inputs, rows = read_inputs(table, reader, batch)
+            columns = rows.numerical, rows.categorical
+            absent = missing_features(*columns, inputs.numerical.shape[1])
+            shares.add(absent, inputs.without_id())
+            inputs_of = partial(_inputs_of_batch, batch)
+            yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
+        except RowError as error:
+            hint = ""
+            if labelled and error.problem.startswith(f", column {label}:"):
+                hint = "; --nolabel scores rows without their labels"
+            raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
+        except ValueError as error:
+            raise ValueError(f"{file.path}: {error}") from None
+    if note := spans.note(file.path, text):
+        print(note)
+
+
+def _check_columns(
+    file: TableFile, text: TextFormat, names: Sequence[str], wanted: Sequence[str]
+) -> None:
+    if missing := [name for name in wanted if name not in names]:
+        shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
+        hint = "; where the file has no header, --columns names them"
+        hint *= file.kind == CSV and not text.columns
+        if hint and text.header is not False:
+            hint = delimiter_hint(file.path, text, missing[0]) or hint
+        raise ValueError(f"{file.path}: no column {missing[0]!r}; the columns are {shown}{hint}")
 
 
 def _kind(folder: Path) -> str | None:
@@ -575,19 +586,21 @@ def _text_format(file: TableFile, table: TableTransform) -> TextFormat:
 
     A first row without the name of a column that the model needs is not a header.
     """
-    columns, header = tuple(FLAGS.columns), FLAGS.header
-    if file.kind == CSV and table.columns and not columns and not header:
-        plain = TextFormat((), False, FLAGS.delimiter, chunk_size=1)
-        first = next((rows[0] for _, _, rows in chunks_of(file, plain)), [])
-        numbered = list(table.columns) == list(map(str, range(len(table.columns))))
-        if header is None and not numbered:
-            header = not {str(cell or "").strip() for cell in first}.isdisjoint(table.names)
-        if not header:
-            header, columns = False, table.columns
-            label = table.schema.label.column
-            if len(first) == len(columns) - 1 and label in columns:
-                columns = tuple(name for name in columns if name != label)
-    return TextFormat(columns, header, FLAGS.delimiter)
+    text = text_format().over(table.schema.format)
+    if file.kind != CSV or not table.columns or text.columns or text.header:
+        return text
+    plain = replace(text, header=False, chunk_rows=1)
+    first = next((c for c in read_csv(file.path, plain) if len(c.lines)), None)
+    if first is None:
+        return text
+    cells = {str(column[0]).strip() for column in first.columns if column is not None}
+    numbered = list(table.columns) == list(map(str, range(len(table.columns))))
+    if text.header is None and not numbered and not cells.isdisjoint(table.names):
+        return replace(text, header=True)
+    columns, label = table.columns, table.schema.label.column
+    if len(first.columns) == len(columns) - 1 and label in columns:
+        columns = tuple(name for name in columns if name != label)
+    return replace(text, columns=columns, header=False)
 
 
 def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:

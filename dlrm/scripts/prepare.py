@@ -29,7 +29,7 @@ from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common import spark_flags, table_flags
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
-from dlrm.scripts.common.table_flags import define_text_flags, text_format
+from dlrm.scripts.common.table_flags import TEXT_FLAGS, define_text_flags, text_format
 
 FLAGS = flags.FLAGS
 CRITEO = "criteo"
@@ -38,7 +38,7 @@ _TABLE_FLAGS = (  # not for logs
     *("spark_table", "spark_sql"),
     *("test_input", "validation_input", "test_fraction", "validation_fraction", "split_key"),
     *("test_from", "validation_from", "split_column", "keep_negatives"),
-    *("columns", "header", "delimiter"),
+    *("input_format", "columns", "header", *TEXT_FLAGS),
 )
 _LOG_FLAGS = ("cores", "engine", "seed", "bad_lines", "max_bad_lines", "split_bytes", "master")
 
@@ -110,10 +110,10 @@ def main(argv: list[str]) -> int | None:
         return _prepare_logs()
     query, tables, output = _query(), {}, Path(FLAGS.output)
     if query is None:
-        tables = {"train": find_tables(FLAGS.input)}
+        tables = {"train": find_tables(FLAGS.input, FLAGS.input_format, print)}
         for split in ("test", "validation"):
             if given := FLAGS[f"{split}_input"].value:
-                tables[split] = find_tables(given)
+                tables[split] = find_tables(given, FLAGS.input_format, print)
     options = _options(len(tables) > 1)
     how = {"replace": FLAGS.overwrite, "restart": FLAGS.restart, "query": query}
     try:

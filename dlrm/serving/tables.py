@@ -6,8 +6,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.tables.files import Lists
 from dlrm.data.tables.rows import RowReader, Rows
+from dlrm.data.tables.text import Cells
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform
@@ -27,7 +27,8 @@ def scoring_reader(
         labelled: whether to read labels.
         schema: the model's schema, to read its weight, groups and time as well; None for none.
     """
-    return RowReader(schema or table.schema, labelled, table.known_labels, schema is None)
+    known = table.known_labels
+    return RowReader(schema or table.schema, labelled, known, schema is None, table.keys)
 
 
 def read_inputs(table: TableTransform, reader: RowReader, batch: Any) -> tuple[Inputs, Rows]:
@@ -53,7 +54,7 @@ def frame_of(rows: Sequence[Sequence[Cell]], table: TableTransform) -> pa.Table:
     Raises:
         RowError: a row has a wrong number of fields, or an unexpected list.
     """
-    lists = Lists.of(table.schema)
+    lists = Cells.of(table.schema)
     for row, cells in enumerate(rows):
         if len(cells) != len(table.names):
             raise RowError(row, f": expected {len(table.names)} fields, got {len(cells)}")

@@ -20,9 +20,11 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import read_model_size
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.sources.csv_columns import CsvFormat
+from dlrm.data.sources.csv_rows import read_csv
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.tables.files import JSON_LINES, Lists, TableFile, TextFormat, batches_of
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.files import JSON_LINES, TableFile
+from dlrm.data.tables.text import Cells, batches_of
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.data.text.squad import read_squad
 from dlrm.data.transform.table_transform import TableTransform
@@ -45,7 +47,7 @@ def log_lines(path):
 
 
 def csv_rows(path):
-    list(CsvFormat(header=True).chunks(path))
+    list(read_csv(path, TextFormat(header=True)))
 
 
 def manifest(path):
@@ -231,7 +233,7 @@ def lists_folder():
 
 def json_lists(path):
     table, separators = TableFile(path, JSON_LINES), {"t": "|", "u": "|"}
-    for batch, _ in batches_of(table, TextFormat(), ["y", "t", "u"], Lists(separators)):
+    for batch, _ in batches_of(table, TextFormat(), ["y", "t", "u"], Cells(separators)):
         batch.validate(full=True)
 
 

@@ -9,7 +9,9 @@ import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.transform.lists import in_list, row_of
+from dlrm.data.transform.values import BOOLEAN, NUMBER, TEXT, TIME
 
+NUMBERS_OF_JSON = {b"kind": b"number"}  # metadata of a column of text that was numbers
 _LONGEST_SHOWN = 64  # characters of a value in a message
 
 
@@ -56,6 +58,11 @@ class Found:
     def in_order(self) -> list[Bad]:
         """Returns the bad values by row."""
         return [self._by_row[row] for row in sorted(self._by_row)]
+
+
+def numbers_of_json(batch: pa.RecordBatch, name: str) -> bool:
+    """Returns whether a column of text was numbers in JSON."""
+    return batch.schema.field(name).metadata == NUMBERS_OF_JSON
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -107,6 +114,8 @@ def places_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
             f"column {name!r}: expected a value a row, got the type {kind}"
             + hint * (not pa.types.is_struct(kind))
         )
+    if isinstance(kind, pa.ExtensionType):
+        array, kind = array.storage, array.storage.type
     if pa.types.is_float16(kind):
         array = array.cast(pa.float32())  # Arrow cannot find distinct float16 values
     if not pa.types.is_dictionary(kind):
@@ -145,6 +154,40 @@ def _is_binary(kind: pa.DataType) -> bool:
 def is_text(kind: pa.DataType) -> bool:
     """Returns whether a type is text, with offsets of any size."""
     return pa.types.is_string(kind) or pa.types.is_large_string(kind)
+
+
+def kind_of_values(kind: pa.DataType) -> str:
+    """Returns the kind of typed values, or `TEXT`; see `dlrm.data.transform.values`."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_boolean(kind):
+        return BOOLEAN
+    if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
+        return NUMBER
+    of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)
+    return TIME if of_time else TEXT
+
+
+def canonical_texts(name: str, array: pa.Array) -> pa.Array:
+    """Returns values as text, of which `canonical` makes that of the same values elsewhere.
+
+    Raises:
+        ValueError: the values have no such text.
+    """
+    kind = array.type
+    if pa.types.is_duration(kind) or pa.types.is_interval(kind):
+        raise ValueError(
+            f"column {name!r}: expected values such as text, numbers or times, got the type "
+            f"{kind}; convert it to a number of seconds"
+        )
+    if pa.types.is_float32(kind):  # the shortest text, as CSV and JSON have it
+        values = array.to_numpy(zero_copy_only=False)
+        whole = np.isfinite(values) & (np.floor(values) == values)
+        if not whole.all():
+            texts = [None if v is None else str(np.float32(v)) for v in array.to_pylist()]
+            fractions = pa.array(texts, pa.large_string())
+            return pc.if_else(pa.array(whole), as_text(array), fractions)
+    return as_text(array)
 
 
 def as_text(array: pa.Array) -> pa.Array:

@@ -3,18 +3,20 @@
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.csv_columns import check_names
+from dlrm.data.sources.csv_rows import Spans, check_names
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.columns import column_of, texts_of
-from dlrm.data.tables.files import CSV, PARQUET, Cell, TableFile, TextFormat, chunks_of
-from dlrm.data.tables.parquet import parts_of, read_part, schema_of
+from dlrm.data.tables.files import CSV, PARQUET, TableFile
+from dlrm.data.tables.json_lines import Cell, Number
+from dlrm.data.tables.parquet import partition_of, parts_of, read_part, schema_of
 from dlrm.data.tables.summaries import BOOLEANS, OTHER, TEXT, TIMES, Summary
+from dlrm.data.tables.text import text_of
 from dlrm.data.transform.schema import (
     TIME_UNITS,
     CategoricalField,
@@ -23,6 +25,7 @@ from dlrm.data.transform.schema import (
     Schema,
     TimeField,
 )
+from dlrm.data.transform.values import number_text
 from dlrm.documents import one_line
 from dlrm.files import write_atomically
 
@@ -184,46 +187,84 @@ def _check_weight(summary: Summary) -> None:
     raise ValueError(f"--weight: column {summary.name!r}: expected numbers, got {shown}")
 
 
+@dataclass
+class Seen:
+    """What reading the files of a draft revealed, besides the values.
+
+    Attributes:
+        nested: column of JSON -> its first value that is a map or a list of them.
+        twice: columns whose name occurs several times, of which none is read.
+        spans: file -> rows that quoted cells extend over several lines.
+    """
+
+    nested: dict[str, str] = field(default_factory=dict)
+    twice: dict[str, None] = field(default_factory=dict)
+    spans: dict[Path, Spans] = field(default_factory=dict)
+
+
 def batches_of(
-    files: Sequence[TableFile], text: TextFormat, needed: Collection[str] = ()
+    files: Sequence[TableFile],
+    text: TextFormat,
+    needed: Collection[str] = (),
+    seen: Seen | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of files with all their columns.
+    """Yields the rows of files with all their columns, those of folders included.
 
     Args:
         files: files of one kind.
         text: format of CSV.
         needed: columns that every CSV file must have.
+        seen: receives what is not in the batches.
 
     Raises:
         ValueError: a file is damaged, or lacks a column; the message names it.
     """
+    seen = seen or Seen()
     for file in files:
+        partition = partition_of(file.path, file.root)
         if file.kind == PARQUET:
             for part in parts_of([(file.path, file.path, file.root)], 1 << 62):
                 names = schema_of(file.path).names
                 yield from read_part(part, list(dict.fromkeys([*names, *part.partition])))
             continue
-        for names, _, records in chunks_of(file, text):
+        spans = seen.spans.setdefault(file.path, Spans())
+        for names, lines, read in text_of(file, text, spans=spans, nested=seen.nested):
             if file.kind == CSV:
-                check_names(file.path, names, text.of(file.path), needed)
-                if len(set(names)) < len(names):
-                    check_names(file.path, names, text.of(file.path), names)
-            cells = zip(*records, strict=True) if records else ([] for _ in names)
-            columns = [list(column) for column in cells]
-            kinds = map(partial(_type_of, file), names, columns)
-            arrays = [pa.array(c, kind) for c, kind in zip(columns, kinds, strict=True)]
-            yield pa.record_batch(arrays, names=names)
+                check_names(file.path, names, text, [n for n in needed if n not in partition])
+            twice = {name for name in names if names.count(name) > 1}
+            seen.twice |= dict.fromkeys(sorted(twice))
+            arrays = {
+                name: _array(file, name, column)
+                for name, column in read
+                if name not in partition and name not in twice
+            }
+            arrays |= {
+                name: pa.array([value] * len(lines), pa.string())
+                for name, value in partition.items()
+            }
+            yield pa.record_batch(list(arrays.values()), names=list(arrays))
 
 
-def _type_of(file: TableFile, name: str, cells: Sequence[Cell]) -> pa.DataType:
-    kinds = {type(cell) for cell in cells if cell is not None}
+def _array(file: TableFile, name: str, column: pa.Array | list[Cell]) -> pa.Array:
+    """Returns the cells of a column; numbers of JSON have the text of typed ones."""
+    if isinstance(column, pa.Array):
+        return column
+    kinds = {list if isinstance(cell, list) else str for cell in column if cell is not None}
     if len(kinds) > 1:
         raise ValueError(
             f"{file.path}: column {name}: expected values or lists in all rows, got both"
         )
     if not kinds:
-        return pa.null()
-    return pa.list_(pa.string()) if list in kinds else pa.string()
+        return pa.nulls(len(column))
+    cells = [
+        [number_text(one) if isinstance(one, Number) else one for one in cell]
+        if isinstance(cell, list)
+        else number_text(cell)
+        if isinstance(cell, Number)
+        else cell
+        for cell in column
+    ]
+    return pa.array(cells, pa.list_(pa.string()) if list in kinds else pa.string())
 
 
 def _summaries(

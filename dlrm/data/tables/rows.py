@@ -4,7 +4,7 @@ Each distinct value is converted once: a column is read as indices of its distin
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -13,16 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.columns import Coded, Parsed, hash_texts, stripped
+from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.sources.csv_cells import BadCellError
 from dlrm.data.tables.columns import (
     Bad,
     Found,
     array_of,
     as_text,
+    canonical_texts,
     column_of,
     distinct_of,
     is_text,
+    kind_of_values,
+    numbers_of_json,
     places_of,
     plain_texts,
     shown_text,
@@ -32,10 +35,8 @@ from dlrm.data.tables.columns import (
 from dlrm.data.tables.lists import check_lengths, checked_weights, lists_of
 from dlrm.data.tables.times import times
 from dlrm.data.transform.cells import (
-    keys_of_texts,
+    FieldKeys,
     label_cells,
-    missing_integers,
-    missing_keys,
     missing_numbers,
     numbers_of_texts,
 )
@@ -43,11 +44,8 @@ from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import ListValues
 from dlrm.data.transform.numbers import overflow_text
-from dlrm.data.transform.schema import (
-    CategoricalField,
-    NumericalField,
-    Schema,
-)
+from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
+from dlrm.data.transform.values import NUMBER, number_text, replaced
 
 
 class Rows(NamedTuple):
@@ -116,6 +114,11 @@ class RowReader:
         labelled: whether there are labels to read.
         known_labels: all labels that are expected; None accepts any.
         inputs_only: leave out weight, groups and time, for scoring.
+        keys: the keys of each categorical field, of a fitted transform; None before it is fitted.
+
+    Attributes:
+        kinds: for each categorical field, the kinds of its values so far; see
+            `dlrm.data.transform.values`.
     """
 
     def __init__(
@@ -124,15 +127,21 @@ class RowReader:
         labelled: bool = True,
         known_labels: Iterable[str] | None = None,
         inputs_only: bool = False,
+        keys: Sequence[FieldKeys] | None = None,
     ) -> None:
         self.schema, self.labelled, self.inputs_only = schema, labelled, inputs_only
         if schema.time and not inputs_only:
             schema.time.check_zone()
-        self._missing = missing_keys(schema)
-        self._missing_integers = missing_integers(schema)
+        self._keys_of = keys or [
+            FieldKeys(field, schema.missing_of(field)) for field in schema.categorical
+        ]
+        self._groups = {
+            name: FieldKeys(CategoricalField(name), schema.missing_values) for name in schema.groups
+        }
+        self.kinds: list[set[str]] = [set() for _ in schema.categorical]
         label = schema.label
-        if known_labels is None and label.positive is not None and label.negative is not None:
-            known_labels = [label.positive, *label.negative]
+        if known_labels is None and label.positives and label.negative is not None:
+            known_labels = [*label.positives, *label.negative]
         self._earlier: dict[str, _Keyed] = {}  # from the last batch; values mostly repeat
         self._parse_labels = label_cells(schema, None if known_labels is None else [*known_labels])
 
@@ -172,12 +181,12 @@ class RowReader:
                 found.add(rule.column, large, partial(_too_large, values))
         categorical: list[Parsed | Coded | ListValues] = []
         texts = []
-        for field in schema.categorical:
+        for place, field in enumerate(schema.categorical):
             if field.max_length is None:
-                coded, text = self._keys(field, column_of(batch, field.column), found)
+                coded, text = self._keys(place, batch, column_of(batch, field.column), found)
                 categorical.append(coded)
             else:
-                lists, text = self._lists(field, batch, found)
+                lists, text = self._lists(place, batch, found)
                 categorical.append(lists)
             texts.append(text)
         categorical += cross_columns(schema, categorical)
@@ -197,20 +206,29 @@ class RowReader:
         return values[codes]
 
     def _keys(
-        self, field: CategoricalField, array: pa.Array, found: Found
+        self, place: int, batch: pa.RecordBatch, array: pa.Array, found: Found
     ) -> tuple[Coded, pa.Array | None]:
-        name = field.column
+        """Returns the keys of a field's values, which are in an array of the batch's rows."""
+        of_texts = self._keys_of[place]
+        field, name = of_texts.field, of_texts.field.column
         raw, codes = places_of(name, array)
         earlier = self._earlier.get(name)
         if earlier is None or not earlier.raw.equals(raw):
             problems, texts = dict[int, str](), None
             distinct, not_utf_8 = utf_8(raw)
+            kind = kind_of_values(distinct.type)
+            if len(raw):
+                self.kinds[place].add(kind)
             if field.type == "integer" and pa.types.is_integer(distinct.type):
-                keys, missing = _integers(distinct, self._missing_integers, problems)
+                values = distinct.to_numpy(zero_copy_only=False)
+                keys, missing = of_texts.of_integers(values, problems)
             else:
-                column = text_column(as_text(distinct))
-                keys, missing = keys_of_texts(field, column, self._missing, problems)
-                texts = array_of(stripped(column)) if field.type == "string" else None
+                as_texts = as_text if of_texts.plain else partial(canonical_texts, name)
+                column = text_column(as_texts(distinct))
+                if not of_texts.plain and numbers_of_json(batch, name):
+                    column, kind = replaced(column, np.arange(len(raw)), number_text), NUMBER
+                (keys, missing), column = of_texts.of_texts(column, problems, kind)
+                texts = array_of(column) if field.type == "string" else None
             problems |= not_utf_8
             earlier = self._earlier[name] = _Keyed(raw, keys, missing, problems, texts)
         found.add_places(name, codes, earlier.problems, len(raw))
@@ -220,8 +238,9 @@ class RowReader:
         return Coded(earlier.keys, codes), earlier.texts
 
     def _lists(
-        self, field: CategoricalField, batch: pa.RecordBatch, found: Found
+        self, place: int, batch: pa.RecordBatch, found: Found
     ) -> tuple[ListValues, pa.Array | None]:
+        field = self._keys_of[place].field
         flat, lengths = lists_of(field.column, column_of(batch, field.column))
         if field.weights is None:
             check_lengths(field, lengths, None, found)
@@ -229,11 +248,12 @@ class RowReader:
             numbers, of_weights = lists_of(field.weights, column_of(batch, field.weights))
             check_lengths(field, lengths, of_weights, found)
         inner = Found()
-        coded, texts = self._keys(field, flat, inner)
+        coded, texts = self._keys(place, batch, flat, inner)
         found.add_lists(inner, lengths)
         if field.weights is None:
             return ListValues(coded, lengths), texts
-        inner, rule = Found(), NumericalField(field.weights, "none")
+        inner = Found()
+        rule = NumericalField(field.weights, "none", missing_values=field.missing_values)
         weights = _numbers(rule, numbers, self.schema, inner, hint="")
         found.add_lists(inner, of_weights)
         checked = checked_weights(field.weights, weights, of_weights, lengths, found)
@@ -253,9 +273,9 @@ class RowReader:
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
             distinct, codes = distinct_of(name, column_of(batch, name), found)
-            column = stripped(text_column(as_text(distinct)))
-            keys = hash_texts(column)
-            absent = np.append((column.starts == column.ends) | np.isin(keys, self._missing), True)
+            column = text_column(canonical_texts(name, distinct))
+            (keys, missing), _ = self._groups[name].of_texts(column)
+            absent = np.append(missing, True)
             found.add(name, absent[codes], lambda row: "expected a group, got no value")
             extra[f"group_{name}"] = np.append(keys, np.uint64(0))[codes]
         if schema.time:
@@ -279,16 +299,6 @@ def _too_large(values: np.ndarray, row: int) -> str:
     return overflow_text(values[row], "none")
 
 
-def _integers(distinct: pa.Array, missing: np.ndarray, problems: dict[int, str]) -> Parsed:
-    """Returns integers as keys, and notes those beyond int64 by their index."""
-    values = distinct.to_numpy(zero_copy_only=False)
-    if values.dtype == np.uint64:
-        for place in np.flatnonzero(values >> np.uint64(63)).tolist():
-            problems[place] = f"expected an integer of 64 bits with sign, got {values[place]}"
-    keys = np.ascontiguousarray(values.astype(np.int64)).view(np.uint64)
-    return Parsed(keys, np.isin(keys, missing))
-
-
 def _numbers(
     field: NumericalField,
     array: pa.Array,
@@ -306,7 +316,7 @@ def _numbers(
     if is_text(kind):
         return _numbers_of_text(field, array, schema, found)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
-        array = array.cast(pa.timestamp("us", getattr(kind, "tz", None)))
+        array = array.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         array = pc.divide(array.cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
     elif pa.types.is_boolean(kind):
         array = array.cast(pa.uint8())
@@ -316,11 +326,12 @@ def _numbers(
         array = array.cast(pa.string())  # read as text is, to the nearest float64
     missing = array.is_null().to_numpy(zero_copy_only=False)
     values = array.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
-    missing |= np.isin(values, missing_numbers(schema.missing_values))
+    markers = schema.missing_of(field)
+    missing |= np.isin(values, missing_numbers(markers))
     finite = np.isfinite(values)
     if not finite.all():
         bad = ~finite
-        if "nan" in (text.lower() for text in schema.missing_values):
+        if "nan" in (text.lower() for text in markers):
             missing, bad = missing | np.isnan(values), np.isinf(values)
         found.add(
             name,
@@ -337,6 +348,6 @@ def _numbers_of_text(
 ) -> Parsed:
     distinct, codes = distinct_of(field.column, array, found)
     cells, problems = [*plain_texts(distinct), ""], dict[int, str]()
-    values, missing = numbers_of_texts(field, cells, schema.missing_values, problems)
+    values, missing = numbers_of_texts(field, cells, schema.missing_of(field), problems)
     found.add_places(field.column, codes, problems, len(distinct))
     return Parsed(values[codes], missing[codes])

@@ -9,9 +9,18 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts, stripped
 from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, number_parser
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
+from dlrm.data.transform.values import (
+    SPELLINGS,
+    TEXT,
+    KnownTexts,
+    canonical,
+    canonical_text,
+    replaced,
+)
 
 _LONGEST_SHOWN = 64  # characters of a cell in a message
 _MOST_LABELS = 4  # labels that an error names
+_BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
 
 
 class BadRowError(ValueError):
@@ -27,20 +36,100 @@ class BadRowError(ValueError):
         self.row, self.column, self.problem = row, column, problem
 
 
-def missing_keys(schema: Schema) -> np.ndarray:
-    """Returns the hashes of the texts that mean "missing"."""
-    texts = [text.encode() for text in schema.missing_values]
-    texts += [b"nan"] * ("nan" in map(str.lower, schema.missing_values))  # the text of NaN
-    return hash_texts(TextColumn.from_bytes(texts))
+class FieldKeys:
+    """The keys of a categorical field's values, on every route.
+
+    Args:
+        field: a field of strings or integers.
+        missing_values: texts that mean "missing", besides empty ones.
+        known: the texts that a string field had in training; None before it is fitted.
+        plain: whether texts are used as they are, without a canonical form, as in earlier versions.
+    """
+
+    def __init__(
+        self,
+        field: CategoricalField,
+        missing_values: Collection[str],
+        known: KnownTexts | None = None,
+        plain: bool = False,
+    ) -> None:
+        self.field, self._known, self.plain = field, known, plain
+        self._spelled = dict.fromkeys(field.true_values, "true")
+        self._spelled |= dict.fromkeys(field.false_values, "false")
+        texts = [text.encode() for text in missing_values]
+        texts += [b"nan"] * ("nan" in map(str.lower, missing_values))  # the text of NaN
+        column = TextColumn.from_bytes(texts)
+        self._missing = hash_texts(column)
+        if not plain:
+            self._missing = np.union1d(self._missing, hash_texts(canonical(column)))
+        self._missing_integers = _missing_integers(missing_values)
+
+    def of_texts(
+        self, column: TextColumn, problems: dict[int, str] | None = None, kind: str = TEXT
+    ) -> tuple[Parsed, TextColumn]:
+        """Returns the keys of values, and their texts in canonical form.
+
+        Args:
+            column: the values' texts; surrounding blanks are ignored.
+            problems: receives the problem with a text, by row; None raises the first.
+            kind: `NUMBER`, `BOOLEAN` or `TIME` of typed values; `TEXT` of others.
+
+        Raises:
+            BadRowError: the first text that is not an integer, in a field of integers.
+            ValueError: typed values are of a kind that the field never had.
+        """
+        column = stripped(column)
+        absent = self.are_missing(column)
+        column = self._meant(column, absent, kind)
+        hashes = hash_texts(column)
+        absent |= np.isin(hashes, self._missing)
+        if self.field.type == "string":
+            return Parsed(np.where(absent, np.uint64(0), hashes), absent), column
+        return self._integers(column, absent, problems), column
+
+    def _meant(self, column: TextColumn, absent: np.ndarray, kind: str) -> TextColumn:
+        """Returns texts in the form in which they are known."""
+        if self._spelled:
+            column = replaced(column, np.flatnonzero(~absent), self._spelled)
+        if self.plain:
+            return column
+        column = canonical(column)
+        return column if self._known is None else self._known.match(column, ~absent, kind)
+
+    def _integers(
+        self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
+    ) -> Parsed:
+        keys = np.zeros(len(column.starts), np.int64)
+        for row in np.flatnonzero(~absent).tolist():
+            text = column.data[column.starts[row] : column.ends[row]].tobytes()
+            try:
+                keys[row] = _integer(text)
+            except ValueError as error:
+                if problems is None:
+                    raise BadRowError(row, self.field.column, str(error)) from None
+                problems[row] = str(error)
+        return Parsed(keys.view(np.uint64), absent)
+
+    def of_integers(self, values: np.ndarray, problems: dict[int, str]) -> Parsed:
+        """Returns the keys of integers of any width; notes those beyond int64 by their index."""
+        if values.dtype == np.uint64:
+            for place in np.flatnonzero(values >> np.uint64(63)).tolist():
+                problems[place] = f"expected an integer of 64 bits with sign, got {values[place]}"
+        keys = np.ascontiguousarray(values.astype(np.int64)).view(np.uint64)
+        return Parsed(keys, np.isin(keys, self._missing_integers))
+
+    def are_missing(self, column: TextColumn) -> np.ndarray:
+        """Returns a mask of texts, without surrounding blanks, that mean "missing"."""
+        return (column.starts == column.ends) | np.isin(hash_texts(column), self._missing)
 
 
-def missing_integers(schema: Schema) -> np.ndarray:
+def _missing_integers(missing_values: Collection[str]) -> np.ndarray:
     """Returns the keys of the integers whose text means "missing"."""
     found = []
-    for text in schema.missing_values:
+    for text in missing_values:
         with suppress(ValueError):
             found.append(_integer(text.encode()))
-    found = [value for value in found if str(value) in schema.missing_values]
+    found = [value for value in found if str(value) in missing_values]
     return np.array(found, np.int64).view(np.uint64)
 
 
@@ -53,43 +142,8 @@ def missing_numbers(missing_values: Collection[str]) -> np.ndarray:
     return np.array(found, np.float64)
 
 
-def keys_of_texts(
-    field: CategoricalField,
-    column: TextColumn,
-    missing: np.ndarray,
-    problems: dict[int, str] | None = None,
-) -> Parsed:
-    """Returns the keys of texts.
-
-    Args:
-        field: a field of strings or integers.
-        column: the texts; surrounding blanks are ignored.
-        missing: hashes of texts that mean "missing", besides empty ones.
-        problems: receives the problem with a text, by row; None raises the first.
-
-    Raises:
-        BadRowError: the first text that is not an integer, in a field of integers.
-    """
-    column = stripped(column)
-    hashes = hash_texts(column)
-    absent = column.ends == column.starts
-    if len(missing):
-        absent |= np.isin(hashes, missing)
-    if field.type == "string":
-        return Parsed(np.where(absent, np.uint64(0), hashes), absent)
-    keys = np.zeros(len(hashes), np.int64)
-    for row in np.flatnonzero(~absent).tolist():
-        text = column.data[column.starts[row] : column.ends[row]].tobytes()
-        try:
-            keys[row] = _integer(text)
-        except ValueError as error:
-            if problems is None:
-                raise BadRowError(row, field.column, str(error)) from None
-            problems[row] = str(error)
-    return Parsed(keys.view(np.uint64), absent)
-
-
 def _integer(text: bytes) -> int:
+    text = _BOOLEANS.get(text, text)
     whole, point, rest = text.partition(b".")
     if point and not rest.strip(b"0"):  # whole numbers written as floats: 5.0
         text = whole
@@ -120,6 +174,7 @@ def numbers_of_texts(
         BadRowError: the first cell that is not a finite number.
     """
     cells, parse = [cell.strip() for cell in cells], number_parser(missing_values)
+    cells = _without_words(field, cells)
     try:
         values = parse(cells)
     except BadCellError as error:
@@ -136,6 +191,13 @@ def numbers_of_texts(
     return Parsed(np.where(missing, 0.0, values), missing)
 
 
+def _without_words(field: NumericalField, cells: list[str]) -> list[str]:
+    """Returns cells with 1 and 0 for true and false."""
+    words = {text: str(int(word == "true")) for text, word in SPELLINGS.items()}
+    words |= dict.fromkeys(field.true_values, "1") | dict.fromkeys(field.false_values, "0")
+    return cells if words.keys().isdisjoint(cells) else [words.get(cell, cell) for cell in cells]
+
+
 def _problem(index: int, expected: str, cells: Sequence[str]) -> str:
     return f"expected {expected}, got {_shortened(cells[index])!r}"
 
@@ -148,17 +210,20 @@ def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
         known: all values that are expected; None accepts any value.
     """
     label, missing = schema.label, {"", *schema.missing_values}
-    if label.positive is None:
+    if not label.positives:
         return _zero_or_one
+    positives = set(map(canonical_text, label.positives))
+    forms = None if known is None else set(map(canonical_text, known))
 
     def parse(cells: Sequence[str]) -> np.ndarray:
         for index, cell in enumerate(cells):
             if cell in missing:
                 raise BadCellError(index, "a label that is not missing")
-            if known is not None and cell not in known:
+            if known is not None and forms is not None and canonical_text(cell) not in forms:
                 shown = " or ".join(map(repr, list(known)[:_MOST_LABELS]))
                 raise BadCellError(index, shown + (", ..." if len(known) > _MOST_LABELS else ""))
-        return np.array([cell == label.positive for cell in cells], layout.LABEL_DTYPE)
+        values = [canonical_text(cell) in positives for cell in cells]
+        return np.array(values, layout.LABEL_DTYPE)
 
     return parse
 

@@ -15,6 +15,7 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fitted import Fitted, load_transform
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
@@ -149,15 +150,14 @@ def _values(dictionary: Any) -> Any:
 
 def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
     first, second = model.schema, here.schema
-    missing = [", ".join(map(repr, sorted(set(s.missing_values)))) for s in (first, second)]
-    yield from _unequal("missing values", *(text or "none" for text in missing))
     if model.label_known and here.label_known:  # early transforms do not know theirs
         labels = [
             f"{s.label.column!r}"
-            + (f" being {s.label.positive!r}" if s.label.positive is not None else "")
+            + (f" being {', '.join(map(repr, s.label.positives))}" if s.label.positives else "")
             for s in (first, second)
         ]
         yield from _unequal("label", *labels)
+    yield from _of_meanings(first, second)
     yield from _of_columns("numerical", first.numerical_names, second.numerical_names)
     ours = {field.column: i for i, field in enumerate(second.numerical_features)}
     for i, field in enumerate(first.numerical_features):
@@ -186,6 +186,23 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
             yield from _unequal(f"{name}: hash buckets", one.hash_buckets, two.hash_buckets)
             for entry in ("max_length", "kept", "ordered", "weights", "pooling"):
                 yield from _unequal(f"{name}: {entry}", getattr(one, entry), getattr(two, entry))
+
+
+def _of_meanings(first: Schema, second: Schema) -> Iterator[str]:
+    """Yields the fields of both schemas in which texts have other meanings."""
+    ours = {field.column: field for field in (*second.numerical, *second.categorical)}
+    for field in (*first.numerical, *first.categorical):
+        if (other := ours.get(field.column)) is not None:
+            pair = ((first, field), (second, other))
+            missing = (sorted(set(schema.missing_of(one))) for schema, one in pair)
+            yield from _unequal(f"{field.column}: missing values", *map(_listed, missing))
+            for name in ("true_values", "false_values"):
+                texts = (sorted(set(getattr(one, name))) for _, one in pair)
+                yield from _unequal(f"{field.column}: {name}", *map(_listed, texts))
+
+
+def _listed(texts: Sequence[str]) -> str:
+    return ", ".join(map(repr, texts)) or "none"
 
 
 def _hexadecimal(number: np.integer) -> str:

@@ -8,7 +8,7 @@ import numpy as np
 from dlrm.data.clicks import bags
 from dlrm.data.clicks.bags import Bags, places_of
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn
-from dlrm.data.transform.cells import BadRowError, keys_of_texts, numbers_of_texts
+from dlrm.data.transform.cells import BadRowError, FieldKeys, numbers_of_texts
 from dlrm.data.transform.schema import CategoricalField, NumericalField
 
 
@@ -135,29 +135,28 @@ def split_text(text: str, separator: str, missing: Collection[str]) -> list[str]
 
 
 def lists_of_texts(
-    field: CategoricalField,
+    keys: FieldKeys,
     cells: Sequence[str],
     weights: Sequence[str] | None,
-    missing: np.ndarray,
     missing_values: Collection[str],
 ) -> ListValues:
     """Returns the lists of cells of text.
 
     Args:
-        field: the list field.
+        keys: the keys of the list field.
         cells: cells of the values.
         weights: cells of their weights; None if the field has none.
-        missing: hashes of texts that mean "missing".
-        missing_values: these texts, besides empty ones.
+        missing_values: texts that mean "missing", besides empty ones.
 
     Raises:
         BadRowError: the first unreadable value, or list with a wrong number of weights.
     """
+    field = keys.field
     rows = [split_text(cell, field.separator, missing_values) for cell in cells]
     lengths = np.array([len(row) for row in rows], np.int64)
     texts = TextColumn.from_bytes([text.encode() for row in rows for text in row])
     try:
-        values = keys_of_texts(field, texts, missing)
+        values, _ = keys.of_texts(texts)
     except BadRowError as error:
         raise _in_row(error, lengths) from None
     if weights is None or field.weights is None:

@@ -2,7 +2,7 @@
 
     version: 1
     label: {column: income, positive: ">50K"}
-    format: {delimiter: ";", encoding: latin-1}      # of CSV; see `text_format.TextFormat`
+    format: {delimiter: ";", encoding: latin-1}      # of CSV; see `TextFormat`
     missing_values: ["?"]                            # in fields without their own
     numerical:
       - age                                        # standardised
@@ -33,8 +33,8 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.derived import TARGET, Cross, Encoding
-from dlrm.data.transform.text_format import TextFormat
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features

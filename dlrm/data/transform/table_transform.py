@@ -23,7 +23,7 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags, ListField
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn
-from dlrm.data.transform.cells import BadRowError, keys_of_texts, missing_keys, numbers_of_texts
+from dlrm.data.transform.cells import BadRowError, FieldKeys, numbers_of_texts
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of, checksum
 from dlrm.data.transform.encodings import Encoded
@@ -32,6 +32,7 @@ from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transformed
+from dlrm.data.transform.values import NUMBER, KnownTexts
 from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
@@ -52,6 +53,9 @@ class TableTransform:
         keep_negatives: share of the training rows with label 0 that were kept, for which scores
             are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
         encoded: encodings of each field, in the order of `schema.encoded`.
+        kinds: kind of the training values of each of the schema's categorical fields: `NUMBER` of
+            typed numbers, otherwise `TEXT`. None if texts have no canonical form, as in earlier
+            versions.
 
     Attributes:
         fields: the categorical features, which are the schema's fields and crosses.
@@ -67,7 +71,9 @@ class TableTransform:
         columns: Sequence[str] = (),
         keep_negatives: float = 1.0,
         encoded: Sequence[Encoded] = (),
+        kinds: Sequence[str] | None = None,
     ) -> None:
+        self.kinds = None if kinds is None else tuple(kinds)
         self.schema, self.numerical = schema, list(numerical)
         self.dictionaries = list(dictionaries)
         self.negatives = None if negatives is None else tuple(negatives)
@@ -244,34 +250,43 @@ class TableTransform:
             BadRowError: the first cell, by column, that cannot be read.
         """
         by_name = dict(zip(self.names, columns, strict=True))
+        missing_of = self.schema.missing_of
         numerical = [
-            numbers_of_texts(field, _strings(by_name[field.column]), self.schema.missing_values)
+            numbers_of_texts(field, _strings(by_name[field.column]), missing_of(field))
             for field in self.schema.numerical
         ]
         categorical: list[Parsed | Coded | ListValues] = []
-        for field in self.schema.categorical:
+        for field, keys in zip(self.schema.categorical, self.keys, strict=True):
             column = by_name[field.column]
             if field.max_length is None:
-                categorical.append(keys_of_texts(field, column, self.missing_keys))
+                categorical.append(keys.of_texts(column)[0])
                 continue
             weights = _strings(by_name[field.weights]) if field.weights else None
-            missing = self.missing_keys, self.schema.missing_values
-            categorical.append(lists_of_texts(field, _strings(column), weights, *missing))
+            lists = lists_of_texts(keys, _strings(column), weights, missing_of(field))
+            categorical.append(lists)
         categorical += cross_columns(self.schema, categorical)
         return self.apply(numerical, categorical)
 
     @cached_property
-    def missing_keys(self) -> np.ndarray:
-        """Returns the hashes of the texts that mean "missing"."""
-        return missing_keys(self.schema)
+    def keys(self) -> list[FieldKeys]:
+        """Returns the keys of each of the schema's categorical fields."""
+        made = []
+        for place, field in enumerate(self.schema.categorical):
+            known = None
+            if self.kinds is not None and field.type == "string":
+                dictionary = self.dictionaries[self.dictionary_of[place]]
+                known = KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
+            plain = self.kinds is None
+            made.append(FieldKeys(field, self.schema.missing_of(field), known, plain))
+        return made
 
     @property
     def known_labels(self) -> list[str] | None:
         """Returns the labels that preprocessing met; None if they are unknown."""
-        positive = self.schema.label.positive
-        if positive is None or self.negatives is None:
+        positives = self.schema.label.positives
+        if not positives or self.negatives is None:
             return None
-        return [positive, *self.negatives]
+        return [*positives, *self.negatives]
 
     def check_all(self) -> None:
         """Compares every file with its checksum, as `check` does."""
@@ -347,7 +362,11 @@ class TableTransform:
             columns = texts_in(facts["columns"])
             kept = float(facts["keep_negatives"])
             negatives = facts["negatives"]
-            transform = cls(schema, numerical, dictionaries, negatives, columns, kept, encoded)
+            kinds = texts_in(facts["kinds"]) if "kinds" in facts else None
+            if kinds is not None and len(kinds) != len(schema.categorical):
+                raise ValueError(f"{len(kinds)} kinds of {len(schema.categorical)} fields")
+            fitted = numerical, dictionaries, negatives, columns, kept, encoded, kinds
+            transform = cls(schema, *fitted)
             for arrays, crc in zip(transform._arrays(), crcs, strict=True):
                 if len(crc) != len(arrays):
                     raise ValueError(f"expected {len(arrays)} checksums, got {brief(crc)}")
@@ -414,6 +433,8 @@ def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
         "columns": list(transform.columns),
         "keep_negatives": transform.keep_negatives,
     }
+    if transform.kinds is not None:
+        facts["kinds"] = list(transform.kinds)
     if transform.encoded:
         facts["encodings"] = [
             {"size": len(one.keys), "crc32": crc}

@@ -1,10 +1,10 @@
 """Options of preparing tables, which determine the dataset."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from dlrm.data.clicks import layout
-from dlrm.data.tables.files import TextFormat
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
 from dlrm.preproc.tables.division import Division, facts
@@ -17,7 +17,7 @@ class TableOptions:
     Attributes:
         schema: the meaning of the columns.
         division: division of rows into train, test and validation.
-        text: format of CSV.
+        text: format of CSV, whose entries take precedence over those of the schema.
         output_ordering: "total_random" shuffles the training rows, "input" keeps their order.
         split_bytes: size on disk of a task's input.
         bad_lines: "fail", or "quarantine": leave out unreadable rows, and list them.
@@ -54,6 +54,21 @@ class TableOptions:
             raise ValueError(f"--max_bad_lines {self.max_bad_lines}: expected a share, 0 to 1")
 
     @property
+    def format(self) -> TextFormat:
+        """Returns the format of CSV."""
+        return self.text.over(self.schema.format)
+
+    @property
+    def remembered_schema(self) -> Schema:
+        """Returns the schema with the format of CSV that was read, for later readers.
+
+        A header and names of columns are not part of it: `TableTransform.columns` has the names.
+        """
+        own = replace(self.text, columns=(), header=None, chunk_rows=TextFormat().chunk_rows)
+        text = own.over(self.schema.format)
+        return replace(self.schema, format=None if text == TextFormat() else text)
+
+    @property
     def quarantine(self) -> bool:
         """Returns whether unreadable rows are left out."""
         return self.bad_lines == "quarantine"
@@ -66,7 +81,7 @@ class TableOptions:
     def facts(self) -> dict[str, Any]:
         """Returns, by flag, the options that determine the bytes of the dataset."""
         text = asdict(self.text)
-        del text["chunk_size"]
+        del text["chunk_rows"]
         names = ("output_ordering", "bad_lines", "report", "output_format", "feature_spec_out")
         values = text | vars(self.division) | {name: getattr(self, name) for name in names}
         return {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}

@@ -22,24 +22,18 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.tables.files import (
-    CSV,
-    FRAME,
-    PARQUET,
-    Lists,
-    TableFile,
-    TextFormat,
-    columns_of,
-    stage,
-)
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.files import CSV, FRAME, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.parquet import Part, partition_of, parts_of
 from dlrm.data.tables.rows import extra_dtypes
+from dlrm.data.tables.text import Cells, columns_of, stage
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.numbers import Fitted, Sums
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform, save_facts
+from dlrm.data.transform.values import NUMBER, TEXT, canonical_text
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
@@ -64,6 +58,7 @@ _PARTS_PER_CORE = 2
 _COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
 _MOST_NEGATIVES = 100  # labels other than the positive one that the transform keeps
 _MOST_LISTED = 10
+_MOST_NOTES = 3  # about files whose rows extend over several lines
 _MOST_NAMED = 20  # columns in a message
 
 
@@ -126,7 +121,7 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     _check_splits(rows.sum(axis=0), source.divider.splits, options)
     directory = run.work.output / layout.TRANSFORM
     first = inputs.files[0]
-    columns = columns_of(first, options.text) if first.kind == CSV else []
+    columns = columns_of(first, options.format) if first.kind == CSV else []
     fitted = _fit(run, parts, counted, rows, directory, negatives, columns)
     given = {0, 1, *source.divider.splits, *np.flatnonzero(rows.sum(axis=0)).tolist()}
     names = [layout.SPLITS[i] for i in sorted(given)]
@@ -218,7 +213,7 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
     columns = _columns(options)
     if files[0].kind == PARQUET:
         for file in files:
-            _check_names(file, columns_of(file, options.text), columns)
+            _check_names(file, columns_of(file, options.format), columns)
         return [(file.path.resolve(), file.path, file.root) for file in files]
     folder = run.work.folder("staged")
     if files[0].kind == FRAME:
@@ -233,10 +228,14 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
     ]
     sizes = [file.path.stat().st_size for file in files]
     with run.stage("stage") as now:
-        lists = Lists.of(options.schema)
-        task = partial(_stage, text=options.text, quarantine=options.quarantine, lists=lists)
+        cells = Cells.of(options.schema)
+        task = partial(_stage, text=options.format, quarantine=options.quarantine, cells=cells)
         done = now.tasks("stage", task, items, sizes)
         now.rows, now.size = sum(result["rows"] for result in done), sum(sizes)
+    for note in [note for result in done if (note := result["note"])][:_MOST_NOTES]:
+        run.say(note)
+    numbers = set(columns).intersection(*(result["numbers"] for result in done))
+    run.work.finish("numbers", sorted(numbers))
     known = {name for result in done for name in result["names"]}.union(*partitions)
     if now.rows and (missing := [name for name in columns if name not in known]):
         names = ", ".join(done[0]["names"][:_MOST_NAMED])
@@ -260,10 +259,10 @@ def _staged_frame(
 
 
 def _stage(
-    item: tuple[TableFile, str, list[str]], text: TextFormat, quarantine: bool, lists: Lists
+    item: tuple[TableFile, str, list[str]], text: TextFormat, quarantine: bool, cells: Cells
 ) -> dict[str, Any]:
     file, target, columns = item
-    return stage(file, target, text, columns, quarantine, lists)
+    return stage(file, target, text, columns, quarantine, cells)
 
 
 def _counted(run: Run, parts: list[Part], source: TableSource) -> list[dict[str, Any]]:
@@ -321,20 +320,23 @@ def _check_splits(rows: np.ndarray, splits: Sequence[int], options: TableOptions
 def _negatives(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
     """Returns the labels that count as 0, after checking them against the schema."""
     label, found = schema.label, _label_counts(counted)
-    if label.positive is None:
+    if not label.positives:
         return None
     positive = sum(sum(result["positives"]) for result in counted)
     shown = ", ".join(map(repr, sorted(found)[:_MOST_LISTED]))
     if not positive:
         raise ValueError(
-            f"column {label.column}: no row has the label {label.positive!r}; found {shown}"
+            f"column {label.column}: no row has the label "
+            f"{' or '.join(map(repr, label.positives))}; found {shown}"
         )
-    others = sorted(set(found) - {label.positive})
+    forms = set(map(canonical_text, label.positives))
+    others = sorted(text for text in found if canonical_text(text) not in forms)
     expected = label.negative
     if expected is None and len(others) > 1 and not label.any_negative:
         raise ValueError(
-            f"column {label.column}: expected two values, {label.positive!r} and another, got "
-            f"{shown}; label: {{negative: [...]}} in the schema names those that count as 0"
+            f"column {label.column}: expected {' or '.join(map(repr, label.positives))} and "
+            f"another value, got {shown}; label: {{negative: [...]}} in the schema names those "
+            "that count as 0"
         )
     kept = tuple(expected or others)
     return kept if 0 < len(kept) <= _MOST_NEGATIVES else None
@@ -386,9 +388,22 @@ def _fit(
         for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
     ]
     kept = run.options.division.keep_negatives
-    transform = TableTransform(schema, fitted, dictionaries, negatives, columns, kept, encoded)
+    own = dictionaries, negatives, columns, kept, encoded, _kinds(run, counted)
+    read = run.options.remembered_schema if columns else schema  # of a CSV
+    transform = TableTransform(read, fitted, *own)
     save_facts(directory, transform)
     return transform
+
+
+def _kinds(run: Run, counted: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the kind of each categorical field's values: numbers, or anything else as text."""
+    schema: Schema = run.options.schema
+    of_json = set(run.work.result("numbers") or ())
+    kinds = []
+    for place, field in enumerate(schema.categorical):
+        found = set().union(*(result["kinds"][place] for result in counted))
+        kinds.append(NUMBER if found == {NUMBER} or field.column in of_json else TEXT)
+    return kinds
 
 
 def _with_totals(

@@ -85,8 +85,8 @@ class TableSource:
             Facts: `rows` and `positives` of each split, `ids` of each split and list field,
             `labels` with their counts, `crc` of the part, `sums` of each standardized column, the
             first and last of the `times`, if there are any, `cells` of each field with encodings:
-            the sums over all training rows, and over those without a value; and the counts of
-            `counted_columns`.
+            the sums over all training rows, and over those without a value, and the `kinds` of
+            values of each categorical field; and the counts of `counted_columns`.
         """
         schema = self.schema
         counts = [[_none_of(column)] for column in counted_columns(schema)]
@@ -97,7 +97,8 @@ class TableSource:
         times: list[int] = []
         fields = [_FieldCounts() for _ in schema.categorical]
         encoded = [_EncodedCounts(column) for column in encoded_columns(schema)]
-        for batch, read, splits, numbers in self._read(part, rejected):
+        reader = RowReader(schema)
+        for batch, read, splits, numbers in self._read(part, reader, rejected):
             assert read.labels is not None
             if schema.time and (splits != DROPPED).any():
                 kept = read.extra["time"][splits != DROPPED]
@@ -107,7 +108,7 @@ class TableSource:
                 rows[split] += int(np.count_nonzero(chosen))
                 positives[split] += int(np.count_nonzero(read.labels[chosen]))
                 ids[split] += _num_ids(schema, read, chosen)
-            if schema.label.positive is not None:
+            if schema.label.positives:
                 labels += _label_counts(schema, batch)
             training = np.flatnonzero(splits == TRAIN)
             if len(training):
@@ -128,6 +129,7 @@ class TableSource:
             "times": times,
             "crc": part.checksum(),
             "sums": [one.facts() for one in sums],
+            "kinds": [sorted(kinds) for kinds in reader.kinds],
             "cells": [[one.totals.tolist(), one.missing.tolist()] for one in encoded],
         }
         return facts, [merge_counts(parts) for parts in counts]
@@ -185,7 +187,8 @@ class TableSource:
         """Yields the rows of a part by split; see `dlrm.preproc.logs.source.Source`."""
         part.check()
         by_split = {_PLACES[target.name]: target for target in targets}
-        for _, read, splits, numbers in self._read(part, [] if quarantine else None):
+        reader = RowReader(self.schema)
+        for _, read, splits, numbers in self._read(part, reader, [] if quarantine else None):
             for split, target in by_split.items():
                 chosen = np.flatnonzero(splits == split)
                 if len(chosen):
@@ -196,10 +199,9 @@ class TableSource:
         return part.where(number - part.first_row)
 
     def _read(
-        self, part: Part, rejected: list[Rejected] | None
+        self, part: Part, reader: RowReader, rejected: list[Rejected] | None
     ) -> Iterator[tuple[pa.RecordBatch, Rows, np.ndarray, np.ndarray]]:
         """Yields readable rows: as they are, as fields, their splits and numbers."""
-        reader = RowReader(self.schema)
         columns = list(dict.fromkeys([*reader.columns, *self.divider.columns]))
         columns += [PROBLEM] * part.staged
         done = 0

@@ -1,25 +1,64 @@
-"""Flags of commands that read tables: the format of CSV."""
+"""Flags of commands that read tables: which files, and the format of CSV."""
 
 from absl import flags
 
-from dlrm.data.tables.files import TextFormat
+from dlrm.data.sources.text_format import COMPRESSIONS, TextFormat
+from dlrm.data.tables.files import KINDS
 
 FLAGS = flags.FLAGS
+TEXT_FLAGS = ("delimiter", "quote", "escape", "encoding", "decimal", "thousands", "compression")
 
 
 def define_text_flags() -> None:
-    """Defines the flags that `text_format` reads."""
+    """Defines the flags that `text_format` reads, and `--input_format`."""
+    flags.DEFINE_enum(
+        "input_format", None, KINDS, "kind of the files; default: by their names and content"
+    )
     flags.DEFINE_list("columns", [], "names of a CSV's columns; default: those of its header")
     flags.DEFINE_boolean(
         "header",
         None,
         "a CSV begins with a line of column names; default: yes unless --columns is given",
     )
+    define_format_flags()
+
+
+def define_format_flags() -> None:
+    """Defines the flags of CSV's format that have the same meaning in all commands."""
+    otherwise = "default: that of the schema, otherwise"
     flags.DEFINE_string(
-        "delimiter", None, "separator of a CSV's cells; default: a tab for .tsv, otherwise a comma"
+        "delimiter",
+        None,
+        f"separator of a CSV's cells; {otherwise} a tab for .tsv, and a comma for other files",
+    )
+    flags.DEFINE_string(
+        "quote",
+        None,
+        f"character around a CSV's cells, or none, if quotes are part of the text; {otherwise} \"",
+    )
+    flags.DEFINE_string(
+        "escape",
+        None,
+        f"character before quotes and delimiters in a CSV's cells, such as \\; {otherwise} none",
+    )
+    flags.DEFINE_string(
+        "encoding", None, f"encoding of text, such as latin-1 or utf-16; {otherwise} UTF-8"
+    )
+    flags.DEFINE_string(
+        "decimal", None, f"decimal mark of a CSV's numbers, a point or a comma; {otherwise} a point"
+    )
+    flags.DEFINE_string(
+        "thousands", None, f"mark between groups of three digits in a CSV; {otherwise} none"
+    )
+    flags.DEFINE_enum(
+        "compression",
+        None,
+        COMPRESSIONS,
+        f"compression of text; {otherwise} that of each file's content",
     )
 
 
 def text_format() -> TextFormat:
     """Returns the format of CSV that the flags describe."""
-    return TextFormat(tuple(FLAGS.columns), FLAGS.header, FLAGS.delimiter)
+    given = {name: FLAGS[name].value for name in TEXT_FLAGS}
+    return TextFormat(tuple(FLAGS.columns), FLAGS.header, **given)

@@ -5,7 +5,8 @@ from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
-from dlrm.data.tables.files import TextFormat, find_tables
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.division import Division

@@ -1,0 +1,451 @@
+"""Rows of CSV as columns of text, with the line of each row.
+
+pyarrow splits blocks in which every row is one line. Python's csv module, which knows the lines of
+rows, splits the others, in which quoted cells have quotes, line ends or blanks before them, and
+those with rows of a wrong length; with an escape character, `EscapedReader` does.
+"""
+
+import csv
+import io
+import itertools
+import re
+from collections import deque
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+
+from dlrm.data.sources.csv_cells import MOST_LISTED
+from dlrm.data.sources.text_files import (
+    BROKEN,
+    LONGEST_LINE,
+    not_utf_8,
+    open_text,
+    read_blocks,
+    too_long,
+    unpacked_name,
+)
+from dlrm.data.sources.text_format import NO_QUOTE, TextFormat
+
+DELIMITERS = (",", ";", "\t", "|")
+_BLOCK_BYTES = 4 << 20
+_MOST_LINES = 100  # lines of a record; a stray pair of quotes joins all rows between them
+
+
+class Chunk(NamedTuple):
+    """Some rows of a text file.
+
+    Attributes:
+        names: names of all columns.
+        lines: number of the line on which each row ends.
+        columns: the cells of each column as text; None for columns that were not asked for.
+    """
+
+    names: list[str]
+    lines: np.ndarray
+    columns: list[pa.Array | None]
+
+
+@dataclass
+class Spans:
+    """Rows that quoted cells extend over several lines.
+
+    Attributes:
+        rows: number of such rows.
+        lines: number of their lines.
+        first: the line at which the first begins; 0 if there is none.
+    """
+
+    rows: int = 0
+    lines: int = 0
+    first: int = 0
+
+    def add(self, first: int, last: int) -> None:
+        """Counts a row."""
+        self.rows, self.lines = self.rows + 1, self.lines + last - first + 1
+        self.first = self.first or first
+
+    def note(self, path: Path | str, text: TextFormat) -> str | None:
+        """Returns a line about such rows of a file, or None without any."""
+        if not self.rows:
+            return None
+        rows = f"{self.rows:,} row{'s' * (self.rows > 1)}"
+        note = f"note: {path}: quoted cells extend {rows} over {self.lines:,} lines, first from "
+        note += f"line {self.first}"
+        if text.quote is None:
+            note += "; if quotes are part of the text, read it with format: {quote: none} in the "
+            note += "schema, or --quote none"
+        return note
+
+
+def delimiter_of(path: Path, text: TextFormat) -> str:
+    """Returns the delimiter of a file."""
+    return text.delimiter or ("\t" if unpacked_name(path.name).endswith(".tsv") else ",")
+
+
+def has_header(text: TextFormat) -> bool:
+    """Returns whether the first line is a header."""
+    return not text.columns if text.header is None else text.header
+
+
+def read_csv(
+    path: Path,
+    text: TextFormat,
+    problems: dict[int, str] | None = None,
+    wanted: Collection[str] | None = None,
+    spans: Spans | None = None,
+) -> Iterator[Chunk]:
+    """Yields the rows of a CSV, some at a time.
+
+    A file without rows yields its names once, with no rows, if they are known. Blank lines are no
+    rows.
+
+    Args:
+        path: plain or compressed.
+        text: its format.
+        problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
+            cells are then empty; None raises the first.
+        wanted: names of the columns to return; None is all.
+        spans: counts rows of several lines.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: the file is not text of the format, a quote is not closed, or a row spans more
+            than 100 lines or has a wrong number of cells.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: no such file")
+    rows = _Rows(path, text, problems, spans or Spans())
+    ends, records = rows.records(1)
+    names = [name.strip() for name in text.columns or (records[0] if records else ())]
+    first = None
+    if records and not has_header(text):
+        names = names if text.columns else list(map(str, range(len(records[0]))))
+        first = rows.chunk_of(names, wanted, ends, records)
+    if not records or first is None:
+        none = [pa.array([], pa.string())] * len(names)
+        first = Chunk(names, np.empty(0, np.int64), none) if names else None
+    for chunk in itertools.chain(
+        [first] if first else [], iter(partial(rows.chunk, names, wanted), None)
+    ):
+        for begin in range(0, max(len(chunk.lines), 1), text.chunk_rows):
+            part = slice(begin, begin + text.chunk_rows)
+            columns = [None if column is None else column[part] for column in chunk.columns]
+            yield Chunk(names, chunk.lines[part], columns)
+
+
+class _Rows:
+    """Reads rows block by block, each in the fastest way that gives every row its line."""
+
+    def __init__(
+        self, path: Path, text: TextFormat, problems: dict[int, str] | None, spans: Spans
+    ) -> None:
+        self._path, self._problems, self._spans = path, problems, spans
+        self._delimiter = delimiter_of(path, text)
+        self._quote = None if text.quote == NO_QUOTE else text.quote or '"'
+        self._escape = text.escape
+        self._blocks = read_blocks(path, _BLOCK_BYTES, text.encoding, text.compression)
+        self._pending = b""  # lines of a block that are still to be read
+        self._line = 0  # lines that have been read
+
+    def chunk(self, names: list[str], wanted: Collection[str] | None) -> Chunk | None:
+        """Returns the rows of the next block; None at the end."""
+        block = self._pending = self._pending or next(self._blocks, b"")
+        if not block:
+            return None
+        if (lines := self._plain_lines(block)) is not None:
+            found = self._split(block, len(names), _places(names, wanted), len(lines))
+            if found is not None:
+                self._line += block.count(b"\n") + (not block.endswith(b"\n"))
+                self._pending = b""
+                return Chunk(names, lines, found)
+        return self.chunk_of(names, wanted, *self.records())
+
+    def chunk_of(
+        self,
+        names: list[str],
+        wanted: Collection[str] | None,
+        ends: list[int],
+        records: list[list[str]],
+    ) -> Chunk:
+        """Returns records as a chunk, after checking their lengths."""
+        for i, (line, record) in enumerate(zip(ends, records, strict=True)):
+            if len(record) != len(names):
+                problem = f"expected {len(names)} columns ({_listed(names)}), got {len(record)}"
+                if self._problems is None:
+                    raise ValueError(f"{self._path}, line {line}: {problem}")
+                self._problems[line] = f"{problem}\t{self._delimiter.join(record)}"
+                records[i] = [""] * len(names)
+        columns: list[pa.Array | None] = [None] * len(names)
+        for i in _places(names, wanted):
+            cells = [record[i] for record in records]
+            columns[i] = pa.array(cells, pa.string())
+        return Chunk(names, np.array(ends, np.int64), columns)
+
+    def _plain_lines(self, block: bytes) -> np.ndarray | None:
+        """Returns the lines of rows if each is one line, without anything to decide; else None."""
+        if self._escape is not None and self._escape.encode() in block:
+            return None
+        if b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
+            return None
+        try:
+            block.decode()
+        except UnicodeDecodeError:
+            return None
+        data = np.frombuffer(block, np.uint8)
+        ends = np.flatnonzero(data == ord("\n"))
+        if not block.endswith(b"\n"):
+            ends = np.append(ends, len(block))
+        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
+        if len(block) > LONGEST_LINE and (ends - starts).max() >= LONGEST_LINE:
+            return None
+        if self._quote is not None and not self._quotes_plainly(data, ends):
+            return None
+        returned = (ends > starts) & (data[np.maximum(ends - 1, 0)] == ord("\r"))
+        return self._line + 1 + np.flatnonzero(ends - returned > starts)
+
+    def _quotes_plainly(self, data: np.ndarray, ends: np.ndarray) -> bool:
+        """Returns whether quotes only stand around whole cells, of one line each."""
+        quotes = np.flatnonzero(data == ord(self._quote or ""))
+        if not len(quotes):
+            return True
+        line = np.searchsorted(ends, quotes)
+        first = np.searchsorted(line, line, side="left")  # index of the first quote of the line
+        opens = (np.arange(len(quotes)) - first) % 2 == 0
+        edges = np.isin(np.arange(256), [ord(self._delimiter), ord("\n"), ord("\r")])
+        before = edges[data[np.maximum(quotes - 1, 0)]] | (quotes == 0)
+        after = edges[data[np.minimum(quotes + 1, len(data) - 1)]] | (quotes == len(data) - 1)
+        closed = np.append(line[1:] != line[:-1], True) <= ~opens  # the last of a line closes
+        return bool((np.where(opens, before, after) & closed).all())
+
+    def _split(
+        self, block: bytes, width: int, places: Sequence[int], rows: int
+    ) -> list[pa.Array | None] | None:
+        """Returns the columns of a block whose rows are lines; None if pyarrow disagrees."""
+        names = list(map(str, range(width)))
+        wanted = [names[i] for i in places] or names[:1]
+        try:
+            table = pa_csv.read_csv(
+                pa.py_buffer(block),
+                pa_csv.ReadOptions(
+                    use_threads=False, block_size=len(block) + 1, column_names=names
+                ),
+                pa_csv.ParseOptions(
+                    delimiter=self._delimiter,
+                    quote_char=self._quote or False,
+                    escape_char=False,
+                    newlines_in_values=False,
+                ),
+                pa_csv.ConvertOptions(
+                    check_utf8=False,
+                    column_types=dict.fromkeys(wanted, pa.string()),
+                    include_columns=wanted,
+                    strings_can_be_null=False,
+                ),
+            )
+        except pa.ArrowInvalid:
+            return None
+        if table.num_rows != rows:
+            return None
+        columns: list[pa.Array | None] = [None] * width
+        for i, column in zip(places, table.columns, strict=False):
+            columns[i] = column.combine_chunks()
+        return columns
+
+    def records(self, most: int | None = None) -> tuple[list[int], list[list[str]]]:
+        """Returns the last lines and the cells of rows, to the end of a block or of `most` rows."""
+        self._left = self._lines_of(self._pending or next(self._blocks, b""))
+        reader = self._reader()
+        ends: list[int] = []
+        records: list[list[str]] = []
+        before = self._line
+        while self._left and (most is None or len(records) < most):
+            first = before + reader.line_num + 1
+            try:
+                record = next(reader)
+            except (csv.Error, StopIteration) as error:
+                raise ValueError(
+                    f"{self._path}, line {first}: not CSV ({error or 'it ends within a row'}, "
+                    f"reading up to line {before + reader.line_num}); is a quote not closed?"
+                ) from None
+            last = before + reader.line_num
+            if last - first >= _MOST_LINES:
+                raise ValueError(
+                    f"{self._path}, line {first}: expected a row of at most {_MOST_LINES} lines, "
+                    f"got one that a quoted cell extends to line {last}"
+                )
+            if last > first and record:
+                self._spans.add(first, last)
+            if record:
+                ends.append(last)
+                records.append(record)
+        self._line = before + reader.line_num
+        self._pending = "".join(self._left).encode("utf-8", "surrogateescape")
+        return ends, records
+
+    def _reader(self) -> Any:
+        """Returns an iterator of records with the attribute `line_num`."""
+        if self._escape is not None:
+            return EscapedReader(self._fed(), self._delimiter, self._quote, self._escape)
+        csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE * _MOST_LINES))
+        quoting = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
+        options: dict[str, Any] = {"delimiter": self._delimiter, "skipinitialspace": True}
+        return csv.reader(
+            self._fed(), quotechar=self._quote or '"', quoting=quoting, strict=True, **options
+        )
+
+    def _fed(self) -> Iterator[str]:
+        """Yields the lines of the block, and of further ones for a row that does not end in it."""
+        number = self._line
+        while self._left or (block := next(self._blocks, b"")):
+            if not self._left:
+                self._left = self._lines_of(block)
+            number += 1
+            line = self._left.popleft()
+            if len(line) >= LONGEST_LINE and line[-1] not in "\r\n":
+                raise too_long(self._path, number)
+            if not line.isascii() and (problem := not_utf_8(line)):
+                line = self._without_bytes(line, number, problem)
+            yield line
+
+    def _without_bytes(self, line: str, number: int, problem: str) -> str:
+        if self._problems is None:
+            where = problem.replace("not", "not CSV in")
+            raise ValueError(f"{self._path}, line {number}, {where}; --encoding names another")
+        line = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+        self._problems[number] = f"{problem}\t{line.rstrip()}"
+        return line
+
+    @staticmethod
+    def _lines_of(block: bytes) -> "deque[str]":
+        text = block.decode("utf-8", "surrogateescape")
+        return deque(io.StringIO(text, newline=""))
+
+
+class EscapedReader:
+    """Splits lines into records, of which an escape character takes the meaning of characters.
+
+    Within quotes, or anywhere if there are none, it makes a quote, a delimiter or itself that
+    follows a part of the cell; before other characters it is one itself.
+
+    Args:
+        lines: the lines with their ends.
+        delimiter, quote, escape: the characters; `quote` may be None.
+
+    Attributes:
+        line_num: number of lines that were read.
+    """
+
+    def __init__(
+        self, lines: Iterator[str], delimiter: str, quote: str | None, escape: str
+    ) -> None:
+        self.line_num, self._lines = 0, lines
+        d, e, q = (re.escape(one) for one in (delimiter, escape, quote or delimiter))
+        self._delimiter, self._quote = delimiter, quote
+        plain = rf"[^{d}]*" if quote else rf"(?:{e}.|[^{d}{e}])*"
+        self._plain = re.compile(plain, re.DOTALL)
+        self._quoted = re.compile(rf"{q}((?:{e}.|[^{q}{e}])*){q} *", re.DOTALL)
+        self._escapes = re.compile(rf"{e}([{d}{e}{q}])")
+
+    def __iter__(self) -> "EscapedReader":
+        return self
+
+    def __next__(self) -> list[str]:
+        text, place, cells = self._line(), 0, list[str]()
+        if not text:
+            return []
+        while True:
+            place += len(text[place:]) - len(text[place:].lstrip(" "))
+            if self._quote and text.startswith(self._quote, place):
+                while (found := self._quoted.match(text, place)) is None:
+                    text += self._end + self._line()  # StopIteration: the quote is not closed
+                cells.append(self._escapes.sub(r"\1", found[1]))
+            else:
+                found = self._plain.match(text, place)
+                assert found is not None
+                cells.append(found[0] if self._quote else self._escapes.sub(r"\1", found[0]))
+            place = found.end()
+            if place == len(text):
+                return cells
+            if text[place] != self._delimiter:
+                raise csv.Error(f"{self._delimiter!r} expected after {self._quote!r}")
+            place += 1
+
+    def _line(self) -> str:
+        line = next(self._lines)
+        self.line_num += 1
+        text = line.rstrip("\r\n")
+        self._end = line[len(text) :]
+        return text
+
+
+def _places(names: Sequence[str], wanted: Collection[str] | None) -> list[int]:
+    return [i for i, name in enumerate(names) if wanted is None or name in wanted]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = ", ..." if len(names) > MOST_LISTED else ""
+    return ", ".join(names[:MOST_LISTED]) + more
+
+
+def check_names(
+    file: Path, names: Sequence[str], text: TextFormat, wanted: Collection[str]
+) -> None:
+    """Raises ValueError if a wanted column is missing, or if two have its name."""
+    if missing := [name for name in wanted if name not in names]:
+        source = "its header" if has_header(text) else "a file without a header"
+        hint = "" if text.columns else f" ({source}; --columns or --noheader say otherwise)"
+        if has_header(text) and not text.columns:
+            hint = delimiter_hint(file, text, missing[0]) or hint
+        raise ValueError(
+            f"{file}: no column {missing[0]!r}; the columns are {_listed(names)}{hint}"
+        )
+    if repeated := [name for name in wanted if list(names).count(name) > 1]:
+        raise ValueError(f"{file}: two columns are called {repeated[0]!r}")
+
+
+def delimiter_hint(path: Path, text: TextFormat, column: str | None = None) -> str:
+    """Returns advice to pass another `--delimiter`, or "" if none of `DELIMITERS` fits better.
+
+    Args:
+        path: a CSV.
+        text: the format that it was read with.
+        column: a missing column, which the first line must have; None expects a first line that is
+            one cell, or not CSV, and that another delimiter divides.
+    """
+    delimiter = delimiter_of(path, text)
+    line = first_line(path, text)
+    own = cells_of(line, delimiter)
+    if column is None and len(own) > 1:
+        return ""
+    seen = "" if delimiter in line else f"; the delimiter {delimiter!r} is not in its first line"
+    for other in DELIMITERS:
+        cells = cells_of(line, other)
+        if other != delimiter and (len(cells) > 1 if column is None else column in cells):
+            shown = "$'\\t'" if other == "\t" else f"'{other}'"
+            return f"{seen}; try --delimiter {shown}"
+    return seen if text.delimiter else ""
+
+
+def first_line(path: Path, text: TextFormat) -> str:
+    """Returns the first line of a file that is not blank; "" if there is none or it is damaged."""
+    try:
+        with open_text(path, text.encoding, text.compression) as file:
+            lines = iter(lambda: file.readline(LONGEST_LINE), "")
+            return next(filter(str.strip, lines), "")
+    except (*BROKEN, ValueError):
+        return ""
+
+
+def cells_of(line: str, delimiter: str) -> list[str]:
+    """Returns the cells of a line, without blanks around them; none if it is not CSV."""
+    try:
+        (cells,) = csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True)
+    except (csv.Error, ValueError):
+        return []
+    return [cell.strip() for cell in cells]
