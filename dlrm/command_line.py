@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from dlrm.documents import one_line
+from dlrm.files import check_all_local
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
@@ -16,6 +17,8 @@ def fail(error: object, code: int = 1) -> NoReturn:
 
 class Parser(argparse.ArgumentParser):
     """A parser that reports errors on such a line, with exit code 2, and keeps line breaks in help.
+
+    A URI where a path is expected is an error; see `dlrm.files.check_local`.
 
     Args:
         description: text at the start of the help.
@@ -30,9 +33,26 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parses as `argparse` does, for `parse_args` too."""
+        options, others = super().parse_known_args(args, namespace)
+        try:
+            check_all_local(
+                (_name(action), getattr(options, action.dest, None)) for action in self._actions
+            )
+        except ValueError as error:
+            self.error(str(error))
+        return options, others
+
     def error(self, message: str) -> NoReturn:
         """Ends the process."""
         fail(message, 2)
+
+
+def _name(action: argparse.Action) -> str:
+    """Returns the long form of a flag, or the name of a positional argument."""
+    long = (option for option in action.option_strings if option.startswith("--"))
+    return next(long, action.dest)
 
 
 def text_of(value: Any) -> str:

@@ -2,8 +2,8 @@
 
 Datasets, checkpoints, exports and scores are written with these functions. Content that appears
 under its final name is on the disk, together with its name and the names of the directories that
-were created above it. The functions also check that paths in files stay within their directory.
-Only the standard library is imported.
+were created above it. The functions also check that paths in files stay within their directory, and
+that paths of the user are no URIs. Only the standard library is imported.
 """
 
 import fcntl
@@ -12,7 +12,7 @@ import os
 import re
 import shutil
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -20,6 +20,61 @@ from typing import Any
 from dlrm.documents import brief, read_json
 
 MANIFEST = "manifest.json"  # in every directory that this package has written; see `dlrm.manifest`
+# Flags and keyword arguments that may look like a URI: all others are taken for paths.
+NOT_PATHS = frozenset(
+    [
+        *("mlflow", "triton_server_url", "http_headers", "address"),  # servers and requests
+        *("master", "conf", "spark_sql", "spark_table"),  # of Spark
+        "command",  # of another program, to translate
+        # Columns, and values of columns.
+        *("label", "positive", "weight", "time", "columns", "numerical", "categorical"),
+        *("split_key", "split_column", "cross", "encode", "slices", "missing_values", "delimiter"),
+    ]
+)
+# Also the forms "s3:/bucket", which pathlib makes of a URI, and "cache::s3://bucket".
+_SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*(?=:/)|[a-z][a-z0-9+.-]*(?=://)", re.IGNORECASE)
+
+
+def check_local(path: str | os.PathLike, name: str = "") -> None:
+    """Refuses a URI, such as `s3://bucket/x`, whose files would end up in a local folder `s3:`.
+
+    Args:
+        path: a path as the user gave it, or the `Path` of it.
+        name: the flag or argument that holds it, for the message.
+
+    Raises:
+        ValueError: it is a URI; the message has `name` and what to do instead.
+    """
+    text = os.fsdecode(path)
+    if scheme := _SCHEME.search(text):
+        shown = text if "://" in text else text.replace(":/", "://", 1)
+        instead = (
+            "use a local path and copy the files with the storage's own tool, or mount the storage "
+            "as a folder"
+        )
+        if scheme[0].lower() == "file":
+            instead = "leave out file://"
+        raise ValueError(
+            f"{f'{name} {shown}'.strip()}: expected a path of this machine, got a URI "
+            f"({scheme[0]}://); {instead}"
+        )
+
+
+def check_all_local(values: Iterable[tuple[str, Any]]) -> None:
+    """Refuses URIs among flags or keyword arguments, except for those in `NOT_PATHS`.
+
+    Args:
+        values: their names, flags with dashes, and values; only texts, paths and lists of them are
+            checked.
+
+    Raises:
+        ValueError: a value is a URI; see `check_local`.
+    """
+    for name, value in values:
+        if name.lstrip("-").replace("-", "_") not in NOT_PATHS:
+            for one in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(one, str | os.PathLike):
+                    check_local(one, name)
 
 
 def check_relative(name: Any, source: str | os.PathLike) -> None:
@@ -101,6 +156,7 @@ def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> It
     Raises:
         FileExistsError: `path` exists and may not be replaced.
         OSError: nothing can be written there.
+        ValueError: `path` is a URI.
     """
     final, staging = stage_directory(path, replace)
     try:
@@ -116,7 +172,9 @@ def stage_directory(path: str | os.PathLike, replace: bool | str = False) -> tup
 
     Raises:
         FileExistsError: `path` exists and may not be replaced.
+        ValueError: `path` is a URI.
     """
+    check_local(path)
     final = Path(path).resolve()  # replaces the target of a link, not the link
     tidy_after_killed(final)
     check_replaceable(final, replace)
@@ -240,7 +298,12 @@ def sync(path: Path) -> None:
 
 
 def make_directories(path: Path) -> None:
-    """Creates a directory and missing ones above it, and waits until their names are on disk."""
+    """Creates a directory and missing ones above it, and waits until their names are on disk.
+
+    Raises:
+        ValueError: the path is a URI.
+    """
+    check_local(path)
     missing = []
     while not path.exists():
         missing.append(path)
@@ -262,7 +325,9 @@ def staged_file(path: str | os.PathLike) -> Iterator[Path]:
 
     Raises:
         OSError: it cannot be written; the message names `path`.
+        ValueError: `path` is a URI.
     """
+    check_local(path)
     final = Path(path)
     partial = _partial(final)
     for left in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):

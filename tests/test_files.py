@@ -5,10 +5,17 @@ import os
 import subprocess
 import sys
 import zlib
+from pathlib import Path
 
 import pytest
 
-from dlrm.files import check_replaceable, staged_directory, write_atomically
+from dlrm.files import (
+    check_local,
+    check_replaceable,
+    make_directories,
+    staged_directory,
+    write_atomically,
+)
 from dlrm.manifest import crc32, read_manifest, sealed_json, write_manifest
 
 
@@ -247,3 +254,32 @@ def test_a_directory_inside_a_file_is_refused(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError, match="file: expected a directory to write in, got a f"):
         check_replaceable(tmp_path / "file/a/b", replace=False)
+
+
+def fill_directory(path):
+    with staged_directory(path) as staging:
+        (staging / "file").write_text("text")
+
+
+@pytest.mark.parametrize("path", ["s3://bucket/x", Path("s3://bucket/x")])
+def test_nothing_is_written_to_a_uri(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    writers = (fill_directory, lambda path: write_atomically(path, ""), make_directories)
+    for write in writers:
+        with pytest.raises(ValueError, match="^s3://bucket/x: expected a path of this machine"):
+            write(path)
+    assert names(tmp_path) == []
+
+
+def test_uris_of_every_form_are_refused():
+    for uri in ("gs://b/x", "S3A://b", "dbfs:/mnt/x", "cache::s3://b/x", "data,s3://b/x"):
+        with pytest.raises(ValueError, match=f"^--output {uri.replace('dbfs:/', 'dbfs://')}: "):
+            check_local(uri, "--output")
+    for uri in ("file:///x", Path("file:///x")):
+        with pytest.raises(ValueError, match=r"got a URI \(file://\); leave out file://$"):
+            check_local(uri, "--output")
+
+
+def test_colons_in_a_path_are_no_uri():
+    for path in ("a:b", "a/s3:/b", "2026-01-01T10:/x", "/s3:/b", "day_0", "", b"x"):
+        check_local(path)

@@ -15,7 +15,7 @@ from dlrm.api.defaults import TEST_FRACTION
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.transform.schema import Schema
-from dlrm.files import MANIFEST
+from dlrm.files import MANIFEST, check_all_local, check_local
 from dlrm.preproc.execution.engines import TaskError, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.division import Division
@@ -42,6 +42,7 @@ class Dataset:
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
+        check_local(path, "path")
         self.path = Path(path)
         if self.path.is_file():
             raise ValueError(
@@ -100,6 +101,7 @@ class Dataset:
         if unknown := [name for name in options if name not in OPTIONS]:
             raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
         check_types(options, (Division, TableOptions))
+        check_all_local({"schema": schema, "output": output, **options}.items())
         temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
         path = Path(temporary.name, "dataset") if temporary else Path(output or "")
         splits = {"train": frame, "test": test, "validation": validation}

@@ -24,6 +24,7 @@ from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
+from dlrm.files import check_all_local
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.predictor import Predictor, load
@@ -133,6 +134,8 @@ def fit(
         raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
     check_types(chosen, (ClickTraining, *_CONFIGS))
     check_schedule(chosen.get("schedule", "nvidia"), chosen)
+    paths = {"data": data, "schema": schema, "save_checkpoint_path": save_checkpoint_path}
+    check_all_local({**paths, **settings}.items())
     device = choose_device(base_device)
     if isinstance(data, Dataset | str | os.PathLike):
         dataset = data if isinstance(data, Dataset) else Dataset(data)

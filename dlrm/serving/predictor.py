@@ -15,7 +15,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
-from dlrm.files import MANIFEST, in_use, staged_directory
+from dlrm.files import MANIFEST, check_local, in_use, staged_directory
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
@@ -62,6 +62,8 @@ def load(
         ValueError: it is damaged, or the dataset's transform differs; the message names up to three
             differing fields.
     """
+    check_local(checkpoint, "checkpoint")
+    check_local(dataset or "", "dataset")
     with checkpoint_in_use(checkpoint) as path:
         if dataset:
             note = compare_transforms(path, dataset, allow_other_transform, allow_links=allow_links)
@@ -217,7 +219,9 @@ class Predictor:
         Raises:
             FileExistsError: `directory` exists and may not be replaced.
             FileNotFoundError: the checkpoint that the model was loaded from no longer exists.
+            ValueError: `directory` is a URI.
         """
+        check_local(directory, "directory")
         with in_use(self.path) as stays:
             if not stays:
                 raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")

@@ -36,7 +36,7 @@ from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.derived import TARGET, Cross, Encoding
 from dlrm.documents import brief, read_yaml
-from dlrm.files import write_atomically
+from dlrm.files import check_local, write_atomically
 from dlrm.limits import check_features
 
 VERSION = 1
@@ -462,7 +462,13 @@ class Schema:
         return {"version": VERSION} | _without_defaults(self)
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the schema as YAML; the file appears whole."""
+        """Writes the schema as YAML; the file appears whole.
+
+        Raises:
+            OSError: it cannot be written.
+            ValueError: `path` is a URI.
+        """
+        check_local(path, "path")
         write_atomically(Path(path), self.text())
 
     def text(self, comments: Mapping[str, str] | None = None) -> str:
@@ -506,6 +512,7 @@ class Schema:
             FileNotFoundError: there is no such file.
             ValueError: it is not a schema; the message names the file, the field and the value.
         """
+        check_local(path, "path")
         if not Path(path).exists():
             raise FileNotFoundError(f"{path}: no such schema (--schema)")
         try:

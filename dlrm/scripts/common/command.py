@@ -5,22 +5,30 @@ from collections.abc import Callable
 from absl import app, flags
 
 from dlrm.command_line import fail
+from dlrm.files import check_all_local, check_local
 
 
 def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
     """Parses flags, those of `--flagfile` too; returns the rest.
 
     Raises:
-        ValueError: an unknown flag, a value that a flag cannot have, or a file without flags.
+        ValueError: an unknown flag, a value that a flag cannot have, a URI where a path is
+            expected, or a file without flags.
     """
     try:
-        return values(arguments)
+        rest = values(arguments)
     except flags.Error as error:
+        if isinstance(error.__context__, FileNotFoundError):
+            check_local(error.__context__.filename, "--flagfile")
         raise ValueError(str(error).removeprefix("ERROR:: ")) from None
     except UnicodeDecodeError as error:
         raise ValueError(f"--flagfile: expected text in UTF-8, got byte {error.start}") from None
     except RecursionError:
         raise ValueError("--flagfile: expected files that do not name each other") from None
+    given = (values[name] for name in values if values[name].present)
+    check_all_local((f"--{flag.name}", flag.value) for flag in given)
+    check_all_local(("", argument) for argument in rest[1:])
+    return rest
 
 
 def run_command(main: Callable[[list[str]], int | None]) -> None:

@@ -1,0 +1,198 @@
+"""A URI is refused wherever a path is expected, by every flag of every command, before any work."""
+
+import argparse
+import contextlib
+import io
+import json
+import multiprocessing
+import re
+import runpy
+import sys
+from pathlib import Path
+
+import absl.app
+import forked
+import pytest
+from absl import flags
+
+from dlrm.command_line import Parser
+from dlrm.files import NOT_PATHS
+from dlrm.scripts.common.config_flags import ConfigFlags
+
+ROOT = Path(__file__).resolve().parents[2]
+URI = "s3://bucket/x"
+MESSAGE = f"{URI}: expected a path of this machine, got a URI (s3://); use a local path"
+SCRIPTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text()
+    for folder in ("dlrm", "preproc", "triton")
+    for path in sorted((ROOT / folder).rglob("*.py"))
+}
+COMMANDS = [
+    name
+    for name, text in SCRIPTS.items()
+    if re.search(r'(?m)^if __name__ == "__main__":$', text)
+    and '\n"""Runs `dlrm.' not in text  # has the command line of another one
+]
+
+
+class CommandLine(BaseException):
+    """Ends a command where it would parse its flags.
+
+    Attributes:
+        parse: the command's own parsing of words.
+        flags: name -> words that give it the value "{}", with everything that is required.
+    """
+
+    def __init__(self, parse, flags):
+        super().__init__()
+        self.parse, self.flags = parse, flags
+
+
+def command_line(command):
+    """Runs a command up to its command line; needs a process of its own, as it alters modules."""
+    parse_config, parse_known = ConfigFlags.parse, Parser.parse_known_args
+
+    def end_absl(_, flags_parser):
+        def parse(words):
+            for name in flags.FLAGS:
+                flags.FLAGS[name].unparse()
+            flags_parser(["", *words])
+
+        raise CommandLine(parse, absl_flags(flags.FLAGS))
+
+    def end_config(self, _):
+        raise CommandLine(lambda words: parse_config(self, words), absl_flags(self._flags))
+
+    def end_parser(self, *_):
+        Parser.parse_known_args = parse_known  # for the parsers of subcommands
+        raise CommandLine(lambda words: parse_known(self, words), dict(parser_flags(self)))
+
+    absl.app.run, ConfigFlags.parse = end_absl, end_config
+    Parser.parse_args = Parser.parse_known_args = end_parser
+    sys.argv = [command, "--"]
+    sys.path.insert(0, str((ROOT / command).parent))
+    try:
+        runpy.run_path(str(ROOT / command), run_name="__main__")
+    except CommandLine as line:
+        return line
+    raise AssertionError(f"{command} parsed no flags")
+
+
+def absl_flags(values):
+    required = {
+        name: f"--{name}=1"
+        for name in values
+        if any("other than None" in validator.message for validator in values[name].validators)
+    }
+    return {
+        f"--{name}": [*(required[one] for one in required if one != name), f"--{name}={{}}"]
+        for name in values
+        if len(name) > 1
+    }
+
+
+def parser_flags(parser, subcommand=()):
+    actions = [one for one in parser._actions if not isinstance(one, argparse._HelpAction)]
+    if isinstance(actions[-1], argparse._SubParsersAction):
+        for name, own in actions[-1].choices.items():
+            yield from ((f"{name} {flag}", words) for flag, words in parser_flags(own, (name,)))
+        return
+    required = [one for one in actions if one.required]
+    for action in actions:
+        others = [word(one, str([*(one.choices or ()), 1][0])) for one in required if one != action]
+        long = (option for option in action.option_strings if option.startswith("--"))
+        yield next(long, action.dest), [*subcommand, *others, word(action, "{}")]
+
+
+def word(action, value):
+    return f"{action.option_strings[-1]}={value}" if action.option_strings else value
+
+
+def answers(command):
+    """Returns the error, "" for none, of a URI in each flag of a command that takes any text."""
+    line, found = command_line(command), {}
+    for name, words in line.flags.items():
+        error = error_of(line.parse, words, URI)
+        # Flags for numbers, choices or nothing refuse other texts, too.
+        if not error or "got a URI" in error or not error_of(line.parse, words, "x"):
+            found[name] = error
+    return found
+
+
+def error_of(parse, words, value):
+    stderr = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(stderr):
+            parse([word.replace("{}", value) for word in words])
+    except SystemExit as ended:
+        return stderr.getvalue() if ended.code else ""
+    except ValueError as error:
+        return f"error: {error}"
+    return ""
+
+
+def walk(path):
+    """Writes the answers of all commands to a file; each is run in a fork of this process."""
+    with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
+        found = pool.map(answers, COMMANDS, chunksize=1)
+    path.write_text(json.dumps(dict(zip(COMMANDS, found, strict=True))))
+
+
+@pytest.fixture(scope="module")
+def walked(tmp_path_factory):
+    path = tmp_path_factory.mktemp("uris") / "answers.json"
+    process = forked.CONTEXT.Process(target=walk, args=(path,))
+    process.start()
+    process.join()
+    return json.loads(path.read_text())
+
+
+PATHS = {  # some of the flags that the walk has to find
+    "dlrm/preproc/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
+    "dlrm/scripts/checkpoint/__main__.py": {"--output", "--dataset", "--rows"},
+    "dlrm/scripts/compare.py": {"--output", "runs"},
+    "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
+    "dlrm/scripts/prepare.py": {"--input", "--output", "--schema"},
+    "dlrm/scripts/systems/__main__.py": {"run --results", "document output"},
+    "triton/export.py": {"--checkpoint", "--save-dir"},
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_flag_of_a_path_refuses_a_uri(command, walked):
+    found = walked[command]
+    for name, error in found.items():
+        flag = name.split()[-1]
+        if flag.lstrip("-").replace("-", "_") in NOT_PATHS:
+            assert not error, name
+        else:
+            assert error.startswith(f"error: {flag} {MESSAGE}"), name
+    assert all(found[name] for name in PATHS.get(command, ()))
+    assert not (ROOT / "s3:").exists()
+
+
+def test_the_walk_meets_every_exception(walked):
+    assert {*PATHS, "preproc/parquet_to_binary.py"} <= {*COMMANDS}
+    accepted = {name for found in walked.values() for name, error in found.items() if not error}
+    assert {"--mlflow", "--master", "--spark_sql", "--label"} <= accepted
+    words = {name.split()[-1].lstrip("-").replace("-", "_") for name in accepted}
+    assert words == NOT_PATHS
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "name"),
+    [
+        ("dlrm.scripts.main", ("--save_checkpoint_path", URI), "--save_checkpoint_path "),
+        ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
+        ("dlrm.scripts.schema", ("--flagfile", "flags"), "--output "),
+        ("dlrm.scripts.checkpoint", ("inspect", URI), ""),
+        ("dlrm.preproc.simulate_logs", ("--output", URI), "--output "),
+    ],
+)
+def test_a_command_ends_before_it_writes(module, words, name, tmp_path):
+    (tmp_path / "flags").write_text(f"--input=x\n--label=x\n--output={URI}\n")
+    done = forked.run(module, *words, cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    assert done.stderr.startswith(f"error: {name}{MESSAGE}")
+    assert done.stdout == ""
+    assert [path.name for path in tmp_path.iterdir()] == ["flags"]
