@@ -9,7 +9,8 @@ import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.transform.lists import in_list, row_of
-from dlrm.data.transform.values import BOOLEAN, NUMBER, TEXT, TIME
+from dlrm.data.transform.schema import TIME_UNITS
+from dlrm.data.transform.values import BOOLEAN, DURATION, NUMBER, TEXT, TIME, seconds_text
 
 NUMBERS_OF_JSON = {b"kind": b"number"}  # metadata of a column of text that was numbers
 _LONGEST_SHOWN = 64  # characters of a value in a message
@@ -164,6 +165,8 @@ def kind_of_values(kind: pa.DataType) -> str:
         return BOOLEAN
     if pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         return NUMBER
+    if pa.types.is_duration(kind):
+        return DURATION
     of_time = pa.types.is_timestamp(kind) or pa.types.is_date(kind) or pa.types.is_time(kind)
     return TIME if of_time else TEXT
 
@@ -175,18 +178,16 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
         ValueError: the values have no such text.
     """
     kind = array.type
-    if pa.types.is_duration(kind) or pa.types.is_interval(kind):
+    if pa.types.is_duration(kind):
+        unit = TIME_UNITS[kind.unit]
+        counts = array.cast(pa.int64()).to_pylist()
+        texts = [None if count is None else seconds_text(count * unit) for count in counts]
+        return pa.array(texts, pa.large_string())
+    if pa.types.is_interval(kind):
         raise ValueError(
             f"column {name!r}: expected values such as text, numbers or times, got the type "
             f"{kind}; convert it to a number of seconds"
         )
-    if pa.types.is_float32(kind):  # the shortest text, as CSV and JSON have it
-        values = array.to_numpy(zero_copy_only=False)
-        whole = np.isfinite(values) & (np.floor(values) == values)
-        if not whole.all():
-            texts = [None if v is None else str(np.float32(v)) for v in array.to_pylist()]
-            fractions = pa.array(texts, pa.large_string())
-            return pc.if_else(pa.array(whole), as_text(array), fractions)
     return as_text(array)
 
 

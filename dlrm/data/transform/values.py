@@ -15,7 +15,7 @@ import numpy as np
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.transform.dictionaries import Dictionary
 
-TEXT, NUMBER, BOOLEAN, TIME = "text", "number", "boolean", "time"
+TEXT, NUMBER, BOOLEAN, TIME, DURATION = "text", "number", "boolean", "time", "duration"
 SPELLINGS = {**dict.fromkeys(("true", "True", "TRUE"), "true")}
 SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), "false")
 _WHOLE = re.compile(r"(-?(?:0|[1-9]\d*))\.0+", re.ASCII)
@@ -25,6 +25,11 @@ _TIME = re.compile(
     re.ASCII,
 )
 _TIME_OF_DAY = re.compile(r"(\d\d:\d\d:\d\d)\.(\d+)", re.ASCII)
+_DAYS = re.compile(r"([+-]?)(\d+) days?,? ([+-]?)(\d\d?):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
+_PERIOD = re.compile(
+    r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,9}))?S)?)?", re.ASCII
+)
+_DURATION = re.compile(r"-?\d+(\.\d+)?s", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+)(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 _MOST_SEEN = 1000  # texts of a dictionary whose kinds are compared
 _MOST_WRITTEN = 1 << 20  # texts of a dictionary that are compared as numbers
@@ -38,6 +43,7 @@ def canonical_text(text: str) -> str:
     * A date with a time, in ISO 8601, is `2026-11-20 08:00:00`, with a fraction of seconds that
       does not end in 0; midnight is the date alone. With a zone it is in UTC, and ends in Z.
     * A time of day has a fraction of seconds only if it is not 0.
+    * A duration, as `1 days 02:00:00` or in ISO 8601, is its seconds: 93600s.
 
     Args:
         text: a text without surrounding blanks.
@@ -51,7 +57,27 @@ def canonical_text(text: str) -> str:
     if (time := _TIME_OF_DAY.fullmatch(text)) is not None:
         fraction = time[2].rstrip("0")
         return f"{time[1]}.{fraction}" if fraction else time[1]
+    if (days := _DAYS.fullmatch(text)) is not None:
+        sign, count, of_clock, *clock = days.groups()
+        part = _nanoseconds("0", *clock)
+        whole = int(f"{sign}{count}") * 86_400 * 10**9
+        return seconds_text(whole - part if of_clock == "-" else whole + part)
+    if len(text) > 2 and (period := _PERIOD.fullmatch(text)) is not None:
+        nanoseconds = _nanoseconds(*(part or "0" for part in period.groups()[1:]))
+        return seconds_text(-nanoseconds if period[1] else nanoseconds)
     return text
+
+
+def _nanoseconds(days: str, hours: str, minutes: str, seconds: str, part: str | None) -> int:
+    whole = ((int(days) * 24 + int(hours)) * 60 + int(minutes)) * 60 + int(seconds)
+    return whole * 10**9 + int((part or "").ljust(9, "0"))
+
+
+def seconds_text(nanoseconds: int) -> str:
+    """Returns the canonical text of a duration."""
+    whole, part = divmod(abs(nanoseconds), 10**9)
+    fraction = f".{part:09}".rstrip("0") if part else ""
+    return f"{'-' * (nanoseconds < 0)}{whole}{fraction}s"
 
 
 def _canonical_time(
@@ -89,11 +115,15 @@ def _candidates(column: TextColumn) -> np.ndarray:
     last = len(data) - 1
     first, end = data[np.minimum(starts, last)], data[np.maximum(ends - 1, 0)]
     words = ((lengths == 4) & np.isin(first, _T)) | ((lengths == 5) & np.isin(first, _F))
-    zeros = (end == ord("0")) & (lengths > 2) & _has_point(column)
+    zeros = (end == ord("0")) & (lengths > 2) & _has(column, _POINT)
     fifth, third = data[np.minimum(starts + 4, last)], data[np.minimum(starts + 2, last)]
     times = (lengths > 10) & (fifth == ord("-")) & (data[np.minimum(starts + 7, last)] == ord("-"))
     times |= (lengths > 9) & (third == ord(":"))
-    return np.flatnonzero(words | zeros | times)
+    durations = (first == ord("P")) | (
+        (first == ord("-")) & (data[np.minimum(starts + 1, last)] == ord("P"))
+    )
+    durations |= _has(column, ord("y")) & _has(column, ord(":"))
+    return np.flatnonzero(words | zeros | times | durations)
 
 
 _T, _F = (np.frombuffer(letters, np.uint8) for letters in (b"Tt", b"Ff"))
@@ -144,6 +174,10 @@ def number_text(text: str) -> str:
     return text.rstrip("0").rstrip(".")
 
 
+def _is_time(text: str) -> bool:
+    return _TIME.fullmatch(text) is not None or re.match(r"\d\d:\d\d:\d\d", text) is not None
+
+
 class KnownTexts:
     """The texts that a field had in training, and values of other kinds that mean them.
 
@@ -177,7 +211,7 @@ class KnownTexts:
             self._check(kind, column.text(int(rows[0])))
         if self._typed:
             return column if kind == NUMBER else replaced(column, rows, self._number)
-        if kind == NUMBER and len(pointed := rows[_has_point(column)[rows]]):
+        if kind == NUMBER and len(pointed := rows[_has(column, _POINT)[rows]]):
             return replaced(column, pointed, self._written)
         return column
 
@@ -228,7 +262,8 @@ class KnownTexts:
         tests: dict[str, Callable[[str], object]] = {
             NUMBER: _NUMBER.fullmatch,
             BOOLEAN: {"true", "false", "0", "1"}.__contains__,
-            TIME: _TIME.fullmatch,
+            TIME: _is_time,
+            DURATION: _DURATION.fullmatch,
         }
         padded = self._padded if kind == NUMBER and not self._typed else None
         if not seen or (padded is None and any(map(tests[kind], seen))):
@@ -243,7 +278,12 @@ class KnownTexts:
         )
 
 
-def _has_point(column: TextColumn) -> np.ndarray:
-    """Returns a mask of texts with a point."""
-    points = np.flatnonzero(column.data == ord("."))
-    return np.searchsorted(points, column.starts) < np.searchsorted(points, column.ends)
+_POINT = ord(".")
+
+
+def _has(column: TextColumn, character: int) -> np.ndarray:
+    """Returns a mask of texts with a character of ASCII."""
+    places = np.flatnonzero(column.data == character)
+    if not len(places):
+        return np.zeros(len(column.starts), bool)
+    return np.searchsorted(places, column.starts) < np.searchsorted(places, column.ends)

@@ -333,10 +333,10 @@ def _negatives(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, 
     others = sorted(text for text in found if canonical_text(text) not in forms)
     expected = label.negative
     if expected is None and len(others) > 1 and not label.any_negative:
+        known = " or ".join(map(repr, label.positives))
         raise ValueError(
-            f"column {label.column}: expected {' or '.join(map(repr, label.positives))} and "
-            f"another value, got {shown}; label: {{negative: [...]}} in the schema names those "
-            "that count as 0"
+            f"column {label.column}: expected two values, {known} and another, got {shown}; label: "
+            "{negative: [...]} in the schema names those that count as 0"
         )
     kept = tuple(expected or others)
     return kept if 0 < len(kept) <= _MOST_NEGATIVES else None

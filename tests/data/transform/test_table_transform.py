@@ -128,12 +128,19 @@ REFUSED = [
     ("{label: y, numerical: [x], groups: [a/b]}", "groups: expected columns that can name files"),
     ("{label: y, numerical: [x], missing_values: '?'}", "missing_values: expected a list of texts"),
     (
-        "{label: y, numerical: [x], time: {column: t, unit: ns}}",
-        "time t: unit: expected s, ms or us",
+        "{label: y, numerical: [x], time: {column: t, unit: min}}",
+        "time t: unit: expected s, ms, us, ns",
     ),
     ("{label: y, numerical: [x], version: 2}", "version: expected 1, got 2"),
     ("{label: [y], numerical: [x]}", "label: expected a column or a map, got ['y']"),
-    ("{label: {column: y, positive: [1]}, numerical: [x]}", "label y: positive: expected a text"),
+    (
+        "{label: {column: y, positive: []}, numerical: [x]}",
+        "label y: positive: expected one value or more, got none",
+    ),
+    (
+        "{label: {column: y, positive: [4, 5], negative: [5]}, numerical: [x]}",
+        "label y: expected values that count as 1 or as 0, got '5' as both",
+    ),
     (
         "{label: y, categorical: [{column: a, dictionary: d}, "
         "{column: b, dictionary: d, max_ids: 3}]}",
@@ -191,7 +198,8 @@ REFUSED = [
     ),
     (
         "{label: y, numerical: [{column: x, encodings: [target]}]}",
-        "numerical x: expected some of column, transform, bins, got 'encodings' as well",
+        "numerical x: expected some of column, transform, bins, missing_values, true_values, "
+        "false_values, got 'encodings' as well",
     ),
     (
         "{label: {column: y, encodings: [target]}, numerical: [x]}",
