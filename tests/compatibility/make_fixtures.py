@@ -6,8 +6,8 @@ OUTPUT, a folder that must not exist yet, receives a dataset of each type, a run
 stopped half-way, and an exported model. `expected.json` and `expected/` hold their rows, their
 scores, and the results of the same runs without interruption. All of it is packed beside OUTPUT as
 OUTPUT.tar.xz; the archive of version V is kept here as V.tar.xz. The package's own commands write
-every file. They run in OUTPUT with relative paths, so no file names this machine. A version writes
-the same bytes every time on the same machine.
+every file. They run in OUTPUT with relative paths, but checkpoints name the folder of their
+dataset: let OUTPUT be in /tmp. A version writes the same bytes every time on the same machine.
 
 The files of a published version are never made again: they must stay as they were. A new version,
 or a new kind of file, gets an archive beside the others.
@@ -26,6 +26,7 @@ import os
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ import torch
 from observations import answers, known, read_rows, score, scores_of_rows
 from safetensors.torch import save_file
 
+from dlrm.data.verification import MEMORY
 from dlrm.model.networks.efficientnet import EfficientNet
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 
@@ -105,19 +107,36 @@ DATASETS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def main(output: Path) -> None:
+    build(output, make)
+
+
+def build(output: Path, make: Callable[[], dict[str, Any]]) -> None:
+    """Makes the folder and its archive.
+
+    Args:
+        output: the folder, which must not exist yet.
+        make: writes the files in the current folder; returns the content of `expected.json`.
+    """
     output.mkdir(parents=True)
     os.chdir(output)
     Path("expected").mkdir()
     Path(WORK).mkdir()
-    for make in (make_log, make_nvidia, make_binary, make_csv, make_synthetic, make_images):
-        make()
-    make_text()
     with contextlib.redirect_stdout(io.StringIO()):
-        expected = {"rows": expect_rows(), "runs": {name: expect_run(name) for name in RUNS}}
-        expect_export()
+        expected = make()
     Path("expected.json").write_text(json.dumps(expected, indent=1) + "\n")
     os.chdir("..")
     pack(output)
+
+
+def make() -> dict[str, Any]:
+    """Writes all files in the current folder; returns what is expected of them."""
+    for one in (make_log, make_nvidia, make_binary, make_csv, make_synthetic, make_images):
+        one()
+    make_text()
+    runs = {name: expect_run(name, run) for name, run in RUNS.items()}
+    expected = {"rows": expect_rows(DATASETS), "runs": runs}
+    expect_export()
+    return expected
 
 
 def call(*words: object, **environment: str) -> None:
@@ -256,16 +275,16 @@ def sparse_weights() -> dict[str, torch.Tensor]:
     return weights
 
 
-def expect_rows() -> dict[str, tuple]:
-    """Stores all rows of the datasets; returns `DATASETS`."""
-    for name, (kind, options) in DATASETS.items():
-        np.savez_compressed(f"expected/{name}.npz", **read_rows(kind, Path(name), options))
-    return DATASETS
+def expect_rows(datasets: dict[str, tuple[str, dict[str, Any]]]) -> dict[str, tuple]:
+    """Stores all rows of datasets as `DATASETS` describes them; returns these."""
+    for name, (kind, options) in datasets.items():
+        np.savez(f"expected/{name}.npz", **read_rows(kind, Path(name), options))
+    return datasets
 
 
-def expect_run(name: str) -> dict:
-    """Makes a run that stops half-way; returns its results and the uninterrupted run's."""
-    command, processes, stop, flags = RUNS[name]
+def expect_run(name: str, run: tuple[str, int, int, list[str]]) -> dict:
+    """Makes a run of `RUNS` stopped half-way; returns its results and the uninterrupted run's."""
+    command, processes, stop, flags = run
     here = [flag.format(".") for flag in flags]
     launcher = ["torch.distributed.run", f"--nproc_per_node={processes}", "--standalone", "-m"]
     module = [*(launcher if processes > 1 else ()), f"dlrm.scripts.{command}"]
@@ -291,7 +310,7 @@ def expect_run(name: str) -> dict:
     if command == "main":
         scores = scores_of_rows(Path("."), flags, directory)
         scores["final"] = scores_of_rows(Path("."), flags, whole)["last"]
-        np.savez_compressed(f"expected/scores-{name}.npz", **scores)
+        np.savez(f"expected/scores-{name}.npz", **scores)
     return expected
 
 
@@ -307,16 +326,16 @@ def expect_export() -> None:
     assert best != last_checkpoint("runs/single"), "expected a run whose best is not its last"
     flags = [f"--checkpoint=runs/single/{best.name}", "--save-dir=models"]
     call(ROOT / "triton/export.py", *flags, "--dataset=split", "--python")
-    np.savez_compressed("expected/answers.npz", **answers(Path("models/model/1"), Path()))
+    np.savez("expected/answers.npz", **answers(Path("models/model/1"), Path(), "split"))
 
 
 def pack(output: Path) -> None:
-    """Packs all files but the inputs, sorted, without owners or times."""
+    """Packs all files but the inputs and memories of checks, sorted, without owners or times."""
     archive = output.with_name(f"{output.name}.tar.xz")
     with tarfile.open(archive, "w:xz", preset=9) as tar:
         for path in sorted(output.rglob("*")):
             name = path.relative_to(output)
-            if path.is_file() and name.parts[0] != WORK:
+            if path.is_file() and name.parts[0] != WORK and name.name != MEMORY:
                 entry = tarfile.TarInfo(name.as_posix())  # hard links become separate files
                 entry.size, entry.mode = path.stat().st_size, 0o644
                 with open(path, "rb") as file:

@@ -5,11 +5,13 @@ import json
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pyarrow.parquet import read_table
 
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
@@ -84,10 +86,11 @@ import dlrm
 assert Path(dlrm.__file__).resolve().is_relative_to(version), dlrm.__file__
 assert "torch" not in sys.modules
 asked = np.load(sys.argv[2])
+inputs = {"numerical": "input__0", "ids": "input__1", "lengths": "input__2"}
 found = instance.execute(
     [
         Request(raw__0=asked["raw"]),
-        Request(input__0=asked["numerical"], input__1=asked["ids"]),
+        Request(**{name: asked[key] for key, name in inputs.items() if key in asked}),
     ]
 )
 np.savez(sys.argv[3], raw=found[0].answer, ids=found[1].answer)
@@ -123,8 +126,9 @@ def read_rows(kind: str, dataset: Path, options: dict[str, Any]) -> dict[str, np
     config = DataConfig(**where, batch_size=128, test_batch_size=128, **options)
     for split, data in zip(SPLITS, open_datasets(config), strict=True):
         batches = [data.batch(i) for i in range(-(-data.num_samples // 128))] if data else []
-        for name in ("numerical", "categorical", "labels") if batches else ():
-            rows[f"{split} {name}"] = torch.cat([getattr(b, name) for b in batches]).numpy()
+        for name in ("numerical", "categorical", "labels", "lengths") if batches else ():
+            if getattr(batches[0], name) is not None:
+                rows[f"{split} {name}"] = torch.cat([getattr(b, name) for b in batches]).numpy()
     return rows
 
 
@@ -181,7 +185,7 @@ def scores_of_rows(folder: Path, flags: list[str], directory: Path) -> dict[str,
         if predictor.transform is None:
             rows = open_datasets(DataConfig(dataset=dataset, test_batch_size=300)).test
             found[name] = predictor.score_batch(rows.batch(0))[0]
-        elif Path(dataset).name == "csv":
+        elif predictor.transform.table is not None:
             columns = (folder / "expected" / "columns.json").read_text(encoding="utf-8")
             found[name] = predictor.logits(json.loads(columns))
         else:
@@ -190,15 +194,17 @@ def scores_of_rows(folder: Path, flags: list[str], directory: Path) -> dict[str,
     return found
 
 
-def answers(version: Path, folder: Path) -> dict[str, np.ndarray]:
-    """Returns requests to an exported version and its responses."""
-    lines = (folder / "expected" / "lines.tsv").read_text().splitlines()
+def answers(version: Path, folder: Path, dataset: str) -> dict[str, np.ndarray]:
+    """Returns requests to a version that was exported from a dataset's model, and its responses."""
+    lines = (folder / "expected" / "lines.tsv").read_text(encoding="utf-8").splitlines()
     padded = np.array([line.encode() for line in lines])
     raw = padded.view(np.uint8).reshape(len(lines), -1)
-    config = DataConfig(dataset=str(folder / "split"), test_batch_size=50)
+    config = DataConfig(dataset=str(folder / dataset), test_batch_size=50)
     batch = open_datasets(config).test.batch(0)
     asked = {"raw": raw, "numerical": batch.numerical.numpy().astype(np.float32)}
     asked["ids"] = batch.categorical.numpy().astype(np.int64)
+    if batch.lengths is not None:
+        asked["lengths"] = batch.lengths.numpy().astype(np.int32)
     return asked | ask(version, asked)
 
 
@@ -212,3 +218,89 @@ def ask(version: Path, asked: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         assert done.returncode == 0, done.stderr
         with np.load(files[1]) as found:
             return {f"answer_{name}": found[name] for name in found.files}
+
+
+def run_often(call: Callable[..., Any], module: str, lines: list[list[str]]) -> None:
+    """Runs a command with each of several command lines, all in one other process.
+
+    Args:
+        call: runs a script with arguments.
+        module: the command's module, with `define_flags` and `main`.
+        lines: the arguments of each run.
+    """
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
+        json.dump(lines, file)
+        file.flush()
+        call(Path(__file__).with_name("run_often.py"), module, file.name)
+
+
+def scores_of_files(
+    call: Callable[..., Any], folder: Path, files: dict[str, list[str]]
+) -> dict[str, dict[str, np.ndarray]]:
+    """Returns run -> file -> the logits of the run's best checkpoint.
+
+    Args:
+        call: see `run_often`.
+        folder: the files of a version.
+        files: run -> files in `tables/`.
+    """
+    pairs = [(run, name) for run, names in files.items() for name in names]
+    with tempfile.TemporaryDirectory() as scratch:
+        lines = [
+            [*_on_table(folder, run, name), f"--output={scratch}/{run}/{name}.npy"]
+            for run, name in pairs
+        ]
+        run_often(call, "dlrm.scripts.predict", [[*one, "--output_kind=logit"] for one in lines])
+        return {
+            run: {name: np.load(f"{scratch}/{run}/{name}.npy") for name in names}
+            for run, names in files.items()
+        }
+
+
+def measures_of_files(
+    call: Callable[..., Any], folder: Path, files: dict[str, str]
+) -> dict[str, dict[str, float]]:
+    """Returns run -> measures of the run's best checkpoint, with weights and groups of the schema.
+
+    Args:
+        call: see `run_often`.
+        folder: the files of a version.
+        files: run -> file in `tables/`.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        lines = []
+        for run, name in files.items():
+            schema = dlrm.load(folder / "runs" / run).row_transform.table.schema
+            more = ["--bootstrap=0", f"--output={scratch}/{run}"]
+            more += ["--weights=weight"] * bool(schema.weight)
+            more += [f"--groups={name}" for name in schema.groups[:1]]
+            lines.append([*_on_table(folder, run, name), *more])
+        run_often(call, "dlrm.scripts.evaluate.command", lines)
+        found = {}
+        for run in files:
+            facts = json.loads(Path(scratch, run, "evaluation.json").read_text())
+            values = facts["models"][0].items()
+            found[run] = {name: one["value"] for name, one in values if isinstance(one, dict)}
+        return found
+
+
+def _on_table(folder: Path, run: str, name: str) -> list[str]:
+    return [f"--checkpoint={folder / 'runs' / run}", f"--input={folder / 'tables' / name}"]
+
+
+def scores_in_memory(folder: Path, run: str) -> dict[str, np.ndarray]:
+    """Returns the logits of the best checkpoint of a run for rows in each form."""
+    predictor = dlrm.load(folder / "runs" / run)
+    table, names = predictor.row_transform.table, predictor.row_transform.names
+    rows = json.loads((folder / "expected" / "dicts.json").read_text(encoding="utf-8"))
+    found = {}
+    if table.lists:  # others take no lists, which the frame has
+        found["frame"] = predictor.logits(read_table(folder / "tables" / "rows.parquet"))
+    else:
+        rows = [row for row in rows if not isinstance(row["tags"], list)]
+    columns = {name: [row[name] for row in rows] for name in names}
+    texts = [row for row in rows if not isinstance(row["tags"], list)]
+    lines = ["\t".join(row[name] or "" for name in names) for row in texts]
+    sequences = [list(row) for row in zip(*columns.values(), strict=True)]
+    given = {"dicts": rows, "sequences": sequences, "columns": columns, "lines": lines}
+    return found | {name: predictor.logits(given) for name, given in given.items()}

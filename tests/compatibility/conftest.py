@@ -1,0 +1,19 @@
+"""Fixtures of the files of earlier versions."""
+
+import pytest
+import torch
+from archives import ARCHIVES, unpack
+
+
+@pytest.fixture(scope="session", params=ARCHIVES, ids=lambda path: path.name.split(".tar")[0])
+def written(request, tmp_path_factory):
+    """Returns the files of an earlier version, `archives.Written`."""
+    return unpack(request.param, tmp_path_factory.mktemp("written"))
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
