@@ -55,7 +55,20 @@ def text_of(value):
         whole = whole.lstrip("0")
         whole = whole if whole and whole[0] != "." else f"0{whole}"
         return "-" * (sign and whole != "0") + whole
-    return str(value).strip()
+    return canonical(str(value).strip())
+
+
+def canonical(text):
+    """Returns one text for the spellings of a boolean and of a whole number."""
+    if text in ("True", "TRUE", "False", "FALSE"):
+        return text.lower()
+    whole, point, zeros = text.partition(".")
+    digits = whole.removeprefix("-")
+    if zeros and set(zeros) == {"0"} and digits.isascii() and digits.isdecimal():
+        if digits == "0":
+            return "0"
+        return text if digits[0] == "0" else whole
+    return text
 
 
 def microseconds(value, field):

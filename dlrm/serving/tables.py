@@ -28,7 +28,7 @@ def scoring_reader(
         schema: the model's schema, to read its weight, groups and time as well; None for none.
     """
     known = table.known_labels
-    return RowReader(schema or table.schema, labelled, known, schema is None, table.keys)
+    return RowReader(schema or table.schema, labelled, known, schema is None, table)
 
 
 def read_inputs(table: TableTransform, reader: RowReader, batch: Any) -> tuple[Inputs, Rows]:

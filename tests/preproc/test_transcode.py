@@ -371,8 +371,8 @@ BAD_FILES = {
     ),
     "a label that never occurs": (
         "0,1,a\n1,1,b\n",
-        {"positive": "1.0"},
-        r"no row has the label '1\.0'; found '0', '1'",
+        {"positive": "2"},
+        r"no row has the label '2'; found '0', '1'",
     ),
     "too few cells": ("0,1,a\n\n1,1\n", {}, r"line 4: expected 3 columns \(y, x, c\), got 2"),
     "too many cells": ("0,1,a,b\n", {}, "line 2: expected 3 columns .*got 4"),

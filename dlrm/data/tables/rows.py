@@ -4,7 +4,7 @@ Each distinct value is converted once: a column is read as indices of its distin
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -45,6 +45,7 @@ from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import ListValues
 from dlrm.data.transform.numbers import overflow_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
+from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.values import NUMBER, number_text, replaced
 
 
@@ -114,7 +115,7 @@ class RowReader:
         labelled: whether there are labels to read.
         known_labels: all labels that are expected; None accepts any.
         inputs_only: leave out weight, groups and time, for scoring.
-        keys: the keys of each categorical field, of a fitted transform; None before it is fitted.
+        fitted: the transform that was fitted to the schema's table; None before it is fitted.
 
     Attributes:
         kinds: for each categorical field, the kinds of its values so far; see
@@ -127,16 +128,20 @@ class RowReader:
         labelled: bool = True,
         known_labels: Iterable[str] | None = None,
         inputs_only: bool = False,
-        keys: Sequence[FieldKeys] | None = None,
+        fitted: TableTransform | None = None,
     ) -> None:
         self.schema, self.labelled, self.inputs_only = schema, labelled, inputs_only
         if schema.time and not inputs_only:
             schema.time.check_zone()
-        self._keys_of = keys or [
-            FieldKeys(field, schema.missing_of(field)) for field in schema.categorical
-        ]
+        self._keys_of = (
+            [FieldKeys(field, schema.missing_of(field)) for field in schema.categorical]
+            if fitted is None
+            else fitted.keys
+        )
+        plain = fitted is not None and fitted.kinds is None
         self._groups = {
-            name: FieldKeys(CategoricalField(name), schema.missing_values) for name in schema.groups
+            name: FieldKeys(CategoricalField(name), schema.missing_values, plain=plain)
+            for name in schema.groups
         }
         self.kinds: list[set[str]] = [set() for _ in schema.categorical]
         label = schema.label
@@ -223,8 +228,7 @@ class RowReader:
                 values = distinct.to_numpy(zero_copy_only=False)
                 keys, missing = of_texts.of_integers(values, problems)
             else:
-                as_texts = as_text if of_texts.plain else partial(canonical_texts, name)
-                column = text_column(as_texts(distinct))
+                column = text_column(_texts(of_texts, distinct))
                 if not of_texts.plain and numbers_of_json(batch, name):
                     column, kind = replaced(column, np.arange(len(raw)), number_text), NUMBER
                 (keys, missing), column = of_texts.of_texts(column, problems, kind)
@@ -273,14 +277,20 @@ class RowReader:
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
             distinct, codes = distinct_of(name, column_of(batch, name), found)
-            column = text_column(canonical_texts(name, distinct))
-            (keys, missing), _ = self._groups[name].of_texts(column)
+            of_texts = self._groups[name]
+            (keys, missing), _ = of_texts.of_texts(text_column(_texts(of_texts, distinct)))
             absent = np.append(missing, True)
             found.add(name, absent[codes], lambda row: "expected a group, got no value")
             extra[f"group_{name}"] = np.append(keys, np.uint64(0))[codes]
         if schema.time:
             extra["time"] = times(schema.time, column_of(batch, schema.time.column), found)
         return extra
+
+
+def _texts(of_texts: FieldKeys, distinct: pa.Array) -> pa.Array:
+    if of_texts.plain:
+        return as_text(distinct)
+    return canonical_texts(of_texts.field.column, distinct)
 
 
 def _bad_weight(weights: Parsed, row: int, most: str) -> str:

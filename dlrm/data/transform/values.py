@@ -164,14 +164,12 @@ def number_text(text: str) -> str:
     """Returns a number's text as that of a typed value: 12.5 for 12.50; other texts as they are."""
     if (number := _NUMBER.fullmatch(text)) is None:
         return text
-    if not number[2] and not number[3]:
-        return str(int(text)) if len(text) < 40 else text
-    value = float(text)
-    if value.is_integer() and abs(value) < 1 << 53:
-        return str(int(value))
-    if number[3] or len(text) < 17:
-        return repr(value)
-    return text.rstrip("0").rstrip(".")
+    if number[3]:
+        value = float(text)
+        return str(int(value)) if value.is_integer() and abs(value) < 1 << 53 else repr(value)
+    sign = "-" if text[0] == "-" else ""
+    whole, fraction = number[1].lstrip("0") or "0", (number[2] or "").rstrip("0").rstrip(".")
+    return f"{sign * (f'{whole}{fraction}' != '0')}{whole}{fraction}"
 
 
 def _is_time(text: str) -> bool:
