@@ -26,6 +26,7 @@ from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
 from dlrm.files import staged_file, sync
+from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 from dlrm.preproc.stages.source import Rejected, Source
@@ -279,7 +280,7 @@ def _fit_column(column: int, job: FitJob) -> int:
         counts.unlink()
     most = job.columns[column].most
     if most is not None and most < size:
-        kept = np.array(np.load(final[-1], mmap_mode="r")[:most])
+        kept = np.array(map_npy(final[-1])[:most])
         _save(final[-1], kept)
         _write_lookup(kept, column, job.lookups)
         return most
