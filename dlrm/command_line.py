@@ -1,18 +1,31 @@
 """Formats the output of commands: errors on one line that begins with `error:`, and tables."""
 
 import argparse
+import resource
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NoReturn
 
 from dlrm.documents import one_line
 from dlrm.files import check_all_local
+
+_MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
     """Prints an error on one line that begins with `error:`, and ends the process."""
     print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
     sys.exit(code)
+
+
+def raise_file_limit() -> None:
+    """Lets this process open as many files as it may choose to, by default 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = _MAX_OPEN_FILES if hard == resource.RLIM_INFINITY else min(hard, _MAX_OPEN_FILES)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        with suppress(ValueError, OSError):  # the kernel's own limit has become lower
+            resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 class Parser(argparse.ArgumentParser):
@@ -35,6 +48,7 @@ class Parser(argparse.ArgumentParser):
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parses as `argparse` does, for `parse_args` too."""
+        raise_file_limit()
         options, others = super().parse_known_args(args, namespace)
         try:
             check_all_local(

@@ -5,10 +5,12 @@ none hangs, fills the memory or raises anything but a ValueError that names the 
 standard library is imported and, to read YAML, PyYAML.
 """
 
+import errno
 import json
 import os
 import re
 import reprlib
+import resource
 import stat
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -34,10 +36,23 @@ def brief(value: Any) -> str:
 def one_line(error: object) -> str:
     """Returns the message of an error with control characters, as in names of files, escaped.
 
-    Indented continuation lines of a message are kept.
+    Indented continuation lines of a message are kept. If too many files were open, the message
+    also has the limit and the remedy.
     """
     escaped = re.sub(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f]", _escaped, str(error))
-    return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
+    return escaped.encode("utf-8", "backslashreplace").decode("utf-8") + _remedy(error)
+
+
+def _remedy(error: object) -> str:
+    while isinstance(error, BaseException):
+        if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+            return (
+                f": the command needs more than {limit} open files, the limit of this process; "
+                f"ulimit -n {4 * limit} before the command allows more"
+            )
+        error = error.__cause__
+    return ""
 
 
 def _escaped(match: re.Match[str]) -> str:

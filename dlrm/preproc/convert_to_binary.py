@@ -15,6 +15,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -82,8 +83,10 @@ class _BinaryFile(SplitWriter):
 
     def __enter__(self) -> "_BinaryFile":
         self._file = open(self._spec.directory / f"{self._split}_data.bin", "xb")  # noqa: SIM115
-        self._files.enter_context(self._file)
         return self
+
+    def __exit__(self, *error: Any) -> None:
+        self._file.close()
 
     def write(
         self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray | Bags]

@@ -10,7 +10,6 @@ them. Columns have the names of the source; a weight, group or time that is also
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,6 +30,7 @@ from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
+from dlrm.mapped_files import map_file
 
 VALUES = ("decoded", "ids")
 KIND = "Parquet of a dataset"  # kind in its manifest
@@ -174,9 +174,9 @@ def _columns(
         path, row = spec.file(split, spec.numerical[0]), (len(spec.numerical),)
         dtype = np.dtype((layout.NUMERICAL_DTYPE, row))
         columns.append(_Column(path, spec.numerical, dtype, pa.float32(), _numbers))
-    names = _without_endings(spec)
-    for i, feature in enumerate(spec.categorical):
-        path, dtype, size = spec.file(split, feature), spec.dtype(feature), spec.cardinalities[i]
+    names, sizes = _without_endings(spec), spec.cardinalities
+    for i, (feature, size) in enumerate(zip(spec.categorical, sizes, strict=True)):
+        path, dtype = spec.file(split, feature), spec.dtype(feature)
         kind, decode = pa.from_numpy_dtype(dtype), pa.array
         if values == "decoded" and fitted is not None:
             kind, decode = _decoder(fitted, i)
@@ -250,28 +250,25 @@ def _check_size(column: _Column, rows: int) -> None:
 def _row_groups(
     columns: Sequence[_Column | _Lists], rows: int, verifier: Verifier
 ) -> Iterator[list[pa.Array]]:
-    with ExitStack() as stack:
-        readers = [
-            column.read if isinstance(column, _Lists) else _reader(column, verifier, stack)
-            for column in columns
-        ]
-        for begin in range(0, rows, _GROUP_ROWS):
-            end = min(begin + _GROUP_ROWS, rows)
-            yield [array for read in readers for array in read(begin, end)]
+    readers = [
+        column.read if isinstance(column, _Lists) else _reader(column, verifier)
+        for column in columns
+    ]
+    for begin in range(0, rows, _GROUP_ROWS):
+        end = min(begin + _GROUP_ROWS, rows)
+        yield [array for read in readers for array in read(begin, end)]
 
 
-def _reader(
-    column: _Column, verifier: Verifier, stack: ExitStack
-) -> Callable[[int, int], list[pa.Array]]:
-    """Returns a function that reads the rows of a file, each once and in order."""
-    file = stack.enter_context(open(column.path, "rb"))  # noqa: SIM115
+def _reader(column: _Column, verifier: Verifier) -> Callable[[int, int], list[pa.Array]]:
+    """Returns a function that reads rows of a file."""
+    content = map_file(column.path, np.uint8)
     check, width = verifier.open(column.path), column.dtype.itemsize
 
     def read(begin: int, end: int) -> list[pa.Array]:
         if check is not None:
             check.touch(begin * width, end * width)
-        content = np.frombuffer(file.read((end - begin) * width), column.dtype)
-        return column.make(content, begin)
+        rows = np.frombuffer(content[begin * width : end * width].data, column.dtype)
+        return column.make(rows, begin)
 
     return read
 

@@ -318,3 +318,15 @@ def test_tables_in_a_store_are_trained_to_the_same_bits(dataset, tmp_path):
     assert all(stored[name].equal(tensor) for name, tensor in expected.items())
     with pytest.raises(ValueError, match="table_store: needs save_checkpoint_path"):
         dlrm.fit(dataset, base_device="cpu", **SETTINGS, **where)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_without_numerical_fields_warns_of_nothing(tmp_path):
+    rows = table().drop(["price"])
+    settings = {**SETTINGS, "epochs": 1, "bottom_mlp_sizes": (8, 4)}
+    trained = dlrm.fit(rows, SCHEMA | {"numerical": []}, base_device="cpu", **settings)
+    scores = trained.predict(rows)
+    trained.save(tmp_path / "saved")
+    loaded = dlrm.load(tmp_path / "saved")
+    assert loaded.model.bottom_mlp[0].weight.shape == (8, 0)
+    np.testing.assert_array_equal(loaded.predict(rows), scores)

@@ -236,10 +236,17 @@ class FeatureSpec:
     def _files(self, split: str, feature: str) -> list[Path]:
         if split not in self.source_spec:
             raise ValueError(f"{self.path}: no split {split!r}, only {', '.join(self.splits)}")
-        for chunk in self.source_spec[split]:
-            if feature in chunk["features"]:
-                return [self._within(name) for name in chunk["files"]]
-        raise ValueError(f"{self.path}: no feature {feature!r} in split {split!r}")
+        if feature not in self._names[split]:
+            raise ValueError(f"{self.path}: no feature {feature!r} in split {split!r}")
+        return [self._within(name) for name in self._names[split][feature]]
+
+    @cached_property
+    def _names(self) -> dict[str, dict[str, list[str]]]:
+        """The names of the files of each feature, by split."""
+        return {
+            split: {name: chunk["files"] for chunk in chunks for name in chunk["features"]}
+            for split, chunks in self.source_spec.items()
+        }
 
     def num_rows(self, split: str) -> int:
         """Returns the number of samples of a split, after checking the size of every file.

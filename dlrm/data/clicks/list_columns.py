@@ -8,6 +8,7 @@ from dlrm.data.clicks import bags, layout
 from dlrm.data.clicks.bags import Bags
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.verification import Verifier
+from dlrm.mapped_files import map_file
 
 _ROWS_AT_ONCE = 1 << 20
 
@@ -124,14 +125,6 @@ class ListColumn:
                 f"{place - (ends[row] - lengths[row])} of the list: expected a finite weight, got "
                 f"{weights[place]}"
             )
-
-
-def map_file(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
-    """Maps a file's rows; without rows, returns an empty array."""
-    if 0 in shape:
-        return np.empty(shape, dtype)  # an empty file cannot be mapped
-    # A plain array: a slice of np.memmap itself costs 1 µs more, 26 times a batch.
-    return np.memmap(path, dtype, mode="r", shape=shape).view(np.ndarray)
 
 
 class SampleWeights:

@@ -10,10 +10,11 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags, interleave
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.list_columns import ListColumn, SampleWeights, map_file
+from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
 from dlrm.data.prefetch import BatchedRows
 from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import within
+from dlrm.mapped_files import map_file
 
 BINARY_FILES = {  # the names of 2020 and, for validation, of 2021
     "train": ("train_data.bin",),

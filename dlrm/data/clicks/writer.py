@@ -1,10 +1,8 @@
 """Writes split-binary datasets from chunks of samples, each feature to a file of its own."""
 
 from collections.abc import Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO
 
 import numpy as np
 
@@ -16,6 +14,8 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 class SplitWriter:
     """Writes the files of one split, as a context manager.
 
+    A file is open only while it is written to, since a process may have too few for every field.
+
     Args:
         spec: names, dtypes and files; `spec.path` is in the directory to write to.
         split: the split to write.
@@ -24,34 +24,22 @@ class SplitWriter:
     def __init__(self, spec: FeatureSpec, split: str) -> None:
         self.num_rows = 0
         self._spec, self._split = spec, split
-        self._files = ExitStack()
-        self._ids: dict[str, BinaryIO] = {}
-        self._lists: dict[str, list[BinaryIO]] = {}
-        self._totals: dict[str, int] = {}  # ids of each list field
+        self._label = spec.file(split, spec.label)
+        self._numerical = spec.file(split, spec.numerical[0]) if spec.numerical else None
+        self._lists = {
+            name: [path for path in spec.list_files(split, name) if path is not None]
+            for name in spec.lists
+        }
+        self._ids = {
+            name: spec.file(split, name) for name in spec.categorical if name not in spec.lists
+        }
+        self._totals = dict.fromkeys(self._lists, 0)  # ids of each list field
 
     def __enter__(self) -> "SplitWriter":
-        spec, split = self._spec, self._split
-        with ExitStack() as opened:
-
-            def create(path: Path) -> BinaryIO:
-                path.parent.mkdir(parents=True, exist_ok=True)
-                return opened.enter_context(open(path, "xb"))
-
-            self._label = create(spec.file(split, spec.label))
-            self._numerical = (
-                create(spec.file(split, spec.numerical[0])) if spec.numerical else None
-            )
-            self._ids = {
-                name: create(spec.file(split, name))
-                for name in spec.categorical
-                if name not in spec.lists
-            }
-            self._lists = {
-                name: [create(path) for path in spec.list_files(split, name) if path is not None]
-                for name in spec.lists
-            }
-            self._files = opened.pop_all()
-        self._totals = dict.fromkeys(self._lists, 0)
+        dense = [self._label] if self._numerical is None else [self._label, self._numerical]
+        for path in (*dense, *self._ids.values(), *sum(self._lists.values(), [])):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(exist_ok=False)
         return self
 
     def __exit__(
@@ -60,9 +48,8 @@ class SplitWriter:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._files:
-            for name, (_, _, starts, *_) in self._lists.items():
-                starts.write(np.array(self._totals[name], bags.STARTS_DTYPE).tobytes())
+        for name, (_, _, starts, *_) in self._lists.items():
+            _append(starts, np.array([self._totals[name]], bags.STARTS_DTYPE))
 
     def write(
         self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray | Bags]
@@ -86,10 +73,10 @@ class SplitWriter:
                 self._write_bags(name, ids)
                 continue
             self._check_ids(name, ids)
-            self._ids[name].write(np.ascontiguousarray(ids, self._spec.dtype(name)).data)
+            _append(self._ids[name], np.ascontiguousarray(ids, self._spec.dtype(name)))
         if self._numerical is not None:
-            self._numerical.write(self._to_half(numerical).data)
-        self._label.write(np.ascontiguousarray(labels, layout.LABEL_DTYPE).data)
+            _append(self._numerical, self._to_half(numerical))
+        _append(self._label, np.ascontiguousarray(labels, layout.LABEL_DTYPE))
         self.num_rows += len(labels)
 
     def _write_bags(self, name: str, rows: Bags) -> None:
@@ -109,8 +96,8 @@ class SplitWriter:
         ]
         if rows.weights is not None:
             columns.append(np.ascontiguousarray(rows.weights, bags.WEIGHTS_DTYPE))
-        for file, column in zip(self._lists[name], columns, strict=True):
-            file.write(column.tobytes())
+        for path, column in zip(self._lists[name], columns, strict=True):
+            _append(path, column)
         self._totals[name] += len(rows.values)
 
     def _check_ids(self, name: str, ids: np.ndarray) -> None:
@@ -133,3 +120,8 @@ class SplitWriter:
                 f"{numerical[row, column]}"
             )
         return half
+
+
+def _append(path: Path, rows: np.ndarray) -> None:
+    with open(path, "ab") as file:
+        file.write(rows.data)

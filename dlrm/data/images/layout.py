@@ -15,6 +15,7 @@ import numpy as np
 
 from dlrm.files import MANIFEST
 from dlrm.manifest import read_manifest
+from dlrm.mapped_files import map_file
 
 KIND = "image dataset"
 CHANNELS = 3
@@ -114,4 +115,4 @@ def _map(path: Path, dtype: np.dtype, shape: tuple[int, ...]) -> np.ndarray:
     expected = math.prod(shape) * dtype.itemsize
     if (size := path.stat().st_size) != expected:
         raise ValueError(f"{path}: expected {expected} bytes, got {size}")
-    return np.memmap(path, dtype, "r", shape=shape) if expected else np.empty(shape, dtype)
+    return map_file(path, dtype, shape)

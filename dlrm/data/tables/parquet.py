@@ -120,18 +120,18 @@ def parts_of(
     Raises:
         ValueError: a file is not Parquet, or damaged; the message names it.
     """
-    opened = [_open(path, source) for path, source, _ in files]
-    total = sum(_size(file, group) for file in opened for group in range(_groups(file)))
+    opened = [_open(path, source).metadata for path, source, _ in files]
+    total = sum(_size(file, group) for file in opened for group in range(file.num_row_groups))
     part_bytes = max(min(part_bytes, -(-total // max(least, 1))), 1)
     parts: list[Part] = []
     first_row = 0
     for number, ((path, source, root), file) in enumerate(zip(files, opened, strict=True)):
         partition = partition_of(source, root)
         begin, size, rows, of_file = 0, 0, 0, 0
-        for group in range(_groups(file)):
+        for group in range(file.num_row_groups):
             size += _size(file, group)
-            rows += file.metadata.row_group(group).num_rows
-            if size >= part_bytes or group + 1 == _groups(file):
+            rows += file.row_group(group).num_rows
+            if size >= part_bytes or group + 1 == file.num_row_groups:
                 place = (number, begin, group + 1, first_row, of_file, rows, size)
                 staged = path.resolve() != source.resolve()
                 parts.append(Part(str(path), str(source), *place, partition, staged))
@@ -140,12 +140,8 @@ def parts_of(
     return parts
 
 
-def _groups(file: pq.ParquetFile) -> int:
-    return file.metadata.num_row_groups
-
-
-def _size(file: pq.ParquetFile, group: int) -> int:
-    facts = file.metadata.row_group(group)
+def _size(file: pq.FileMetaData, group: int) -> int:
+    facts = file.row_group(group)
     return sum(facts.column(i).total_compressed_size for i in range(facts.num_columns))
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import MANIFEST
 from dlrm.manifest import Checksum, read_manifest, write_manifest
+from dlrm.mapped_files import map_file
 
 KIND = "pre-training dataset"
 FACT_DTYPE = np.dtype("<u2")
@@ -199,4 +200,4 @@ def _map(path: Path, dtype: np.dtype, shape: tuple[int, int]) -> np.ndarray:
             f"{path}: truncated or too long: expected {expected} bytes for {shape[0]} rows, got "
             f"{size}"
         )
-    return np.memmap(path, dtype, "r", shape=shape) if expected else np.empty(shape, dtype)
+    return map_file(path, dtype, shape)

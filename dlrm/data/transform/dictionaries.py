@@ -5,13 +5,13 @@ import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from tokenize import TokenError
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts
 from dlrm.documents import brief
+from dlrm.mapped_files import map_npy
 
 DEFAULT_FREQUENCY_LIMIT = 15
 
@@ -170,11 +170,9 @@ def reserve(path: Path) -> None:
 
 def load_dictionary(path: Path, size: int) -> np.ndarray:
     try:
-        dictionary = np.load(path, mmap_mode="r" if size else None, allow_pickle=False)
+        dictionary = map_npy(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: missing") from error
-    except (ValueError, EOFError, TokenError, SyntaxError) as error:  # the last two of its header
-        raise ValueError(f"{path}: not a dictionary ({error})") from error
     if dictionary.shape != (size,) or dictionary.dtype not in (np.uint32, np.uint64):
         raise ValueError(
             f"{path}: expected {size} numbers of type uint32 or uint64, got shape "
@@ -258,12 +256,9 @@ def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None
         FileNotFoundError, ValueError: the file is missing or damaged; the message names it.
     """
     try:
-        empty = path.stat().st_size <= 128  # only a header, which cannot be mapped
-        array = np.load(path, mmap_mode=None if empty else "r", allow_pickle=False)
+        array = map_npy(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: missing") from error
-    except (ValueError, EOFError) as error:
-        raise ValueError(f"{path}: not a dictionary ({error})") from error
     fits = array.ndim == 1 if shape is None else array.shape == shape
     if not fits or array.dtype != dtype:
         expected = "one dimension" if shape is None else f"shape {list(shape)}"

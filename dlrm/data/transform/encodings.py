@@ -24,6 +24,7 @@ from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.transform.derived import COUNT, TARGET, Encoding
 from dlrm.data.transform.dictionaries import load_array
 from dlrm.data.transform.lookup import IdLookup
+from dlrm.mapped_files import map_npy
 
 MAX_WEIGHT = 1 << 31  # weights are below it, so that sums of many rows are exact
 _NO_PRIOR = 0.5  # if no row has a weight
@@ -71,7 +72,7 @@ class Encoded:
         """Loads the lookup, and the targets of training rows, from files of preprocessing."""
         self._lookup = IdLookup.load(directory, column, layout.id_dtype(len(self.keys) + 1))
         if (path := folds_path(directory, place)).exists():
-            self.folds = np.load(path, mmap_mode="r", allow_pickle=False)
+            self.folds = map_npy(path)
 
     def __call__(
         self, encodings: Sequence[Encoding], column: Parsed | Coded, hashes: np.ndarray | None

@@ -10,6 +10,7 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
+from dlrm.mapped_files import map_file
 
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # as in csrc/host/id_lookup.h
 _ENTRIES_PER_PLACE = 2
@@ -50,7 +51,7 @@ class IdLookup(_Arrays):
         dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
         return cls(
             *(
-                np.memmap(path, dtype, mode="r") if path.stat().st_size else np.empty(0, dtype)
+                map_file(path, dtype)
                 for path, dtype in zip(cls.paths(directory, index), dtypes, strict=True)
             )
         )

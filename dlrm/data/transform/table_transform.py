@@ -108,9 +108,16 @@ class TableTransform:
 
     def _arrays(self) -> list[dict[str, np.ndarray]]:
         """Returns the arrays of each dictionary, then of each field with encodings, by file."""
-        dictionaries = [arrays_of(one) for one in self.dictionaries]
-        arrays = [*enumerate(dictionaries), *enumerate(one.arrays for one in self.encoded)]
-        return [{f"{name}_{i}.npy": one for name, one in own.items()} for i, own in arrays]
+        return [self._arrays_at(i) for i in range(len(self.dictionaries) + len(self.encoded))]
+
+    def _arrays_at(self, place: int) -> dict[str, np.ndarray]:
+        """Returns the arrays of a dictionary or a field with encodings, by file; see `check`."""
+        i = place - len(self.dictionaries)
+        if i < 0:
+            i, arrays = place, arrays_of(self.dictionaries[place])
+        else:
+            arrays = self.encoded[i].arrays
+        return {f"{name}_{i}.npy": one for name, one in arrays.items()}
 
     @property
     def num_numerical(self) -> int:
@@ -305,7 +312,7 @@ class TableTransform:
         if not self._expected or place in self._checked:
             return
         directory, expected = self._expected[place]
-        for (name, array), crc in zip(self._arrays()[place].items(), expected, strict=True):
+        for (name, array), crc in zip(self._arrays_at(place).items(), expected, strict=True):
             if (found := checksum(array)) != crc:
                 raise ValueError(f"{directory / name}: expected CRC-32 {crc}, got {found}: damaged")
         self._checked.add(place)

@@ -229,7 +229,7 @@ def output_layer(
     """
     if init == "normal":
         return _normal_linear(num_inputs, logits, generator(seed, name), outputs=1)
-    linear = nn.Linear(num_inputs, logits, device="meta").to_empty(device="cpu")
+    linear = _empty_linear(num_inputs, logits)
     bound = num_inputs**-0.5
     random = generator(seed, name)
     with torch.no_grad():
@@ -243,8 +243,17 @@ def _normal_linear(
 ) -> nn.Linear:
     """Returns a layer with the variances of a layer of `outputs`, by default its `size`."""
     outputs = outputs or size
-    linear = nn.Linear(num_inputs, size, device="meta").to_empty(device="cpu")
+    linear = _empty_linear(num_inputs, size)
     with torch.no_grad():
         linear.weight.normal_(0, (2 / (num_inputs + outputs)) ** 0.5, generator=random)
         linear.bias.normal_(0, (1 / outputs) ** 0.5, generator=random)
+    return linear
+
+
+def _empty_linear(num_inputs: int, size: int) -> nn.Linear:
+    """Returns a layer to fill in. Its parameters are made here, as torch warns of 0 inputs."""
+    linear = nn.Linear(1, size, device="meta")
+    linear.in_features = num_inputs
+    linear.weight = nn.Parameter(torch.empty(size, num_inputs, device="cpu"))
+    linear.bias = nn.Parameter(torch.empty(size, device="cpu"))
     return linear

@@ -25,7 +25,8 @@ from dlrm.data.transform.dictionaries import (
 from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
-from dlrm.files import staged_file
+from dlrm.files import staged_file, sync
+from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 from dlrm.preproc.stages.source import Rejected, Source
@@ -191,6 +192,8 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
     for column in columns:
         kind = job.columns[column].kind
         found[str(column)] = fits[kind](column, job)
+    for folder in (job.transform, job.lookups):
+        sync(Path(folder))
     return found
 
 
@@ -239,13 +242,13 @@ def _fit_texts(column: int, job: FitJob) -> int:
 
 
 def _save(path: Path, array: np.ndarray) -> None:
-    with staged_file(path) as partial, open(partial, "wb") as file:
+    with staged_file(path, one_of_many=True) as partial, open(partial, "wb") as file:
         np.save(file, array, allow_pickle=False)
 
 
 def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:
     for array, path in zip(IdLookup.of(dictionary), IdLookup.paths(folder, column), strict=True):
-        with staged_file(path) as partial:
+        with staged_file(path, one_of_many=True) as partial:
             partial.write_bytes(np.ascontiguousarray(array).data)
 
 
@@ -257,7 +260,7 @@ def _fit_column(column: int, job: FitJob) -> int:
     final = [*IdLookup.paths(job.lookups, column), dictionary_path(job.transform, column)]
     with ExitStack() as stack:
         hashes, ids, directory, dictionary = (
-            stack.enter_context(staged_file(path)) for path in final
+            stack.enter_context(staged_file(path, one_of_many=True)) for path in final
         )
         keys, counts = (hashes.with_name(hashes.name + end) for end in (".keys", ".counts"))
         with open(hashes, "wb") as file1, open(keys, "wb") as file2, open(counts, "wb") as file3:
@@ -277,7 +280,7 @@ def _fit_column(column: int, job: FitJob) -> int:
         counts.unlink()
     most = job.columns[column].most
     if most is not None and most < size:
-        kept = np.array(np.load(final[-1], mmap_mode="r")[:most])
+        kept = np.array(map_npy(final[-1])[:most])
         _save(final[-1], kept)
         _write_lookup(kept, column, job.lookups)
         return most
@@ -390,4 +393,5 @@ def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[s
     for column in columns:
         fitted.check(column)
         _write_lookup(fitted.dictionaries[column], column, folder)
+    sync(Path(folder))
     return {}

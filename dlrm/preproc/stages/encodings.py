@@ -89,7 +89,7 @@ def fit_encodings(
 def _array_file(stack: ExitStack, path: Path, shape: tuple[int, ...], kind: str) -> BinaryIO:
     """Opens an array's file for its numbers: "Q" is uint64, "D" float64."""
     descr = {"Q": "<u8", "D": "<f8"}[kind]
-    partial = stack.enter_context(staged_file(path))
+    partial = stack.enter_context(staged_file(path, one_of_many=True))
     file = stack.enter_context(open(partial, "wb"))  # noqa: SIM115
     facts = {"descr": descr, "fortran_order": False, "shape": shape}
     np.lib.format.write_array_header_1_0(file, facts)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.files import staged_file
+from dlrm.mapped_files import map_npy
 
 
 def remove_unfinished(directory: Path) -> None:
@@ -54,7 +55,7 @@ def write_buckets(
 def read_bucket(paths: Sequence[Path], bucket: int) -> Iterator[tuple[bytes, np.ndarray]]:
     """Yields the bytes and the counts of a bucket from every file."""
     for path in paths:
-        entry = np.load(_index(path), mmap_mode="r", allow_pickle=False)[bucket]
+        entry = map_npy(_index(path))[bucket]
         with open(path, "rb") as file:
             file.seek(int(entry["begin"]))
             yield file.read(int(entry["end"] - entry["begin"])), entry["counts"]

@@ -4,17 +4,18 @@ from collections.abc import Callable
 
 from absl import app, flags
 
-from dlrm.command_line import fail
+from dlrm.command_line import fail, raise_file_limit
 from dlrm.files import check_all_local, check_local
 
 
 def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
-    """Parses flags, those of `--flagfile` too; returns the rest.
+    """Parses flags, those of `--flagfile` too, at the start of a command; returns the rest.
 
     Raises:
         ValueError: an unknown flag, a value that a flag cannot have, a URI where a path is
             expected, or a file without flags.
     """
+    raise_file_limit()
     try:
         rest = values(arguments)
     except flags.Error as error:

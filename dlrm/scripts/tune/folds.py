@@ -15,10 +15,11 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.list_columns import ListColumn, map_file
+from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.files import MANIFEST, staged_directory
 from dlrm.manifest import checksum, crc32, damaged, read_sealed
+from dlrm.mapped_files import map_file
 
 ORDERS = ("random", "last")
 _BLOCK_ROWS = 1 << 18

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dlrm.mapped_files import map_file
 from dlrm.ops import join_float32
 from dlrm.store.layout import Layout
 from dlrm.store.row_store import ROWS, RowStore, open_view
@@ -53,7 +54,7 @@ class Rows:
         if not count * self.dim:
             return np.empty((count, self.dim), np.float32)
         start, shape = 4 * first * self.dim, (count, self.dim)
-        return np.memmap(self.path, np.float32, "c", start, shape)
+        return map_file(self.path, np.float32, shape, start, private=True)
 
     def copy_to(self, path: Path) -> None:
         """Writes all rows to a file."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from dlrm.data.text.layout import FACT_DTYPE, LENGTH, MAX_LENGTH, Rows, Shard
 from dlrm.documents import brief
+from dlrm.mapped_files import map_file
 
 HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
 HDF5_FIELDS = (
@@ -258,7 +259,7 @@ def open_popart(path: Path, length: int, predictions: int) -> PopartShard:
             f"tokens: expected a multiple of {words * _WORD.itemsize} bytes, got {size}"
         )
     shape = (size // (words * _WORD.itemsize), words)
-    records = np.memmap(path, _WORD, "r", shape=shape) if size else np.empty(shape, _WORD)
+    records = map_file(path, _WORD, shape)
     facts = np.zeros((shape[0], 4), FACT_DTYPE)
     for start in range(0, shape[0], _BLOCK):
         block = _popart_fields(records[start : start + _BLOCK], length, predictions)

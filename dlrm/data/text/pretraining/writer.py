@@ -33,6 +33,7 @@ from dlrm.data.workers import InOrder, workers
 from dlrm.files import staged_directory
 from dlrm.limits import check_processes
 from dlrm.manifest import crc32
+from dlrm.mapped_files import map_file
 
 INPUT_FORMATS = (*TEXT_FORMATS, "hdf5", "popart")
 OUTPUT_FORMATS = ("shards", "hdf5")
@@ -179,7 +180,7 @@ class _Task(NamedTuple):
         return _tokenizer(self.config.vocab_file, self.config.lower_case, self.vocab_crc)
 
     def open(self, name: str, dtype: str) -> np.ndarray:
-        return np.memmap(self.work / name, dtype, "r")
+        return map_file(self.work / name, dtype)
 
     def documents(self) -> Documents:
         tokens = self.open("tokens", token_dtype(self.tokenizer.vocab_size).str)
@@ -272,7 +273,7 @@ def _cut(
             file.write(pairs.data)
             done += size
             on_progress("cut", done, total)
-    unordered = np.memmap(task.work / "unordered", "<i8", "r").reshape(-1, 5)
+    unordered = map_file(task.work / "unordered", "<i8").reshape(-1, 5)
     keys = np.random.SFC64([task.config.seed, 1]).random_raw(len(unordered))
     with open(task.work / "pairs", "wb") as file:
         order = np.argsort(keys, kind="stable")
