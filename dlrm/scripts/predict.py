@@ -62,6 +62,7 @@ from dlrm.serving.predictor import (
     inputs_of,
     load,
     probability,
+    shares_of,
 )
 from dlrm.serving.rows import Text, read_lines
 from dlrm.serving.shares import Shares
@@ -248,6 +249,8 @@ def _score(predictor: Predictor, source: str, name: str) -> None:
             print(note)
     if line := shares.line() if file.rows else None:
         print(line)
+    if line := shares.strangers():
+        print(f"warning: {line}")
     print("\n".join(explained), end="\n" * bool(explained))
 
 
@@ -303,7 +306,7 @@ def value_shares(predictor: Predictor) -> Shares:
     transform = predictor.transform
     if transform is None:
         return Shares((), ())
-    return Shares(transform.numerical_names, transform.categorical_names)
+    return shares_of(transform)
 
 
 def check_source(source: str) -> Path:

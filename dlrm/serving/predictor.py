@@ -15,6 +15,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.lists import missing_features
 from dlrm.files import MANIFEST, check_local, in_use, staged_directory
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
@@ -22,7 +23,8 @@ from dlrm.model.ensemble import Ensemble
 from dlrm.serving.inputs import Inputs, RowError, check_inputs
 from dlrm.serving.recalibration import Recalibration, load_recalibration
 from dlrm.serving.rows import RowTransform, Text, text_of_fields
-from dlrm.serving.tables import Cell, frame_of, labels_of, read_inputs, scoring_reader
+from dlrm.serving.shares import Shares
+from dlrm.serving.tables import frame_of, labels_of, read_inputs, scoring_reader
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     averaged,
@@ -144,10 +146,9 @@ class Predictor:
                 message names it.
         """
         table, names = self.row_transform.table, self.row_transform.names
-        if table is not None and table.lists and not is_frame(rows):
-            rows = frame_of(_fields(rows, names, _list_or_text), table)
-        if table is not None and is_frame(rows):
-            scored = [logits for logits, _ in self._of_frame(rows, labelled=False)]
+        if table is not None:
+            frame = rows if is_frame(rows) else frame_of(_fields(rows, names, _value), table)
+            scored = [logits for logits, _ in self._of_frame(frame, labelled=False)]
             return np.concatenate(scored) if scored else np.empty(0, np.float32)
         fields, parts = _fields(rows, names, _field), []
         for begin in range(0, len(fields), self.batch_size):
@@ -191,16 +192,20 @@ class Predictor:
         """Yields logits and labels of a table in memory, some rows at a time."""
         table = self.row_transform.table
         assert table is not None
-        reader, done = scoring_reader(table, labelled), 0
+        reader, done, shares = scoring_reader(table, labelled), 0, shares_of(self.row_transform)
         for batch in open_frame(frame, reader.columns):
             for begin in range(0, batch.num_rows, self.batch_size):
                 try:
                     part = batch.slice(begin, self.batch_size)
                     inputs, rows = read_inputs(table, reader, part)
+                    absent = rows.numerical, rows.categorical, inputs.numerical.shape[1]
+                    shares.add(missing_features(*absent), inputs.without_id())
                     yield self.logits_of(inputs), labels_of(rows)
                 except RowError as error:
                     raise type(error)(done + begin + error.row, error.problem) from None
             done += batch.num_rows
+        if line := shares.strangers():
+            warnings.warn(line, stacklevel=4)
 
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Copies the model's checkpoint, with the transform of raw rows, to a directory.
@@ -308,6 +313,12 @@ def inputs_of(batch: Batch) -> Inputs:
         for tensor in (batch.lengths, batch.id_weights)
     )
     return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy(), lengths, weights)
+
+
+def shares_of(transform: RowTransform) -> Shares:
+    """Returns counters of the values that a transform knows."""
+    names = transform.numerical_names, transform.categorical_names
+    return Shares(*names, transform.have_ids)
 
 
 def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
@@ -460,13 +471,13 @@ def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
     return [mapping[name] for name in names]
 
 
-def _list_or_text(value: Any) -> Cell:
-    """Returns a value as in JSON lines."""
-    if isinstance(value, list | tuple | np.ndarray):
-        return [_list_or_text(one) for one in value]
+def _value(value: Any) -> Any:
+    """Returns a value of a table: lists of values as such, and no text as a missing value."""
     if isinstance(value, Mapping | Set):
         raise ValueError(f"rows: expected values, or lists of them, got {value!r}")
-    return _field(value).decode() or None
+    if isinstance(value, tuple) or (isinstance(value, np.ndarray) and value.ndim):
+        return list(value)
+    return None if isinstance(value, str | bytes) and not value else value
 
 
 def _field(value: Any) -> bytes:

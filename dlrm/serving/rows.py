@@ -98,6 +98,13 @@ class RowTransform:
         return {table: one.max_length for table, one in self.fitted.lists.items()}
 
     @property
+    def have_ids(self) -> list[bool]:
+        """Returns, for each categorical field, whether values had ids of their own in training."""
+        if isinstance(self.fitted, TableTransform):
+            return [ids > 0 for ids in self.fitted.own_ids]
+        return [len(dictionary) > 0 for dictionary in self.fitted.dictionaries]
+
+    @property
     def table(self) -> TableTransform | None:
         """Returns the transform of named columns; None for a log."""
         return self.fitted if isinstance(self.fitted, TableTransform) else None

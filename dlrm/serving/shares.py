@@ -13,13 +13,16 @@ class Shares:
     Args:
         numerical: names of the numerical fields.
         categorical: names of the categorical fields, with one table each.
+        known: for each categorical field, whether values had ids in training; None is yes.
     """
 
     def __init__(
         self,
         numerical: Sequence[str],
         categorical: Sequence[str],
+        known: Sequence[bool] | None = None,
     ) -> None:
+        self._known = [True] * len(categorical) if known is None else list(known)
         self._names = [*numerical, *categorical]
         self._first_table = len(numerical)
         self._missing = np.zeros(len(self._names), np.int64)
@@ -61,6 +64,17 @@ class Shares:
         verb = "fields have" if rest > 1 else "field has"
         fewer = f"; the other {rest} {verb} fewer" if rest else ""
         return f"values: {', '.join(parts)}{fewer}"
+
+    def strangers(self) -> str | None:
+        """Returns a line about fields of which no value was known in training, or None."""
+        present = self._rows - self._missing[self._first_table :]
+        none = (self._unknown[self._first_table :] == present) & (present > 0) & self._known
+        if self._word != "unknown" or not none.any():
+            return None
+        names = [self._names[self._first_table + place] for place in np.flatnonzero(none)]
+        shown = ", ".join(names[:_MOST_FIELDS]) + ", ..." * (len(names) > _MOST_FIELDS)
+        values = "no value of" if len(names) == 1 else "no values of"
+        return f"{values} {shown} occurred in the training data; scores ignore what they say"
 
     def by_field(self) -> list[tuple[str, float | None, float]]:
         """Returns name, share of missing and share of other values without an id of each field.

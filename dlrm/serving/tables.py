@@ -1,7 +1,8 @@
 """Turns batches of a table into a model's inputs, by the transform of its training data."""
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from contextlib import suppress
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,8 +14,6 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.documents import brief
 from dlrm.serving.inputs import Inputs, RowError
-
-Cell: TypeAlias = "str | list[Cell] | None"
 
 
 def scoring_reader(
@@ -48,8 +47,8 @@ def read_inputs(table: TableTransform, reader: RowReader, batch: Any) -> tuple[I
     return Inputs.of_columns(numerical, ids), rows
 
 
-def frame_of(rows: Sequence[Sequence[Cell]], table: TableTransform) -> pa.Table:
-    """Makes a table from rows of texts and lists, whose fields are `table.names`.
+def frame_of(rows: Sequence[Sequence[Any]], table: TableTransform) -> pa.Table:
+    """Makes a table from rows of any values and lists of them, whose fields are `table.names`.
 
     Raises:
         RowError: a row has a wrong number of fields, or an unexpected list.
@@ -59,13 +58,54 @@ def frame_of(rows: Sequence[Sequence[Cell]], table: TableTransform) -> pa.Table:
         if len(cells) != len(table.names):
             raise RowError(row, f": expected {len(table.names)} fields, got {len(cells)}")
         for name, cell in zip(table.names, cells, strict=True):
-            nested = isinstance(cell, list) and any(isinstance(one, list) for one in cell)
-            if nested or (isinstance(cell, list) and name not in lists.separators):
+            nested = _is_list(cell) and any(map(_is_list, cell))
+            if nested or (_is_list(cell) and name not in lists.separators):
                 expected = "a list of values" if nested else "one value"
                 raise RowError(row, f", column {name}: expected {expected}, got {brief(cell)}")
     columns = zip(*rows, strict=True) if rows else [()] * len(table.names)
-    arrays = [lists.array(name, cells) for name, cells in zip(table.names, columns, strict=True)]
+    arrays = [
+        _array_of(table, lists, name, cells)
+        for name, cells in zip(table.names, columns, strict=True)
+    ]
     return pa.table(arrays, table.names)
+
+
+def _is_list(cell: Any) -> bool:
+    return isinstance(cell, list | tuple | np.ndarray | set | frozenset | dict)
+
+
+def _array_of(table: TableTransform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
+    """Returns values as an array of their type, or as texts if they have several."""
+    in_lists = name in lists.separators
+    if in_lists and any(isinstance(cell, str | bytes) for cell in cells):  # as in CSV
+        return lists.array(name, [_texts_in(cell) for cell in cells])
+    if table.kinds is not None:  # of earlier versions, all values were texts
+        with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+            return pa.array(list(cells), from_pandas=True)
+    if in_lists:
+        return lists.array(name, [_texts_in(cell) for cell in cells])
+    texts = [_text_of(cell) for cell in cells]
+    return pa.array([text or None for text in texts], pa.string())
+
+
+def _texts_in(cell: Any) -> Any:
+    """Returns a list as texts, and a text of CSV as it is."""
+    if cell is not None and _is_list(cell):
+        return [_text_of(one) or None for one in cell]
+    return _text_of(cell) or None
+
+
+def _text_of(value: Any) -> str:
+    """Returns a value as in a log: whole numbers without a point, missing ones empty."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # which equal nothing
+        return ""
+    if isinstance(value, float | np.floating) and value != value:
+        return ""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)
+    return str(value)
 
 
 def labels_of(rows: Rows) -> np.ndarray | None:

@@ -293,7 +293,7 @@ def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
 
 def _notes(found: Collected, judgement: Judgement) -> list[str]:
     rows, clicks = judgement.rows, judgement.clicks
-    notes = []
+    notes = [f"warning: {line}"] if (line := found.shares.strangers()) else []
     if not 0 < clicks < rows:
         notes.append(
             f"note: all {rows:,} rows have the label {int(clicks > 0)}, so metrics of two classes "
