@@ -20,6 +20,7 @@ from dlrm.data.transform.values import (
 
 _LONGEST_SHOWN = 64  # characters of a cell in a message
 _MOST_LABELS = 4  # labels that an error names
+_WORDS = {"true", "false", "1", "0"}  # the latter if a field had these in training
 _BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
 
 
@@ -44,6 +45,9 @@ class FieldKeys:
         missing_values: texts that mean "missing", besides empty ones.
         known: the texts that a string field had in training; None before it is fitted.
         plain: whether texts are used as they are, without a canonical form, as in earlier versions.
+
+    Attributes:
+        missing, missing_integers: keys of the texts, and of the integers, that mean "missing".
     """
 
     def __init__(
@@ -59,10 +63,10 @@ class FieldKeys:
         texts = [text.encode() for text in missing_values]
         texts += [b"nan"] * ("nan" in map(str.lower, missing_values))  # the text of NaN
         column = TextColumn.from_bytes(texts)
-        self._missing = hash_texts(column)
+        self.missing = hash_texts(column)
         if not plain:
-            self._missing = np.union1d(self._missing, hash_texts(canonical(column)))
-        self._missing_integers = _missing_integers(missing_values)
+            self.missing = np.union1d(self.missing, hash_texts(canonical(column)))
+        self.missing_integers = _missing_integers(missing_values)
 
     def of_texts(
         self, column: TextColumn, problems: dict[int, str] | None = None, kind: str = TEXT
@@ -82,7 +86,9 @@ class FieldKeys:
         absent = self.are_missing(column)
         column = self._meant(column, absent, kind)
         hashes = hash_texts(column)
-        absent |= np.isin(hashes, self._missing)
+        absent |= np.isin(hashes, self.missing)
+        if self._spelled:
+            self._check_words(column, absent, problems)
         if self.field.type == "string":
             return Parsed(np.where(absent, np.uint64(0), hashes), absent), column
         return self._integers(column, absent, problems), column
@@ -95,6 +101,22 @@ class FieldKeys:
             return column
         column = canonical(column)
         return column if self._known is None else self._known.match(column, ~absent, kind)
+
+    def _check_words(
+        self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
+    ) -> None:
+        """Notes texts that are neither true nor false, in a field with spellings of them."""
+        for row in np.flatnonzero(~absent).tolist():
+            if (text := column.text(row)) in _WORDS:
+                continue
+            spellings = ", ".join(map(repr, self._spelled))
+            problem = (
+                f"expected true, false or {spellings}, as true_values and false_values in the "
+                f"schema say, got {text!r}"
+            )
+            if problems is None:
+                raise BadRowError(row, self.field.column, problem)
+            problems[row] = problem
 
     def _integers(
         self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
@@ -116,11 +138,11 @@ class FieldKeys:
             for place in np.flatnonzero(values >> np.uint64(63)).tolist():
                 problems[place] = f"expected an integer of 64 bits with sign, got {values[place]}"
         keys = np.ascontiguousarray(values.astype(np.int64)).view(np.uint64)
-        return Parsed(keys, np.isin(keys, self._missing_integers))
+        return Parsed(keys, np.isin(keys, self.missing_integers))
 
     def are_missing(self, column: TextColumn) -> np.ndarray:
         """Returns a mask of texts, without surrounding blanks, that mean "missing"."""
-        return (column.starts == column.ends) | np.isin(hash_texts(column), self._missing)
+        return (column.starts == column.ends) | np.isin(hash_texts(column), self.missing)
 
 
 def _missing_integers(missing_values: Collection[str]) -> np.ndarray:

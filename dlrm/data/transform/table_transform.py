@@ -285,7 +285,19 @@ class TableTransform:
                 known = KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
             plain = self.kinds is None
             made.append(FieldKeys(field, self.schema.missing_of(field), known, plain))
+            self._check_markers(place, made[-1])
         return made
+
+    def _check_markers(self, place: int, keys: FieldKeys) -> None:
+        """Raises ValueError if a field has a value with an id that means "missing"."""
+        markers = keys.missing if keys.field.type == "string" else keys.missing_integers
+        lookup = self.lookup(self.dictionary_of[place])
+        found = lookup(Parsed(markers, np.zeros(len(markers), bool))).max(initial=0)
+        if found:
+            raise ValueError(
+                f"column {keys.field.column!r}: expected missing_values that the training data did "
+                f"not have as values, got {self.value(place, int(found))!r}, which has id {found}"
+            )
 
     @property
     def known_labels(self) -> list[str] | None:
