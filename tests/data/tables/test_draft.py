@@ -11,7 +11,7 @@ import yaml
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.draft import batches_of, draft
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.summaries import Distinct, Moments
+from dlrm.data.tables.distinct import Distinct, Moments
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 
 ROWS = 3000
