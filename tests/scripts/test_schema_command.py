@@ -23,7 +23,9 @@ def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
     assert "drafted from all 400 rows" in done.stdout
     schema = Schema.load(tmp_path / "schema.yaml")
     assert (schema.numerical_names, schema.categorical_names) == (["age"], ["kind"])
-    assert (schema.label.positive, schema.missing_values) == ("yes", ("?",))
+    assert schema.label.positive == "yes"
+    assert [field.missing_values for field in schema.categorical] == [("?",)]
+    assert "missing:     '?' in kind" in done.stdout
     _, _, module, *flags = shlex.split(done.stdout.splitlines()[-1])
     assert module == "dlrm.scripts.prepare"
     without_java = {**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"}
@@ -103,8 +105,22 @@ def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
     joined = [delimiter.join(f"{quote}{cell}{quote}" for cell in line) for line in lines]
     (tmp_path / "bank.csv").write_text("\n".join(joined) + "\n")
     (tmp_path / "s.yaml").write_text("label: {column: y, positive: 'yes'}\nnumerical: [age]\n")
+    words = ["--input=bank.csv", "--label=y"]
+    drafted = forked.run("dlrm.scripts.schema", *words, cwd=tmp_path)
+    assert drafted.returncode == 0, drafted.stderr
+    assert drafted.stdout.startswith(f"format:      delimiter {delimiter!r}"), drafted.stdout
+    given = forked.run(
+        "dlrm.scripts.schema",
+        *words,
+        f"--delimiter={delimiter}",
+        "--output=given.yaml",
+        cwd=tmp_path,
+    )
+    assert given.returncode == 0, given.stderr
+    schemas = [Schema.load(tmp_path / f"{name}.yaml") for name in ("schema", "given")]
+    assert schemas[0] == schemas[1]
+    assert schemas[0].format.delimiter == delimiter
     for command, *words in (
-        ("schema", "--label=y"),
         ("prepare", "--schema=s.yaml", "--output=prepared", "--cores=1"),
         ("transcode", "--output=dataset", "--label=y", "--numerical=age", "--positive=yes"),
     ):

@@ -127,9 +127,9 @@ def draft(
       (`user_id`, `brand`, `c7`; see `dlrm.data.tables.names`) or a part of a date (`hour`), if they
       have up to 12 values or are beyond 2^53; and numerical if the name says so (`price`, `i7`).
     * Of the other whole numbers, those whose order tells most of what their values tell about the
-      label are numerical; those whose values tell more, or without gaps, are categorical. Where
-      neither shows, values below 0 and values that mostly occur once are numbers. The rest is in
-      doubt, and both: a numerical and a categorical field.
+      label are numerical. More than 1000 without gaps are categorical. Those with values below 0,
+      or that mostly occur once, are numerical. Those whose values tell more than their order are
+      categorical. The rest is in doubt, and both: a numerical and a categorical field.
     * A numerical column with values that are far from the others gets the transform "log", or
       "quantile" if it has values below 0; the others "standardise".
     * A categorical column of more than 1000 values, most of which occur less than 5 times, gets
@@ -343,7 +343,7 @@ def _summaries(
     """Returns the columns' summaries, the counts of labels, the rows, and whether they are all."""
     columns: dict[str, Summary] = {}
     labels: dict[str, int] = {}
-    rows = 0
+    rows = positives = 0
     for batch in batches:
         if rows == max_rows:
             return columns, labels, rows, batch.num_rows == 0
@@ -351,13 +351,13 @@ def _summaries(
         batch = batch.slice(0, max_rows - rows)
         hits = _count_labels(label, positive, batch, labels)
         for name in batch.schema.names:
-            summary = columns.setdefault(name, Summary(name, text))
-            if rows > summary.rows:  # of batches without the column
-                summary.add_missing(rows - summary.rows)
-            summary.add(column_of(batch, name), hits)
-        rows += batch.num_rows
-        for summary in columns.values():
-            summary.add_missing(rows - summary.rows, int(hits.sum()))
+            if name not in columns:
+                columns[name] = Summary(name, text)
+                columns[name].add_missing(rows, positives)  # of batches without the column
+            columns[name].add(column_of(batch, name), hits)
+        for name in columns.keys() - set(batch.schema.names):
+            columns[name].add_missing(batch.num_rows, int(hits.sum()))
+        rows, positives = rows + batch.num_rows, positives + int(hits.sum())
         if not whole:
             return columns, labels, rows, False
     return columns, labels, rows, True

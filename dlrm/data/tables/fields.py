@@ -215,21 +215,22 @@ def _kinds(summary: Summary) -> tuple[str, tuple[str, ...]]:
     signal = summary.signal
     if signal.clear and signal.ordered:
         return "a number: the label follows its order", (_NUMBER,)
-    if signal.clear:
-        return "an id by its values: the label differs between them, in no order", (_ID,)
     if _gapless(summary):
-        return "an id by its values: no gaps", (_ID,)
+        return "an id by its values: numbers without gaps", (_ID,)
     if numbers.least < -1:
         return "a number: it has values below 0", (_NUMBER,)
     if summary.present < 2 * distinct:
         return "a number: most values occur once", (_NUMBER,)
+    if signal.clear:
+        return "an id by its values: the label differs between them, in no order", (_ID,)
     return "in doubt, so both a number and an id: delete the one that it is not", _BOTH
 
 
 def _useless(summary: Summary) -> str | None:
     """Returns the reason why a column is no input, or None."""
     if summary.kind == OTHER:
-        return f"the type {' and '.join(summary.types)}; convert it to numbers, text or times"
+        types = " and ".join(summary.types)
+        return f"the type {types}, which is not a number, text, time or list of them"
     if not summary.present or summary.not_a_number == summary.present:
         return "no value"
     if summary.values is not None:
