@@ -163,11 +163,12 @@ class Moments:
         if not len(values):
             return
         count = int(counts.sum())
-        mean = float(np.average(values, weights=counts))
-        squares = float(((values - mean) ** 2 * counts).sum())
-        total, apart = self.count + count, mean - self.mean
-        self._squares += squares + apart * apart * self.count * count / total
-        self.mean += apart * count / total
+        with np.errstate(over="ignore", invalid="ignore"):  # of numbers beyond 1e154
+            mean = float(np.average(values, weights=counts))
+            squares = float(((values - mean) ** 2 * counts).sum())
+            total, apart = self.count + count, mean - self.mean
+            self._squares += squares + np.float64(apart) ** 2 * self.count * count / total
+            self.mean += apart * count / total
         self.count = total
         self.least = min(self.least, float(values.min()))
         self.most = max(self.most, float(values.max()))

@@ -166,8 +166,9 @@ class Drafter:
     def _add_categorical(self, summary: Summary, why: str) -> None:
         kind, distinct = "string", len(summary.distinct)
         numbers = summary.numbers
-        if summary.is_number and _whole(summary) and abs(numbers.least) < _LARGEST_INTEGER:
-            kind = "integer" if numbers.most < _LARGEST_INTEGER else "string"
+        largest = max(abs(numbers.least), abs(numbers.most))
+        if summary.is_number and _whole(summary) and not summary.exponents:
+            kind = "integer" if largest < _LARGEST_INTEGER else "string"
         limit, max_ids, buckets = 1, None, 0
         rare, _ = summary.distinct.below(RARE)
         if distinct >= HUGE:
@@ -208,7 +209,7 @@ def _kinds(summary: Summary) -> tuple[str, tuple[str, ...]]:
     amount = names.is_amount(name)
     if not amount and numbers.least >= 0 and numbers.most <= (names.calendar_most(name) or -1):
         return "part of a date by its name", (_ID,)
-    if max(abs(numbers.least), abs(numbers.most)) > 1 << 53:
+    if max(abs(numbers.least), abs(numbers.most)) > 1 << 53 and not summary.exponents:
         return "too large for an exact number", (_ID,)
     if amount:
         return "a number by its name", (_NUMBER,)
@@ -233,9 +234,10 @@ def _useless(summary: Summary) -> str | None:
         return f"the type {types}, which is not a number, text, time or list of them"
     if not summary.present or summary.not_a_number == summary.present:
         return "no value"
+    texts = summary.values or summary
+    if texts.not_utf_8:
+        return f"bytes and no text: {texts.not_utf_8}"
     if summary.values is not None:
-        if summary.values.kind == OTHER:
-            return f"the type {' and '.join(summary.types)}"
         return None if summary.longest else "no value in any list"
     distinct = len(summary.distinct)
     if distinct < 2 and not summary.missing and not summary.not_a_number:
@@ -285,7 +287,7 @@ def _is_far(summary: Summary) -> bool:
     """
     numbers = summary.numbers
     farthest = max(numbers.most - numbers.mean, numbers.mean - numbers.least)
-    if farthest > max(_FAR * numbers.deviation, _NEAR):
+    if not np.isfinite(numbers.deviation) or farthest > max(_FAR * numbers.deviation, _NEAR):
         return True
     low, middle, high = summary.distinct.quantiles([0.1, 0.5, 0.9])
     farthest = max(numbers.most - middle, middle - numbers.least)

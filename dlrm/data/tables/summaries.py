@@ -56,6 +56,7 @@ class Summary:
         strays: other texts that are not numbers, as long as they are few.
         padded: whether text has numbers that begin with 0, as codes do.
         exponents: whether the text of numbers has exponents.
+        not_utf_8: the problem of a text that is not UTF-8; None if all are.
         not_a_number, infinite: counts of numbers that are NaN and infinite.
         times: whether text is times in ISO 8601 only, so far.
         formats: forms of `TIME_FORMATS` that all texts and integers have, so far.
@@ -83,6 +84,7 @@ class Summary:
         self.strays: dict[str, None] = {}
         self.padded, self.zoned, self.times, self.exponents = False, True, True, False
         self.formats = TIME_FORMATS
+        self.not_utf_8: str | None = None
         self.not_a_number = self.infinite = self.longest = self.empty = 0
         self.values: Summary | None = None
         self._parses_numbers = True
@@ -154,7 +156,9 @@ class Summary:
         counts = np.bincount(codes[codes >= 0], minlength=len(raw))
         of_labels = np.bincount(codes[(codes >= 0) & positives], minlength=len(raw))
         if kind in (TEXT, BOOLEANS):
-            texts = plain_texts(utf_8(raw)[0])
+            distinct, escaped = utf_8(raw)
+            self.not_utf_8 = self.not_utf_8 or next(iter(escaped.values()), None)
+            texts = plain_texts(distinct)
             absent = np.array([not text for text in [*texts, ""]])
             self._note_missing(absent[codes], positives)
             places = np.flatnonzero((counts > 0) & ~absent[:-1])
