@@ -243,10 +243,9 @@ class Seen:
         found = {name: f"nested, such as {value}" for name, value in self.nested.items()}
         found |= dict.fromkeys(self.mixed, "values in some rows, lists in others")
         found |= dict.fromkeys(self.twice, "several columns have this name")
-        lacking = self.lacking.items()
-        return found | {
-            name: f"{path} does not have it; prepare needs it" for name, path in lacking
-        }
+        for name, path in self.lacking.items():
+            found[name] = f"{path} does not have it; prepare needs it in every file"
+        return found
 
 
 def batches_of(
@@ -307,7 +306,9 @@ def _note_lacking(
     for path, names in every.items():
         if not names:  # an empty file
             continue
-        for name in known.keys() - set(names) - seen.lacking.keys():
+        for name in known:
+            if name in names or name in seen.lacking:
+                continue
             if name in needed:
                 raise ValueError(f"{path}: no column {name!r}; the columns are {listed(names)}")
             seen.lacking[name] = path

@@ -249,7 +249,8 @@ def _useless(summary: Summary) -> str | None:
         return f"one value, {shown(value)}, in every row"
     unique, whole = summary.distinct.most == 1, not summary.is_number or _whole(summary)
     unnamed = not summary.name or summary.name.startswith("Unnamed:")
-    if unnamed and unique and summary.is_number and whole:
+    every = summary.numbers.most - summary.numbers.least < 1.05 * distinct  # of them occurs
+    if unnamed and summary.is_number and whole and (unique or every):
         return "row numbers, by the name that pandas gives its index"
     is_id = not summary.is_number or names.is_id(summary.name) or _gapless(summary)
     timely = summary.is_time or _has_format(summary)

@@ -127,6 +127,12 @@ class Summary:
         """Adds the rows of an array, and which of them have a label that counts as 1."""
         if positives is None:
             positives = np.zeros(len(array), bool)
+        try:
+            self._add(array, positives)
+        except pa.ArrowNotImplementedError:  # of types such as dictionaries of structures
+            self.kind, self.types[str(array.type)] = OTHER, None
+
+    def _add(self, array: pa.Array, positives: np.ndarray) -> None:
         if pa.types.is_dictionary(array.type) and not _is_text(array.type.value_type):
             array = array.dictionary_decode()
         if pa.types.is_null(array.type):

@@ -37,7 +37,7 @@ VALUES = {
     "day": (st.dates(), pa.date32()),
     "dayText": (st.dates().map(lambda day: day.strftime("%d/%m/%Y")), pa.string()),
     "clock": (st.times(), pa.time64("us")),
-    "delay": (st.timedeltas(), pa.duration("us")),
+    "delay": (st.integers(0, 10**9), pa.duration("us")),
     "list": (st.lists(st.integers(0, 9), max_size=3), pa.list_(pa.int32())),
     "listText": (st.lists(TEXT, max_size=3), pa.list_(pa.string())),
     "vector": (st.lists(st.floats(), max_size=3), pa.list_(pa.float64())),
