@@ -150,10 +150,11 @@ def _report(drafted: Draft, output: Path) -> None:
         print(f"encodings:   {listed(encoded)}")
     if schema.time is not None:
         print(f"time:        {shown_name(schema.time.column)}")
-    for field in (*schema.numerical, *schema.categorical):
-        if field.missing_values:
-            shown = ", ".join(map(repr, field.missing_values))
-            print(f"missing:     {shown} in {shown_name(field.column)}")
+    markers = {field.column: field.missing_values for field in schema.numerical}
+    markers |= {field.column: field.missing_values for field in schema.categorical}
+    for name, texts in markers.items():
+        if texts:
+            print(f"missing:     {', '.join(map(repr, texts))} in {shown_name(name)}")
     if drafted.in_doubt:
         print(f"in doubt:    {listed(drafted.in_doubt)}: a number and an id each")
     for name, why in drafted.left_out.items():

@@ -148,7 +148,7 @@ def draft(
         weight, groups, time: columns with these roles; groups can be inputs too.
         max_rows: maximum number of rows to read.
         text: the format of the text that the batches have, which becomes the schema's.
-        seen: what reading them reveals; see `batches_of`.
+        seen: observations from reading the files; see `batches_of`.
 
     Raises:
         ValueError: a column is missing or occurs twice, weights are not numbers, a weight, group or
@@ -221,7 +221,7 @@ def _check_weight(summary: Summary) -> None:
 
 @dataclass
 class Seen:
-    """What reading the files of a draft revealed, besides the values.
+    """Observations from reading the files of a draft, besides the values.
 
     Attributes:
         nested: column of JSON -> its first value that is a map or a list of them.

@@ -1,4 +1,4 @@
-"""What the name of a column says: an id, an amount, a time, or part of a date."""
+"""Meanings of the names of columns: ids, amounts, times, and parts of a date."""
 
 import re
 

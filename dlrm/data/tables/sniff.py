@@ -6,7 +6,7 @@ import io
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from dlrm.data.sources.csv_rows import DELIMITERS, EscapedReader, delimiter_of, has_header
 from dlrm.data.sources.text_files import BROKEN, open_bytes
@@ -111,13 +111,13 @@ class _Text:
     def records(self, delimiter: str, quote: str | None, escape: str | None) -> list[list[str]]:
         """Returns the records of the first part; none if they differ in length or are not CSV."""
         lines = io.StringIO(self.parts[0], newline="")
+        reader: Any
         if escape is not None:
             reader = EscapedReader(iter(lines), delimiter, quote or '"', escape)
         else:
-            quoting = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
-            reader = csv.reader(
-                lines, delimiter=delimiter, quoting=quoting, skipinitialspace=True, strict=True
-            )
+            options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True}
+            options["quoting"] = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
+            reader = csv.reader(lines, quotechar=quote or '"', strict=True, **options)
         records: list[list[str]] = []
         try:
             while len(records) < _MOST_ROWS:

@@ -25,8 +25,10 @@ _MOST_STRAYS = 8  # texts among numbers
 _EXAMPLES = 3
 _MOST_FEW, _MOST_SAMPLED = 16, 1000  # distinct texts
 _EXPONENT = 1e16  # floats from here on have one in their text
-_DATES = ("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%d %b %Y")
-_DATES += ("%d-%b-%Y", "%b %d, %Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%Y%m%d", "%Y.%m.%d")
+_DATES = (
+    *("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%d %b %Y"),
+    *("%d-%b-%Y", "%b %d, %Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%Y%m%d", "%Y.%m.%d"),
+)
 _CLOCKS = ("", " %H:%M:%S", " %H:%M", " %H:%M:%S.%f", " %I:%M:%S %p", " %I:%M %p")
 TIME_FORMATS = (
     *(date + clock for date in _DATES for clock in _CLOCKS),

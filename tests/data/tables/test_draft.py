@@ -242,6 +242,99 @@ def test_another_form_of_the_label_is_left_out_and_what_nearly_tells_it_is_said(
     assert "used cart, revenue, late, which nearly tells the label" in result.note()
 
 
+MOMENTS = [datetime.datetime(2026, 11, 1 + i % 28, i % 24, i % 60) for i in range(ROWS)]
+TIMES = {
+    "%d/%m/%Y %H:%M": "UTC",
+    "%d/%b/%Y:%H:%M:%S +0100": None,
+    "%d.%m.%Y": "UTC",
+    "%m/%d/%Y %I:%M %p": "UTC",
+    "%Y%m%d": "UTC",
+    "%a %b %d %H:%M:%S %Y": "UTC",
+}
+
+
+@pytest.mark.parametrize("form", TIMES)
+def test_times_of_common_forms(form):
+    expected = TimeField("created_at", TIMES[form], format=form.replace("+0100", "%z"))
+    result = drafted(created_at=[moment.strftime(form) for moment in MOMENTS])
+    assert result.schema.time == expected
+    assert f"; of the form {expected.format}" in result.comments["created_at"]
+
+
+def test_times_in_doubt_and_numbers_that_count():
+    first = [moment.replace(day=1 + moment.day % 12).strftime("%d/%m/%Y") for moment in MOMENTS]
+    comment = drafted(day=first).comments["day"]
+    assert comment.endswith("of the form %d/%m/%Y; has no zone, UTC is assumed; in doubt, as "
+                            "%m/%d/%Y fits all values too")  # fmt: skip
+    seconds = [1_700_000_000 + i % 2000 for i in range(ROWS)]
+    for unit, numbers in (
+        ("s", [one + 0.25 for one in seconds]),
+        ("s", [f"{one}.5" for one in seconds]),
+        ("ns", [one * 10**9 for one in seconds]),
+        ("us", [str(one * 10**6) for one in seconds]),
+    ):
+        result = drafted(ts=numbers)
+        assert result.schema.time == TimeField("ts", unit=unit)
+        assert f"; unit {unit} by its size" in result.comments["ts"]
+    dates = drafted(date=[20261101 + i % 28 for i in range(ROWS)])
+    assert dates.schema.time == TimeField("date", "UTC", format="%Y%m%d")
+
+
+def test_roles_with_missing_values_are_refused_with_the_remedy():
+    some = pa.array(np.arange(ROWS) % 7, mask=np.arange(ROWS) % 10 == 0)
+    match = "^--groups: column 'user': expected a value in every row, got none in 300 of 3,000 rows"
+    with pytest.raises(ValueError, match=match):
+        draft([table(user=some)], "y", groups=["user"])
+    with pytest.raises(ValueError, match="^--weight: .* a weight in every row, got none in 300"):
+        draft([table(w=some)], "y", weight="w")
+    with pytest.raises(ValueError, match="^--weight: .* weights of 0 or more, got -1"):
+        draft([table(w=np.arange(ROWS) % 3 - 1)], "y", weight="w")
+    with pytest.raises(ValueError, match="^--time: .* a time in every row, got none in 300"):
+        draft([table(t=some)], "y", time="t")
+    result = drafted(ratio=np.where(np.arange(ROWS) == 5, np.inf, RANDOM.random(ROWS)))
+    assert result.left_out["ratio"].startswith("infinite values in 1 rows, which prepare refuses")
+
+
+HINTS = {
+    "$1,234.50": "numbers in disguise, such as '$1,234.50': written as 1234.5 it is a number",
+    "12.3 %": "numbers in disguise, such as '12.3 %'",
+    "1,234": "--decimal and --thousands say what its marks mean",
+    "Action|Comedy": "lists in disguise, such as 'Action|Comedy': max_length: 2, separator: '|'",
+    "12:0.5 7:1": "pairs such as '12:0.5 7:1': a list field and a column of weights",
+}
+
+
+@pytest.mark.parametrize("text", HINTS)
+def test_numbers_and_lists_in_disguise_are_said(text):
+    result = drafted(c_=[text, text.replace("1", "3").replace("A", "B")] * (ROWS // 2))
+    assert HINTS[text] in result.comments["c_"]
+    assert field(result, "c_") == CategoricalField("c_")
+
+
+def test_spellings_of_true_and_false():
+    result = drafted(
+        several=["Yes", "yes", "no", "Y", "N"] * (ROWS // 5),
+        one=["yes", "no"] * (ROWS // 2),
+        plain=["true", "False", "TRUE"] * (ROWS // 3),
+    )
+    several = field(result, "several")
+    assert (set(several.true_values), set(several.false_values)) == (
+        {"Yes", "yes", "Y"},
+        {"no", "N"},
+    )
+    assert field(result, "one") == CategoricalField("one")
+    assert field(result, "plain") == CategoricalField("plain")
+
+
+def test_several_labels_can_be_positive():
+    ratings = (np.arange(ROWS) % 5 + 1).astype(float)
+    result = draft([table(y=ratings)], "y", positive="4,5")
+    assert result.schema.label == Label("y", ("4", "5"), any_negative=True)
+    assert result.label == "'4' and '5' count as 1, as --positive says: 40.00% of the rows"
+    with pytest.raises(ValueError, match="--positive 6: expected a label that occurs"):
+        draft([table(y=ratings)], "y", positive="4,6")
+
+
 @pytest.mark.parametrize(
     ("labels", "expected"),
     [
