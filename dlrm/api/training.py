@@ -5,6 +5,7 @@ import dlrm.environment  # first: torch reads it when it is loaded
 # isort: split
 import os
 import tempfile
+import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -153,7 +154,7 @@ def fit(
             raise ValueError(f"schema, label: expected a schema, or the label's column, got {got}")
         if schema is None:
             data = open_frame(data, None).read_all()  # a stream can be read only once
-            schema = draft(data.to_batches(), label or "").schema
+            schema = _drafted(data, label or "")
         dataset = Dataset.from_arrow(
             data, schema, test=test, validation=validation, verbose=verbose, **options
         )
@@ -165,6 +166,18 @@ def fit(
     if said and verbose:
         print(said)
     return _train(dataset, values, device, save_checkpoint_path, verbose)
+
+
+def _drafted(data: Any, label: str) -> Schema:
+    """Drafts a schema from a table, and warns of what its user should check."""
+    found = draft(data.to_batches(), label)
+    if note := found.note():
+        warnings.warn(
+            f"the schema drafted from the table {note}; dlrm.data.tables.draft.draft(batches, "
+            f"{label!r}).text() shows it, and schema= takes another",
+            stacklevel=3,
+        )
+    return found.schema
 
 
 def _with_defaults(

@@ -8,6 +8,7 @@ has a comment with observations for every column; edit it where it is wrong.
 `dlrm.data.tables.draft.draft` documents the rules.
 """
 
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -15,18 +16,21 @@ from pathlib import Path
 
 from absl import flags
 
-from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, batches_of, draft
-from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, Seen, batches_of, draft
+from dlrm.data.tables.fields import listed, shown_name
+from dlrm.data.tables.files import PARQUET, find_tables
+from dlrm.data.tables.sniff import sniff
 from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.schema import CategoricalField, Schema
-from dlrm.documents import brief
+from dlrm.documents import brief, one_line
 from dlrm.scripts.common import table_flags
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.table_flags import define_text_flags, text_format
 
 FLAGS = flags.FLAGS
 CROSS_BUCKETS = 100_000
-_SAME = ("columns", "header", "delimiter")  # flags that the next command takes unchanged
+_SAME = ("input_format", "columns", "header")  # flags that the next command takes unchanged
+_MOST_NOTES = 10
 
 
 def define_flags() -> None:
@@ -36,7 +40,8 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "positive",
         None,
-        "label that counts as 1; default: of two labels, the affirmative or the rarer one",
+        "label that counts as 1, or several with commas between them; default: of two labels, the "
+        "affirmative or the rarer one",
     )
     flags.DEFINE_string("weight", None, "column of sample weights")
     flags.DEFINE_list("groups", [], "columns to group metrics by, such as the user")
@@ -63,21 +68,34 @@ def main(argv: list[str]) -> int | None:
     output = Path(FLAGS.output)
     if output.exists() and not FLAGS.overwrite:
         raise FileExistsError(f"{output}: exists; --overwrite replaces it")
-    files, text = find_tables(FLAGS.input), text_format()
+    files = find_tables(FLAGS.input, FLAGS.input_format, _say)
+    text, line = sniff(files, text_format())
     roles = [FLAGS.label, FLAGS.weight, FLAGS.time, *FLAGS.groups]
+    seen = Seen()
     drafted = draft(
-        batches_of(files, text, [name for name in roles if name is not None]),
+        batches_of(files, text, [name for name in roles if name is not None], seen),
         FLAGS.label,
         positive=FLAGS.positive,
         weight=FLAGS.weight,
         groups=FLAGS.groups,
         time=FLAGS.time,
         max_rows=FLAGS.rows,
+        text=text if files[0].kind != PARQUET else None,
+        seen=seen,
     )
     drafted = replace(drafted, schema=with_derived(drafted.schema, FLAGS.encode, FLAGS.cross))
     drafted.save(output, ", ".join(FLAGS.input))
+    notes = [note for path, spans in seen.spans.items() if (note := spans.note(path, text))]
+    for note in notes[:_MOST_NOTES]:
+        _say(note)
+    if line is not None:
+        _say(f"format:      {line}")
     _report(drafted, output)
     return None
+
+
+def _say(line: str) -> None:
+    print(one_line(line))
 
 
 def with_derived(schema: Schema, encode: Sequence[str], cross: Sequence[str]) -> Schema:
@@ -123,24 +141,43 @@ def _listed(text: str) -> list[str]:
 
 def _report(drafted: Draft, output: Path) -> None:
     schema = drafted.schema
-    print(f"label:       {schema.label.column}, {drafted.label}")
+    _say(f"label:       {shown_name(schema.label.column)}, {drafted.label}")
     print(f"numerical:   {len(schema.numerical)}")
     print(f"categorical: {len(schema.categorical)}")
     if schema.crosses:
-        print(f"crosses:     {', '.join(cross.column for cross in schema.crosses)}")
+        print(f"crosses:     {listed([cross.column for cross in schema.crosses])}")
     if encoded := schema.numerical_names[len(schema.numerical) :]:
-        print(f"encodings:   {', '.join(encoded)}")
+        print(f"encodings:   {listed(encoded)}")
     if schema.time is not None:
-        print(f"time:        {schema.time.column}")
-    if schema.missing_values:
-        print(f"missing:     {', '.join(map(repr, schema.missing_values))}")
+        print(f"time:        {shown_name(schema.time.column)}")
+    markers = {field.column: field.missing_values for field in schema.numerical}
+    markers |= {field.column: field.missing_values for field in schema.categorical}
+    for name, texts in markers.items():
+        if texts:
+            print(f"missing:     {', '.join(map(repr, texts))} in {shown_name(name)}")
+    if drafted.in_doubt:
+        print(f"in doubt:    {listed(drafted.in_doubt)}: a number and an id each")
     for name, why in drafted.left_out.items():
-        print(f"left out:    {name}, {why}")
-    print(f"{output}: drafted from {drafted.sample}; check it, then run")
+        _say(f"left out:    {shown_name(name)}, {why}")
+    for name, why in drafted.leaks.items():
+        _say(f"warning:     {shown_name(name)} {why}: is it known before the label?")
+    _say(f"{output}: drafted from {drafted.sample}; check it, then run")
     command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={output}"]
     command += [f"--input={','.join(FLAGS.input)}"]
     command += [FLAGS[name].serialize() for name in _SAME if FLAGS[name].present]
-    print(f"  {shlex.join([*command, '--output=dataset'])}")
+    print(f"  {' '.join(map(_quoted, [*command, '--output=dataset']))}")
+
+
+def _quoted(word: str) -> str:
+    """Returns a word of a command for a shell, with control characters escaped."""
+    if word.isprintable():
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + re.sub(r"[\x00-\x1f\x7f]", _escaped, escaped) + "'"
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\x{ord(found[0]):02x}"
 
 
 if __name__ == "__main__":

@@ -118,6 +118,15 @@ def test_without_a_schema_one_is_drafted(model):
     np.testing.assert_array_equal(drafted.predict(table()), same)
 
 
+def test_what_a_draft_leaves_in_doubt_is_a_warning():
+    rows = table().append_column("row", pa.array(range(ROWS)))
+    rows = rows.append_column("same", pa.array(["a"] * ROWS))
+    expected = "the schema drafted from the table left out row, same; "
+    with pytest.warns(UserWarning, match=f"^{expected}.*schema= takes another$") as warned:
+        dlrm.fit(rows, label="bought", base_device="cpu", max_steps=1, embedding_dim=4)
+    assert warned[0].filename == __file__
+
+
 def test_its_scores_are_judged_as_scikit_learn_does(model):
     rows = table()
     labels, scores = np.array(rows["bought"]) == "yes", model.predict(rows)

@@ -23,7 +23,9 @@ def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
     assert "drafted from all 400 rows" in done.stdout
     schema = Schema.load(tmp_path / "schema.yaml")
     assert (schema.numerical_names, schema.categorical_names) == (["age"], ["kind"])
-    assert (schema.label.positive, schema.missing_values) == ("yes", ("?",))
+    assert schema.label.positive == "yes"
+    assert [field.missing_values for field in schema.categorical] == [("?",)]
+    assert "missing:     '?' in kind" in done.stdout
     _, _, module, *flags = shlex.split(done.stdout.splitlines()[-1])
     assert module == "dlrm.scripts.prepare"
     without_java = {**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"}
@@ -103,8 +105,22 @@ def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
     joined = [delimiter.join(f"{quote}{cell}{quote}" for cell in line) for line in lines]
     (tmp_path / "bank.csv").write_text("\n".join(joined) + "\n")
     (tmp_path / "s.yaml").write_text("label: {column: y, positive: 'yes'}\nnumerical: [age]\n")
+    words = ["--input=bank.csv", "--label=y"]
+    drafted = forked.run("dlrm.scripts.schema", *words, cwd=tmp_path)
+    assert drafted.returncode == 0, drafted.stderr
+    assert drafted.stdout.startswith(f"format:      delimiter {delimiter!r}"), drafted.stdout
+    given = forked.run(
+        "dlrm.scripts.schema",
+        *words,
+        f"--delimiter={delimiter}",
+        "--output=given.yaml",
+        cwd=tmp_path,
+    )
+    assert given.returncode == 0, given.stderr
+    schemas = [Schema.load(tmp_path / f"{name}.yaml") for name in ("schema", "given")]
+    assert schemas[0] == schemas[1]
+    assert schemas[0].format.delimiter == delimiter
     for command, *words in (
-        ("schema", "--label=y"),
         ("prepare", "--schema=s.yaml", "--output=prepared", "--cores=1"),
         ("transcode", "--output=dataset", "--label=y", "--numerical=age", "--positive=yes"),
     ):
@@ -136,3 +152,73 @@ def test_flags_of_tables_are_refused_for_logs(tmp_path, flag):
     done = forked.run("dlrm.scripts.prepare", *arguments, cwd=tmp_path)
     assert done.returncode != 0
     assert f"{flag.partition('=')[0]}: is for schemas of tables" in done.stderr
+
+
+def drafted(tmp_path, files, *words):
+    """Drafts files in one process; returns the lines and the schema's text."""
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    names = sorted({name.partition("/")[0] for name in files})
+    words = [f"--input={','.join(names)}", "--label=y", *words]
+    done = forked.run("dlrm.scripts.schema", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return done.stdout, (tmp_path / "schema.yaml").read_text()
+
+
+def test_the_format_needs_no_flags_later(tmp_path):
+    rows = "".join(f"{i % 9};{i % 50},5;Zürich {i % 7};{i % 2}\n" for i in range(200))
+    content = ("shop;price;city;y\n" + rows).encode("latin-1")
+    out, text = drafted(tmp_path, {"a.csv": content})
+    assert out.startswith("format:      delimiter ';', encoding 'latin-1', decimal ',' (from the ")
+    assert "the encoding is in doubt" in out
+    assert "format: {delimiter: ;, encoding: latin-1, decimal: ','}" in text
+    assert Schema.load(tmp_path / "schema.yaml").numerical_names == ["price"]
+    _, _, module, *flags = shlex.split(out.splitlines()[-1])
+    prepared = forked.run(module, *flags, "--cores=1", cwd=tmp_path)
+    assert prepared.returncode == 0, prepared.stderr
+
+
+def test_tabs_have_no_quotes_and_lines_of_quoted_cells_are_said(tmp_path):
+    queries = ['b\t1\n"how to\t0\ntv 55"\t1\n'] * 40
+    out, text = drafted(tmp_path, {"a.tsv": "query\ty\n" + "".join(queries)})
+    assert "format: {quote: none}" in text
+    assert "drafted from all 120 rows" in out
+    out, _ = drafted(
+        tmp_path, {"a.tsv": "", "b.csv": 'q,y\n"a\nb",1\nc,0\n' * 1}, "--overwrite", '--quote="'
+    )
+    assert "quoted cells extend 1 row over 2 lines, first from line 2" in out
+
+
+def test_what_files_do_not_share_is_left_out(tmp_path):
+    rows = "".join(f"{i % 2},{'ab'[i % 3 == 0]},{i % 5}\n" for i in range(50))
+    files = {"d/a.csv": f"y,x,old\n{rows}", "d/b.csv": f"y,x,new\n{rows}", "d/c.csv": ""}
+    out, text = drafted(tmp_path, files)
+    assert "left out:    old, d/b.csv does not have it; prepare needs it in every file" in out
+    assert "left out:    new, d/a.csv does not have it" in out
+    assert "#   new: d/a.csv does not have it" in text
+    _, _, module, *flags = shlex.split(out.splitlines()[-1])
+    assert forked.run(module, *flags, "--cores=1", cwd=tmp_path).returncode == 0
+    done = forked.run("dlrm.scripts.schema", "--input=d", "--label=new", "--output=n", cwd=tmp_path)
+    assert "d/a.csv: no column 'new'; the columns are y, x, old" in done.stderr
+
+
+def test_nested_and_mixed_columns_of_json_are_left_out(tmp_path):
+    rows = '{"y": 0, "x": 1.5, "style": {"color": "red"}, "m": [1], "u": "a"}\n'
+    rows += '{"y": 1, "x": 2.5, "style": null, "m": 3, "u": "b"}\n'
+    out, _ = drafted(tmp_path, {"a.dat": rows}, "--input_format=jsonl")
+    assert "left out:    style, nested, such as {'color': 'red'} in line 1" in out
+    assert "left out:    m, values in some rows, lists in others" in out
+    assert out.splitlines()[-1].endswith("--input=a.dat --input_format=jsonl --output=dataset")
+
+
+def test_empty_columns_row_numbers_and_odd_names(tmp_path):
+    rows = "".join(f"{i},{i % 2},,{i % 3}.5,{i % 7},0{i % 9}\n" for i in range(50))
+    header = ",y,empty,x,\x1b[31mred,zip\n"
+    out, text = drafted(tmp_path, {"a.csv": header + rows, "o'\x07.csv": header + rows})
+    assert "left out:    '', row numbers, by the name that pandas gives its index" in out
+    assert "left out:    empty, no value" in out
+    assert "\x1b" not in out + text
+    assert "\x07" not in out
+    assert "codes, as numbers begin with 0" in text
+    assert "$'--input=a.csv,o\\'\\x07.csv'" in out.splitlines()[-1]

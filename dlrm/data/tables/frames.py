@@ -60,10 +60,25 @@ def open_frame(
     try:
         stream = pa.RecordBatchReader.from_stream(frame)
     except (pa.ArrowException, TypeError) as error:
-        raise ValueError(f"{name}: expected a table of columns ({_first_line(error)})") from error
+        column = _unreadable_column(frame)
+        what = "a table of columns" if column is None else f"a type of Arrow in column {column!r}"
+        hint = "" if column is None else "; cast it to another, or drop it"
+        raise ValueError(f"{name}: expected {what} ({_first_line(error)}){hint}") from error
     places = _places(stream.schema.names, columns, name, optional)
     schema = pa.schema([_plain(stream.schema.field(place)) for place in places])
     return pa.RecordBatchReader.from_batches(schema, _chosen(stream, places, schema, name))
+
+
+def _unreadable_column(frame: Any) -> str | None:
+    """Returns the first column of a data frame that is not one of Arrow, such as Polars' Int128."""
+    for column in getattr(frame, "columns", ()):
+        try:
+            pa.RecordBatchReader.from_stream(frame[[column]])
+        except pa.ArrowException:
+            return str(column)
+        except (TypeError, KeyError):  # columns of another kind of frame
+            return None
+    return None
 
 
 def _places(
@@ -84,9 +99,10 @@ def _places(
 def _of_pandas(series: Any, column: str, name: str) -> pa.ChunkedArray:
     try:
         array = pa.array(series, from_pandas=True)
-    except (pa.ArrowException, TypeError, OverflowError) as error:
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"{name}: column {column!r}: expected values of one type ({_first_line(error)})"
+            f"{name}: column {column!r}: expected values of one type ({_first_line(error)}); "
+            "convert it, with .astype(str) for instance, or drop it"
         ) from None
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 

@@ -1,6 +1,7 @@
 """Statistics of a table's column, collected batch by batch, on which a drafted schema is based."""
 
 from collections import Counter
+from datetime import datetime
 from typing import Any
 
 import numpy as np
@@ -8,91 +9,34 @@ import pyarrow as pa
 
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.csv_cells import BadCellError, number_parser
-from dlrm.data.tables.columns import texts_of
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.columns import as_text, places_of, plain_texts, utf_8
+from dlrm.data.tables.distinct import Distinct, Moments, Signal
 from dlrm.data.tables.lists import is_list, lists_of
 from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.lookup import spread
 from dlrm.data.transform.schema import TimeField
+from dlrm.data.transform.values import canonical, canonical_text
 
 MARKERS = ("?", "-", ".", "na", "n/a", "nan", "nil", "none", "null", "\\n")  # in lower case
 NUMBERS, TEXT, BOOLEANS, TIMES, OTHER = "numbers", "text", "booleans", "times", "other"
 LISTS = "lists"
-_MOST_KEPT = 1 << 16  # distinct values of a column
 _MOST_STRAYS = 8  # texts among numbers
 _EXAMPLES = 3
-
-
-class Distinct:
-    """Counts of distinct values: of all, or of a sample of them selected by their hashes.
-
-    Attributes:
-        most: the greatest count of a value within one addition; 1 if no value repeats.
-    """
-
-    def __init__(self) -> None:
-        self.most = 0
-        self._keys: np.ndarray = np.empty(0, np.uint64)
-        self._counts: np.ndarray = np.empty(0, np.int64)
-        self._halvings = 0
-
-    def add(self, keys: np.ndarray, counts: np.ndarray) -> None:
-        """Adds occurrences of keys, uint64; a key may be given several times."""
-        keys, places = np.unique(np.concatenate([self._keys, keys]), return_inverse=True)
-        every = np.concatenate([self._counts, counts])
-        self._keys = keys
-        self._counts = np.bincount(places, every, len(keys)).astype(np.int64)
-        self.most = max(self.most, int(self._counts.max(initial=0)))
-        self._keep()
-        while len(self._keys) > _MOST_KEPT:
-            self._halvings += 1
-            self._keep()
-
-    def _keep(self) -> None:
-        if self._halvings:
-            kept = spread(self._keys) >> np.uint64(64 - self._halvings) == 0
-            self._keys, self._counts = self._keys[kept], self._counts[kept]
-
-    def __len__(self) -> int:
-        return len(self._keys) << self._halvings
-
-    @property
-    def exact(self) -> bool:
-        """Returns whether every value was counted."""
-        return not self._halvings
-
-    def below(self, limit: int) -> tuple[int, int]:
-        """Returns the number of values with a count below `limit`, and that of their rows."""
-        rare = self._counts[self._counts < limit]
-        return len(rare) << self._halvings, int(rare.sum()) << self._halvings
-
-
-class Moments:
-    """Number, mean, deviation and range of values."""
-
-    def __init__(self) -> None:
-        self.count, self.mean, self._squares = 0, 0.0, 0.0
-        self.least, self.most = np.inf, -np.inf
-        self.whole = True
-
-    def add(self, values: np.ndarray, counts: np.ndarray) -> None:
-        """Adds values, float64 and finite, by how often they occur."""
-        if not len(values):
-            return
-        count = int(counts.sum())
-        mean = float(np.average(values, weights=counts))
-        squares = float(((values - mean) ** 2 * counts).sum())
-        total, apart = self.count + count, mean - self.mean
-        self._squares += squares + apart * apart * self.count * count / total
-        self.mean += apart * count / total
-        self.count = total
-        self.least = min(self.least, float(values.min()))
-        self.most = max(self.most, float(values.max()))
-        self.whole = self.whole and bool((values == np.floor(values)).all())
-
-    @property
-    def deviation(self) -> float:
-        """Returns the standard deviation."""
-        return float(np.sqrt(self._squares / self.count)) if self.count else 0.0
+_MOST_FEW, _MOST_SAMPLED = 16, 1000  # distinct texts
+_EXPONENT = 1e16  # floats from here on have one in their text
+_DATES = (
+    *("%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%d %b %Y"),
+    *("%d-%b-%Y", "%b %d, %Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y", "%Y%m%d", "%Y.%m.%d"),
+)
+_CLOCKS = ("", " %H:%M:%S", " %H:%M", " %H:%M:%S.%f", " %I:%M:%S %p", " %I:%M %p")
+TIME_FORMATS = (
+    *(date + clock for date in _DATES for clock in _CLOCKS),
+    *("%Y%m%d%H", "%Y%m%d%H%M", "%Y%m%d%H%M%S", "%y%m%d%H", "%y%m%d", "%Y%m%dT%H%M%S"),
+    *("%d/%b/%Y:%H:%M:%S %z", "[%d/%b/%Y:%H:%M:%S %z]", "%a, %d %b %Y %H:%M:%S %z"),
+    *("%a %b %d %H:%M:%S %Y", "%a %b %d %H:%M:%S %z %Y"),
+)
+_YEARS = range(1990, 2051)
 
 
 class Summary:
@@ -107,28 +51,42 @@ class Summary:
         first_missing: the first row without a value, from 0; None if there is none.
         distinct: its values.
         examples: some of its values, frequent ones first.
+        few: its texts and their counts; None if they are more than 16.
+        sample: up to 1,000 of its first texts, without markers.
         numbers: its values that are numbers.
         markers: texts that mean "missing" elsewhere, such as "?", and how often they occur.
         strays: other texts that are not numbers, as long as they are few.
         padded: whether text has numbers that begin with 0, as codes do.
+        exponents: whether the text of numbers has exponents.
+        not_utf_8: the problem of a text that is not UTF-8; None if all are.
         not_a_number, infinite: counts of numbers that are NaN and infinite.
-        times: whether text is times only, so far.
+        times: whether text is times in ISO 8601 only, so far.
+        formats: forms of `TIME_FORMATS` that all texts and integers have, so far.
         zoned: whether all times have a zone.
         values: the values of lists, one per row; None without lists.
         longest: the greatest number of values in a list.
         empty: number of lists without values, excluding null lists.
+
+    Args:
+        name: name of the column.
+        text: format of the text, whose numbers may have marks.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, text: TextFormat | None = None) -> None:
         self.name, self.kind = name, None
+        self._text = text if text is not None and text.has_marks else None
         self.types: dict[str, None] = {}
-        self.rows = self.missing = 0
+        self.rows = self.missing = self._missing_positives = 0
         self.first_missing: int | None = None
         self.distinct, self.numbers = Distinct(), Moments()
         self.examples: list[str] = []
+        self.few: Counter[str] | None = Counter()
+        self.sample: dict[str, None] = {}
         self.markers: Counter[str] = Counter()
         self.strays: dict[str, None] = {}
-        self.padded, self.zoned, self.times = False, True, True
+        self.padded, self.zoned, self.times, self.exponents = False, True, True, False
+        self.formats = TIME_FORMATS
+        self.not_utf_8: str | None = None
         self.not_a_number = self.infinite = self.longest = self.empty = 0
         self.values: Summary | None = None
         self._parses_numbers = True
@@ -153,19 +111,34 @@ class Summary:
         """Returns whether all values are times, or texts in ISO 8601."""
         return self.kind == TIMES or (self.kind == TEXT and self.times and self.present > 0)
 
-    def add_missing(self, rows: int) -> None:
-        """Adds rows without a value."""
+    @property
+    def signal(self) -> Signal:
+        """Returns how much the values tell about the label."""
+        missing = (self.missing + self.not_a_number, self._missing_positives)
+        return self.distinct.signal(*missing)
+
+    def add_missing(self, rows: int, positives: int = 0) -> None:
+        """Adds rows without a value, of which some have a label that counts as 1."""
         if rows and self.first_missing is None:
             self.first_missing = self.rows
         self.rows += rows
         self.missing += rows
+        self._missing_positives += positives
 
-    def add(self, array: pa.Array) -> None:
-        """Adds the rows of an array."""
+    def add(self, array: pa.Array, positives: np.ndarray | None = None) -> None:
+        """Adds the rows of an array, and which of them have a label that counts as 1."""
+        if positives is None:
+            positives = np.zeros(len(array), bool)
+        try:
+            self._add(array, positives)
+        except pa.ArrowNotImplementedError:  # of types such as dictionaries of structures
+            self.kind, self.types[str(array.type)] = OTHER, None
+
+    def _add(self, array: pa.Array, positives: np.ndarray) -> None:
         if pa.types.is_dictionary(array.type) and not _is_text(array.type.value_type):
             array = array.dictionary_decode()
         if pa.types.is_null(array.type):
-            self.add_missing(len(array))
+            self.add_missing(len(array), int(positives.sum()))
             return
         kind = _kind(array.type)
         self.types[str(array.type)] = None
@@ -173,50 +146,74 @@ class Summary:
         if self.kind == OTHER:
             self.rows += len(array)
         elif kind == LISTS:
-            self._add_lists(array)
-        elif kind in (TEXT, BOOLEANS):
-            self._add_texts(array)
+            self._add_lists(array, positives)
         else:
-            self._add_numbers(array)
+            self._add_values(kind, array, positives)
 
-    def _add_lists(self, array: pa.Array) -> None:
-        self._note_missing(array.is_null().to_numpy(zero_copy_only=False))
+    def _add_lists(self, array: pa.Array, positives: np.ndarray) -> None:
+        self._note_missing(array.is_null().to_numpy(zero_copy_only=False), positives)
         values, lengths = lists_of(self.name, array)
         self.values = self.values or Summary(self.name)
-        self.values.add(values)
+        self.values.add(values, np.repeat(positives, lengths))
         self.longest = max(self.longest, int(lengths.max(initial=0)))
         self.empty += int(np.count_nonzero(lengths == 0)) - array.null_count
 
-    def _add_texts(self, array: pa.Array) -> None:
-        texts, codes = texts_of(self.name, array)
-        filled = np.array([bool(text) for text in [*texts, ""]])
-        self._note_missing(~filled[codes])
-        counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-        places = np.flatnonzero((counts > 0) & filled[:-1])
-        texts, counts = [texts[i] for i in places.tolist()], counts[places]
-        hashes = hash_texts(TextColumn.from_bytes([t.encode(errors="replace") for t in texts]))
-        self.distinct.add(hashes, counts)
+    def _add_values(self, kind: str, array: pa.Array, positives: np.ndarray) -> None:
+        """Adds the distinct values of an array by how often they occur."""
+        raw, codes = places_of(self.name, array)
+        counts = np.bincount(codes[codes >= 0], minlength=len(raw))
+        of_labels = np.bincount(codes[(codes >= 0) & positives], minlength=len(raw))
+        if kind in (TEXT, BOOLEANS):
+            distinct, escaped = utf_8(raw)
+            self.not_utf_8 = self.not_utf_8 or next(iter(escaped.values()), None)
+            texts = plain_texts(distinct)
+            absent = np.array([not text for text in [*texts, ""]])
+            self._note_missing(absent[codes], positives)
+            places = np.flatnonzero((counts > 0) & ~absent[:-1])
+            texts = [texts[i] for i in places.tolist()]
+            self._add_texts(texts, counts[places], of_labels[places])
+        else:
+            self._note_missing(codes < 0, positives)
+            places = np.flatnonzero(counts)
+            self._add_numbers(raw.take(pa.array(places)), counts[places], of_labels[places])
+
+    def _add_texts(self, texts: list[str], counts: np.ndarray, positives: np.ndarray) -> None:
+        column = canonical(TextColumn.from_bytes([t.encode(errors="replace") for t in texts]))
+        numbers = np.full(len(texts), np.nan)
         if len(self.examples) < _EXAMPLES:
             order = np.argsort(-counts, kind="stable")[: 2 * _EXAMPLES].tolist()
             best = [texts[i] for i in order if texts[i].lower() not in MARKERS]
             self.examples = list(dict.fromkeys(self.examples + best))[:_EXAMPLES]
-        if self.kind == BOOLEANS:
-            return
-        other = []
-        for place, text in enumerate(texts):
-            if text.lower() in MARKERS:
-                self.markers[text] += int(counts[place])
-            else:
-                other.append(place)
-        texts, counts = [texts[i] for i in other], counts[other]
-        if self._parses_numbers:
-            self._parse_numbers(texts, counts)
-        if self.times:
-            self._parse_times(texts)
+        if self.kind == TEXT:
+            others = np.array([text.lower() not in MARKERS for text in texts], bool)
+            for place in np.flatnonzero(~others).tolist():
+                self.markers[texts[place]] += int(counts[place])
+            self._keep_texts(texts, counts, others)
+            known = [text for text, other in zip(texts, others.tolist(), strict=True) if other]
+            if self._parses_numbers:
+                numbers[others] = self._parse_numbers(known, counts[others])
+            if self.times:
+                self._parse_times(known)
+            if self.formats:
+                self._match_formats(known)
+        self.distinct.add(hash_texts(column), counts, positives, numbers)
 
-    def _parse_numbers(self, texts: list[str], counts: np.ndarray) -> None:
+    def _keep_texts(self, texts: list[str], counts: np.ndarray, others: np.ndarray) -> None:
+        if self.few is not None:
+            for text, count in zip(texts[: 2 * _MOST_FEW], counts.tolist(), strict=False):
+                self.few[text] += count
+            if len(self.few) > _MOST_FEW or len(texts) > 2 * _MOST_FEW:
+                self.few = None
+        if len(self.sample) < _MOST_SAMPLED:
+            some = (texts[place] for place in np.flatnonzero(others)[:_MOST_SAMPLED].tolist())
+            self.sample |= dict.fromkeys(some)
+
+    def _parse_numbers(self, texts: list[str], counts: np.ndarray) -> np.ndarray:
+        """Returns the numbers of texts, NaN for others."""
         parse = number_parser(())
         values = np.full(len(texts), np.nan)
+        if self._text is not None:
+            texts = [self._text.plain_number(text) for text in texts]
         try:
             values = parse(texts)
         except BadCellError:
@@ -227,15 +224,18 @@ class Summary:
                     self.strays[text] = None
                     if len(self.strays) > _MOST_STRAYS:
                         self._parses_numbers = False
-                        return
-        numbers = ~np.isnan(values)
+                        return values
+        there = ~np.isnan(values)
         self.padded = self.padded or any(
             len(text) > 1 and text[0] == "0" and text.isdecimal() for text in texts
         )
-        self.numbers.add(values[numbers], counts[numbers])
+        self.numbers.add(values[there], counts[there])
+        found = [text for text, one in zip(texts, there.tolist(), strict=True) if one]
+        self.exponents = self.exponents or any("e" in text.lower() for text in found)
         self.numbers.whole = self.numbers.whole and all(
-            text.lstrip("-").isdecimal() for text, one in zip(texts, numbers, strict=True) if one
+            canonical_text(text).lstrip("-").isdecimal() for text in found
         )
+        return values
 
     def _parse_times(self, texts: list[str]) -> None:
         field = TimeField(self.name, "UTC")
@@ -249,30 +249,78 @@ class Summary:
                 return
             self.zoned = self.zoned and _has_zone(self.name, text)
 
-    def _add_numbers(self, array: pa.Array) -> None:
-        self._note_missing(array.is_null().to_numpy(zero_copy_only=False))
-        array = array.drop_null()
+    def _match_formats(self, texts: list[str]) -> None:
+        for text in texts:
+            self.formats = tuple(form for form in self.formats if _has_form(text, form))
+            if not self.formats:
+                return
+
+    def _add_numbers(self, array: pa.Array, counts: np.ndarray, positives: np.ndarray) -> None:
+        """Adds distinct values, of which NaN and infinite ones are counted apart."""
         if self.kind == TIMES:
             zone = getattr(array.type, "tz", None)
             self.zoned = self.zoned and zone is not None
-            array = array.cast(pa.timestamp("us", zone)).cast(pa.int64())
-        if pa.types.is_floating(array.type) or pa.types.is_decimal(array.type):
-            values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
-            self.not_a_number += int(np.isnan(values).sum())
-            self.infinite += int(np.isinf(values).sum())
-            values = values[np.isfinite(values)] + 0.0  # so that -0 is 0
+            array = array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
+        values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
+        finite = np.isfinite(values)
+        self.not_a_number += int(counts[np.isnan(values)].sum())
+        self._missing_positives += int(positives[np.isnan(values)].sum())
+        self.infinite += int(counts[np.isinf(values)].sum())
+        values, counts, positives = (values + 0.0)[finite], counts[finite], positives[finite]
+        self.numbers.add(values, counts)
+        if pa.types.is_decimal(array.type):
+            keys, whole = _keys_of_decimals(array)
+            self.numbers.whole = self.numbers.whole and whole
+        elif pa.types.is_floating(array.type):
+            self.exponents = self.exponents or bool((np.abs(values) >= _EXPONENT).any())
+            keys = _keys_of_floats(values)
         else:
-            values = array.to_numpy(zero_copy_only=False)
-            values = values if pa.types.is_uint64(array.type) else values.astype(np.int64)
-        values, counts = np.unique(values, return_counts=True)
-        self.distinct.add(values.view(np.uint64), counts)
-        self.numbers.add(values.astype(np.float64), counts)
+            integers = array.to_numpy(zero_copy_only=False)
+            wide = pa.types.is_uint64(array.type)
+            keys = (integers if wide else integers.astype(np.int64)).view(np.uint64)
+        self.distinct.add(keys, counts, positives, values)
+        if self.formats and self.kind == NUMBERS:
+            whole_values = values[values == np.floor(values)]
+            if len(whole_values) < len(values) or not 1e5 <= self.numbers.least <= 1e15:
+                self.formats = ()
+            self._match_formats([str(int(value)) for value in whole_values.tolist()])
 
-    def _note_missing(self, missing: np.ndarray) -> None:
+    def _note_missing(self, missing: np.ndarray, positives: np.ndarray) -> None:
         if self.first_missing is None and missing.any():
             self.first_missing = self.rows + int(missing.argmax())
         self.missing += int(np.count_nonzero(missing))
+        self._missing_positives += int(np.count_nonzero(missing & positives))
         self.rows += len(missing)
+
+
+def _keys_of_floats(values: np.ndarray) -> np.ndarray:
+    """Returns keys, which whole numbers share with integers."""
+    whole = (values == np.floor(values)) & (np.abs(values) < float(1 << 63))
+    integers = np.where(whole, values, 0.0).astype(np.int64).view(np.uint64)
+    return np.where(whole, integers, spread(values.view(np.uint64)))
+
+
+def _keys_of_decimals(array: pa.Array) -> tuple[np.ndarray, bool]:
+    """Returns keys, which whole numbers share with integers, and whether all are whole."""
+    texts = as_text(array).to_pylist()
+    keys = hash_texts(TextColumn.from_bytes([text.encode() for text in texts]))
+    whole = True
+    for place, text in enumerate(texts):
+        if text.lstrip("-").isdecimal():
+            keys[place] = int(text) & ((1 << 64) - 1)
+        else:
+            whole = False
+    return keys, whole
+
+
+def _has_form(text: str, form: str) -> bool:
+    digits = form.replace("%", "").isalpha() and text.isdecimal()
+    if digits and len(text) != len(datetime(2026, 11, 20).strftime(form)):
+        return False
+    try:
+        return datetime.strptime(text, form).year in _YEARS
+    except ValueError:
+        return False
 
 
 def _kind(kind: pa.DataType) -> str:

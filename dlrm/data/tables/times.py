@@ -41,6 +41,8 @@ def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
         return _of_counts(name, array.cast(pa.int64()), _unit(array.type), local, found)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         array, kind = as_text(array), pa.large_string()  # of which the fraction is exact
+    if pa.types.is_integer(kind) and field.format is not None:  # such as 20261120
+        array, kind = as_text(array), pa.large_string()
     if pa.types.is_integer(kind):
         if field.unit is None:
             raise ValueError(

@@ -19,6 +19,9 @@
     groups: [user]
     time: {column: logged_at, zone: UTC}
 
+A column may be numerical and categorical: a model then has its number, called `<column>_number`,
+and an embedding of its value.
+
 A user writes a schema; preprocessing makes a `TableTransform` of it and of the training rows.
 Criteo's logs need no file: `--schema criteo` is built in.
 """
@@ -328,9 +331,7 @@ class Schema:
             raise ValueError("numerical, categorical: expected one field or more, got none")
         check_features("number of numerical fields:", len(self.numerical_features))
         check_features("number of categorical fields:", len(self.categorical_features))
-        inputs = [self.label.column, *self.input_columns]
-        if repeated := _repeated(inputs):
-            raise ValueError(f"columns used twice: {', '.join(repeated)}")
+        self._check_columns()
         if repeated := _repeated(self.groups):
             raise ValueError(f"groups: columns named twice: {', '.join(repeated)}")
         for name in self.groups:
@@ -340,6 +341,22 @@ class Schema:
                 )
         self._check_crosses()
         self._check_shared()
+
+    def _check_columns(self) -> None:
+        """Checks that a column is used once, or by one numerical and one categorical field."""
+        numerical = [field.column for field in self.numerical]
+        single = [field.column for field in self.categorical if field.max_length is None]
+        lists = [field.column for field in self.categorical if field.max_length is not None]
+        lists += [self.label.column, *(one.weights for one in self.categorical if one.weights)]
+        repeated = {*_repeated([*numerical, *lists]), *_repeated([*single, *lists])}
+        if repeated:
+            raise ValueError(f"columns used twice: {', '.join(sorted(repeated))}")
+        for field, name in zip(self.numerical, self.numerical_names, strict=False):
+            if name != field.column and name in self.columns:
+                raise ValueError(
+                    f"columns used twice: {field.column}, whose number would be called {name}, "
+                    "which is another column"
+                )
 
     def _check_crosses(self) -> None:
         """Checks that crosses are of fields without lists, and that names are unique."""
@@ -352,7 +369,7 @@ class Schema:
                         f"cross {cross.column}: fields: expected categorical fields with one value "
                         f"a row, got {got}"
                     )
-        taken = self.columns
+        taken = [*self.columns, *self.numerical_names[: len(self.numerical)]]
         made = [(f"cross {cross.column}", cross.column) for cross in self.crosses]
         for _, field in self.encoded:
             names = [encoding.name_of(field.column) for encoding in field.encodings]
@@ -368,7 +385,8 @@ class Schema:
         """Describes a column that a cross or an encoding cannot use."""
         if name == self.label.column:
             return f"the label {name}"
-        return f"numerical field {name}" if name in self.numerical_names else brief(name)
+        numerical = {field.column for field in self.numerical_features}
+        return f"numerical field {name}" if name in numerical else brief(name)
 
     def _check_shared(self) -> None:
         """Checks that fields of a shared dictionary agree on the type and numbering of values."""
@@ -416,8 +434,15 @@ class Schema:
 
     @property
     def numerical_names(self) -> list[str]:
-        """Returns the names of `numerical_features`."""
-        return [field.column for field in self.numerical_features]
+        """Returns the names of `numerical_features`, each unique in a dataset.
+
+        The number of a column that is categorical too is called `<column>_number`.
+        """
+        both = {field.column for field in self.categorical}
+        return [
+            f"{field.column}_number" if field.column in both else field.column
+            for field in self.numerical_features
+        ]
 
     @property
     def categorical_names(self) -> list[str]:
@@ -426,10 +451,11 @@ class Schema:
 
     @property
     def input_columns(self) -> list[str]:
-        """Returns the columns of a model's inputs, those of lists' weights last."""
+        """Returns the columns of a model's inputs, each once, those of lists' weights last."""
         columns = [field.column for field in self.numerical]
         columns += [field.column for field in self.categorical]
-        return columns + [field.weights for field in self.categorical if field.weights]
+        columns += [field.weights for field in self.categorical if field.weights]
+        return list(dict.fromkeys(columns))
 
     @property
     def separators(self) -> dict[str, str]:

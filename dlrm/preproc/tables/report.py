@@ -155,7 +155,7 @@ def _drift(counts: Counted, histogram: Histogram) -> dict[str, Any]:
 def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]
-    rules = fitted.schema.numerical_features
+    rules, names = fitted.schema.numerical_features, fitted.schema.numerical_names
     of_encodings = [
         {"kind": one.kind, "of": field.column}
         for _, field in fitted.schema.encoded
@@ -168,7 +168,7 @@ def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
             quantiles = dict(zip(quantiles, _raw(field, found, bins), strict=True))
         features.append(
             {
-                "name": field.column,
+                "name": names[i],
                 "transform": field.transform,
                 "bins": max(len(found.edges) - 1, 0),
                 "missing": counts.missing(i, splits),

@@ -9,16 +9,17 @@ import pytest
 import yaml
 
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.draft import batches_of, draft
+from dlrm.data.tables.distinct import Distinct, Moments
+from dlrm.data.tables.draft import Seen, batches_of, draft
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.summaries import Distinct, Moments
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 
 ROWS = 3000
+LABELS = np.random.default_rng(1).permutation(np.arange(ROWS) % 3 == 0).astype(int)
 
 
 def table(**columns):
-    columns = {"y": [0, 1, 0] * (ROWS // 3), "x": np.arange(ROWS) % 97, **columns}
+    columns = {"y": LABELS, "x": np.arange(ROWS) % 97 / 2, **columns}
     return pa.record_batch({name: pa.array(values) for name, values in columns.items()})
 
 
@@ -42,9 +43,22 @@ FIELDS = {
         pa.array((RANDOM.random(ROWS) * 100).round(2)).cast(pa.decimal128(9, 2), safe=False),
         NumericalField("c_"),
     ),
-    "integers": (RANDOM.integers(0, 80, ROWS), NumericalField("c_")),
+    "integers below 0": (RANDOM.integers(-80, 80, ROWS), NumericalField("c_")),
+    "integers that occur once": (RANDOM.integers(0, 10**9, ROWS), NumericalField("c_")),
+    "integers that the label follows": (
+        LABELS * 20 + RANDOM.integers(0, 60, ROWS),
+        NumericalField("c_"),
+    ),
+    "integers whose values differ": (
+        np.where(
+            RANDOM.random(ROWS) < 0.8,
+            RANDOM.permutation(60)[RANDOM.integers(0, 30, ROWS) + 30 * LABELS],
+            RANDOM.integers(0, 60, ROWS),
+        ),
+        CategoricalField("c_", "integer"),
+    ),
     "whole floats of few values": (
-        pa.array([1.0, 2.0, None] * 1000),
+        pa.array([1.0, 2.0, 3.0, None, 2.0] * 600),
         CategoricalField("c_", "integer"),
     ),
     "few integers": (RANDOM.integers(1, 13, ROWS), CategoricalField("c_", "integer")),
@@ -52,9 +66,12 @@ FIELDS = {
     "texts": (["red", "green", "blue"] * 1000, CategoricalField("c_")),
     "text of numbers": (
         [["4", "5.5", "?", ""][i % 4] for i in range(ROWS)],
-        NumericalField("c_"),
+        NumericalField("c_", missing_values=("?",)),
     ),
-    "text of integers": ([str(i % 60) for i in range(ROWS)], NumericalField("c_")),
+    "text of ids with points": (
+        [f"{i % 7}.0" for i in range(ROWS)],
+        CategoricalField("c_", "integer"),
+    ),
     "leading zeros": ([f"{i % 60:04}" for i in range(ROWS)], CategoricalField("c_")),
     "pandas categories": (
         pa.array(["a", "b"] * 1500).dictionary_encode(),
@@ -91,7 +108,7 @@ def test_names_say_what_numbers_cannot():
     )
     for name in ("userId", "item_id", "zip", "c7", "day"):
         assert field(result, name) == CategoricalField(name, "integer")
-    for name in ("I10", "hours_per_week", "x"):
+    for name in ("I10", "hours_per_week"):
         assert field(result, name) == NumericalField(name)
     assert result.comments["zip"].endswith("an id by its name")
 
@@ -114,7 +131,7 @@ def test_what_tells_a_model_nothing_is_left_out_with_the_reason():
     text = result.text("t.parquet")
     assert "#   same: one value, 'a', in every row\n" in text
     assert "#   'odd\\nname': one value, '7.5', in every row\n" in text
-    assert "#   tags: the type list<item: list<item: int64>>\n" in text
+    assert "#   tags: the type list<item: list<item: int64>>, which is not a number, text," in text
     assert "#   row: a value of its own in every row; 3,000 distinct, 0 .. 2999\n" in text
     assert field(result, "some")
     assert field(result, "score")
@@ -141,17 +158,181 @@ def test_the_first_times_are_the_time_of_a_row():
     assert chosen.time == TimeField("ts", unit="s")
 
 
-def test_markers_are_missing_values():
+def test_markers_are_missing_values_of_the_fields_that_have_them():
     numbers = [["1.5", "2.5", "NA", "3.5"][i % 4] for i in range(ROWS)]
     floats = RANDOM.random(ROWS)
     floats[5] = np.nan
-    result = drafted(a=numbers, b=["?", "red", "NA"] * 1000, c=floats, d=["None", "-", "u"] * 1000)
-    assert set(result.schema.missing_values) == {"NA", "?", "nan"}
-    assert "'NA' in 750 rows" in result.comments["a"]
-    assert field(result, "a") == NumericalField("a")
+    countries = ["NA", "US", "DE", ""] * 750
+    texts = ["?", "red", "NA"] * 1000
+    result = drafted(
+        price=numbers, country=countries, b=texts, c=floats, d=["None", "-", "u"] * 1000
+    )
+    markers = {name: field(result, name).missing_values for name in ("price", "country", *"bcd")}
+    assert markers == {"price": ("NA",), "country": None, "b": ("?",), "c": ("nan",), "d": None}
+    assert result.schema.missing_values == ()
+    assert "'NA' in 750 rows" in result.comments["price"]
     stray = drafted(a=["N.K.", *(f"{i % 50}.5" for i in range(1, ROWS))])
     assert field(stray, "a") == CategoricalField("a")
     assert "numbers but for 'N.K.'" in stray.comments["a"]
+
+
+IDS = """
+id userid user_id userId USERID user users_id uid uuid item item_id itemid ad_id adid adgroup
+adgroup_id campaign campaignid advertiser creative publisher site siteId app app_id zone region city
+country state zip zip_code postalcode postcode store shop_id branch brand brandid model device
+deviceID device_type browser os platform carrier customer customer_no_id account member session
+cookie pid cate cate_id category genre artist song_id movieId hotel_code sku c7 cat_3 language
+occupation store_nbr_id document_id display_id msno product merchant seller
+"""
+NUMBERS = """
+price unit_price age amount total_sales num_users user_count n_items i7 num_3 hours_per_week bid
+quantity duration_ms_total seconds score clicks impressions avg_bid balance distance views
+"""
+
+
+@pytest.mark.parametrize("name", [*IDS.split(), *NUMBERS.split()])
+def test_names_of_the_trade(name):
+    values = np.random.default_rng(2).choice(10**6, 500)[np.arange(ROWS) % 500]
+    result = drafted(**{name: values})
+    fields = (result.schema.numerical, result.schema.categorical)
+    numerical, categorical = ([one.column for one in of] for of in fields)
+    assert (name in categorical, name in numerical) == (
+        name in IDS.split(),
+        name in NUMBERS.split(),
+    )
+    kind = "an id" if name in IDS.split() else "a number"
+    assert result.comments[name].endswith(f"; {kind} by its name")
+
+
+def test_what_is_in_doubt_is_a_number_and_an_id():
+    values = np.random.default_rng(2).choice(10**6, 500)[np.arange(ROWS) % 500]
+    result = drafted(xyz=values)
+    assert NumericalField("xyz", "standardise") in result.schema.numerical
+    assert CategoricalField("xyz", "integer") in result.schema.categorical
+    assert result.in_doubt == ("xyz",)
+    assert "took xyz as a number and an id, in doubt" in result.note()
+    assert result.text().count("in doubt, so both a number and an id") == 2
+    taken = drafted(xyz=values, xyz_number=RANDOM.random(ROWS))
+    assert field(taken, "xyz") == CategoricalField("xyz", "integer")
+    assert taken.note() is None
+
+
+def test_a_value_has_one_key_in_every_form():
+    base = 1_700_000_000_000_000_000
+    ids = pa.array([str(base + i % 100) for i in range(ROWS)]).cast(pa.decimal128(25, 0))
+    result = drafted(user_id=ids, price=pa.array([1.5] * ROWS).cast(pa.decimal128(5, 2)))
+    assert result.comments["user_id"].startswith("100 distinct")
+    assert field(result, "user_id") == CategoricalField("user_id", "integer")
+    parts = [table(user_id=(np.arange(ROWS) % 9 + 3).astype(kind)) for kind in (int, float)]
+    assert draft(parts, "y").comments["user_id"].startswith("9 distinct")
+    texts = [str(i % 20) + ".0" * (i % 3 == 0) for i in range(ROWS)]
+    result = drafted(user_id=texts)
+    assert result.comments["user_id"].startswith("20 distinct")
+    assert field(result, "user_id") == CategoricalField("user_id", "integer")
+
+
+def test_another_form_of_the_label_is_left_out_and_what_nearly_tells_it_is_said():
+    noisy = np.where(RANDOM.random(ROWS) < 0.01, 1 - LABELS, LABELS)
+    revenue = np.where(LABELS, RANDOM.random(ROWS) * 50 + 1, 0)
+    late = pa.array(np.arange(ROWS) % 50, mask=LABELS == 0)
+    result = drafted(nonclk=1 - LABELS, clicked=LABELS == 1, cart=noisy, revenue=revenue, late=late)
+    assert set(result.left_out) == {"nonclk", "clicked"}
+    assert set(result.leaks) == {"cart", "revenue", "late"}
+    assert "nearly tells the label" in result.comments["revenue"]
+    assert "used cart, revenue, late, which nearly tells the label" in result.note()
+
+
+MOMENTS = [datetime.datetime(2026, 11, 1 + i % 28, i % 24, i % 60) for i in range(ROWS)]
+TIMES = {
+    "%d/%m/%Y %H:%M": "UTC",
+    "%d/%b/%Y:%H:%M:%S +0100": None,
+    "%d.%m.%Y": "UTC",
+    "%m/%d/%Y %I:%M %p": "UTC",
+    "%Y%m%d": "UTC",
+    "%a %b %d %H:%M:%S %Y": "UTC",
+}
+
+
+@pytest.mark.parametrize("form", TIMES)
+def test_times_of_common_forms(form):
+    expected = TimeField("created_at", TIMES[form], format=form.replace("+0100", "%z"))
+    result = drafted(created_at=[moment.strftime(form) for moment in MOMENTS])
+    assert result.schema.time == expected
+    assert f"; of the form {expected.format}" in result.comments["created_at"]
+
+
+def test_times_in_doubt_and_numbers_that_count():
+    first = [moment.replace(day=1 + moment.day % 12).strftime("%d/%m/%Y") for moment in MOMENTS]
+    comment = drafted(day=first).comments["day"]
+    assert comment.endswith("of the form %d/%m/%Y; has no zone, UTC is assumed; in doubt, as "
+                            "%m/%d/%Y fits all values too")  # fmt: skip
+    seconds = [1_700_000_000 + i % 2000 for i in range(ROWS)]
+    for unit, numbers in (
+        ("s", [one + 0.25 for one in seconds]),
+        ("s", [f"{one}.5" for one in seconds]),
+        ("ns", [one * 10**9 for one in seconds]),
+        ("us", [str(one * 10**6) for one in seconds]),
+    ):
+        result = drafted(ts=numbers)
+        assert result.schema.time == TimeField("ts", unit=unit)
+        assert f"; unit {unit} by its size" in result.comments["ts"]
+    dates = drafted(date=[20261101 + i % 28 for i in range(ROWS)])
+    assert dates.schema.time == TimeField("date", "UTC", format="%Y%m%d")
+
+
+def test_roles_with_missing_values_are_refused_with_the_remedy():
+    some = pa.array(np.arange(ROWS) % 7, mask=np.arange(ROWS) % 10 == 0)
+    match = "^--groups: column 'user': expected a value in every row, got none in 300 of 3,000 rows"
+    with pytest.raises(ValueError, match=match):
+        draft([table(user=some)], "y", groups=["user"])
+    with pytest.raises(ValueError, match="^--weight: .* a weight in every row, got none in 300"):
+        draft([table(w=some)], "y", weight="w")
+    with pytest.raises(ValueError, match="^--weight: .* weights of 0 or more, got -1"):
+        draft([table(w=np.arange(ROWS) % 3 - 1)], "y", weight="w")
+    with pytest.raises(ValueError, match="^--time: .* a time in every row, got none in 300"):
+        draft([table(t=some)], "y", time="t")
+    result = drafted(ratio=np.where(np.arange(ROWS) == 5, np.inf, RANDOM.random(ROWS)))
+    assert result.left_out["ratio"].startswith("infinite values in 1 rows, which prepare refuses")
+
+
+HINTS = {
+    "$1,234.50": "numbers in disguise, such as '$1,234.50': written as 1234.5 it is a number",
+    "12.3 %": "numbers in disguise, such as '12.3 %'",
+    "1,234": "--decimal and --thousands say what its marks mean",
+    "Action|Comedy": "lists in disguise, such as 'Action|Comedy': max_length: 2, separator: '|'",
+    "12:0.5 7:1": "pairs such as '12:0.5 7:1': a list field and a column of weights",
+}
+
+
+@pytest.mark.parametrize("text", HINTS)
+def test_numbers_and_lists_in_disguise_are_said(text):
+    result = drafted(c_=[text, text.replace("1", "3").replace("A", "B")] * (ROWS // 2))
+    assert HINTS[text] in result.comments["c_"]
+    assert field(result, "c_") == CategoricalField("c_")
+
+
+def test_spellings_of_true_and_false():
+    result = drafted(
+        several=["Yes", "yes", "no", "Y", "N"] * (ROWS // 5),
+        one=["yes", "no"] * (ROWS // 2),
+        plain=["true", "False", "TRUE"] * (ROWS // 3),
+    )
+    several = field(result, "several")
+    assert (set(several.true_values), set(several.false_values)) == (
+        {"Yes", "yes", "Y"},
+        {"no", "N"},
+    )
+    assert field(result, "one") == CategoricalField("one")
+    assert field(result, "plain") == CategoricalField("plain")
+
+
+def test_several_labels_can_be_positive():
+    ratings = (np.arange(ROWS) % 5 + 1).astype(float)
+    result = draft([table(y=ratings)], "y", positive="4,5")
+    assert result.schema.label == Label("y", ("4", "5"), any_negative=True)
+    assert result.label == "'4' and '5' count as 1, as --positive says: 40.00% of the rows"
+    with pytest.raises(ValueError, match="--positive 6: expected a label that occurs"):
+        draft([table(y=ratings)], "y", positive="4,6")
 
 
 @pytest.mark.parametrize(
@@ -184,7 +365,7 @@ def test_labels_that_cannot_be_used_are_refused():
         draft([table(y=["a"] * ROWS)], "y")
     with pytest.raises(ValueError, match=r"column y, row 2: .* in 1000 of 3000 rows"):
         draft([table(y=pa.array([1, 0, None] * 1000))], "y")
-    with pytest.raises(ValueError, match=r"expected labels that are not missing, got '\?'"):
+    with pytest.raises(ValueError, match=r"expected labels that are not missing, got '\?' in 1,50"):
         draft([table(y=["yes", "?"] * 1500, a=["?", "1.5", "2"] * 1000)], "y")
     with pytest.raises(ValueError, match="no column 'z'; the columns are y, x"):
         draft([table()], "z")
@@ -263,6 +444,11 @@ def test_files_are_read_with_all_their_columns(tmp_path):
     result = draft(batches_of(find_tables([headerless]), TextFormat(header=False)), "0")
     assert result.schema.label == Label("0")
     assert Schema.of_facts(yaml.safe_load(result.text())) == result.schema
-    headerless.write_text("y,a,a\n0,1,2\n")
+    headerless.write_text("y,a,a,b\n0,1,2,x\n1,3,4,z\n")
+    seen = Seen()
+    files = find_tables([headerless])
+    result = draft(batches_of(files, TextFormat(), ["y"], seen), "y", seen=seen)
+    assert result.left_out == {"a": "several columns have this name"}
+    assert field(result, "b")
     with pytest.raises(ValueError, match="two columns are called 'a'"):
-        list(batches_of(find_tables([headerless]), TextFormat()))
+        list(batches_of(files, TextFormat(), ["a"]))

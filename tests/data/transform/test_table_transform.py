@@ -82,7 +82,15 @@ REFUSED = [
     ("{label: y, numerical: [{}]}", "numerical: column: missing"),
     ("{label: y, numerical: [x, x]}", "columns used twice: x"),
     ("{label: y, numerical: [y]}", "columns used twice: y"),
-    ("{label: y, numerical: [x], categorical: [x]}", "columns used twice: x"),
+    ("{label: y, categorical: [x, x]}", "columns used twice: x"),
+    (
+        "{label: y, numerical: [x], categorical: [{column: x, max_length: 2}]}",
+        "columns used twice: x",
+    ),
+    (
+        "{label: y, numerical: [x, x_number], categorical: [x]}",
+        "columns used twice: x, whose number would be called x_number, which is another column",
+    ),
     ("{label: y, numerical: [{column: x, bins: 1}]}", "numerical field x: bins: expected 0, or 2"),
     ("{label: y, numerical: [{column: x, bins: 257}]}", "numerical field x: bins: expected 0, or"),
     (

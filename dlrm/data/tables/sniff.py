@@ -1,0 +1,238 @@
+"""Drafts the format of text files from their beginnings: encoding, delimiter, quotes, and marks."""
+
+import codecs
+import csv
+import io
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+from dlrm.data.sources.csv_rows import DELIMITERS, EscapedReader, delimiter_of, has_header
+from dlrm.data.sources.text_files import BROKEN, open_bytes
+from dlrm.data.sources.text_format import MARKS, NO_QUOTE, TextFormat
+from dlrm.data.tables.files import CSV, PARQUET, TableFile
+from dlrm.data.tables.summaries import MARKERS
+
+_MOST_FILES, _BEGINNING = 3, 1 << 20  # files, and bytes of each, that are read
+_MOST_LINES, _MOST_ROWS = 100, 5000
+_UTF_16 = (b"\xff\xfe", b"\xfe\xff")
+_C1 = re.compile(rb"[\x80-\x9f]")  # control characters in Latin-1, and letters in Windows-1252
+_NOT_CP1252 = re.compile(rb"[\x81\x8d\x8f\x90\x9d]")
+_SPARSE = re.compile(r"\s*[+-]?[\d.]+(\s+\d+(:\d+)?:[+-]?[\d.]+([eE][+-]?\d+)?)+\s*", re.ASCII)
+_POINT = re.compile(r"[+-]?\d*\.\d+", re.ASCII)
+
+
+class Sniffed(NamedTuple):
+    """The format of text files, and a line about what was seen of it; None if nothing was."""
+
+    text: TextFormat
+    line: str | None
+
+
+def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
+    """Returns the format of files: what is given, and what their beginnings show of the rest.
+
+    Args:
+        files: files of one kind; those of Parquet have no format.
+        given: the entries that a user names.
+
+    Raises:
+        ValueError: the files are of a form that is no table, such as that of libsvm.
+    """
+    if not files or files[0].kind == PARQUET:
+        return Sniffed(given, None)
+    samples = [_beginning(file, given) for file in files]
+    samples = [sample for sample in samples if sample.strip()][:_MOST_FILES]
+    if not samples:
+        return Sniffed(given, None)
+    found = TextFormat()
+    if given.encoding is None:
+        found = replace(found, encoding=_encoding(samples))
+    if files[0].kind == CSV:
+        encoding = given.encoding or found.encoding or "utf-8-sig"
+        text = _Text.of([_decoded(sample, encoding) for sample in samples])
+        found = _of_csv(files[0], text, given, found)
+    return Sniffed(given.over(found), _line(given, found))
+
+
+def _line(given: TextFormat, found: TextFormat) -> str | None:
+    new = {name: value for name, value in found.facts().items() if name not in given.facts()}
+    if not new:
+        return None
+    line = f"{', '.join(f'{name} {value!r}' for name, value in new.items())} (from the files)"
+    if new.get("encoding") in ("latin-1", "cp1252"):
+        line += "; the encoding is in doubt: only that it is not UTF-8 is sure"
+    return line
+
+
+def _beginning(file: TableFile, given: TextFormat) -> bytes:
+    """Returns the first bytes of a file, up to the end of a line; b"" if it cannot be read."""
+    try:
+        with open_bytes(file.path, given.compression) as opened:
+            data = opened.read(_BEGINNING)
+    except (*BROKEN, ValueError):
+        return b""  # which the reader will refuse, with its name
+    return data if len(data) < _BEGINNING else data[: data.rfind(b"\n") + 1]
+
+
+def _encoding(samples: Sequence[bytes]) -> str | None:
+    """Returns the encoding of texts; None for UTF-8."""
+    if any(sample.startswith(_UTF_16) for sample in samples):
+        return "utf-16"
+    data = b"\n".join(samples)
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        windows = _C1.search(data) and not _NOT_CP1252.search(data)
+        return "cp1252" if windows else "latin-1"
+    return None
+
+
+def _decoded(sample: bytes, encoding: str) -> str:
+    return codecs.getincrementaldecoder(encoding)("replace").decode(sample).removeprefix("\ufeff")
+
+
+@dataclass(frozen=True)
+class _Text:
+    """The beginnings of files as text, and their first lines."""
+
+    parts: list[str]
+    lines: list[str]
+
+    @classmethod
+    def of(cls, parts: list[str]) -> "_Text":
+        lines = [line for line in parts[0].splitlines()[:_MOST_LINES] if line.strip()]
+        return cls(parts, lines)
+
+    def __contains__(self, text: str) -> bool:
+        return any(text in part for part in self.parts)
+
+    def records(self, delimiter: str, quote: str | None, escape: str | None) -> list[list[str]]:
+        """Returns the records of the first part; none if they differ in length or are not CSV."""
+        lines = io.StringIO(self.parts[0], newline="")
+        reader: Any
+        if escape is not None:
+            reader = EscapedReader(iter(lines), delimiter, quote or '"', escape)
+        else:
+            options: dict[str, Any] = {"delimiter": delimiter, "skipinitialspace": True}
+            options["quoting"] = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
+            reader = csv.reader(lines, quotechar=quote or '"', strict=True, **options)
+        records: list[list[str]] = []
+        try:
+            while len(records) < _MOST_ROWS:
+                if record := next(reader, None):
+                    records.append(record)
+                elif record is None:
+                    break
+        except (csv.Error, ValueError):
+            within = self.parts[0].count("\n") - len(records) > _MOST_LINES
+            if within or len(self.parts[0]) < _BEGINNING // 4:  # not a row that the end cuts
+                return []
+        return records if len({*map(len, records)}) == 1 else []
+
+
+def _of_csv(file: TableFile, text: _Text, given: TextFormat, found: TextFormat) -> TextFormat:
+    own = delimiter_of(file.path, given)
+    delimiter = given.delimiter or _delimiter(text.lines, own)
+    if delimiter is not None and given.delimiter is None:
+        found = replace(found, delimiter=delimiter)
+    delimiter = delimiter or own
+    if text.lines and all(map(_SPARSE.fullmatch, text.lines)):
+        raise ValueError(
+            f"{file.path}: expected a table, got rows of labels and INDEX:VALUE, as of libsvm; "
+            "write each field as a column, or the indices and values as two columns of lists"
+        )
+    quote, escape = given.quote or '"', given.escape
+    if given.quote is None and escape is None:
+        quote, escape = _quoting(text, delimiter)
+        found = replace(found, quote=None if quote == '"' else quote, escape=escape)
+    records = text.records(delimiter, None if quote == NO_QUOTE else quote, escape)
+    cells = records[1:] if has_header(given) else records
+    columns = [[cell.strip() for cell in column] for column in zip(*cells, strict=True)]
+    if given.decimal is None and given.thousands is None:
+        decimal, thousands = _marks(columns)
+        found = replace(found, decimal=decimal, thousands=thousands)
+    return found
+
+
+def _delimiter(lines: Sequence[str], default: str) -> str | None:
+    """Returns the delimiter of lines that the default one does not divide; None keeps it."""
+    if not lines or len(_cells(lines[0], default)) > 1:
+        return None
+    best, most = None, 1
+    for other in DELIMITERS:
+        widths = [len(_cells(line, other)) for line in lines]
+        same = widths.count(widths[0]) >= 0.9 * len(widths)
+        if other != default and same and widths[0] > most:
+            best, most = other, widths[0]
+    return best
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    """Returns the cells of a line, also of one with quotes as text."""
+    try:
+        return next(csv.reader([line], delimiter=delimiter, skipinitialspace=True, strict=True), [])
+    except csv.Error:
+        return line.split(delimiter)
+
+
+def _quoting(text: _Text, delimiter: str) -> tuple[str, str | None]:
+    """Returns the quote, or `NO_QUOTE`, and the escape character of a text."""
+    plain = text.records(delimiter, None, None) if '"' in text else []
+    if delimiter == "\t" and ('"' not in text or (plain and not _enclosed(plain))):
+        return NO_QUOTE, None
+    quoted = text.records(delimiter, '"', None)
+    escaped = '\\"' in text and text.records(delimiter, '"', "\\")
+    if escaped and (not quoted or any('\\"' in cell for record in quoted for cell in record)):
+        return '"', "\\"
+    if not quoted and plain:
+        return NO_QUOTE, None
+    return '"', None
+
+
+def _enclosed(records: Sequence[Sequence[str]]) -> bool:
+    """Returns whether quotes are around whole columns or names, of records split without quotes."""
+
+    def quoted(cells: Sequence[str]) -> bool:
+        return all(len(c) > 1 and c[0] == c[-1] == '"' for c in cells)
+
+    return quoted(records[0]) or any(map(quoted, zip(*records[1:], strict=True)))
+
+
+def _marks(columns: Sequence[Sequence[str]]) -> tuple[str | None, str | None]:
+    """Returns the decimal mark and that of thousands, as far as no cell leaves them in doubt."""
+    present = [
+        [cell for cell in column if cell.lower() not in ("", *MARKERS)] for column in columns
+    ]
+    present = [column for column in present if column]
+    for decimal in (".", ","):
+        for thousands in (*MARKS, None):
+            if thousands != decimal and _written(present, decimal, thousands):
+                return (None if decimal == "." else decimal), thousands
+    return None, None
+
+
+def _written(columns: Sequence[Sequence[str]], decimal: str, thousands: str | None) -> bool:
+    """Returns whether numbers have these marks, and none can have others."""
+    group, point = re.escape(thousands or ""), re.escape(decimal)
+    whole = rf"(?:\d{{1,3}}(?:{group}\d{{3}})+|\d+)" if thousands else r"\d+"
+    number = re.compile(rf"[+-]?(?:{whole})?(?:{point}\d+)?", re.ASCII)
+    sure = rf"[+-]?\d{{1,3}}(?:{group}\d{{3}})+{point}\d+|[+-]?\d{{1,3}}(?:{group}\d{{3}}){{2,}}"
+    if thousands is None:
+        sure = rf"[+-]?\d*{point}(?:\d{{1,2}}|\d{{4,}})|[+-]?\d{{4,}}{point}\d+"
+        if decimal == ".":
+            return False
+    certain = re.compile(sure, re.ASCII)
+    found = False
+    for column in columns:
+        if all(map(number.fullmatch, column)):
+            found = found or any(map(certain.fullmatch, column))
+        elif decimal == "," and _has_points(column):
+            return False  # numbers of another form as well
+    return found
+
+
+def _has_points(column: Sequence[str]) -> bool:
+    plain = re.compile(r"[+-]?\d*\.?\d+", re.ASCII)
+    return all(map(plain.fullmatch, column)) and any(map(_POINT.fullmatch, column))
