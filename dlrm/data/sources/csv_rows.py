@@ -293,11 +293,9 @@ class _Rows:
         if self._escape is not None:
             return EscapedReader(self._fed(), self._delimiter, self._quote, self._escape)
         csv.field_size_limit(max(csv.field_size_limit(), LONGEST_LINE * _MOST_LINES))
-        quoting = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
-        options: dict[str, Any] = {"delimiter": self._delimiter, "skipinitialspace": True}
-        return csv.reader(
-            self._fed(), quotechar=self._quote or '"', quoting=quoting, strict=True, **options
-        )
+        options: dict[str, Any] = {"delimiter": self._delimiter, "quotechar": self._quote or '"'}
+        options["quoting"] = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
+        return csv.reader(self._fed(), skipinitialspace=True, strict=True, **options)
 
     def _fed(self) -> Iterator[str]:
         """Yields the lines of the block, and of further ones for a row that does not end in it."""

@@ -15,8 +15,8 @@ _KINDS = {
     **dict.fromkeys((".csv", ".tsv", ".data", ".txt"), CSV),
     **dict.fromkeys((".jsonl", ".ndjson", ".json"), JSON_LINES),
 }
-_NO_TABLES = (".md", ".yaml", ".yml", ".html", ".htm", ".pdf", ".png", ".jpg", ".py", ".sh")
-_NO_TABLES += (".crc", ".md5", ".sha1", ".sha256", ".names")
+_NO_TABLES = {".md", ".yaml", ".yml", ".html", ".htm", ".pdf", ".png", ".jpg", ".py", ".sh"}
+_NO_TABLES |= {".crc", ".md5", ".sha1", ".sha256", ".names"}
 _START = 1 << 12  # bytes that show what a file is
 _MOST_NAMED = 3
 

@@ -15,7 +15,7 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fitted import Fitted, load_transform
-from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
@@ -190,19 +190,23 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
 
 def _of_meanings(first: Schema, second: Schema) -> Iterator[str]:
     """Yields the fields of both schemas in which texts have other meanings."""
-    ours = {field.column: field for field in (*second.numerical, *second.categorical)}
-    for field in (*first.numerical, *first.categorical):
-        if (other := ours.get(field.column)) is not None:
-            pair = ((first, field), (second, other))
-            missing = (sorted(set(schema.missing_of(one))) for schema, one in pair)
-            yield from _unequal(f"{field.column}: missing values", *map(_listed, missing))
-            for name in ("true_values", "false_values"):
-                texts = (sorted(set(getattr(one, name))) for _, one in pair)
-                yield from _unequal(f"{field.column}: {name}", *map(_listed, texts))
+    numerical = {field.column: field for field in second.numerical}
+    categorical = {field.column: field for field in second.categorical}
+    pairs: list[tuple[NumericalField | CategoricalField, NumericalField | CategoricalField]] = []
+    pairs += [(one, numerical[one.column]) for one in first.numerical if one.column in numerical]
+    pairs += [
+        (one, categorical[one.column]) for one in first.categorical if one.column in categorical
+    ]
+    for theirs, ours in pairs:
+        missing = first.missing_of(theirs), second.missing_of(ours)
+        yield from _unequal(f"{theirs.column}: missing values", *map(_listed, missing))
+        for name in ("true_values", "false_values"):
+            texts = getattr(theirs, name), getattr(ours, name)
+            yield from _unequal(f"{theirs.column}: {name}", *map(_listed, texts))
 
 
 def _listed(texts: Sequence[str]) -> str:
-    return ", ".join(map(repr, texts)) or "none"
+    return ", ".join(map(repr, sorted(set(texts)))) or "none"
 
 
 def _hexadecimal(number: np.integer) -> str:

@@ -381,11 +381,11 @@ class TableTransform:
             columns = texts_in(facts["columns"])
             kept = float(facts["keep_negatives"])
             negatives = facts["negatives"]
-            kinds = texts_in(facts["kinds"]) if "kinds" in facts else None
-            if kinds is not None and len(kinds) != len(schema.categorical):
-                raise ValueError(f"{len(kinds)} kinds of {len(schema.categorical)} fields")
-            fitted = numerical, dictionaries, negatives, columns, kept, encoded, kinds
-            transform = cls(schema, *fitted)
+            of_values = texts_in(facts["kinds"]) if "kinds" in facts else None
+            if of_values is not None and len(of_values) != len(schema.categorical):
+                raise ValueError(f"{len(of_values)} kinds of {len(schema.categorical)} fields")
+            own = numerical, dictionaries, negatives, columns, kept, encoded, of_values
+            transform = cls(schema, *own)
             for arrays, crc in zip(transform._arrays(), crcs, strict=True):
                 if len(crc) != len(arrays):
                     raise ValueError(f"expected {len(arrays)} checksums, got {brief(crc)}")

@@ -54,14 +54,14 @@ def canonical_text(text: str) -> str:
         return "0" if whole[1] == "-0" else whole[1]
     if (time := _TIME.fullmatch(text)) is not None:
         return _canonical_time(text, *time.groups())
-    if (time := _TIME_OF_DAY.fullmatch(text)) is not None:
-        fraction = time[2].rstrip("0")
-        return f"{time[1]}.{fraction}" if fraction else time[1]
+    if (clock := _TIME_OF_DAY.fullmatch(text)) is not None:
+        fraction = clock[2].rstrip("0")
+        return f"{clock[1]}.{fraction}" if fraction else clock[1]
     if (days := _DAYS.fullmatch(text)) is not None:
-        sign, count, of_clock, *clock = days.groups()
-        part = _nanoseconds("0", *clock)
-        whole = int(f"{sign}{count}") * 86_400 * 10**9
-        return seconds_text(whole - part if of_clock == "-" else whole + part)
+        sign, count, of_clock, *parts = days.groups()
+        part = _nanoseconds("0", *parts)
+        total = int(f"{sign}{count}") * 86_400 * 10**9
+        return seconds_text(total - part if of_clock == "-" else total + part)
     if len(text) > 2 and (period := _PERIOD.fullmatch(text)) is not None:
         nanoseconds = _nanoseconds(*(part or "0" for part in period.groups()[1:]))
         return seconds_text(-nanoseconds if period[1] else nanoseconds)

@@ -1,5 +1,7 @@
 """Flags of commands that read tables: which files, and the format of CSV."""
 
+from typing import Any
+
 from absl import flags
 
 from dlrm.data.sources.text_format import COMPRESSIONS, TextFormat
@@ -60,5 +62,5 @@ def define_format_flags() -> None:
 
 def text_format() -> TextFormat:
     """Returns the format of CSV that the flags describe."""
-    given = {name: FLAGS[name].value for name in TEXT_FLAGS}
+    given: dict[str, Any] = {name: FLAGS[name].value for name in TEXT_FLAGS}
     return TextFormat(tuple(FLAGS.columns), FLAGS.header, **given)
