@@ -42,7 +42,8 @@ def row(*titles):
 
 
 def titles():
-    lines = re.findall(r"^\| (.+?) +\| .* \|$", PAGE.read_text(), re.MULTILINE)
+    text = re.sub(r"\| entry of .*?\n\n", "", PAGE.read_text(), flags=re.DOTALL)
+    lines = re.findall(r"^\| (.+?) +\| .* \|$", text, re.MULTILINE)
     return [one.replace("\\|", "|") for one in lines if not re.match("file or|CSV or|value$", one)]
 
 
