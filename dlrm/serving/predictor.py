@@ -3,10 +3,10 @@
 import os
 import shutil
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
@@ -38,7 +38,6 @@ from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import read_saved, write_saved
 from dlrm.train.metrics import click_metrics, unscored_text
 
-T = TypeVar("T")
 BATCH_SIZE = 32768  # the default of --test_batch_size
 
 
@@ -147,7 +146,7 @@ class Predictor:
         """
         table, names = self.row_transform.table, self.row_transform.names
         if table is not None:
-            frame = rows if is_frame(rows) else frame_of(_fields(rows, names, _value), table)
+            frame = rows if is_frame(rows) else frame_of(_fields(rows, names), table)
             scored = [logits for logits, _ in self._of_frame(frame, labelled=False)]
             return np.concatenate(scored) if scored else np.empty(0, np.float32)
         fields, parts = _fields(rows, names, _field), []
@@ -429,8 +428,10 @@ def load_transform(
     return transform
 
 
-def _fields(rows: Any, names: Sequence[str], field: Callable[[Any], T]) -> list[list[T]]:
-    """The fields of rows of any kind that `Predictor.logits` takes, each made by `field`."""
+def _fields(
+    rows: Any, names: Sequence[str], field: Callable[[Any], Any] | None = None
+) -> list[list[Any]]:
+    """Returns the fields of rows of any kind that `Predictor.logits` takes, made by `field`."""
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
     if isinstance(rows, Mapping) or hasattr(rows, "columns"):
@@ -440,7 +441,9 @@ def _fields(rows: Any, names: Sequence[str], field: Callable[[Any], T]) -> list[
     return [_row(index, row, names, field) for index, row in enumerate(rows)]
 
 
-def _row(index: int, row: Any, names: Sequence[str], field: Callable[[Any], T]) -> list[T]:
+def _row(
+    index: int, row: Any, names: Sequence[str], field: Callable[[Any], Any] | None
+) -> list[Any]:
     if isinstance(row, bytes):
         row = row.decode()
     if isinstance(row, str):
@@ -450,15 +453,19 @@ def _row(index: int, row: Any, names: Sequence[str], field: Callable[[Any], T]) 
         row = _named(f"row {index}", row, names)
     elif not isinstance(row, Iterable):
         raise ValueError(f"row {index}: expected a line, fields or a mapping, got {row!r}")
-    return [field(value) for value in row]
+    return list(row) if field is None else [field(value) for value in row]
 
 
-def _transposed(columns: Any, names: Sequence[str], field: Callable[[Any], T]) -> list[list[T]]:
+def _transposed(
+    columns: Any, names: Sequence[str], field: Callable[[Any], Any] | None
+) -> list[list[Any]]:
     values = _named("rows", columns, names)
     for name, column in zip(names, values, strict=True):
         if isinstance(column, str | bytes) or not isinstance(column, Iterable):
             raise ValueError(f"rows: column {name!r}: expected values, got {column!r}")
-    chosen = [[field(value) for value in column] for column in values]
+    chosen = [
+        list(column) if field is None else [field(value) for value in column] for column in values
+    ]
     if len({len(column) for column in chosen}) > 1:
         lengths = dict(zip(names, map(len, chosen), strict=True))
         raise ValueError(f"rows: expected columns of one length, got {lengths}")
@@ -469,15 +476,6 @@ def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
     if missing := [name for name in names if name not in mapping]:
         raise ValueError(f"{what}: no column {missing[0]!r}; expected {', '.join(names)}")
     return [mapping[name] for name in names]
-
-
-def _value(value: Any) -> Any:
-    """Returns a value of a table: lists of values as such, and no text as a missing value."""
-    if isinstance(value, Mapping | Set):
-        raise ValueError(f"rows: expected values, or lists of them, got {value!r}")
-    if isinstance(value, list | tuple) or (isinstance(value, np.ndarray) and value.ndim):
-        return [_value(one) for one in value]
-    return None if isinstance(value, str | bytes) and not value else value
 
 
 def _field(value: Any) -> bytes:

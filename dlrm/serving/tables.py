@@ -1,6 +1,6 @@
 """Turns batches of a table into a model's inputs, by the transform of its training data."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from typing import Any
 
@@ -53,44 +53,57 @@ def frame_of(rows: Sequence[Sequence[Any]], table: TableTransform) -> pa.Table:
     Raises:
         RowError: a row has a wrong number of fields, or an unexpected list.
     """
-    lists = Cells.of(table.schema)
+    names, lists = table.names, Cells.of(table.schema)
     for row, cells in enumerate(rows):
-        if len(cells) != len(table.names):
-            raise RowError(row, f": expected {len(table.names)} fields, got {len(cells)}")
-        for name, cell in zip(table.names, cells, strict=True):
-            nested = _is_list(cell) and any(map(_is_list, cell))
-            if nested or (_is_list(cell) and name not in lists.separators):
-                expected = "a list of values" if nested else "one value"
-                raise RowError(row, f", column {name}: expected {expected}, got {brief(cell)}")
-    columns = zip(*rows, strict=True) if rows else [()] * len(table.names)
-    arrays = [
-        _array_of(table, lists, name, cells)
-        for name, cells in zip(table.names, columns, strict=True)
-    ]
-    return pa.table(arrays, table.names)
-
-
-def _is_list(cell: Any) -> bool:
-    return isinstance(cell, list | tuple | np.ndarray | set | frozenset | dict)
+        if len(cells) != len(names):
+            raise RowError(row, f": expected {len(names)} fields, got {len(cells)}")
+    columns = zip(*rows, strict=True) if rows else [()] * len(names)
+    arrays = [_array_of(table, lists, *one) for one in zip(names, columns, strict=True)]
+    return pa.table(arrays, names)
 
 
 def _array_of(table: TableTransform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
     """Returns values as an array of their type, or as texts if they have several."""
+    kinds = set(map(type, cells))
     in_lists = name in lists.separators
-    if in_lists and any(isinstance(cell, str | bytes) for cell in cells):  # as in CSV
+    if in_lists or any(issubclass(kind, _SEVERAL) for kind in kinds):
+        cells = [_checked(name, row, cell, in_lists) for row, cell in enumerate(cells)]
+    if in_lists and not kinds.isdisjoint((str, bytes)):  # as in CSV
         return lists.array(name, [_texts_in(cell) for cell in cells])
     if table.kinds is not None:  # of earlier versions, all values were texts
         with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
             return pa.array(list(cells), from_pandas=True)
     if in_lists:
         return lists.array(name, [_texts_in(cell) for cell in cells])
-    texts = [_text_of(cell) for cell in cells]
-    return pa.array([text or None for text in texts], pa.string())
+    return pa.array([_text_of(cell) or None for cell in cells], pa.string())
+
+
+_SEVERAL = (list, tuple, np.ndarray, Set, Mapping)
+
+
+def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
+    """Returns a value, and lists of any kind as lists.
+
+    Raises:
+        RowError: it is a list where one value is expected, or not a list of values.
+    """
+    if isinstance(cell, np.ndarray):
+        cell = cell.tolist()
+    if not isinstance(cell, _SEVERAL):
+        return cell
+    maps = [one for one in (cell, *cell) if isinstance(one, Mapping | Set)]
+    if maps:
+        raise ValueError(f"rows: expected values, or lists of them, got {maps[0]!r}")
+    nested = any(isinstance(one, _SEVERAL) for one in cell)
+    if nested or not in_lists:
+        expected = "a list of values" if nested else "one value"
+        raise RowError(row, f", column {name}: expected {expected}, got {brief(list(cell))}")
+    return list(cell)
 
 
 def _texts_in(cell: Any) -> Any:
     """Returns a list as texts, and a text of CSV as it is."""
-    if cell is not None and _is_list(cell):
+    if isinstance(cell, list):
         return [_text_of(one) or None for one in cell]
     return _text_of(cell) or None
 

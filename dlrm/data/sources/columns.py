@@ -302,9 +302,9 @@ class Coded(NamedTuple):
 
 def stripped(column: TextColumn) -> TextColumn:
     """Strips blanks around texts, like `str.strip` for UTF-8."""
-    data, starts, ends = column.data, column.starts.copy(), column.ends.copy()
-    if not len(data):
+    if not len(column.data) or not _has_blank_ends(column):
         return column
+    data, starts, ends = column.data, column.starts.copy(), column.ends.copy()
     last = len(data) - 1
     for places, step in ((starts, 1), (ends, -1)):
         while True:
@@ -326,5 +326,13 @@ def stripped(column: TextColumn) -> TextColumn:
     return TextColumn(data, starts, ends)
 
 
+def _has_blank_ends(column: TextColumn) -> bool:
+    """Returns whether the first or last byte of a text may be a blank, or a part of one."""
+    last = len(column.data) - 1
+    first, end = column.data[np.minimum(column.starts, last)], column.data[column.ends - 1]
+    return bool((_EDGE[first] | _EDGE[end]).any())
+
+
 _BLANK = np.zeros(256, bool)
 _BLANK[[*range(9, 14), *range(28, 33)]] = True  # the ASCII blanks of `str.strip`
+_EDGE = _BLANK | (np.arange(256) >= 0x80)

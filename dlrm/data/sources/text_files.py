@@ -1,6 +1,7 @@
 """Text files of any encoding, plain or compressed, as bytes and as lines."""
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -75,6 +76,7 @@ def open_text(
         encoding: its encoding; None is UTF-8, with or without a mark at its beginning.
         compression: see `open_bytes`.
     """
+    encoding = _other_encoding(encoding)
     errors = "surrogateescape" if encoding is None else "strict"
     options: Any = {"encoding": encoding or "utf-8-sig", "errors": errors, "newline": ""}
     return io.TextIOWrapper(open_bytes(path, compression), **options)
@@ -96,7 +98,8 @@ def read_blocks(
     """
     rest, lines = b"", 0
     with open_bytes(path, compression) as file, archive_named(path, lambda: lines):
-        decoded = _decoded(path, file, block_bytes, encoding, lambda: lines + rest.count(b"\n"))
+        other = _other_encoding(encoding)
+        decoded = _decoded(path, file, block_bytes, other, lambda: lines + rest.count(b"\n"))
         for block in decoded:
             rest += block
             end = _end_of_lines(rest)
@@ -129,6 +132,20 @@ def archive_named(path: Path, line: Any) -> Iterator[None]:
         ) from error
 
 
+def _other_encoding(encoding: str | None) -> str | None:
+    """Returns an encoding, or None for UTF-8, of which bad bytes have their lines."""
+    utf_8 = encoding is None or codecs.lookup(encoding).name in ("utf-8", "utf-8-sig", "ascii")
+    return None if utf_8 else encoding
+
+
+def wrong_encoding(path: Path, line: int, encoding: str | None, error: UnicodeError) -> ValueError:
+    """Returns the error for a file that is not in its encoding."""
+    return ValueError(
+        f"{path}, after line {line}: expected the encoding {encoding} (--encoding), got other "
+        f"bytes ({error})"
+    )
+
+
 def too_long(path: Path, line: int) -> ValueError:
     """Returns the error for a line that is too long."""
     return ValueError(f"{path}, line {line}: longer than {LONGEST_LINE} characters")
@@ -141,12 +158,9 @@ def _decoded(
         text = io.TextIOWrapper(file, encoding, newline="")
         try:
             while block := text.read(block_bytes):
-                yield block.removeprefix("\ufeff").encode()
+                yield block.encode()
         except UnicodeError as error:
-            raise ValueError(
-                f"{path}, after line {line()}: expected the encoding {encoding} (--encoding), got "
-                f"other bytes ({error})"
-            ) from None
+            raise wrong_encoding(path, line(), encoding, error) from None
         return
     first = True
     while data := file.read(block_bytes):

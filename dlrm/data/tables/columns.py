@@ -126,7 +126,8 @@ def places_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     indices = array.indices
     if pa.types.is_unsigned_integer(indices.type):
         indices = indices.cast(pa.int64())
-    codes = indices.fill_null(-1).to_numpy(zero_copy_only=False)
+    indices = indices.fill_null(-1) if indices.null_count else indices
+    codes = indices.to_numpy(zero_copy_only=False)
     return array.dictionary, codes.astype(np.int64 if codes.itemsize > 4 else np.int32, copy=False)
 
 

@@ -5,7 +5,14 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrm.data.sources.text_files import LONGEST_LINE, archive_named, not_utf_8, open_text, too_long
+from dlrm.data.sources.text_files import (
+    LONGEST_LINE,
+    archive_named,
+    not_utf_8,
+    open_text,
+    too_long,
+    wrong_encoding,
+)
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.lists import in_list
 from dlrm.documents import brief
@@ -56,7 +63,7 @@ def read_json_lines(
         open_text(path, text.encoding, text.compression) as file,
         archive_named(path, lambda: number),
     ):
-        while line := file.readline(LONGEST_LINE):
+        while line := _line(file, path, number, text.encoding):
             number += 1
             if len(line) == LONGEST_LINE and not line.endswith("\n"):
                 raise too_long(path, number)
@@ -81,6 +88,13 @@ def read_json_lines(
                 yield Rows(list(names), lines, rows)
                 lines, rows = [], []
     yield Rows(list(names), lines, rows)
+
+
+def _line(file: Any, path: Path, number: int, encoding: str | None) -> str:
+    try:
+        return file.readline(LONGEST_LINE)
+    except UnicodeError as error:
+        raise wrong_encoding(path, number, encoding, error) from None
 
 
 def _row(

@@ -58,7 +58,7 @@ class Rows(NamedTuple):
         categorical: a column for each categorical field, of lists for a list field, and then for
             each cross.
         texts: the distinct values of each categorical field of strings, in the form of
-            `Coded.keys`; None for integers.
+            `Coded.keys`; None for integers, and with a fitted transform.
         extra: weight, groups and time by their names in a dataset; see `extra_dtypes`.
     """
 
@@ -139,6 +139,7 @@ class RowReader:
             else fitted.keys
         )
         plain = fitted is not None and fitted.kinds is None
+        self._counts = fitted is None  # for which texts are needed
         self._groups = {
             name: FieldKeys(CategoricalField(name), schema.missing_values, plain=plain)
             for name in schema.groups
@@ -232,7 +233,8 @@ class RowReader:
                 if not of_texts.plain and numbers_of_json(batch, name):
                     column, kind = replaced(column, np.arange(len(raw)), number_text), NUMBER
                 (keys, missing), column = of_texts.of_texts(column, problems, kind)
-                texts = array_of(column) if field.type == "string" else None
+                if field.type == "string" and self._counts:
+                    texts = array_of(column)
             problems |= not_utf_8
             earlier = self._earlier[name] = _Keyed(raw, keys, missing, problems, texts)
         found.add_places(name, codes, earlier.problems, len(raw))

@@ -83,10 +83,11 @@ class FieldKeys:
             ValueError: typed values are of a kind that the field never had.
         """
         column = stripped(column)
-        absent = self.are_missing(column)
-        column = self._meant(column, absent, kind)
         hashes = hash_texts(column)
-        absent |= np.isin(hashes, self.missing)
+        absent = (column.starts == column.ends) | self._are_marked(hashes)
+        if (meant := self._meant(column, absent, kind)) is not column:
+            column, hashes = meant, hash_texts(meant)
+            absent |= self._are_marked(hashes)
         if self._spelled:
             self._check_words(column, absent, problems)
         if self.field.type == "string":
@@ -140,9 +141,9 @@ class FieldKeys:
         keys = np.ascontiguousarray(values.astype(np.int64)).view(np.uint64)
         return Parsed(keys, np.isin(keys, self.missing_integers))
 
-    def are_missing(self, column: TextColumn) -> np.ndarray:
-        """Returns a mask of texts, without surrounding blanks, that mean "missing"."""
-        return (column.starts == column.ends) | np.isin(hash_texts(column), self.missing)
+    def _are_marked(self, hashes: np.ndarray) -> np.ndarray:
+        """Returns a mask of hashes of texts that mean "missing"."""
+        return np.isin(hashes, self.missing) if len(self.missing) else np.zeros(len(hashes), bool)
 
 
 def _missing_integers(missing_values: Collection[str]) -> np.ndarray:

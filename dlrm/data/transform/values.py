@@ -31,6 +31,7 @@ _PERIOD = re.compile(
 )
 _DURATION = re.compile(r"-?\d+(\.\d+)?s", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+)(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
+_FEW = 16  # texts of a column that are compared one by one, without a search for candidates
 _MOST_SEEN = 1000  # texts of a dictionary whose kinds are compared
 _MOST_WRITTEN = 1 << 20  # texts of a dictionary that are compared as numbers
 
@@ -48,8 +49,12 @@ def canonical_text(text: str) -> str:
     Args:
         text: a text without surrounding blanks.
     """
+    if len(text) < 3 or text.isdecimal():
+        return text
     if text in SPELLINGS:
         return SPELLINGS[text]
+    if not text.isascii():
+        return text
     if (whole := _WHOLE.fullmatch(text)) is not None:
         return "0" if whole[1] == "-0" else whole[1]
     if (time := _TIME.fullmatch(text)) is not None:
@@ -109,8 +114,10 @@ def canonical(column: TextColumn) -> TextColumn:
 def _candidates(column: TextColumn) -> np.ndarray:
     """Returns the rows whose texts may have another canonical form."""
     data, starts, ends = column
+    if len(starts) <= _FEW:
+        return np.arange(len(starts))
     lengths = ends - starts
-    if not len(lengths) or not lengths.max():
+    if not lengths.max():
         return np.empty(0, np.int64)
     last = len(data) - 1
     first, end = data[np.minimum(starts, last)], data[np.maximum(ends - 1, 0)]
