@@ -22,7 +22,7 @@ class Shares:
         categorical: Sequence[str],
         known: Sequence[bool] | None = None,
     ) -> None:
-        self._known = [True] * len(categorical) if known is None else list(known)
+        self._known = np.array([True] * len(categorical) if known is None else known, bool)
         self._names = [*numerical, *categorical]
         self._first_table = len(numerical)
         self._missing = np.zeros(len(self._names), np.int64)

@@ -52,3 +52,13 @@ def test_a_small_share_is_not_shown_as_none():
     ids[77] = 0
     shares.add_ids(ids == 0)
     assert shares.line() == "values: city is without an id in less than 0.1 % of the rows"
+
+
+def test_fields_without_a_known_value_are_named():
+    shares = Shares(["age"], ["city", "job", "rare"], [True, True, False])
+    missing = np.array([[False, False], [True, False], [False, False], [False, False]])
+    shares.add(missing, np.array([[True, False, True], [True, True, True]]))
+    assert shares.strangers().startswith("no value of city occurred in the training data")
+    shares.add(np.zeros((4, 1), bool), np.array([[False, False, True]]))
+    assert shares.strangers() is None
+    assert Shares(["age"], []).strangers() is None

@@ -123,16 +123,12 @@ def read_csv(
     rows = _Rows(path, text, problems, spans or Spans())
     ends, records = rows.records(1)
     names = [name.strip() for name in text.columns or (records[0] if records else ())]
-    first = None
     if records and not has_header(text):
         names = names if text.columns else list(map(str, range(len(records[0]))))
-        first = rows.chunk_of(names, wanted, ends, records)
-    if not records or first is None:
-        none = [pa.array([], pa.string())] * len(names)
-        first = Chunk(names, np.empty(0, np.int64), none) if names else None
-    for chunk in itertools.chain(
-        [first] if first else [], iter(partial(rows.chunk, names, wanted), None)
-    ):
+    else:
+        ends, records = [], []
+    first = [rows.chunk_of(names, wanted, ends, records)] if names else []
+    for chunk in itertools.chain(first, iter(partial(rows.chunk, names, wanted), None)):
         for begin in range(0, max(len(chunk.lines), 1), text.chunk_rows):
             part = slice(begin, begin + text.chunk_rows)
             columns = [None if column is None else column[part] for column in chunk.columns]

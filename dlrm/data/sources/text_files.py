@@ -154,22 +154,35 @@ def too_long(path: Path, line: int) -> ValueError:
 def _decoded(
     path: Path, file: BinaryIO, block_bytes: int, encoding: str | None, line: Any
 ) -> Iterator[bytes]:
-    if encoding is not None:
-        text = io.TextIOWrapper(file, encoding, newline="")
+    decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
+    data = _without_mark(path, file.read(block_bytes), encoding)
+    while data:
         try:
-            while block := text.read(block_bytes):
-                yield block.encode()
+            yield data if decoder is None else decoder.decode(data).encode()
+            data = file.read(block_bytes)
+            if decoder is not None and not data:
+                yield decoder.decode(b"", final=True).encode()
         except UnicodeError as error:
             raise wrong_encoding(path, line(), encoding, error) from None
-        return
-    first = True
-    while data := file.read(block_bytes):
-        if first and data.startswith(_UTF_16_BOMS):
+
+
+def _without_mark(path: Path, data: bytes, encoding: str | None) -> bytes:
+    """Returns the beginning of a file in UTF-8 without its mark.
+
+    Raises:
+        ValueError: it has the mark of another encoding.
+    """
+    if data.startswith(_UTF_8_BOM) and encoding is None:
+        return data.removeprefix(_UTF_8_BOM)
+    marks = {"utf-8": (_UTF_8_BOM,), "utf-16": _UTF_16_BOMS}
+    own = (encoding or "utf-8").lower().replace("_", "-")
+    for name, starts in marks.items():
+        if data.startswith(starts) and not own.startswith((name, name.replace("-", ""), "utf-32")):
             raise ValueError(
-                f"{path}: expected UTF-8, got the mark of UTF-16; try --encoding utf-16"
+                f"{path}: expected {encoding or 'UTF-8'}, got the mark of {name.upper()}; try "
+                f"--encoding {name}"
             )
-        yield data.removeprefix(_UTF_8_BOM) if first else data
-        first = False
+    return data
 
 
 def _end_of_lines(data: bytes) -> int:

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm.data.sources.columns import Coded, TextColumn
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.cells import BadRowError, label_cells
 from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
@@ -26,13 +27,23 @@ WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ",
 
 
 ENCODINGS = [(), (Encoding("count"),), (Encoding("target", None, 3, 0.5, "none", 4),)]
+FORMATS = [
+    None,
+    TextFormat(("a", "b"), False, ";", "none", None, "latin-1", ",", ".", "gzip"),
+    TextFormat(delimiter="\t", quote="'", escape="\\", header=True),
+]
 
 
 @st.composite
 def schemas(draw):
     names = iter(draw(st.lists(NAME | WORDS.filter(bool), min_size=9, max_size=9, unique=True)))
     numerical = [
-        NumericalField(next(names), rule, draw(st.sampled_from([0, 2, 256])))
+        NumericalField(
+            next(names),
+            rule,
+            draw(st.sampled_from([0, 2, 256])),
+            missing_values=draw(st.sampled_from([None, (), ("NA", "-1")])),
+        )
         for rule in draw(st.lists(st.sampled_from(["log", "standardise", "quantile"]), max_size=3))
     ]
     categorical = [
@@ -42,13 +53,16 @@ def schemas(draw):
             draw(st.integers(1, 9)),
             draw(st.none() | st.just(7)),
             encodings=draw(st.sampled_from(ENCODINGS)),
+            true_values=draw(st.sampled_from([(), ("yes", "1")])),
+            false_values=draw(st.sampled_from([(), ("no",)])),
         )
         for kind in draw(st.lists(st.sampled_from(["string", "integer"]), min_size=1, max_size=3))
     ]
-    label = Label(next(names), draw(st.none() | WORDS), draw(st.none() | st.just(("a", "1"))))
-    time = TimeField(
-        "time", draw(st.sampled_from([None, "UTC"])), draw(st.sampled_from([None, "ms"]))
-    )
+    positive = draw(st.none() | WORDS | st.just(("4", "5")))
+    negative = draw(st.none() | st.just(("a", "1"))) if positive not in ("a", "1") else None
+    label = Label(next(names), positive, negative)
+    unit, form = draw(st.sampled_from([(None, None), ("ns", None), (None, "%d/%m/%Y")]))
+    time = TimeField("time", draw(st.sampled_from([None, "UTC"])), unit, form)
     columns = tuple(field.column for field in categorical)
     crosses = [Cross(columns, "crossed", 7, draw(st.none() | st.just(2)))] if columns[1:] else []
     return Schema(
@@ -60,6 +74,7 @@ def schemas(draw):
         ("user",) if draw(st.booleans()) else (),
         draw(st.none() | st.just(time)),
         tuple(crosses),
+        draw(st.sampled_from(FORMATS)),
     )
 
 

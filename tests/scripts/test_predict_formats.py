@@ -1,0 +1,104 @@
+"""Scoring reads text as the training data was read, and has one score for each row."""
+
+import bz2
+
+import forked
+import numpy as np
+import pytest
+
+import dlrm
+
+ROWS = 300
+TINY = {"epochs": 1, "batch_size": 64, "embedding_dim": 4, "bottom_mlp_sizes": (4,)}
+TINY |= {"top_mlp_sizes": (4, 1), "lr": 0.1}
+
+
+def lines(header="click\tquery\tprice\n"):
+    """Returns a log of searches; two texts have a quote."""
+    rows = [f"{i % 3 == 0:d}\tword{i % 7}\t{i % 11},5\n" for i in range(ROWS)]
+    rows[100], rows[160] = '1\t"how to\t1,5\n', '0\ttv 55"\t2,5\n'
+    return header + "".join(rows)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Yields the folder of a log in Latin-1 and a model trained on it by its schema's format."""
+    folder = tmp_path_factory.mktemp("formats")
+    (folder / "log.tsv").write_text(lines(), encoding="latin-1")
+    (folder / "schema.yaml").write_text(
+        "label: click\nnumerical: [price]\ncategorical: [query]\n"
+        "format: {quote: none, encoding: latin-1, decimal: ','}\n"
+    )
+    given = [f"--schema={folder / 'schema.yaml'}", f"--input={folder / 'log.tsv'}"]
+    done = forked.run("dlrm.scripts.prepare", *given, f"--output={folder / 'dataset'}", "--cores=1")
+    assert done.returncode == 0, done.stderr
+    dlrm.fit(folder / "dataset", save_checkpoint_path=folder / "run", **TINY)
+    return folder
+
+
+def predict(trained, source, *flags):
+    output = trained / "scores.npy"
+    output.unlink(missing_ok=True)
+    given = [f"--checkpoint={trained / 'run'}", f"--input={source}", f"--output={output}"]
+    done = forked.run("dlrm.scripts.predict", *given, *flags)
+    return done, np.load(output) if output.exists() else None
+
+
+def test_every_row_has_a_score_without_flags(trained):
+    done, scores = predict(trained, trained / "log.tsv")
+    assert done.returncode == 0, done.stderr
+    assert len(scores) == ROWS
+    assert "warning" not in done.stdout
+    assert "quoted cells" not in done.stdout
+
+
+def test_another_format_takes_flags(trained, tmp_path):
+    _, expected = predict(trained, trained / "log.tsv")
+    plain = lines().replace("\t", "|").replace(",", ".").replace('"', "\u201c")
+    (tmp_path / "log.txt").write_text(plain, encoding="utf-16")
+    flags = ["--delimiter=|", "--decimal=.", "--encoding=utf-16"]
+    done, scores = predict(trained, tmp_path / "log.txt", *flags)
+    assert done.returncode == 0, done.stderr
+    same = np.ones(ROWS, bool)
+    same[[100, 160]] = False
+    assert np.array_equal(scores[same], expected[same])
+    done, scores = predict(trained, tmp_path / "log.txt", *flags[:2])
+    assert (done.returncode, scores) == (1, None)
+    assert "log.txt: expected latin-1, got the mark of UTF-16; try --encoding utf-16" in done.stderr
+
+
+def test_quotes_that_join_lines_are_said(trained):
+    done, scores = predict(trained, trained / "log.tsv", '--quote="')
+    assert len(scores) == ROWS - 60
+    assert "quoted cells extend 1 row over 61 lines, first from line 102" in done.stdout
+
+
+def test_folders_of_parts_are_read_whole(trained, tmp_path):
+    whole = lines().encode("latin-1").splitlines(keepends=True)
+    for day, part in enumerate(np.array_split(np.arange(1, ROWS + 1), 3)):
+        folder = tmp_path / f"price={day}"
+        folder.mkdir()
+        content = whole[0] + b"".join(whole[i] for i in part)
+        (folder / f"part-{day}.tsv.bz2").write_bytes(bz2.compress(content))
+    (tmp_path / "empty.tsv").write_bytes(b"")
+    (tmp_path / "header.tsv").write_bytes(whole[0])
+    (tmp_path / "README.md").write_text("what this is")
+    done, scores = predict(trained, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert len(scores) == ROWS
+    assert "left out: 1 file (1 .md: README.md)" in done.stdout
+
+
+def test_values_that_training_never_saw_are_warned_of(trained, tmp_path):
+    (tmp_path / "log.tsv").write_text("click\tquery\tprice\n1\tnew\t1,5\n0\tother\t2,5\n")
+    done, _ = predict(trained, tmp_path / "log.tsv")
+    assert "warning: no value of query occurred in the training data" in done.stdout
+    model = dlrm.load(trained / "run")
+    with pytest.warns(UserWarning, match="no value of query occurred"):
+        model.predict([{"query": "new", "price": 1.5}])
+
+
+def test_a_delimiter_that_is_never_seen_is_named(trained):
+    done, scores = predict(trained, trained / "log.tsv", "--delimiter=;")
+    assert (done.returncode, scores) == (1, None)
+    assert "the delimiter ';' is not in its first line; try --delimiter $'\\t'" in done.stderr
