@@ -94,10 +94,9 @@ def test_mistakes_end_in_one_line(tmp_path):
     assert (tmp_path / "schema.yaml").read_text() == "mine"
 
 
-@pytest.mark.parametrize("quote", ["", '"'])
 @pytest.mark.parametrize(
-    ("delimiter", "shown"),
-    [(";", "';'"), ("|", "'|'"), ("\t", "$'\\t'")],
+    ("delimiter", "shown", "quote"),
+    [(";", "';'", '"'), ("|", "'|'", ""), ("\t", "$'\\t'", '"')],
     ids=["semicolon", "bar", "tab"],
 )
 def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):

@@ -63,7 +63,7 @@ def tables(draw):
     return pa.table(columns)
 
 
-@hypothesis.settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@hypothesis.settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @hypothesis.given(tables())
 def test_what_is_drafted_prepares(table):
     try:
