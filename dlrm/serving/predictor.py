@@ -475,7 +475,9 @@ def _value(value: Any) -> Any:
     """Returns a value of a table: lists of values as such, and no text as a missing value."""
     if isinstance(value, Mapping | Set):
         raise ValueError(f"rows: expected values, or lists of them, got {value!r}")
-    if isinstance(value, tuple) or (isinstance(value, np.ndarray) and value.ndim):
+    if isinstance(value, np.ndarray) and not value.ndim:
+        value = value[()]
+    if isinstance(value, tuple | np.ndarray):
         return list(value)
     return None if isinstance(value, str | bytes) and not value else value
 

@@ -10,6 +10,7 @@ from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts, stripped
 from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, number_parser
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.values import (
+    MOST_EXACT,
     SPELLINGS,
     TEXT,
     KnownTexts,
@@ -91,7 +92,7 @@ class FieldKeys:
         """Returns texts in the form in which they are known."""
         if self._spelled:
             column = replaced(column, np.flatnonzero(~absent), self._spelled)
-        if self.plain:
+        if self.plain or self.field.type == "integer":
             return column
         column = canonical(column)
         return column if self._known is None else self._known.match(column, ~absent, kind)
@@ -117,6 +118,16 @@ class FieldKeys:
                 problems[place] = f"expected an integer of 64 bits with sign, got {values[place]}"
         keys = np.ascontiguousarray(values.astype(np.int64)).view(np.uint64)
         return Parsed(keys, np.isin(keys, self._missing_integers))
+
+    def check_floats(self, greatest: float) -> None:
+        """Raises ValueError if floats, up to a greatest one, need not be the integers they mean."""
+        if self.field.type == "integer" and greatest >= MOST_EXACT and not self.plain:
+            raise ValueError(
+                f"column {self.field.column!r}: expected integers, got the float {greatest!r}, "
+                "which need not be exact: above 2^53 read the column as integers or text"
+            )
+        if self._known is not None:
+            self._known.check_floats(greatest)
 
     def are_missing(self, column: TextColumn) -> np.ndarray:
         """Returns a mask of texts, without surrounding blanks, that mean "missing"."""
