@@ -1,12 +1,10 @@
 """Writes a table by every route that users have, and reads it as a fitted transform does.
 
-A table is a mapping from names to lists of Python values, with None for a missing one. Files are
-written by csv, json, pyarrow, pandas and Polars alone.
+A table is a mapping from names to columns: lists of Python values, with None for missing ones, or
+arrays of numpy. Files are written by csv, json, pyarrow, pandas and Polars alone.
 """
 
 import csv
-import datetime as dt
-import io
 import json
 from pathlib import Path
 
@@ -18,10 +16,10 @@ import pyarrow.parquet as pq
 import torch
 from tables_testing import prepare
 
+import dlrm
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.text import Cells, batches_of
-from dlrm.data.transform.schema import Schema
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.reader import RAW
 from dlrm.serving.rows import RowTransform, text_of_tensors
@@ -29,22 +27,17 @@ from dlrm.serving.tables import read_inputs, scoring_reader
 
 
 def as_pandas(table):
-    """Returns a DataFrame as users make it, of types that pandas chooses."""
     return pandas.DataFrame(table)
 
 
 def as_nullable(table):
-    """Returns a DataFrame of pandas' nullable types."""
-    return pandas.DataFrame({n: _object(v) for n, v in table.items()}).convert_dtypes()
+    """Returns a DataFrame of the types of pandas that have missing values."""
+    return as_objects(table).convert_dtypes()
 
 
 def as_objects(table):
     """Returns a DataFrame of Python objects."""
-    return pandas.DataFrame({name: _object(values) for name, values in table.items()})
-
-
-def _object(values):
-    return pandas.Series(values, dtype=object)
+    return pandas.DataFrame({n: pandas.Series(v, dtype=object) for n, v in table.items()})
 
 
 def as_polars(table):
@@ -52,31 +45,49 @@ def as_polars(table):
 
 
 def as_arrow(table):
-    return pa.table({name: _array(values) for name, values in table.items()})
-
-
-def _array(values):
-    wide = any(isinstance(value, int) and value >= 1 << 63 for value in values)
-    return pa.array(values, pa.uint64() if wide else None)
+    return pa.table({name: pa.array(values) for name, values in table.items()})
 
 
 def as_dictionaries(table):
-    """Returns an Arrow table whose text is in dictionaries."""
-    arrays = {name: _array(values) for name, values in table.items()}
-    return pa.table(
-        {n: a.dictionary_encode() if a.type == pa.string() else a for n, a in arrays.items()}
-    )
+    """Returns an Arrow table whose texts are indices into dictionaries."""
+    arrays = [pa.array(values) for values in table.values()]
+    arrays = [one.dictionary_encode() if one.type == pa.string() else one for one in arrays]
+    return pa.table(dict(zip(table, arrays, strict=True)))
 
 
-def _text(value):
-    return "" if value is None else "|".join(map(str, value)) if isinstance(value, list) else value
+def as_slices(table):
+    """Returns an Arrow table of chunks that begin within their buffers."""
+    arrays = {name: pa.array(values) for name, values in table.items()}
+    whole = pa.table({n: pa.concat_arrays([a, a]) for n, a in arrays.items()})
+    rows, half = whole.num_rows // 2, whole.num_rows // 4
+    return pa.concat_tables([whole.slice(rows, half), whole.slice(half, rows - half)])
+
+
+def texts(column):
+    """Returns a column as text of CSV, as the csv module writes it."""
+    return [
+        "" if v is None else "|".join(map(str, v)) if type(v) is list else str(v) for v in column
+    ]
+
+
+def rows_of(table):
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
 
 
 def csv_module(table, path):
     with open(path, "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(table)
-        writer.writerows([map(_text, row) for row in zip(*table.values(), strict=True)])
+        writer.writerows(zip(*map(texts, table.values()), strict=True))
+
+
+def json_module(table, path):
+    with open(path, "w") as file:
+        file.writelines(json.dumps(row, default=_of_json) + "\n" for row in rows_of(table))
+
+
+def _of_json(value):
+    return value.item() if isinstance(value, np.integer) else str(value)
 
 
 def pandas_csv(table, path):
@@ -89,11 +100,6 @@ def nullable_csv(table, path):
 
 def polars_csv(table, path):
     as_polars(table).write_csv(path)
-
-
-def json_module(table, path):
-    rows = [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-    path.write_text("".join(json.dumps(row, default=str) + "\n" for row in rows))
 
 
 def pandas_json(table, path):
@@ -131,6 +137,7 @@ FILES = {
 FRAMES = {
     "arrow": as_arrow,
     "dictionaries": as_dictionaries,
+    "slices": as_slices,
     "pandas": as_pandas,
     "nullable": as_nullable,
     "objects": as_objects,
@@ -138,8 +145,47 @@ FRAMES = {
 }
 
 
+def dicts(table, names):
+    return rows_of(table)
+
+
+def sequences(table, names):
+    return list(zip(*(table[name] for name in names), strict=True))
+
+
+def columns(table, names):
+    return table
+
+
+def arrays(table, names):
+    """Returns columns of numpy, as users make them; lists stay."""
+    nested = {n for n, values in table.items() if any(type(v) is list for v in values)}
+    return {n: v if n in nested else np.array(v) for n, v in table.items()}
+
+
+def scalars(table, names):
+    """Returns rows of numpy's scalars."""
+    there = {
+        name: [v if v is None or type(v) is list else np.array([v])[0] for v in values]
+        for name, values in table.items()
+    }
+    return rows_of(there)
+
+
+def records(table, names):
+    return as_pandas(table).to_dict("records")
+
+
+def lines(table, names):
+    return ["\t".join(row) for row in zip(*(texts(table[name]) for name in names), strict=True)]
+
+
+ROWS = {f.__name__: f for f in (dicts, sequences, columns, arrays, scalars, records, lines)}
+ROUTES = [*FILES, *FRAMES, *ROWS, RAW]
+
+
 class Recorder(Predictor):
-    """A predictor that keeps the inputs of a model instead of scoring them."""
+    """A predictor that keeps the inputs of its model and scores nothing."""
 
     def __init__(self, transform):
         super().__init__(torch.nn.Identity(), transform, Path("model"))
@@ -150,102 +196,73 @@ class Recorder(Predictor):
         return np.zeros(len(inputs.numerical), np.float32)
 
 
-def of_file(transform, path):
-    """Returns the inputs of a file, as `predict --input` reads it."""
-    (file,), table = find_tables([path]), transform.table
-    reader = scoring_reader(table, labelled=False)
-    cells = Cells.of(table.schema)
-    text = TextFormat().over(table.schema.format)
-    parts = batches_of(file, text, reader.columns, cells)
-    return [read_inputs(table, reader, batch)[0] for batch, _ in parts]
+def fitted(schema, table, route, folder):
+    """Returns the transform of a table that a route brings to preprocessing."""
+    output = folder / f"dataset of {route}"
+    if route in FILES:
+        write, suffix = FILES[route]
+        write(table, path := folder / f"{route}{suffix}")
+        prepare(schema, [path], output)
+    else:
+        options = {"test_fraction": 0.0, "cores": 1}
+        dlrm.Dataset.from_arrow(FRAMES[route](table), schema, output, **options)
+    return RowTransform.load(output)
+
+
+def written(table, folder, routes=tuple(ROUTES)):
+    """Writes the files of routes; returns route -> path."""
+    paths = {}
+    for route in FILES.keys() & set(routes):
+        write, suffix = FILES[route]
+        write(table, path := folder / f"{route}{suffix}")
+        paths[route] = path
+    return paths
+
+
+def inputs_of(transform, table, route, paths):
+    """Returns the inputs of a model, in parts, from a table that a route brings to scoring."""
+    if route in FILES:
+        return of_file(transform, paths[route])
+    if route == RAW:
+        return [of_request(transform, lines(table, transform.names))]
+    rows = FRAMES[route](table) if route in FRAMES else ROWS[route](table, transform.names)
+    return of_rows(transform, rows)
 
 
 def of_rows(transform, rows):
     """Returns the inputs of anything that `predict` takes."""
-    predictor = Recorder(transform)
-    predictor.predict(rows)
-    return predictor.inputs
+    recorder = Recorder(transform)
+    recorder.predict(rows)
+    return recorder.inputs
 
 
-def dicts(table, names):
-    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+def of_file(transform, path):
+    """Returns the inputs of a file, as `predict --input` reads it."""
+    (file,), table = find_tables([path]), transform.table
+    reader = scoring_reader(table, labelled=False)
+    text = TextFormat().over(table.schema.format)
+    batches = batches_of(file, text, reader.columns, Cells.of(table.schema))
+    return [read_inputs(table, reader, batch)[0] for batch, _ in batches]
 
 
-def sequences(table, names):
-    return [list(row) for row in zip(*(table[name] for name in names), strict=True)]
+def of_request(transform, lines):
+    """Returns the inputs of lines of text, as the server reads them."""
+    encoded = [line.encode() for line in lines]
+    width = max(map(len, encoded), default=0)
+    tensor = np.frombuffer(b"".join(line.ljust(width, b"\0") for line in encoded), np.uint8)
+    return transform(text_of_tensors([tensor.reshape(-1, width)], len(transform.names)))
 
 
-def columns(table, names):
-    return dict(table)
+def ids_of(transform, parts, name):
+    """Returns a field's id in each row, or the ids of its list."""
+    table, found = transform.categorical_names.index(name), []
+    for part in parts:
+        rows = [part.ids_of(row, table).tolist() for row in range(len(part.numerical))]
+        found += rows if table in transform.longest else [ids for (ids,) in rows]
+    return found
 
 
-def arrays(table, names):
-    """Returns columns of numpy, as users make them; lists stay."""
-    made = {}
-    for name, values in table.items():
-        nested = any(isinstance(value, list) for value in values)
-        made[name] = values if nested else np.array(values)
-    return made
-
-
-def scalars(table, names):
-    """Returns rows of numpy's scalars, as `frame.to_dict("records")` and rows of arrays have."""
-    made = {
-        name: [v if v is None or isinstance(v, list) else np.array([v])[0] for v in values]
-        for name, values in table.items()
-    }
-    return dicts(made, names)
-
-
-def records(table, names):
-    return as_pandas(table).to_dict("records")
-
-
-def lines(table, names):
-    rows = zip(*(table[name] for name in names), strict=True)
-    return ["\t".join(str(_text(value)) for value in row) for row in rows]
-
-
-ROWS = {f.__name__: f for f in (dicts, sequences, columns, arrays, scalars, records, lines)}
-
-
-def of_requests(transform, table):
-    """Returns the inputs of rows of text as the server reads them."""
-    texts = [line.encode() for line in lines(table, transform.names)]
-    width = max(map(len, texts), default=0)
-    padded = b"".join(text.ljust(width, b"\0") for text in texts)
-    tensor = np.frombuffer(padded, np.uint8).reshape(len(texts), width)
-    return [transform(text_of_tensors([tensor], len(transform.names)))]
-
-
-def fitted(schema, table, route, folder):
-    """Returns the transform of a table that a route brings to preprocessing, and its file."""
-    import dlrm
-
-    output = folder / "dataset"
-    if route in FILES:
-        write, suffix = FILES[route]
-        write(table, path := folder / f"table{suffix}")
-        prepare(schema, [path], output)
-    else:
-        dlrm.Dataset.from_arrow(
-            FRAMES[route](table), schema, output, test_fraction=0.0, cores=1
-        )
-    return RowTransform.load(output)
-
-
-def read(transform, table, route, folder):
-    """Returns the numbers and ids of a table by a route."""
-    names = transform.names
-    if route in FILES:
-        write, suffix = FILES[route]
-        write(table, path := folder / f"scored{suffix}")
-        parts = of_file(transform, path)
-    elif route in FRAMES:
-        parts = of_rows(transform, FRAMES[route](table))
-    elif route in ROWS:
-        parts = of_rows(transform, ROWS[route](table, names))
-    else:
-        assert route == RAW
-        parts = of_requests(transform, table)
-    return parts
+def numbers_of(transform, parts, name):
+    """Returns a field's number in each row."""
+    place = transform.numerical_names.index(name)
+    return [number for part in parts for number in part.numerical[:, place].tolist()]
