@@ -19,7 +19,7 @@ _MAGIC = {
     "xz": (b"\xfd7zXZ\0",),
     "zstd": (b"\x28\xb5\x2f\xfd",),
 }
-_UTF_8_BOM, _UTF_16_BOMS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+UTF_8_BOM, _UTF_16_BOMS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 
 def unpacked_name(name: str) -> str:
@@ -140,8 +140,9 @@ def _decoded(
     if encoding is not None:
         text = io.TextIOWrapper(file, encoding, newline="")
         try:
+            yield text.read(block_bytes).removeprefix("\ufeff").encode()
             while block := text.read(block_bytes):
-                yield block.removeprefix("\ufeff").encode()
+                yield block.encode()
         except UnicodeError as error:
             raise ValueError(
                 f"{path}, after line {line()}: expected the encoding {encoding} (--encoding), got "
@@ -154,7 +155,7 @@ def _decoded(
             raise ValueError(
                 f"{path}: expected UTF-8, got the mark of UTF-16; try --encoding utf-16"
             )
-        yield data.removeprefix(_UTF_8_BOM) if first else data
+        yield data.removeprefix(UTF_8_BOM) if first else data
         first = False
 
 
