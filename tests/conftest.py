@@ -5,6 +5,7 @@ import dlrm.environment  # noqa: F401  # first, as in the commands
 # isort: split
 import contextlib
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -54,6 +55,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def root() -> Path:
     """Returns the repository root."""
     return ROOT
+
+
+@pytest.fixture(scope="session")
+def java() -> None:
+    """Skips without a Java that the scripts accept."""
+    script = ROOT / "preproc" / "check_java.sh"
+    found = subprocess.run([script], capture_output=True, text=True, check=False)
+    if found.returncode:
+        pytest.skip(found.stderr.removeprefix("error: ").partition(". Install it")[0])
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

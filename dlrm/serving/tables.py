@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.tables.columns import array_of_values
 from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.tables.text import Cells
 from dlrm.data.transform.cells import BadRowError
@@ -72,7 +73,7 @@ def _array_of(table: TableTransform, lists: Cells, name: str, cells: Sequence[An
         return lists.array(name, [_texts_in(cell) for cell in cells])
     if table.kinds is not None:  # of earlier versions, all values were texts
         with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
-            return pa.array(list(cells), from_pandas=True)
+            return array_of_values(cells)
     if in_lists:
         return lists.array(name, [_texts_in(cell) for cell in cells])
     return pa.array([_text_of(cell) or None for cell in cells], pa.string())

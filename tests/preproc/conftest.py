@@ -1,20 +1,6 @@
 import os
-import subprocess
-from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture(scope="session")
-def java():
-    """Skips without a Java that the scripts accept."""
-    found = subprocess.run(
-        [ROOT / "preproc" / "check_java.sh"], capture_output=True, text=True, check=False
-    )
-    if found.returncode:
-        pytest.skip(found.stderr.removeprefix("error: ").partition(". Install it")[0])
 
 
 @pytest.fixture(scope="session")

@@ -24,6 +24,7 @@ from dlrm.data.sources.csv_cells import MOST_LISTED
 from dlrm.data.sources.text_files import (
     BROKEN,
     LONGEST_LINE,
+    UTF_8_BOM,
     not_utf_8,
     open_text,
     read_blocks,
@@ -187,6 +188,8 @@ class _Rows:
         """Returns the lines of rows if each is one line, without anything to decide; else None."""
         if self._escape is not None and self._escape.encode() in block:
             return None
+        if block.startswith(UTF_8_BOM):  # of a file appended to another; pyarrow would drop it
+            return None
         if b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
             return None
         try:
@@ -260,7 +263,7 @@ class _Rows:
         ends: list[int] = []
         records: list[list[str]] = []
         before = self._line
-        while self._left and (most is None or len(records) < most):
+        while (self._left or (most and self._next_lines())) and len(records) != most:
             first = before + reader.line_num + 1
             try:
                 record = next(reader)
@@ -292,6 +295,11 @@ class _Rows:
         options: dict[str, Any] = {"delimiter": self._delimiter, "quotechar": self._quote or '"'}
         options["quoting"] = csv.QUOTE_MINIMAL if self._quote else csv.QUOTE_NONE
         return csv.reader(self._fed(), skipinitialspace=True, strict=True, **options)
+
+    def _next_lines(self) -> bool:
+        """Takes the lines of the next block; returns whether there is one."""
+        self._left = self._lines_of(next(self._blocks, b""))
+        return bool(self._left)
 
     def _fed(self) -> Iterator[str]:
         """Yields the lines of the block, and of further ones for a row that does not end in it."""

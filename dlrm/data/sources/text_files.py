@@ -20,7 +20,7 @@ _MAGIC = {
     "xz": (b"\xfd7zXZ\0",),
     "zstd": (b"\x28\xb5\x2f\xfd",),
 }
-_UTF_8_BOM, _UTF_16_BOMS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
+UTF_8_BOM, _UTF_16_BOMS = b"\xef\xbb\xbf", (b"\xff\xfe", b"\xfe\xff")
 
 
 def unpacked_name(name: str) -> str:
@@ -172,9 +172,9 @@ def _without_mark(path: Path, data: bytes, encoding: str | None) -> bytes:
     Raises:
         ValueError: it has the mark of another encoding.
     """
-    if data.startswith(_UTF_8_BOM) and encoding is None:
-        return data.removeprefix(_UTF_8_BOM)
-    marks = {"utf-8": (_UTF_8_BOM,), "utf-16": _UTF_16_BOMS}
+    if data.startswith(UTF_8_BOM) and encoding is None:
+        return data.removeprefix(UTF_8_BOM)
+    marks = {"utf-8": (UTF_8_BOM,), "utf-16": _UTF_16_BOMS}
     own = (encoding or "utf-8").lower().replace("_", "-")
     for name, starts in marks.items():
         if data.startswith(starts) and not own.startswith((name, name.replace("-", ""), "utf-32")):

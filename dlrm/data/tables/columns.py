@@ -10,7 +10,15 @@ import pyarrow.compute as pc
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.transform.lists import in_list, row_of
 from dlrm.data.transform.schema import TIME_UNITS
-from dlrm.data.transform.values import BOOLEAN, DURATION, NUMBER, TEXT, TIME, seconds_text
+from dlrm.data.transform.values import (
+    BOOLEAN,
+    DURATION,
+    NUMBER,
+    TEXT,
+    TIME,
+    number_text,
+    seconds_text,
+)
 
 NUMBERS_OF_JSON = {b"kind": b"number"}  # metadata of a column of text that was numbers
 _LONGEST_SHOWN = 64  # characters of a value in a message
@@ -80,7 +88,38 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
         raise ValueError(f"no column {name!r}; the columns are {names}")
     array = batch.column(places[0])
     if isinstance(array, pa.ExtensionArray):
-        array = array.storage
+        is_uuid = array.type.extension_name == "arrow.uuid"
+        array = _uuid_texts(array) if is_uuid else array.storage
+    return array
+
+
+def _uuid_texts(array: pa.Array) -> pa.Array:
+    return pa.array([None if one is None else str(one) for one in array.to_pylist()], pa.string())
+
+
+def array_of_values(values: Sequence[Any]) -> pa.Array:
+    """Returns Python values, of which None, NaN and NaT are missing, as an array of their type.
+
+    Raises:
+        pyarrow.ArrowException, TypeError, ValueError, OverflowError: they are of several types.
+    """
+    try:
+        array = pa.array(values, from_pandas=True)
+    except OverflowError:
+        array = pa.array(values, pa.uint64(), from_pandas=True)
+    kind = array.type
+    if pa.types.is_temporal(kind):
+        # Arrow takes the first value's type for all, cutting times off and zones.
+        there = [
+            one for one, known in zip(values, array.is_valid().to_pylist(), strict=True) if known
+        ]
+        kinds = {(hasattr(one, "hour"), getattr(one, "tzinfo", None) is None) for one in there}
+        if len(kinds) > 1:
+            raise ValueError("dates and times, or times with a zone and without one")
+        if any(getattr(one, "nanosecond", 0) or getattr(one, "nanoseconds", 0) for one in there):
+            if pa.types.is_duration(kind):
+                return pa.array(values, pa.duration("ns"), from_pandas=True)
+            return pa.array(values, pa.timestamp("ns", kind.tz), from_pandas=True)
     return array
 
 
@@ -189,6 +228,11 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
             f"column {name!r}: expected values such as text, numbers or times, got the type "
             f"{kind}; convert it to a number of seconds"
         )
+    if pa.types.is_float32(kind):  # the shortest text, as in CSV: 0.1, which float64 says longer
+        narrow = array.to_numpy(zero_copy_only=False)
+        return pa.array([str(one) for one in narrow], pa.large_string())
+    if pa.types.is_decimal(kind):
+        return pa.array([number_text(one) for one in as_text(array).to_pylist()], pa.large_string())
     return as_text(array)
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dlrm.data.tables.columns import array_of_values
 from dlrm.data.tables.lists import is_list, large_lists
 from dlrm.files import staged_file
 
@@ -98,7 +99,10 @@ def _places(
 
 def _of_pandas(series: Any, column: str, name: str) -> pa.ChunkedArray:
     try:
-        array = pa.array(series, from_pandas=True)
+        if series.dtype == object:
+            array = array_of_values(series.tolist())
+        else:
+            array = pa.array(series, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
             f"{name}: column {column!r}: expected values of one type ({_first_line(error)}); "

@@ -229,6 +229,8 @@ class RowReader:
                 values = distinct.to_numpy(zero_copy_only=False)
                 keys, missing = of_texts.of_integers(values, problems)
             else:
+                if pa.types.is_floating(distinct.type):
+                    of_texts.check_floats(_greatest(distinct))
                 column = text_column(_texts(of_texts, distinct))
                 if not of_texts.plain and numbers_of_json(batch, name):
                     column, kind = replaced(column, np.arange(len(raw)), number_text), NUMBER
@@ -293,6 +295,12 @@ def _texts(of_texts: FieldKeys, distinct: pa.Array) -> pa.Array:
     if of_texts.plain:
         return as_text(distinct)
     return canonical_texts(of_texts.field.column, distinct)
+
+
+def _greatest(floats: pa.Array) -> float:
+    """Returns the greatest absolute value of finite floats."""
+    values = np.abs(floats.to_numpy(zero_copy_only=False).astype(np.float64))
+    return float(values[np.isfinite(values)].max(initial=0.0))
 
 
 def _bad_weight(weights: Parsed, row: int, most: str) -> str:

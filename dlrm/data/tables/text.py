@@ -3,6 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +202,8 @@ def _with_field(
     array = cells.array(name, column, text if kind == CSV else None)
     numbers = False
     if kind == JSON_LINES:
-        numbers = all(isinstance(cell, Number) for cell in column if cell is not None)
+        flat = chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in column)
+        numbers = all(isinstance(cell, Number) for cell in flat if cell is not None)
     return pa.field(name, array.type, metadata=NUMBERS_OF_JSON if numbers else None), array
 
 

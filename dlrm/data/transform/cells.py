@@ -10,6 +10,7 @@ from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts, stripped
 from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, number_parser
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.values import (
+    MOST_EXACT,
     SPELLINGS,
     TEXT,
     KnownTexts,
@@ -98,7 +99,7 @@ class FieldKeys:
         """Returns texts in the form in which they are known."""
         if self._spelled:
             column = replaced(column, np.flatnonzero(~absent), self._spelled)
-        if self.plain:
+        if self.plain or self.field.type == "integer":
             return column
         column = canonical(column)
         return column if self._known is None else self._known.match(column, ~absent, kind)
@@ -144,6 +145,16 @@ class FieldKeys:
     def _are_marked(self, hashes: np.ndarray) -> np.ndarray:
         """Returns a mask of hashes of texts that mean "missing"."""
         return np.isin(hashes, self.missing) if len(self.missing) else np.zeros(len(hashes), bool)
+
+    def check_floats(self, greatest: float) -> None:
+        """Raises ValueError if floats, up to a greatest one, need not be the integers they mean."""
+        if self.field.type == "integer" and greatest >= MOST_EXACT and not self.plain:
+            raise ValueError(
+                f"column {self.field.column!r}: expected integers, got the float {greatest!r}, "
+                "which need not be exact: above 2^53 read the column as integers or text"
+            )
+        if self._known is not None:
+            self._known.check_floats(greatest)
 
 
 def _missing_integers(missing_values: Collection[str]) -> np.ndarray:

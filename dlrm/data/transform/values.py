@@ -6,8 +6,10 @@ but each writes them in its own way: true and True, 12 and 12.0, 2026-11-20 and 
 number 1, with the texts that a field had in training, such as true.
 """
 
+import math
 import re
 from collections.abc import Callable, Mapping
+from decimal import Decimal
 from functools import cached_property
 
 import numpy as np
@@ -25,13 +27,18 @@ _TIME = re.compile(
     re.ASCII,
 )
 _TIME_OF_DAY = re.compile(r"(\d\d:\d\d:\d\d)\.(\d+)", re.ASCII)
+_CLOCK = re.compile(r"(-?)(\d\d?):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
+_ANY_TIME = re.compile(r"(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d)[^Z]*(Z?)", re.ASCII)
 _DAYS = re.compile(r"([+-]?)(\d+) days?,? ([+-]?)(\d\d?):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
 _PERIOD = re.compile(
-    r"(-?)P(?:(\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,9}))?S)?)?", re.ASCII
+    r"(-?)P(?:(-?\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,9}))?S)?)?", re.ASCII
 )
 _DURATION = re.compile(r"-?\d+(\.\d+)?s", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+)(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 _FEW = 16  # texts of a column that are compared one by one, without a search for candidates
+_EXPONENT = re.compile(r"-?\d+(\.\d+[eE][+-]?|[eE][+-])\d+", re.ASCII)
+_MOST_WHOLE = 1 << 64  # whole numbers below it are written without an exponent
+MOST_EXACT = 1 << 53  # beyond it float64 has not every whole number
 _MOST_SEEN = 1000  # texts of a dictionary whose kinds are compared
 _MOST_WRITTEN = 1 << 20  # texts of a dictionary that are compared as numbers
 
@@ -41,6 +48,9 @@ def canonical_text(text: str) -> str:
 
     * `True`, `TRUE`, `False` and `FALSE` are written in lower case.
     * A whole number has no fraction of zeros: 12 for 12.0, but 1.10 and 007 stay as they are.
+    * A number with an exponent that has a sign, or a fraction before it, is written as Python does,
+      and in digits if it is whole and below 2^64: 12345678 for 1.2345678E7, 1e-07 for 1e-7. Other
+      texts, such as 12e5, may be codes, and stay as they are.
     * A date with a time, in ISO 8601, is `2026-11-20 08:00:00`, with a fraction of seconds that
       does not end in 0; midnight is the date alone. With a zone it is in UTC, and ends in Z.
     * A time of day has a fraction of seconds only if it is not 0.
@@ -57,6 +67,8 @@ def canonical_text(text: str) -> str:
         return text
     if (whole := _WHOLE.fullmatch(text)) is not None:
         return "0" if whole[1] == "-0" else whole[1]
+    if _EXPONENT.fullmatch(text) is not None:
+        return number_text(text)
     if (time := _TIME.fullmatch(text)) is not None:
         return _canonical_time(text, *time.groups())
     if (clock := _TIME_OF_DAY.fullmatch(text)) is not None:
@@ -68,7 +80,7 @@ def canonical_text(text: str) -> str:
         total = int(f"{sign}{count}") * 86_400 * 10**9
         return seconds_text(total - part if of_clock == "-" else total + part)
     if len(text) > 2 and (period := _PERIOD.fullmatch(text)) is not None:
-        nanoseconds = _nanoseconds(*(part or "0" for part in period.groups()[1:]))
+        nanoseconds = _nanoseconds(*(part or "0" for part in period.groups()[1:]))  # P-1DT2H: -22 h
         return seconds_text(-nanoseconds if period[1] else nanoseconds)
     return text
 
@@ -130,9 +142,14 @@ def _candidates(column: TextColumn) -> np.ndarray:
         (first == ord("-")) & (data[np.minimum(starts + 1, last)] == ord("P"))
     )
     durations |= _has(column, ord("y")) & _has(column, ord(":"))
-    return np.flatnonzero(words | zeros | times | durations)
+    numbers = (lengths > 3) & (lengths <= _LONGEST_NUMBER) & _DIGIT[end]
+    numbers &= _DIGIT[first] | (first == ord("-"))
+    numbers &= _has(column, ord("e")) | _has(column, ord("E"))
+    return np.flatnonzero(words | zeros | times | durations | numbers)
 
 
+_LONGEST_NUMBER = 25  # characters of a number with an exponent
+_DIGIT = np.isin(np.arange(256), np.frombuffer(b"0123456789", np.uint8))
 _T, _F = (np.frombuffer(letters, np.uint8) for letters in (b"Tt", b"Ff"))
 
 
@@ -173,14 +190,31 @@ def number_text(text: str) -> str:
         return text
     if number[3]:
         value = float(text)
-        return str(int(value)) if value.is_integer() and abs(value) < 1 << 53 else repr(value)
+        if math.isinf(value):
+            return text
+        whole = value.is_integer() and abs(value) < _MOST_WHOLE
+        return str(int(value)) if whole else repr(value)
     sign = "-" if text[0] == "-" else ""
-    whole, fraction = number[1].lstrip("0") or "0", (number[2] or "").rstrip("0").rstrip(".")
-    return f"{sign * (f'{whole}{fraction}' != '0')}{whole}{fraction}"
+    digits, fraction = number[1].lstrip("0") or "0", (number[2] or "").rstrip("0").rstrip(".")
+    plain = f"{sign * (f'{digits}{fraction}' != '0')}{digits}{fraction}"
+    if digits == "0" and fraction.startswith(".0000"):  # which Python writes with an exponent
+        short = repr(float(plain))
+        return short if Decimal(short) == Decimal(plain) else plain
+    return plain
 
 
-def _is_time(text: str) -> bool:
-    return _TIME.fullmatch(text) is not None or re.match(r"\d\d:\d\d:\d\d", text) is not None
+def _zone_of(text: str) -> str | None:
+    """Returns "Z" for a time with a zone, "" for one without, and None for other texts."""
+    time = _ANY_TIME.fullmatch(text)
+    return None if time is None else time[1]
+
+
+def clock_text(text: str) -> str:
+    """Returns a duration below a day in hours, minutes and seconds as its canonical text."""
+    if (clock := _CLOCK.fullmatch(text)) is None:
+        return text
+    nanoseconds = _nanoseconds("0", *clock.groups()[1:])
+    return seconds_text(-nanoseconds if clock[1] else nanoseconds)
 
 
 class KnownTexts:
@@ -214,11 +248,22 @@ class KnownTexts:
             kind = TEXT if kind in (BOOLEAN, NUMBER) else kind
         if kind != TEXT:
             self._check(kind, column.text(int(rows[0])))
+        if self._durations is not None:
+            return replaced(column, rows, self._duration)
         if self._typed:
             return column if kind == NUMBER else replaced(column, rows, self._number)
-        if kind == NUMBER and len(pointed := rows[_has(column, _POINT)[rows]]):
-            return replaced(column, pointed, self._written)
+        if kind == NUMBER and self._written:
+            return replaced(column, rows, self._written_number)
         return column
+
+    def check_floats(self, greatest: float) -> None:
+        """Raises ValueError if floats, up to a greatest one, cannot have the field's integers."""
+        if greatest >= MOST_EXACT and self._inexact is not None:
+            raise ValueError(
+                f"column {self.column!r}: expected integers such as {self._inexact}, as in the "
+                f"training data, got the float {greatest!r}, which need not be exact: above 2^53 "
+                "read the column as integers or text"
+            )
 
     @staticmethod
     def _number(text: str) -> str:
@@ -239,35 +284,70 @@ class KnownTexts:
         most = min(len(self._dictionary), _MOST_SEEN)
         return [str(self._dictionary.value(id)) for id in range(1, most + 1)]
 
+    def _texts_where(self, chosen: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[str]:
+        """Returns the texts that a function of the first bytes and lengths selects."""
+        dictionary = self._dictionary
+        if dictionary.texts is None or dictionary.ends is None or not len(dictionary):
+            return []
+        starts = np.concatenate([[0], dictionary.ends[:-1]])
+        lengths = dictionary.ends - starts
+        first = dictionary.texts[np.minimum(starts, max(len(dictionary.texts) - 1, 0))]
+        places = np.flatnonzero(chosen(first, lengths)) if len(dictionary.texts) else []
+        return [str(dictionary.value(place + 1)) for place in places]
+
     @cached_property
     def _padded(self) -> str | None:
         """Returns the first text of digits that begin with 0, as those of codes do."""
-        dictionary = self._dictionary
-        if dictionary.texts is None or dictionary.ends is None or not len(dictionary):
-            return None
-        starts = np.concatenate([[0], dictionary.ends[:-1]])
-        long = np.flatnonzero(dictionary.ends - starts > 1)
-        for place in long[dictionary.texts[starts[long]] == ord("0")].tolist():
-            if (text := str(dictionary.value(place + 1))).isdecimal():
-                return text
-        return None
+        texts = self._texts_where(lambda first, lengths: (first == ord("0")) & (lengths > 1))
+        return next(filter(str.isdecimal, texts), None)
 
     @cached_property
-    def _written(self) -> dict[str, str]:
-        """Returns the texts of numbers that end in zeros, by those of the same typed numbers."""
-        found: dict[str, list[str]] = {}
-        for id in range(1, min(len(self._dictionary), _MOST_WRITTEN) + 1):
-            text = str(self._dictionary.value(id))
+    def _inexact(self) -> str | None:
+        """Returns the first text of an integer that float64 does not have."""
+        texts = self._texts_where(lambda first, lengths: (lengths > 15) & (lengths < 21))
+        integers = filter(re.compile(r"-?\d+", re.ASCII).fullmatch, texts)
+        return next((text for text in integers if int(float(text)) != int(text)), None)
+
+    @cached_property
+    def _written(self) -> dict[str, list[str]]:
+        """Returns the texts of numbers, by those of the same typed numbers, where they differ."""
+        dictionary, found = self._dictionary, dict[str, list[str]]()
+        if dictionary.texts is None or not np.isin(dictionary.texts, _MARKS).any():
+            return {}
+        for id in range(1, min(len(dictionary), _MOST_WRITTEN) + 1):
+            text = str(dictionary.value(id))
             found.setdefault(number_text(text), []).append(text)
-        return {plain: texts[0] for plain, texts in found.items() if texts not in ([plain],)}
+        return {plain: texts for plain, texts in found.items() if texts != [plain]}
+
+    def _written_number(self, text: str) -> str:
+        first, *others = self._written.get(text, [text])
+        if others:
+            raise ValueError(
+                f"column {self.column!r}: {first!r} and {others[0]!r} differ in the training data, "
+                f"and the number {text} may be either: read the column as text"
+            )
+        return first
+
+    @cached_property
+    def _durations(self) -> dict[str, str] | None:
+        """Returns the texts of durations by canonical ones; None if the field had no durations."""
+        if not any(map(_DURATION.fullmatch, self._seen)):
+            return None
+        clocks = [text for text in self._seen if clock_text(text) != text]
+        return {clock_text(text): text for text in clocks}
+
+    def _duration(self, text: str) -> str:
+        text = clock_text(text)
+        assert self._durations is not None
+        return self._durations.get(text, text)
 
     def _check(self, kind: str, got: str) -> None:
         """Raises ValueError if the field never had values of a kind."""
         seen = self._seen
-        tests: dict[str, Callable[[str], object]] = {
+        tests: dict[str, Callable[[str], object]] = {  # of a text
             NUMBER: _NUMBER.fullmatch,
             BOOLEAN: {"true", "false", "0", "1"}.__contains__,
-            TIME: _is_time,
+            TIME: lambda text: _zone_of(text) == _zone_of(got),
             DURATION: _DURATION.fullmatch,
         }
         padded = self._padded if kind == NUMBER and not self._typed else None
@@ -284,6 +364,7 @@ class KnownTexts:
 
 
 _POINT = ord(".")
+_MARKS = np.frombuffer(b".eE+", np.uint8)  # numbers without these have one text
 
 
 def _has(column: TextColumn, character: int) -> np.ndarray:

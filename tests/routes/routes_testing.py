@@ -1,0 +1,268 @@
+"""Writes a table by every route that users have, and reads it as a fitted transform does.
+
+A table is a mapping from names to columns: lists of Python values, with None for missing ones, or
+arrays of numpy. Files are written by csv, json, pyarrow, pandas and Polars alone.
+"""
+
+import csv
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas
+import polars
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+from tables_testing import prepare
+
+import dlrm
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.text import Cells, batches_of
+from dlrm.serving.predictor import Predictor
+from dlrm.serving.reader import RAW
+from dlrm.serving.rows import RowTransform, text_of_tensors
+from dlrm.serving.tables import read_inputs, scoring_reader
+
+
+def as_pandas(table):
+    return pandas.DataFrame(table)
+
+
+def as_nullable(table):
+    """Returns a DataFrame of the types of pandas that have missing values."""
+    return as_objects(table).convert_dtypes()
+
+
+def as_objects(table):
+    """Returns a DataFrame of Python objects."""
+    return pandas.DataFrame({n: pandas.Series(v, dtype=object) for n, v in table.items()})
+
+
+def as_polars(table):
+    return polars.DataFrame(table, infer_schema_length=None)
+
+
+def as_arrow(table):
+    return pa.table({name: pa.array(values) for name, values in table.items()})
+
+
+def as_dictionaries(table):
+    """Returns an Arrow table whose texts are indices into dictionaries."""
+    arrays = [pa.array(values) for values in table.values()]
+    arrays = [one.dictionary_encode() if one.type == pa.string() else one for one in arrays]
+    return pa.table(dict(zip(table, arrays, strict=True)))
+
+
+def as_slices(table):
+    """Returns an Arrow table of chunks that begin within their buffers."""
+    arrays = {name: pa.array(values) for name, values in table.items()}
+    whole = pa.table({n: pa.concat_arrays([a, a]) for n, a in arrays.items()})
+    rows, half = whole.num_rows // 2, whole.num_rows // 4
+    return pa.concat_tables([whole.slice(rows, half), whole.slice(half, rows - half)])
+
+
+def texts(column):
+    """Returns a column as text of CSV, as the csv module writes it."""
+    return [
+        "" if v is None else "|".join(map(str, v)) if type(v) is list else str(v) for v in column
+    ]
+
+
+def rows_of(table):
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+
+def csv_module(table, path):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(table)
+        writer.writerows(zip(*map(texts, table.values()), strict=True))
+
+
+def json_module(table, path):
+    with open(path, "w") as file:
+        file.writelines(json.dumps(row, default=_of_json) + "\n" for row in rows_of(table))
+
+
+def _of_json(value):
+    return value.item() if isinstance(value, np.integer) else str(value)
+
+
+def pandas_csv(table, path):
+    as_pandas(table).to_csv(path, index=False)
+
+
+def nullable_csv(table, path):
+    as_nullable(table).to_csv(path, index=False)
+
+
+def polars_csv(table, path):
+    as_polars(table).write_csv(path)
+
+
+def pandas_json(table, path):
+    as_pandas(table).to_json(path, orient="records", lines=True, date_format="iso", date_unit="ns")
+
+
+def polars_json(table, path):
+    as_polars(table).write_ndjson(path)
+
+
+def arrow_parquet(table, path):
+    pq.write_table(as_arrow(table), path)
+
+
+def pandas_parquet(table, path):
+    as_pandas(table).to_parquet(path)
+
+
+def polars_parquet(table, path):
+    as_polars(table).write_parquet(path)
+
+
+FILES = {
+    "csv": (csv_module, ".csv"),
+    "pandas csv": (pandas_csv, ".csv"),
+    "nullable csv": (nullable_csv, ".csv"),
+    "polars csv": (polars_csv, ".csv"),
+    "json": (json_module, ".jsonl"),
+    "pandas json": (pandas_json, ".jsonl"),
+    "polars json": (polars_json, ".jsonl"),
+    "parquet": (arrow_parquet, ".parquet"),
+    "pandas parquet": (pandas_parquet, ".parquet"),
+    "polars parquet": (polars_parquet, ".parquet"),
+}
+FRAMES = {
+    "arrow": as_arrow,
+    "dictionaries": as_dictionaries,
+    "slices": as_slices,
+    "pandas": as_pandas,
+    "nullable": as_nullable,
+    "objects": as_objects,
+    "polars": as_polars,
+}
+
+
+def dicts(table, names):
+    return rows_of(table)
+
+
+def sequences(table, names):
+    return list(zip(*(table[name] for name in names), strict=True))
+
+
+def columns(table, names):
+    return table
+
+
+def arrays(table, names):
+    """Returns columns of numpy, as users make them; lists stay."""
+    nested = {n for n, values in table.items() if any(type(v) is list for v in values)}
+    return {n: v if n in nested else np.array(v) for n, v in table.items()}
+
+
+def scalars(table, names):
+    """Returns rows of numpy's scalars."""
+    there = {
+        name: [v if v is None or type(v) is list else np.array([v])[0] for v in values]
+        for name, values in table.items()
+    }
+    return rows_of(there)
+
+
+def records(table, names):
+    return as_pandas(table).to_dict("records")
+
+
+def lines(table, names):
+    return ["\t".join(row) for row in zip(*(texts(table[name]) for name in names), strict=True)]
+
+
+ROWS = {f.__name__: f for f in (dicts, sequences, columns, arrays, scalars, records, lines)}
+ROUTES = [*FILES, *FRAMES, *ROWS, RAW]
+
+
+class Recorder(Predictor):
+    """A predictor that keeps the inputs of its model and scores nothing."""
+
+    def __init__(self, transform):
+        super().__init__(torch.nn.Identity(), transform, Path("model"))
+        self.inputs = []
+
+    def logits_of(self, inputs):
+        self.inputs.append(inputs)
+        return np.zeros(len(inputs.numerical), np.float32)
+
+
+def fitted(schema, table, route, folder):
+    """Returns the transform of a table that a route brings to preprocessing."""
+    output = folder / f"dataset of {route}"
+    if route in FILES:
+        write, suffix = FILES[route]
+        write(table, path := folder / f"{route}{suffix}")
+        prepare(schema, [path], output)
+    else:
+        options = {"test_fraction": 0.0, "cores": 1}
+        dlrm.Dataset.from_arrow(FRAMES[route](table), schema, output, **options)
+    return RowTransform.load(output)
+
+
+def written(table, folder, routes=tuple(ROUTES)):
+    """Writes the files of routes; returns route -> path."""
+    paths = {}
+    for route in FILES.keys() & set(routes):
+        write, suffix = FILES[route]
+        write(table, path := folder / f"{route}{suffix}")
+        paths[route] = path
+    return paths
+
+
+def inputs_of(transform, table, route, paths):
+    """Returns the inputs of a model, in parts, from a table that a route brings to scoring."""
+    if route in FILES:
+        return of_file(transform, paths[route])
+    if route == RAW:
+        return [of_request(transform, lines(table, transform.names))]
+    rows = FRAMES[route](table) if route in FRAMES else ROWS[route](table, transform.names)
+    return of_rows(transform, rows)
+
+
+def of_rows(transform, rows):
+    """Returns the inputs of anything that `predict` takes."""
+    recorder = Recorder(transform)
+    recorder.predict(rows)
+    return recorder.inputs
+
+
+def of_file(transform, path):
+    """Returns the inputs of a file, as `predict --input` reads it."""
+    (file,), table = find_tables([path]), transform.table
+    reader = scoring_reader(table, labelled=False)
+    text = TextFormat().over(table.schema.format)
+    batches = batches_of(file, text, reader.columns, Cells.of(table.schema))
+    return [read_inputs(table, reader, batch)[0] for batch, _ in batches]
+
+
+def of_request(transform, lines):
+    """Returns the inputs of lines of text, as the server reads them."""
+    encoded = [line.encode() for line in lines]
+    width = max(map(len, encoded), default=0)
+    tensor = np.frombuffer(b"".join(line.ljust(width, b"\0") for line in encoded), np.uint8)
+    return transform(text_of_tensors([tensor.reshape(-1, width)], len(transform.names)))
+
+
+def ids_of(transform, parts, name):
+    """Returns a field's id in each row, or the ids of its list."""
+    table, found = transform.categorical_names.index(name), []
+    for part in parts:
+        rows = [part.ids_of(row, table).tolist() for row in range(len(part.numerical))]
+        found += rows if table in transform.longest else [ids for (ids,) in rows]
+    return found
+
+
+def numbers_of(transform, parts, name):
+    """Returns a field's number in each row."""
+    place = transform.numerical_names.index(name)
+    return [number for part in parts for number in part.numerical[:, place].tolist()]
