@@ -122,6 +122,8 @@ TABLES = {
 WHOLE = ("csv", "json", "parquet", "pandas")  # fitted, their models score every route
 FITTING = [(name, route) for name, (_, routes) in TABLES.items() for route in routes]
 FITTING = [(name, route) for name, route in FITTING if route in {**FILES, **FRAMES}]
+SLOW = {"nullable", "objects", "nullable csv", "arrow"}  # the types of others, in other forms
+FITTING = [pytest.param(*one, marks=pytest.mark.slow) if one[1] in SLOW else one for one in FITTING]
 
 
 def key(value):

@@ -134,7 +134,7 @@ def archive_named(path: Path, line: Any) -> Iterator[None]:
 
 def _other_encoding(encoding: str | None) -> str | None:
     """Returns an encoding, or None for UTF-8, of which bad bytes have their lines."""
-    utf_8 = encoding is None or codecs.lookup(encoding).name in ("utf-8", "utf-8-sig", "ascii")
+    utf_8 = encoding is None or codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
     return None if utf_8 else encoding
 
 
@@ -155,15 +155,15 @@ def _decoded(
     path: Path, file: BinaryIO, block_bytes: int, encoding: str | None, line: Any
 ) -> Iterator[bytes]:
     decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
-    data = _without_mark(path, file.read(block_bytes), encoding)
-    while data:
+    first = True
+    while (data := file.read(block_bytes)) or (decoder is not None and not first):
+        data, first, last = _without_mark(path, data, encoding) if first else data, False, not data
         try:
-            yield data if decoder is None else decoder.decode(data).encode()
-            data = file.read(block_bytes)
-            if decoder is not None and not data:
-                yield decoder.decode(b"", final=True).encode()
+            yield data if decoder is None else decoder.decode(data, final=last).encode()
         except UnicodeError as error:
             raise wrong_encoding(path, line(), encoding, error) from None
+        if last:
+            return
 
 
 def _without_mark(path: Path, data: bytes, encoding: str | None) -> bytes:
