@@ -287,12 +287,11 @@ class KnownTexts:
     def _texts_where(self, chosen: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[str]:
         """Returns the texts that a function of the first bytes and lengths selects."""
         dictionary = self._dictionary
-        if dictionary.texts is None or dictionary.ends is None or not len(dictionary):
+        if dictionary.texts is None or dictionary.ends is None or not len(dictionary.texts):
             return []
         starts = np.concatenate([[0], dictionary.ends[:-1]])
-        lengths = dictionary.ends - starts
-        first = dictionary.texts[np.minimum(starts, max(len(dictionary.texts) - 1, 0))]
-        places = np.flatnonzero(chosen(first, lengths)) if len(dictionary.texts) else []
+        first = dictionary.texts[np.minimum(starts, len(dictionary.texts) - 1)]
+        places = np.flatnonzero(chosen(first, dictionary.ends - starts)).tolist()
         return [str(dictionary.value(place + 1)) for place in places]
 
     @cached_property
