@@ -32,7 +32,7 @@ from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import CSV, KINDS, TableFile, find_tables
+from dlrm.data.tables.files import CSV, JSON_LINES, KINDS, TableFile, find_tables
 from dlrm.data.tables.text import Cells, batches_of, columns_of
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.lists import missing_features
@@ -528,8 +528,12 @@ def _take_tables(
                 f"{path}: numbers of {folder} are transformed already, so they are no raw rows; "
                 "score the dataset that it was converted from"
             )
+    seen: set[str] = set()
     for file in find_tables([path], FLAGS.input_format, print):
-        yield from _take_file(table, file, shares, take, schema)
+        yield from _take_file(table, file, shares, take, schema, seen)
+    wanted = scoring_reader(table, labelled=False, schema=schema).columns
+    if seen and (missing := [name for name in wanted if name not in seen]):  # of JSON lines
+        raise ValueError(f"{path}: no column {missing[0]!r} in any row")
 
 
 def _take_file(
@@ -538,16 +542,19 @@ def _take_file(
     shares: Shares,
     take: Callable[[Block], T],
     schema: Schema | None,
+    seen: set[str],
 ) -> Iterator[T]:
+    """Applies `take` to the rows of a file, and adds the names of its columns to `seen`."""
     text, spans, label = _text_format(file, table), Spans(), table.schema.label.column
     names = columns_of(file, text)
     if not names:  # an empty part, such as Spark writes
         return
     labelled = FLAGS.label and label in names
     reader = scoring_reader(table, labelled, schema)
-    _check_columns(file, text, names, reader.columns)
+    if file.kind != JSON_LINES:  # of which a row need not have all keys
+        _check_columns(file, text, names, reader.columns)
     cells = Cells.of(reader.schema)
-    for batch, where in batches_of(file, text, reader.columns, cells, spans):
+    for batch, where in batches_of(file, text, reader.columns, cells, spans, seen):
         try:
             inputs, rows = read_inputs(table, reader, batch)
             columns = rows.numerical, rows.categorical

@@ -89,6 +89,17 @@ def test_folders_of_parts_are_read_whole(trained, tmp_path):
     assert "left out: 1 file (1 .md: README.md)" in done.stdout
 
 
+def test_keys_that_rows_of_json_do_not_have_are_missing_values(trained, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"price": 1.5}\n' * 1200 + '{"query": "word1"}\n')
+    done, scores = predict(trained, tmp_path / "a.jsonl")
+    assert done.returncode == 0, done.stderr
+    assert len(scores) == 1201
+    (tmp_path / "a.jsonl").write_text('{"price": 1.5}\n{"pirce": 1.5}\n')
+    done, scores = predict(trained, tmp_path / "a.jsonl")
+    assert (done.returncode, scores) == (1, None)
+    assert "a.jsonl: no column 'query' in any row" in done.stderr
+
+
 def test_values_that_training_never_saw_are_warned_of(trained, tmp_path):
     (tmp_path / "log.tsv").write_text("click\tquery\tprice\n1\tnew\t1,5\n0\tother\t2,5\n")
     done, _ = predict(trained, tmp_path / "log.tsv")

@@ -27,7 +27,8 @@ class TableFile(NamedTuple):
     Attributes:
         path: the file; of a table in memory, its name for messages.
         kind: `PARQUET`, `CSV`, `JSON_LINES` or `FRAME`.
-        root: the folder below which folder names encode columns; None for no such columns.
+        root: the folder below which folder names encode columns, which is above the folder that was
+            named if that encodes one; None for no such columns.
         frame: the table in memory; see `dlrm.data.tables.frames`.
     """
 
@@ -74,7 +75,8 @@ def find_tables(
         elif not given.is_file():
             raise ValueError(f"{given}: expected a regular file or a folder (--input)")
         else:
-            found.append(TableFile(given, kind or kind_of(given) or _kind_by_content(given)))
+            one = kind or kind_of(given) or _kind_by_content(given)
+            found.append(TableFile(given, one, _root_of(given.parent, None)))
     if not found:
         raise ValueError("--input: expected a file or a folder, got none")
     for file in found:
@@ -112,9 +114,19 @@ def _of_folder(folder: Path, kind: str | None, left_out: list[Path]) -> list[Tab
         raise FileNotFoundError(
             f"{folder}: no *.parquet, *.csv, *.tsv, *.jsonl or the like in it (--input)"
         )
+    root = _root_of(folder, folder)
     return [
-        TableFile(path, kind or kind_of(path) or _kind_by_content(path), folder) for path in tables
+        TableFile(path, kind or kind_of(path) or _kind_by_content(path), _root_of(folder, folder))
+        for path in tables
     ]
+
+
+def _root_of(folder: Path, otherwise: Path | None) -> Path | None:
+    """Returns the folder above those, at the end of a path, whose names encode columns."""
+    root = otherwise
+    while "=" in folder.name:
+        root = folder = folder.parent
+    return root
 
 
 def _is_document(path: Path) -> bool:
@@ -131,7 +143,7 @@ def _left_out_line(paths: Sequence[Path]) -> str:
     names = ", ".join(path.name for path in paths[:_MOST_NAMED])
     more = ", ..." * (len(paths) > _MOST_NAMED)
     files = f"{len(paths):,} file{'s' * (len(paths) > 1)}"
-    return f"left out: {files} ({kinds}: {names}{more}); --input_format reads every file"
+    return f"left out: {files} ({kinds}: {names}{more}), which --input_format would read"
 
 
 def _kind_by_content(path: Path) -> str:

@@ -126,7 +126,7 @@ def _row(
                 _value(f"column {name}: {in_list(place, '')}", one)
                 for place, one in enumerate(value)
             ]
-        elif lists and name in lists and value is not None:
+        elif lists and name in lists and not isinstance(value, str | None):
             raise ValueError(f"column {name}: expected a list of values, got {brief(value)}")
         else:
             found[name] = _value(f"column {name}: ", value)

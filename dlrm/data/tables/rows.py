@@ -42,7 +42,7 @@ from dlrm.data.transform.cells import (
 )
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
-from dlrm.data.transform.lists import ListValues
+from dlrm.data.transform.lists import ListValues, split_text
 from dlrm.data.transform.numbers import overflow_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.table_transform import TableTransform
@@ -249,11 +249,11 @@ class RowReader:
         self, place: int, batch: pa.RecordBatch, found: Found
     ) -> tuple[ListValues, pa.Array | None]:
         field = self._keys_of[place].field
-        flat, lengths = lists_of(field.column, column_of(batch, field.column))
+        flat, lengths = self._flat(field, field.column, batch)
         if field.weights is None:
             check_lengths(field, lengths, None, found)
         else:
-            numbers, of_weights = lists_of(field.weights, column_of(batch, field.weights))
+            numbers, of_weights = self._flat(field, field.weights, batch)
             check_lengths(field, lengths, of_weights, found)
         inner = Found()
         coded, texts = self._keys(place, batch, flat, inner)
@@ -266,6 +266,19 @@ class RowReader:
         found.add_lists(inner, of_weights)
         checked = checked_weights(field.weights, weights, of_weights, lengths, found)
         return ListValues(coded, lengths, checked), texts
+
+    def _flat(
+        self, field: CategoricalField, name: str, batch: pa.RecordBatch
+    ) -> tuple[pa.Array, np.ndarray]:
+        """Returns the values of lists, which may be text as in CSV, and their lengths."""
+        array = column_of(batch, name)
+        kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
+        if is_text(kind):
+            missing = self.schema.missing_of(field)
+            texts = array.to_pylist()
+            split = [None if t is None else split_text(t, field.separator, missing) for t in texts]
+            array = pa.array(split, pa.list_(pa.string()))
+        return lists_of(name, array)
 
     def _extra(self, batch: pa.RecordBatch, found: Found) -> dict[str, np.ndarray]:
         schema, extra = self.schema, {}

@@ -100,7 +100,10 @@ def _without_marks(array: pa.Array, text: TextFormat) -> pa.Array:
 
 
 def columns_of(file: TableFile, text: TextFormat) -> list[str]:
-    """Returns the columns of a file; of JSON lines, those of the first 1,000 rows."""
+    """Returns the columns of a file; of JSON lines, those of the first 1,000 rows.
+
+    An empty file has none.
+    """
     if file.kind == PARQUET:
         names = schema_of(file.path).names
     elif file.kind == CSV:
@@ -108,7 +111,8 @@ def columns_of(file: TableFile, text: TextFormat) -> list[str]:
     else:
         rows = read_json_lines(file.path, replace(text, chunk_rows=_FIRST_ROWS), {}, wanted=())
         names = next((one.names for one in rows), [])
-    return names + [n for n in partition_of(file.path, file.root) if n not in names]
+    added = partition_of(file.path, file.root) if names else ()
+    return names + [name for name in added if name not in names]
 
 
 def text_of(
@@ -158,15 +162,18 @@ def batches_of(
     columns: Sequence[str],
     cells: Cells | None = None,
     spans: Spans | None = None,
+    seen: set[str] | None = None,
 ) -> Iterator[tuple[pa.RecordBatch, Locate]]:
     """Yields the rows of a file some at a time, and a function that locates a row of them.
 
     Args:
         file: the file.
         text: format of CSV.
-        columns: names of the columns to read; missing ones are left out.
+        columns: names of the columns to read; missing ones are left out, and those of JSON lines
+            are missing values.
         cells: the columns of lists and of numbers; None for none.
         spans: counts rows of several lines; see `read_csv`.
+        seen: receives the names of the columns that the file has.
 
     Raises:
         ValueError: the file is damaged, or two columns have one name; the message has file and
@@ -175,6 +182,8 @@ def batches_of(
     if file.kind == PARQUET:
         for part in parts_of([(file.path, file.path, file.root)], 1):
             done = 0
+            if seen is not None:
+                seen |= {*schema_of(file.path).names, *part.partition}
             for batch in read_part(part, columns):
                 yield batch, partial(_row_of_part, part, done)
                 done += batch.num_rows
@@ -185,6 +194,8 @@ def batches_of(
     for names, lines, found in text_of(file, text, cells.separators, own, spans=spans):
         if twice := [name for name in own if names.count(name) > 1]:
             raise ValueError(f"{file.path}: two columns are called {twice[0]!r}")
+        if seen is not None:
+            seen |= {*names, *partition}
         made = [_with_field(cells, text, file.kind, *column) for column in found]
         if file.kind == JSON_LINES:  # in which a row may leave out a value that it does not have
             there = {one.name for one, _ in made}

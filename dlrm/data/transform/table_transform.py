@@ -301,9 +301,9 @@ class TableTransform:
 
     @property
     def known_labels(self) -> list[str] | None:
-        """Returns the labels that preprocessing met; None if they are unknown."""
+        """Returns the labels that preprocessing met; None if they are unknown, or any may come."""
         positives = self.schema.label.positives
-        if not positives or self.negatives is None:
+        if not positives or self.negatives is None or self.schema.label.any_negative:
             return None
         return [*positives, *self.negatives]
 

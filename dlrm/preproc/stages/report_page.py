@@ -114,7 +114,9 @@ def _of_logs(facts: dict[str, Any]) -> dict[str, Any]:
 def _of_tables(facts: dict[str, Any]) -> dict[str, Any]:
     splits, label = facts["splits"].values(), facts["label"]
     rows, positives = (sum(split[name] for split in splits) for name in ("rows", "positives"))
-    meaning = label["column"] + (" is " + label["positive"] if label["positive"] else "")
+    positive = label["positive"] or ()
+    positive = [positive] if isinstance(positive, str) else positive
+    meaning = label["column"] + (f" is {' or '.join(positive)}" if positive else "")
     note, negatives = "", facts["negatives"]
     if negatives["kept"] < 1:
         note = (

@@ -121,7 +121,10 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     _check_splits(rows.sum(axis=0), source.divider.splits, options)
     directory = run.work.output / layout.TRANSFORM
     first = inputs.files[0]
-    columns = columns_of(first, options.format) if first.kind == CSV else []
+    columns: list[str] = []
+    if first.kind == CSV:
+        headers = (columns_of(file, options.format) for file in inputs.files)
+        columns = next(filter(None, headers), [])
     fitted = _fit(run, parts, counted, rows, directory, negatives, columns)
     given = {0, 1, *source.divider.splits, *np.flatnonzero(rows.sum(axis=0)).tolist()}
     names = [layout.SPLITS[i] for i in sorted(given)]

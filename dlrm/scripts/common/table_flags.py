@@ -63,4 +63,6 @@ def define_format_flags() -> None:
 def text_format() -> TextFormat:
     """Returns the format of CSV that the flags describe."""
     given: dict[str, Any] = {name: FLAGS[name].value for name in TEXT_FLAGS}
+    if given["delimiter"] == r"\t":  # which a shell does not turn into a tab
+        given["delimiter"] = "\t"
     return TextFormat(tuple(FLAGS.columns), FLAGS.header, **given)

@@ -203,6 +203,7 @@ def test_files_of_any_encoding_and_compression_have_one_content(end, encoding, t
         (lzma.compress(SAMPLE.encode())[:-9], None, "not a whole xz file"),
         (bz2.compress(SAMPLE.encode())[:-9], None, "not a whole bz2 file"),
     ],
+    ids=["latin-1", "utf-16", "half of utf-16", "ascii", "gzip", "xz", "bz2"],
 )
 def test_files_of_another_encoding_and_damaged_archives_are_named(
     content, encoding, message, tmp_path

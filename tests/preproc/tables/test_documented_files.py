@@ -181,6 +181,8 @@ def _(tmp):
         file = file._replace(root=tmp / kind)
         batch, _ = next(b for b in batches_of(file, TextFormat(), ["c"]) if b[0].num_rows)
         assert column_of(batch, "c").to_pylist() == ["x", "x"]
+        inner = next(f for f in find_tables([folder.parent]) if f.kind == kind)
+        assert (inner.root, inner.path.parent) == (tmp / kind, folder)
         names = {n for b in drafted_batches([file], TextFormat()) for n in b.schema.names}
         assert {"country", "c"} <= names
 
@@ -442,15 +444,25 @@ def _(tmp):
     assert values_of(tmp, tmp / "a.csv") == ["Action|Comedy", "Action"]
     schema = {"label": "y", "categorical": [{"column": "c", "max_length": 3}]}
     prepare(schema, [tmp / "a.csv"], tmp / "lists", output_ordering="input")
-    lengths = np.fromfile(tmp / "lists" / "train" / "cat_0.lengths.bin", np.int8)
-    assert lengths.tolist() == [2, 1]
+    (tmp / "a.jsonl").write_text('{"y": 0, "c": "Action|Comedy"}\n{"y": 1, "c": ["Action"]}\n')
+    pq.write_table(pa.table({"y": [0, 1], "c": ["Action|Comedy", "Action"]}), tmp / "a.parquet")
+    for kind in ("csv", "jsonl", "parquet"):
+        output = tmp / f"lists {kind}"
+        prepare(schema, [tmp / f"a.{kind}"], output, output_ordering="input")
+        lengths = np.fromfile(output / "train" / "cat_0.lengths.bin", np.int8)
+        assert lengths.tolist() == [2, 1], kind
 
 
 @row("ratings of which 4 and 5 count")
 def _(tmp):
     (tmp / "a.csv").write_text("y,c\n5,a\n3.5,b\n4.0,c\n")
     label = {"column": "y", "positive": [4, 5], "any_negative": True}
-    values_of(tmp, tmp / "a.csv", {**SCHEMA, "label": label})
+    values_of(tmp, tmp / "a.csv", {**SCHEMA, "label": label}, report=True)
+    assert "y is 4 or 5" in (tmp / "dataset" / "report.html").read_text()
+    transform = TableTransform.load(tmp / "dataset" / layout.TRANSFORM)
+    frame = pa.table({"y": ["4", "4.5"], "c": ["a", "b"]})
+    rows, bad = scoring_reader(transform, labelled=True).read(frame.to_batches()[0])
+    assert (rows.labels.tolist(), bad) == ([True, False], [])
     assert np.fromfile(tmp / "dataset" / "train" / "label.bin", np.int8).tolist() == [1, 0, 1]
 
 
