@@ -232,6 +232,16 @@ def test_floats_that_need_not_be_the_integers_are_refused(tmp_path):
         inputs_of(transform, {"c": [2**53 + 1, NONE]}, "pandas", {})
 
 
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_marker_of_missing_integers_has_any_notation(route, tmp_path):
+    marked = {"column": "c", "type": "integer", "missing_values": ["-999"]}
+    schema = {"label": "y", "categorical": [marked, "last"]}
+    table = {"c": [5.0, -999.0, 7.0], "last": ["x"] * 3}
+    transform = fitted(schema, table | {"y": [0, 1, 1]}, "csv", tmp_path)
+    paths = written(table, tmp_path, [route])
+    assert ids_of(transform, inputs_of(transform, table, route, paths), "c") == [1, 0, 2]
+
+
 MIXED = [
     [DAY, day(2026, 1, 2)],
     [day(2026, 1, 2), DAY],

@@ -84,6 +84,8 @@ class FieldKeys:
         column = self._meant(column, absent, kind)
         hashes = hash_texts(column)
         absent |= np.isin(hashes, self._missing)
+        if self.field.type == "integer" and not self.plain:  # -999.0 where -999 is missing
+            absent |= np.isin(hash_texts(canonical(column)), self._missing)
         if self.field.type == "string":
             return Parsed(np.where(absent, np.uint64(0), hashes), absent), column
         return self._integers(column, absent, problems), column

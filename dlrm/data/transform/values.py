@@ -71,9 +71,8 @@ def canonical_text(text: str) -> str:
         return f"{time[1]}.{fraction}" if fraction else time[1]
     if (days := _DAYS.fullmatch(text)) is not None:
         sign, count, of_clock, *clock = days.groups()
-        part = _nanoseconds("0", *clock)
-        whole = int(f"{sign}{count}") * 86_400 * 10**9
-        return seconds_text(whole - part if of_clock == "-" else whole + part)
+        part, before = _nanoseconds("0", *clock), int(f"{sign}{count}") * 86_400 * 10**9
+        return seconds_text(before - part if of_clock == "-" else before + part)
     if len(text) > 2 and (period := _PERIOD.fullmatch(text)) is not None:
         nanoseconds = _nanoseconds(*(part or "0" for part in period.groups()[1:]))  # P-1DT2H: -22 h
         return seconds_text(-nanoseconds if period[1] else nanoseconds)
@@ -284,8 +283,8 @@ class KnownTexts:
             return []
         starts = np.concatenate([[0], dictionary.ends[:-1]])
         lengths = dictionary.ends - starts
-        first = dictionary.texts[np.minimum(starts, max(len(dictionary.texts) - 1, 0))]
-        places = np.flatnonzero(chosen(first, lengths)) if len(dictionary.texts) else []
+        first = dictionary.texts[starts]
+        places = np.flatnonzero(chosen(first, lengths)).tolist()
         return [str(dictionary.value(place + 1)) for place in places]
 
     @cached_property
