@@ -119,9 +119,14 @@ TABLES = {
         [r for r in ROUTES if r not in ("pandas csv", "nullable csv", "polars csv", "arrays")],
     ),
 }
-WHOLE = ("csv", "json", "parquet", "pandas")  # fitted, their models score every route
-FITTING = [(name, route) for name, (_, routes) in TABLES.items() for route in routes]
-FITTING = [(name, route) for name, route in FITTING if route in {**FILES, **FRAMES}]
+WHOLE = ("csv", "parquet")  # fitted, their models score every route
+SELDOM = ("nullable csv", "pandas parquet", "polars parquet", "dictionaries", "slices", "nullable")
+FITTING = [
+    pytest.param(name, route, marks=[pytest.mark.slow] if route in SELDOM else [])
+    for name, (_, routes) in TABLES.items()
+    for route in routes
+    if route in FILES or route in FRAMES
+]
 
 
 def key(value):
@@ -153,7 +158,7 @@ def test_every_route_gives_one_model_one_table(name, route, files, tmp_path):
     schema = {"label": "y", "categorical": fields, "numerical": numbers}
     transform = fitted(schema, table | {"y": [0, 1] * 3}, route, tmp_path)
     if route not in WHOLE:
-        routes = [other for other in routes if other in (*WHOLE, "dicts", RAW)]
+        routes = [other for other in routes if other in (*WHOLE, "pandas", RAW)]
     own = inputs_of(transform, table, route, files[name])
     expected = {field: expected_of(transform, own, field, table[field]) for field in table}
     for other in routes:
