@@ -45,9 +45,11 @@ def text_of(value):
     if isinstance(value, bool):
         return "true" if value else "false"
     if isinstance(value, float):
-        whole = math.isfinite(value) and value == int(value) and abs(value) < 2**53
+        whole = math.isfinite(value) and value == int(value) and abs(value) < 2**64
         return str(int(value)) if whole else repr(value)
     if isinstance(value, Decimal):
+        if 0 < abs(value) < Decimal("0.0001") and Decimal(repr(float(value))) == value:
+            return repr(float(value))  # as the text of the same float
         sign, digits, exponent = value.as_tuple()
         whole = "".join(map(str, digits)).rjust(1 - exponent, "0") + "0" * max(exponent, 0)
         if exponent < 0:

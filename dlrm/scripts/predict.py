@@ -72,6 +72,7 @@ from dlrm.train.metrics import click_metrics, metrics_note, one_class_note
 FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
+_ANY_ROW = ""  # among the names of columns, if there are rows
 _MOST_NAMED = 20  # columns in a message
 _LONGEST_BAR = 30  # characters, in an explanation
 _MOST_IDS = 4  # ids of a list, in an explanation
@@ -532,7 +533,9 @@ def _take_tables(
     for file in find_tables([path], FLAGS.input_format, print):
         yield from _take_file(table, file, shares, take, schema, seen)
     wanted = scoring_reader(table, labelled=False, schema=schema).columns
-    if seen and (missing := [name for name in wanted if name not in seen]):  # of JSON lines
+    if _ANY_ROW in seen and (
+        missing := [name for name in wanted if name not in seen]
+    ):  # of JSON lines
         raise ValueError(f"{path}: no column {missing[0]!r} in any row")
 
 
@@ -547,19 +550,20 @@ def _take_file(
     """Applies `take` to the rows of a file, and adds the names of its columns to `seen`."""
     text, spans, label = _text_format(file, table), Spans(), table.schema.label.column
     names = columns_of(file, text)
-    if not names:  # an empty part, such as Spark writes
+    if not names and file.kind == CSV:  # an empty part, such as Spark writes
         return
     labelled = FLAGS.label and label in names
     reader = scoring_reader(table, labelled, schema)
     if file.kind != JSON_LINES:  # of which a row need not have all keys
         _check_columns(file, text, names, reader.columns)
-    cells = Cells.of(reader.schema)
+    cells = Cells.of(reader.schema, earlier=table.kinds is None)
     for batch, where in batches_of(file, text, reader.columns, cells, spans, seen):
         try:
             inputs, rows = read_inputs(table, reader, batch)
             columns = rows.numerical, rows.categorical
             absent = missing_features(*columns, inputs.numerical.shape[1])
             shares.add(absent, inputs.without_id())
+            seen |= {_ANY_ROW} if batch.num_rows else set()
             inputs_of = partial(_inputs_of_batch, batch)
             yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
         except RowError as error:

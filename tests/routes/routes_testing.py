@@ -6,7 +6,9 @@ arrays of numpy. Files are written by csv, json, pyarrow, pandas and Polars alon
 
 import csv
 import json
+import os
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pandas
@@ -205,7 +207,8 @@ def fitted(schema, table, route, folder):
         prepare(schema, [path], output)
     else:
         options = {"test_fraction": 0.0, "cores": 1}
-        dlrm.Dataset.from_arrow(FRAMES[route](table), schema, output, **options)
+        with patch.object(os, "fsync"):
+            dlrm.Dataset.from_arrow(FRAMES[route](table), schema, output, **options)
     return RowTransform.load(output)
 
 

@@ -31,10 +31,11 @@ from dlrm.data.sources.text_files import (
     too_long,
     unpacked_name,
 )
-from dlrm.data.sources.text_format import NO_QUOTE, TextFormat
+from dlrm.data.sources.text_format import NONE, TextFormat
 
 DELIMITERS = (",", ";", "\t", "|")
 _BLOCK_BYTES = 4 << 20
+_BLANK_LINE = re.compile(rb"(?:^|\n)(?=\r?\n)")
 _MOST_LINES = 100  # lines of a record; a stray pair of quotes joins all rows between them
 
 
@@ -144,11 +145,12 @@ class _Rows:
     ) -> None:
         self._path, self._problems, self._spans = path, problems, spans
         self._delimiter = delimiter_of(path, text)
-        self._quote = None if text.quote == NO_QUOTE else text.quote or '"'
-        self._escape = text.escape
+        self._quote = None if text.quote == NONE else text.quote or '"'
+        self._escape = None if text.escape == NONE else text.escape
         self._blocks = read_blocks(path, _BLOCK_BYTES, text.encoding, text.compression)
         self._pending = b""  # lines of a block that are still to be read
         self._line = 0  # lines that have been read
+        self._blank = 0  # the first blank line of one column, if there are no rows after it yet
 
     def chunk(self, names: list[str], wanted: Collection[str] | None) -> Chunk | None:
         """Returns the rows of the next block; None at the end."""
@@ -156,6 +158,8 @@ class _Rows:
         if not block:
             return None
         if (lines := self._plain_lines(block)) is not None:
+            if len(names) == 1:
+                self._refuse_blank(block)
             found = self._split(block, len(names), _places(names, wanted), len(lines))
             if found is not None:
                 self._line += block.count(b"\n") + (not block.endswith(b"\n"))
@@ -183,6 +187,20 @@ class _Rows:
             cells = [record[i] for record in records]
             columns[i] = pa.array(cells, pa.string())
         return Chunk(names, np.array(ends, np.int64), columns)
+
+    def _refuse_blank(self, block: bytes) -> None:
+        """Raises ValueError at a blank line between rows of one column.
+
+        It may be a missing value, as Polars writes it, or nothing; at the end it is nothing.
+        """
+        blank = _BLANK_LINE.search(block)
+        if blank is not None and not self._blank:
+            self._blank = self._line + block.count(b"\n", 0, blank.end()) + 1
+        if self._blank and not block[blank.start() if blank else 0 :].isspace():
+            raise ValueError(
+                f"{self._path}, line {self._blank}: expected a value in a file of one column, got "
+                'a blank line; write "" for a missing value, and no line for none'
+            )
 
     def _plain_lines(self, block: bytes) -> np.ndarray | None:
         """Returns the lines of rows if each is one line, without anything to decide; else None."""
@@ -269,7 +287,7 @@ class _Rows:
                 record = next(reader)
             except (csv.Error, StopIteration) as error:
                 raise ValueError(
-                    f"{self._path}, line {first}: not CSV ({error or 'it ends within a row'}, "
+                    f"{self._path}, line {first}: not CSV ({str(error) or 'it ends within a row'}, "
                     f"reading up to line {before + reader.line_num}); is a quote not closed?"
                 ) from None
             last = before + reader.line_num

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-NO_QUOTE = "none"
+NONE = "none"  # no quote, escape or mark, against those of a schema
 COMPRESSIONS = ("none", "gzip", "bz2", "xz", "zstd")
 MARKS = (".", ",", " ", "'", "_", "\N{NO-BREAK SPACE}", "\N{NARROW NO-BREAK SPACE}")
 _CHUNK_ROWS = 1 << 16
@@ -26,10 +26,10 @@ class TextFormat:
             an `escape`) and line ends; by default `"`. "none" takes every character as it is.
         escape: the character that takes its meaning from a quote, a delimiter or itself that
             follows, within quotes or if there are none; by default none. Before others it is
-            itself. Spark's is a backslash.
+            itself. Spark's is a backslash; "none" is none.
         encoding: name of the encoding, as Python knows it; by default UTF-8.
         decimal: the mark before the fraction of numbers; by default a point.
-        thousands: the mark between groups of three digits; by default none.
+        thousands: the mark between groups of three digits; by default none, as "none" is.
         compression: one of `COMPRESSIONS`; by default that of the content.
         chunk_rows: rows read at a time.
 
@@ -51,12 +51,13 @@ class TextFormat:
     def __post_init__(self) -> None:
         for name in ("delimiter", "quote", "escape"):
             value = getattr(self, name)
-            if value is None or (name == "quote" and value == NO_QUOTE):
+            if value is None or (name != "delimiter" and value == NONE):
                 continue
-            if len(value) != 1 or value in _SPECIAL or not value.isascii():
-                also = f", or {NO_QUOTE}" if name == "quote" else ""
+            if len(value) != 1 or value in _SPECIAL or value == " " or not value.isascii():
+                also = "" if name == "delimiter" else f", or {NONE}"
                 raise ValueError(
-                    f"--{name}: expected one character of ASCII, no line end{also}, got {value!r}"
+                    f"--{name}: expected one character of ASCII, no blank or line end{also}, got "
+                    f"{value!r}"
                 )
         if self.encoding is not None:
             try:
@@ -69,7 +70,7 @@ class TextFormat:
                 ) from None
         if self.decimal not in (None, ".", ","):
             raise ValueError(f"--decimal: expected a point or a comma, got {self.decimal!r}")
-        if self.thousands is not None and self.thousands not in MARKS:
+        if self.thousands not in (None, NONE, *MARKS):
             raise ValueError(
                 f"--thousands: expected a point, comma, apostrophe, underscore or blank, got "
                 f"{self.thousands!r}"
@@ -83,7 +84,7 @@ class TextFormat:
 
     def _check_different(self) -> None:
         names = ("delimiter", "quote", "escape")
-        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given = {n: v for n in names if (v := getattr(self, n)) not in (None, NONE)}
         for name, value in given.items():
             for other, same in given.items():
                 if name < other and value == same:
@@ -108,11 +109,12 @@ class TextFormat:
     @property
     def has_marks(self) -> bool:
         """Returns whether numbers are written otherwise than 1234.5."""
-        return self.decimal == "," or self.thousands is not None
+        return self.decimal == "," or self.thousands not in (None, NONE)
 
     def plain_number(self, text: str) -> str:
         """Returns a number without its marks: 1234.5 for 1.234,5; other texts as they are."""
-        return plain_number(text, self.decimal or ".", self.thousands)
+        thousands = None if self.thousands == NONE else self.thousands
+        return plain_number(text, self.decimal or ".", thousands)
 
     def facts(self) -> dict[str, Any]:
         """Returns the entries that a schema keeps: those that are not their defaults."""

@@ -2,7 +2,7 @@
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,11 +99,7 @@ def find_tables(
 
 def _of_folder(folder: Path, kind: str | None, left_out: list[Path]) -> list[TableFile]:
     """Returns the files of a folder, and adds those that are left out."""
-    files = [
-        path
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and not _hidden(path.relative_to(folder))
-    ]
+    files = sorted(_files_below(folder, frozenset()))
     documents = [path for path in files if kind_of(path) is None and _is_document(path)]
     if kind is None:
         left_out += documents
@@ -116,9 +112,31 @@ def _of_folder(folder: Path, kind: str | None, left_out: list[Path]) -> list[Tab
         )
     root = _root_of(folder, folder)
     return [
-        TableFile(path, kind or kind_of(path) or _kind_by_content(path), _root_of(folder, folder))
-        for path in tables
+        TableFile(path, kind or kind_of(path) or _kind_by_content(path), root) for path in tables
     ]
+
+
+def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
+    """Yields the files of a folder and its subfolders, also linked ones, except hidden ones.
+
+    Raises:
+        OSError: a folder cannot be read.
+        ValueError: an entry is neither a file nor a folder, or a folder links to one above it.
+    """
+    real = folder.resolve()
+    if real in above:
+        raise ValueError(
+            f"{folder}: expected a folder, got a link to one that it lies in (--input)"
+        )
+    for path in folder.iterdir():
+        if path.name.startswith((".", "_")):
+            continue
+        if path.is_dir():
+            yield from _files_below(path, above | {real})
+        elif path.is_file():
+            yield path
+        else:
+            raise ValueError(f"{path}: expected a regular file or a folder (--input)")
 
 
 def _root_of(folder: Path, otherwise: Path | None) -> Path | None:
@@ -131,10 +149,6 @@ def _root_of(folder: Path, otherwise: Path | None) -> Path | None:
 
 def _is_document(path: Path) -> bool:
     return Path(unpacked_name(path.name)).suffix in _NO_TABLES
-
-
-def _hidden(path: Path) -> bool:
-    return any(part.startswith((".", "_")) for part in path.parts)
 
 
 def _left_out_line(paths: Sequence[Path]) -> str:

@@ -126,11 +126,16 @@ def _row(
                 _value(f"column {name}: {in_list(place, '')}", one)
                 for place, one in enumerate(value)
             ]
-        elif lists and name in lists and not isinstance(value, str | None):
+        elif lists and name in lists and not _may_be_list(value):
             raise ValueError(f"column {name}: expected a list of values, got {brief(value)}")
         else:
             found[name] = _value(f"column {name}: ", value)
     return found
+
+
+def _may_be_list(value: Any) -> bool:
+    """Returns whether a value that is no list is missing, or text that is split as in CSV."""
+    return value is None or (isinstance(value, str) and not isinstance(value, Number))
 
 
 def _is_nested(value: Any) -> bool:

@@ -225,7 +225,8 @@ class RowReader:
             kind = kind_of_values(distinct.type)
             if len(raw):
                 self.kinds[place].add(kind)
-            if field.type == "integer" and pa.types.is_integer(distinct.type):
+            spelled = field.true_values or field.false_values
+            if field.type == "integer" and pa.types.is_integer(distinct.type) and not spelled:
                 values = distinct.to_numpy(zero_copy_only=False)
                 keys, missing = of_texts.of_integers(values, problems)
             else:
@@ -346,6 +347,8 @@ def _numbers(
             array = array.dictionary_decode()
     if pa.types.is_null(kind):
         return Parsed(np.zeros(len(array)), np.ones(len(array), bool))
+    if (field.true_values or field.false_values) and not is_text(kind):
+        array, kind = canonical_texts(name, array), pa.large_string()
     if is_text(kind):
         return _numbers_of_text(field, array, schema, found)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):

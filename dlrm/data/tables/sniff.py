@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from dlrm.data.sources.csv_rows import DELIMITERS, EscapedReader, delimiter_of, has_header
 from dlrm.data.sources.text_files import BROKEN, open_bytes
-from dlrm.data.sources.text_format import MARKS, NO_QUOTE, TextFormat
+from dlrm.data.sources.text_format import MARKS, NONE, TextFormat
 from dlrm.data.tables.files import CSV, PARQUET, TableFile
 from dlrm.data.tables.summaries import MARKERS
 
@@ -147,7 +147,7 @@ def _of_csv(file: TableFile, text: _Text, given: TextFormat, found: TextFormat) 
     if given.quote is None and escape is None:
         quote, escape = _quoting(text, delimiter)
         found = replace(found, quote=None if quote == '"' else quote, escape=escape)
-    records = text.records(delimiter, None if quote == NO_QUOTE else quote, escape)
+    records = text.records(delimiter, None if quote == NONE else quote, escape)
     cells = records[1:] if has_header(given) else records
     columns = [[cell.strip() for cell in column] for column in zip(*cells, strict=True)]
     if given.decimal is None and given.thousands is None:
@@ -178,16 +178,16 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _quoting(text: _Text, delimiter: str) -> tuple[str, str | None]:
-    """Returns the quote, or `NO_QUOTE`, and the escape character of a text."""
+    """Returns the quote, or `NONE`, and the escape character of a text."""
     plain = text.records(delimiter, None, None) if '"' in text else []
     if delimiter == "\t" and ('"' not in text or (plain and not _enclosed(plain))):
-        return NO_QUOTE, None
+        return NONE, None
     quoted = text.records(delimiter, '"', None)
     escaped = '\\"' in text and text.records(delimiter, '"', "\\")
     if escaped and (not quoted or any('\\"' in cell for record in quoted for cell in record)):
         return '"', "\\"
     if not quoted and plain:
-        return NO_QUOTE, None
+        return NONE, None
     return '"', None
 
 

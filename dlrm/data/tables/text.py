@@ -3,7 +3,6 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -42,18 +41,23 @@ class Cells:
 
     Attributes:
         separators: column of lists -> separator of its values in CSV.
-        missing_values: column of lists -> texts that mean "missing" instead of a list.
+        missing_values: column -> texts that mean "missing", as they are written.
         numbers: columns of numbers, which may have the marks of a format.
+        earlier: whether numbers of JSON keep their texts, as for transforms of earlier versions.
     """
 
     separators: Mapping[str, str] = field(default_factory=dict)
     missing_values: Mapping[str, Collection[str]] = field(default_factory=dict)
     numbers: Collection[str] = ()
+    earlier: bool = False
 
     @classmethod
-    def of(cls, schema: Schema) -> "Cells":
+    def of(cls, schema: Schema, earlier: bool = False) -> "Cells":
         """Returns the meaning of a schema's cells."""
-        missing: dict[str, Collection[str]] = {}
+        missing: dict[str, Collection[str]] = {
+            one.column: schema.missing_of(one) for one in schema.numerical
+        }
+        missing |= {schema.weight: schema.missing_values} if schema.weight else {}
         numbers = {one.column for one in schema.numerical}
         numbers |= {schema.weight} if schema.weight else set()
         for one in schema.categorical:
@@ -63,7 +67,7 @@ class Cells:
                 numbers.add(one.column)
             if one.weights:
                 numbers.add(one.weights)
-        return cls(schema.separators, missing, numbers)
+        return cls(schema.separators, missing, numbers, earlier)
 
     def type_of(self, name: str) -> pa.DataType:
         """Returns the type of a column whose cells are text."""
@@ -83,7 +87,8 @@ class Cells:
         separator = self.separators.get(name)
         if separator is None:
             array = cells if isinstance(cells, pa.Array) else pa.array(list(cells), pa.string())
-            return _without_marks(array, text) if text is not None and marked else array
+            missing = self.missing_values.get(name, ())
+            return _without_marks(array, text, missing) if text is not None and marked else array
         missing = self.missing_values.get(name, ())
         of = cells.to_pylist() if isinstance(cells, pa.Array) else cells
         rows = [split_text(c, separator, missing) if isinstance(c, str) else c for c in of]
@@ -92,10 +97,13 @@ class Cells:
         return pa.array(rows, self.type_of(name))
 
 
-def _without_marks(array: pa.Array, text: TextFormat) -> pa.Array:
-    """Returns numbers in text without the marks of a format."""
+def _without_marks(array: pa.Array, text: TextFormat, missing: Collection[str]) -> pa.Array:
+    """Returns numbers in text without the marks of a format, and missing ones as they are."""
     coded = array.dictionary_encode()
-    texts = [text.plain_number(one.strip()) for one in coded.dictionary.to_pylist()]
+    texts = [
+        one if one.strip() in missing else text.plain_number(one.strip())
+        for one in coded.dictionary.to_pylist()
+    ]
     return pa.DictionaryArray.from_arrays(coded.indices, pa.array(texts)).dictionary_decode()
 
 
@@ -103,13 +111,16 @@ def columns_of(file: TableFile, text: TextFormat) -> list[str]:
     """Returns the columns of a file; of JSON lines, those of the first 1,000 rows.
 
     An empty file has none.
+
+    Raises:
+        ValueError: JSON lines are damaged; the message has file and line.
     """
     if file.kind == PARQUET:
         names = schema_of(file.path).names
     elif file.kind == CSV:
         names = next((chunk.names for chunk in read_csv(file.path, text, {}, ())), [])
     else:
-        rows = read_json_lines(file.path, replace(text, chunk_rows=_FIRST_ROWS), {}, wanted=())
+        rows = read_json_lines(file.path, replace(text, chunk_rows=_FIRST_ROWS), wanted=())
         names = next((one.names for one in rows), [])
     added = partition_of(file.path, file.root) if names else ()
     return names + [name for name in added if name not in names]
@@ -210,12 +221,14 @@ def _with_field(
     cells: Cells, text: TextFormat, kind: str, name: str, column: pa.Array | list[Cell]
 ) -> tuple[pa.Field, pa.Array]:
     """Returns a column and its field, which says whether text was numbers in JSON."""
-    array = cells.array(name, column, text if kind == CSV else None)
-    numbers = False
-    if kind == JSON_LINES:
-        flat = chain.from_iterable(cell if isinstance(cell, list) else [cell] for cell in column)
-        numbers = all(isinstance(cell, Number) for cell in flat if cell is not None)
-    return pa.field(name, array.type, metadata=NUMBERS_OF_JSON if numbers else None), array
+    if kind == CSV:
+        array = cells.array(name, column, text)
+        return pa.field(name, array.type), array
+    texts: set[str] = set()
+    plain = _plain_numbers(column, name, texts)
+    array = cells.array(name, column if cells.earlier else plain)
+    metadata = None if name in texts else NUMBERS_OF_JSON
+    return pa.field(name, array.type, metadata=metadata), array
 
 
 def _constant(name: str, value: str | None, rows: int) -> tuple[pa.Field, pa.Array]:

@@ -21,7 +21,7 @@ from dlrm.data.transform.values import (
 
 _LONGEST_SHOWN = 64  # characters of a cell in a message
 _MOST_LABELS = 4  # labels that an error names
-_WORDS = {"true", "false", "1", "0"}  # the latter if a field had these in training
+_WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))
 _BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
 
 
@@ -59,8 +59,8 @@ class FieldKeys:
         plain: bool = False,
     ) -> None:
         self.field, self._known, self.plain = field, known, plain
-        self._spelled = dict.fromkeys(field.true_values, "true")
-        self._spelled |= dict.fromkeys(field.false_values, "false")
+        self._spelled = dict.fromkeys(map(canonical_text, field.true_values), "true")
+        self._spelled |= dict.fromkeys(map(canonical_text, field.false_values), "false")
         texts = [text.encode() for text in missing_values]
         texts += [b"nan"] * ("nan" in map(str.lower, missing_values))  # the text of NaN
         column = TextColumn.from_bytes(texts)
@@ -89,8 +89,10 @@ class FieldKeys:
         if (meant := self._meant(column, absent, kind)) is not column:
             column, hashes = meant, hash_texts(meant)
             absent |= self._are_marked(hashes)
+        if self.field.type == "integer" and not self.plain:  # -999.0 where -999 is missing
+            absent |= self._are_marked(hash_texts(canonical(column)))
         if self._spelled:
-            self._check_words(column, absent, problems)
+            self._check_words(column, absent | np.isin(hashes, _WORDS), problems)
         if self.field.type == "string":
             return Parsed(np.where(absent, np.uint64(0), hashes), absent), column
         return self._integers(column, absent, problems), column
@@ -98,19 +100,19 @@ class FieldKeys:
     def _meant(self, column: TextColumn, absent: np.ndarray, kind: str) -> TextColumn:
         """Returns texts in the form in which they are known."""
         if self._spelled:
-            column = replaced(column, np.flatnonzero(~absent), self._spelled)
+            # All other texts are refused.
+            return replaced(canonical(column), np.flatnonzero(~absent), self._spelled)
         if self.plain or self.field.type == "integer":
             return column
         column = canonical(column)
         return column if self._known is None else self._known.match(column, ~absent, kind)
 
     def _check_words(
-        self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
+        self, column: TextColumn, fits: np.ndarray, problems: dict[int, str] | None
     ) -> None:
         """Notes texts that are neither true nor false, in a field with spellings of them."""
-        for row in np.flatnonzero(~absent).tolist():
-            if (text := column.text(row)) in _WORDS:
-                continue
+        for row in np.flatnonzero(~fits).tolist():
+            text = column.text(row)
             spellings = ", ".join(map(repr, self._spelled))
             problem = (
                 f"expected true, false or {spellings}, as true_values and false_values in the "
@@ -228,7 +230,10 @@ def numbers_of_texts(
 def _without_words(field: NumericalField, cells: list[str]) -> list[str]:
     """Returns cells with 1 and 0 for true and false."""
     words = {text: str(int(word == "true")) for text, word in SPELLINGS.items()}
-    words |= dict.fromkeys(field.true_values, "1") | dict.fromkeys(field.false_values, "0")
+    words |= dict.fromkeys(map(canonical_text, field.true_values), "1")
+    words |= dict.fromkeys(map(canonical_text, field.false_values), "0")
+    if field.true_values or field.false_values:
+        return [words.get(canonical_text(cell), cell) for cell in cells]
     return cells if words.keys().isdisjoint(cells) else [words.get(cell, cell) for cell in cells]
 
 

@@ -285,7 +285,8 @@ class TableTransform:
                 known = KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
             plain = self.kinds is None
             made.append(FieldKeys(field, self.schema.missing_of(field), known, plain))
-            self._check_markers(place, made[-1])
+            if field.dictionary is None:  # others may have a field's markers as values
+                self._check_markers(place, made[-1])
         return made
 
     def _check_markers(self, place: int, keys: FieldKeys) -> None:

@@ -8,13 +8,13 @@ number 1, with the texts that a field had in training, such as true.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import cached_property
 
 import numpy as np
 
-from dlrm.data.sources.columns import TextColumn
+from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.transform.dictionaries import Dictionary
 
 TEXT, NUMBER, BOOLEAN, TIME, DURATION = "text", "number", "boolean", "time", "duration"
@@ -164,24 +164,30 @@ def replaced(
         replace: function of a text, or a mapping of those that change.
     """
     data, starts, ends = column
+    first, of_distinct = rows, np.arange(len(rows))
+    if len(rows) > _FEW:  # each text once, as values mostly repeat
+        hashes = hash_texts(TextColumn(data, starts[rows], ends[rows]))
+        _, places, of_distinct = np.unique(hashes, return_index=True, return_inverse=True)
+        first = rows[places]
     changed: dict[int, bytes] = {}
-    for row in rows.tolist():
+    for place, row in enumerate(first.tolist()):
         raw = data[starts[row] : ends[row]].tobytes()
         text = raw.decode("utf-8", "surrogateescape")
         new = replace.get(text, text) if isinstance(replace, Mapping) else replace(text)
         if new != text:
-            changed[row] = new.encode("utf-8", "surrogateescape")
+            changed[place] = new.encode("utf-8", "surrogateescape")
     if not changed:
         return column
+    new_starts, new_ends = starts[first], ends[first]
     places = np.fromiter(changed, np.int64, len(changed))
     lengths = np.fromiter(map(len, changed.values()), np.int64, len(changed))
     added = b"".join(changed.values())
+    new_ends[places] = len(data) + np.cumsum(lengths)
+    new_starts[places] = new_ends[places] - lengths
     starts, ends = starts.copy(), ends.copy()
-    ends[places] = len(data) + np.cumsum(lengths)
-    starts[places] = ends[places] - lengths
-    return TextColumn(
-        np.concatenate([data, np.frombuffer(added + bytes(8), np.uint8)]), starts, ends
-    )
+    starts[rows], ends[rows] = new_starts[of_distinct], new_ends[of_distinct]
+    every = np.concatenate([data, np.frombuffer(added + bytes(8), np.uint8)])
+    return TextColumn(every, starts, ends)
 
 
 def number_text(text: str) -> str:
@@ -279,6 +285,12 @@ class KnownTexts:
             return {"1": "true", "0": "false"}
         return {"true": "1", "false": "0"} if texts <= {"0", "1"} else None
 
+    @property
+    def _every(self) -> Iterator[str]:
+        """Returns all texts, up to a limit, in the order of their ids."""
+        most = min(len(self._dictionary), _MOST_WRITTEN)
+        return (str(self._dictionary.value(id)) for id in range(1, most + 1))
+
     @cached_property
     def _seen(self) -> list[str]:
         most = min(len(self._dictionary), _MOST_SEEN)
@@ -350,7 +362,7 @@ class KnownTexts:
             DURATION: _DURATION.fullmatch,
         }
         padded = self._padded if kind == NUMBER and not self._typed else None
-        if not seen or (padded is None and any(map(tests[kind], seen))):
+        if not seen or (padded is None and any(map(tests[kind], self._every))):
             return
         hint = {BOOLEAN: "; true_values in the schema names a text that means true"}.get(kind, "")
         hint = (
