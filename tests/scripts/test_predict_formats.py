@@ -98,6 +98,11 @@ def test_keys_that_rows_of_json_do_not_have_are_missing_values(trained, tmp_path
     done, scores = predict(trained, tmp_path / "a.jsonl")
     assert (done.returncode, scores) == (1, None)
     assert "a.jsonl: no column 'query' in any row" in done.stderr
+    for text, problem in (("[{}]", "got an array"), ("{'query': 1}\n", "line 1, no JSON")):
+        (tmp_path / "a.jsonl").write_text(text)
+        done, scores = predict(trained, tmp_path / "a.jsonl")
+        assert (done.returncode, scores) == (1, None)
+        assert problem in done.stderr
 
 
 def test_values_that_training_never_saw_are_warned_of(trained, tmp_path):

@@ -6,13 +6,14 @@ import gzip
 import io
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)  # what a damaged archive raises
+_PACKED_BYTES = 1 << 18
 LONGEST_LINE = 1 << 24  # bytes, or characters
 _MAGIC = {
     "gzip": (b"\x1f\x8b",),
@@ -54,16 +55,59 @@ def open_bytes(path: Path, compression: str | None = None) -> BinaryIO:
         )
     if found == "gzip":
         return gzip.open(path, "rb")  # type: ignore[return-value]
-    if found == "bz2":
-        return bz2.open(path, "rb")  # type: ignore[return-value]
-    if found == "xz":
-        return lzma.open(path, "rb")  # type: ignore[return-value]
+    if found in ("bz2", "xz"):
+        streams = _Streams(path, bz2.BZ2Decompressor if found == "bz2" else lzma.LZMADecompressor)
+        return io.BufferedReader(streams)
     if found == "zstd":
         import pyarrow as pa
 
         stream: Any = pa.CompressedInputStream(str(path), "zstd")
         return io.BufferedReader(stream)
     return open(path, "rb")
+
+
+class _Streams(io.RawIOBase):
+    """The content of one or more compressed streams; Python's readers ignore damaged later ones.
+
+    Args:
+        path: the file.
+        make: makes the decompressor of a stream.
+    """
+
+    def __init__(self, path: Path, make: Callable[[], Any]) -> None:
+        self._file, self._make = open(path, "rb"), make  # noqa: SIM115
+        self._stream, self._packed, self._ready = make(), b"", b""
+
+    def readable(self) -> bool:
+        """Returns True."""
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        """Reads some bytes; 0 at the end.
+
+        Raises:
+            EOFError, OSError, lzma.LZMAError: a stream is damaged, or not whole.
+        """
+        while not self._ready:
+            if self._stream.eof:
+                self._packed = self._stream.unused_data.lstrip(b"\0") or self._packed
+                self._packed = self._packed or self._file.read(_PACKED_BYTES).lstrip(b"\0")
+                if not self._packed:
+                    return 0
+                self._stream = self._make()
+            elif not self._packed and self._stream.needs_input:
+                self._packed = self._file.read(_PACKED_BYTES)
+                if not self._packed:
+                    raise EOFError("it ends within a stream")
+            self._ready, self._packed = self._stream.decompress(self._packed, len(buffer)), b""
+        size = min(len(buffer), len(self._ready))
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
+        return size
+
+    def close(self) -> None:
+        """Closes the file."""
+        self._file.close()
+        super().close()
 
 
 def open_text(

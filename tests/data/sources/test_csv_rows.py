@@ -207,8 +207,11 @@ def test_files_of_any_encoding_and_compression_have_one_content(end, encoding, t
         (gzip.compress(SAMPLE.encode())[:-9], None, "not a whole gzip file"),
         (lzma.compress(SAMPLE.encode())[:-9], None, "not a whole xz file"),
         (bz2.compress(SAMPLE.encode())[:-9], None, "not a whole bz2 file"),
+        (bz2.compress(b"a\n") + bz2.compress(b"b\n")[3:], None, "not a whole bz2 file"),
+        (lzma.compress(b"a\n") + lzma.compress(b"b\n")[3:], None, "not a whole xz file"),
+        (lzma.compress(b"a\n") + lzma.compress(b"b\n")[:-9], None, "not a whole xz file"),
     ],
-    ids=["latin-1", "utf-16", "half of utf-16", "ascii", "gzip", "xz", "bz2"],
+    ids="latin-1,utf-16,half of utf-16,ascii,gzip,xz,bz2,2nd bz2,2nd xz,half".split(","),
 )
 def test_files_of_another_encoding_and_damaged_archives_are_named(
     content, encoding, message, tmp_path

@@ -112,7 +112,13 @@ def _(tmp):
     for name, value in (("2.csv", "b"), ("sub/3.csv", "c"), ("1.csv", "a"), ("_4.csv", "d")):
         (tmp / "in" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp / "in" / name).write_text(csv([value, value]))
-    assert values_of(tmp, tmp / "in") == [*"aabbcc"]
+    (tmp / "other").mkdir()
+    (tmp / "other" / "x.csv").write_text(csv(["e", "e"]))
+    (tmp / "in" / "linked").symlink_to(tmp / "other")
+    assert values_of(tmp, tmp / "in") == [*"aabbeecc"]
+    (tmp / "in" / "broken.csv").symlink_to(tmp / "nowhere")
+    with pytest.raises(ValueError, match="broken.csv: expected a regular file or a folder"):
+        find_tables([tmp / "in"])
 
 
 @row("`README.md`, `schema.yaml`, pictures, checksums in a folder")
@@ -344,6 +350,17 @@ def _(tmp):
     assert values_of(tmp, tmp / "a.csv", schema) == ["NA", "US", "NA"]
     numbers = np.fromfile(tmp / "dataset" / "train" / "numerical.bin", np.float16)
     assert numbers.tolist() == [1.5, 0, 2.5]
+    (tmp / "a.csv").write_text("y;x\n0;-999,00\n1;1,5\n")
+    number = {"column": "x", "transform": "none", "missing_values": ["-999,00"]}
+    marked = {"label": "y", "numerical": [number], "format": {"decimal": ",", "delimiter": ";"}}
+    prepare(marked, [tmp / "a.csv"], tmp / "marked", output_ordering="input")
+    numbers = np.fromfile(tmp / "marked" / "train" / "numerical.bin", np.float16)
+    assert numbers.tolist() == [0, 1.5]
+    (tmp / "a.csv").write_text("y,c,d\n0,US,NA\n1,NA,US\n")
+    fields = [{"column": "c", "dictionary": "s", "missing_values": ["NA"]}]
+    fields.append({"column": "d", "dictionary": "s"})
+    values_of(tmp / "shared", tmp / "a.csv", {"label": "y", "categorical": fields})
+    assert scored(tmp / "shared", [["NA", "NA"], ["US", "US"]])[0] == 0
 
 
 @row("`True`, `TRUE`, `true`, a bool")
@@ -361,6 +378,14 @@ def _(tmp):
     (tmp / "a.csv").write_text(csv(["yes", "N", "Y", "no"]))
     assert values_of(tmp, tmp / "a.csv", schema) == ["true", "false", "true", "false"]
     assert scored(tmp, [["yes"], ["Y"], [True]]) == scored(tmp, [[True]] * 3)
+    numbers = {"column": "c", "true_values": ["2"], "false_values": ["1"]}
+    (tmp / "c.csv").write_text(csv(["1", "2.0", "2", "1.0"]))
+    two = {"label": "y", "categorical": [numbers], "numerical": [{**numbers, "transform": "none"}]}
+    assert values_of(tmp / "two", tmp / "c.csv", two) == ["false", "true", "true", "false"]
+    read = np.fromfile(tmp / "two" / "dataset" / "train" / "numerical.bin", np.float16)
+    assert read.tolist() == [0, 1, 1, 0]
+    typed = pa.table({"c": [1, 2]})
+    assert scored(tmp / "two", typed) == scored(tmp / "two", [[1.0], ["2"]])
     (tmp / "b.csv").write_text(csv(["yes", "Yes"]))
     refusal(
         tmp / "n", tmp / "b.csv", "b.csv, line 3, column c: expected true, false or 'yes'", schema
