@@ -211,7 +211,18 @@ def test_files_of_any_encoding_and_compression_have_one_content(end, encoding, t
         (lzma.compress(b"a\n") + lzma.compress(b"b\n")[3:], None, "not a whole xz file"),
         (lzma.compress(b"a\n") + lzma.compress(b"b\n")[:-9], None, "not a whole xz file"),
     ],
-    ids="latin-1,utf-16,half of utf-16,ascii,gzip,xz,bz2,2nd bz2,2nd xz,half".split(","),
+    ids=[
+        "latin-1",
+        "utf-16",
+        "half of utf-16",
+        "ascii",
+        "gzip",
+        "xz",
+        "bz2",
+        "2nd bz2",
+        "2nd xz",
+        "half",
+    ],
 )
 def test_files_of_another_encoding_and_damaged_archives_are_named(
     content, encoding, message, tmp_path
