@@ -201,11 +201,16 @@ def _decoded(
     decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
     first = True
     while (data := file.read(block_bytes)) or (decoder is not None and not first):
-        data, first, last = _without_mark(path, data, encoding) if first else data, False, not data
-        try:
-            yield data if decoder is None else decoder.decode(data, final=last).encode()
-        except UnicodeError as error:
-            raise wrong_encoding(path, line(), encoding, error) from None
+        last = not data
+        data = _without_mark(path, data, encoding) if first else data
+        if decoder is not None:
+            try:
+                text = decoder.decode(data, final=last)
+            except UnicodeError as error:
+                raise wrong_encoding(path, line(), encoding, error) from None
+            data = (text.removeprefix("\ufeff") if first else text).encode()
+        yield data
+        first = False
         if last:
             return
 

@@ -29,9 +29,12 @@ _TIME = re.compile(
 _TIME_OF_DAY = re.compile(r"(\d\d:\d\d:\d\d)\.(\d+)", re.ASCII)
 _CLOCK = re.compile(r"(-?)(\d\d?):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
 _ANY_TIME = re.compile(r"(?:\d{4}-\d\d-\d\d|\d\d:\d\d:\d\d)[^Z]*(Z?)", re.ASCII)
-_DAYS = re.compile(r"([+-]?)(\d+) days?,? ([+-]?)(\d\d?):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII)
+_DAYS = re.compile(
+    r"([+-]?)(\d{1,9}) days?,? ([+-]?)(\d\d?):(\d\d):(\d\d)(?:\.(\d{1,9}))?", re.ASCII
+)
 _PERIOD = re.compile(
-    r"(-?)P(?:(-?\d+)D)?(?:T(?:(\d+)H)?(?:(\d+)M)?(?:(\d+)(?:\.(\d{1,9}))?S)?)?", re.ASCII
+    r"(-?)P(?:(-?\d{1,9})D)?(?:T(?:(\d{1,9})H)?(?:(\d{1,9})M)?(?:(\d{1,9})(?:\.(\d{1,9}))?S)?)?",
+    re.ASCII,
 )
 _DURATION = re.compile(r"-?\d+(\.\d+)?s", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+)(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
@@ -79,7 +82,7 @@ def canonical_text(text: str) -> str:
         part = _nanoseconds("0", *parts)
         total = int(f"{sign}{count}") * 86_400 * 10**9
         return seconds_text(total - part if of_clock == "-" else total + part)
-    if len(text) > 2 and (period := _PERIOD.fullmatch(text)) is not None:
+    if text[-1] in "DHMS" and (period := _PERIOD.fullmatch(text)) is not None:
         nanoseconds = _nanoseconds(*(part or "0" for part in period.groups()[1:]))  # P-1DT2H: -22 h
         return seconds_text(-nanoseconds if period[1] else nanoseconds)
     return text

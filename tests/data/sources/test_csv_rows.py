@@ -246,3 +246,13 @@ def test_blank_lines_of_one_column_are_refused_between_rows(tmp_path):
             )
     path.write_text("c\na\n\n\n")
     assert found_in(path, 3, None)[1] is None
+
+
+def test_a_mark_of_utf_16_is_no_part_of_the_first_cell(tmp_path):
+    path = tmp_path / "a.csv"
+    for encoding in ("utf-16-le", "utf-16-be", "utf-16", "utf-8-sig", "utf-8"):
+        path.write_bytes("\ufeffa,b\n1,2\n".encode(encoding.removesuffix("-sig")))
+        expected = [(1, ("a", "b")), (2, ("1", "2"))]
+        rows, error = found_in(path, 1 << 20, None, encoding=encoding)
+        assert error is None
+        assert [(line, tuple(cells)) for line, cells in rows] == expected
