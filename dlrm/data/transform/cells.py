@@ -253,11 +253,14 @@ def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
         return _zero_or_one
     positives = set(map(canonical_text, label.positives))
     forms = None if known is None else set(map(canonical_text, known))
+    rated = label.any_negative and known is not None and all(map(_is_number, known))
 
     def parse(cells: Sequence[str]) -> np.ndarray:
         for index, cell in enumerate(cells):
             if cell in missing:
                 raise BadCellError(index, "a label that is not missing")
+            if rated and _is_number(cell):  # one more rating counts as 0
+                continue
             if known is not None and forms is not None and canonical_text(cell) not in forms:
                 shown = " or ".join(map(repr, list(known)[:_MOST_LABELS]))
                 raise BadCellError(index, shown + (", ..." if len(known) > _MOST_LABELS else ""))
@@ -265,6 +268,14 @@ def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
         return np.array(values, layout.LABEL_DTYPE)
 
     return parse
+
+
+def _is_number(text: str) -> bool:
+    try:
+        number_parser(())([text])
+    except BadCellError:
+        return False
+    return True
 
 
 def _zero_or_one(cells: Sequence[str]) -> np.ndarray:

@@ -302,9 +302,9 @@ class TableTransform:
 
     @property
     def known_labels(self) -> list[str] | None:
-        """Returns the labels that preprocessing met; None if they are unknown, or any may come."""
+        """Returns the labels that preprocessing met; None if they are unknown."""
         positives = self.schema.label.positives
-        if not positives or self.negatives is None or self.schema.label.any_negative:
+        if not positives or self.negatives is None:
             return None
         return [*positives, *self.negatives]
 
