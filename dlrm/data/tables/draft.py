@@ -23,12 +23,12 @@ from dlrm.data.tables.fields import (
     shown_name,
 )
 from dlrm.data.tables.files import CSV, JSON_LINES, PARQUET, TableFile
-from dlrm.data.tables.json_lines import Cell, Number
+from dlrm.data.tables.json_lines import Cell
 from dlrm.data.tables.parquet import partition_of, parts_of, read_part, schema_of
 from dlrm.data.tables.summaries import BOOLEANS, Summary
-from dlrm.data.tables.text import columns_of, text_of
+from dlrm.data.tables.text import columns_of, plain_numbers, text_of
 from dlrm.data.transform.schema import Label, Schema
-from dlrm.data.transform.values import canonical_text, number_text
+from dlrm.data.transform.values import canonical_text
 from dlrm.documents import one_line
 from dlrm.files import write_atomically
 
@@ -323,14 +323,7 @@ def _array(name: str, column: pa.Array | list[Cell], seen: Seen) -> pa.Array:
         seen.mixed[name] = None
     if len(kinds) != 1:
         return pa.nulls(len(column))
-    cells = [
-        [number_text(one) if isinstance(one, Number) else one for one in cell]
-        if isinstance(cell, list)
-        else number_text(cell)
-        if isinstance(cell, Number)
-        else cell
-        for cell in column
-    ]
+    cells = plain_numbers(column, name, set())
     return pa.array(cells, pa.list_(pa.string()) if list in kinds else pa.string())
 
 

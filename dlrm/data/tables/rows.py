@@ -46,7 +46,7 @@ from dlrm.data.transform.lists import ListValues, split_text
 from dlrm.data.transform.numbers import overflow_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.table_transform import TableTransform
-from dlrm.data.transform.values import NUMBER, number_text, replaced
+from dlrm.data.transform.values import NUMBER
 
 
 class Rows(NamedTuple):
@@ -101,6 +101,7 @@ class _Keyed(NamedTuple):
     """The distinct values of a categorical field as they were read, and their keys."""
 
     raw: pa.Array
+    numbers: bool  # in JSON
     keys: np.ndarray
     missing: np.ndarray
     problems: dict[int, str]
@@ -218,8 +219,9 @@ class RowReader:
         of_texts = self._keys_of[place]
         field, name = of_texts.field, of_texts.field.column
         raw, codes = places_of(name, array)
+        numbers = not of_texts.plain and numbers_of_json(batch, name)
         earlier = self._earlier.get(name)
-        if earlier is None or not earlier.raw.equals(raw):
+        if earlier is None or earlier.numbers != numbers or not earlier.raw.equals(raw):
             problems, texts = dict[int, str](), None
             distinct, not_utf_8 = utf_8(raw)
             kind = kind_of_values(distinct.type)
@@ -233,13 +235,12 @@ class RowReader:
                 if pa.types.is_floating(distinct.type):
                     of_texts.check_floats(_greatest(distinct))
                 column = text_column(_texts(of_texts, distinct))
-                if not of_texts.plain and numbers_of_json(batch, name):
-                    column, kind = replaced(column, np.arange(len(raw)), number_text), NUMBER
+                kind = NUMBER if numbers else kind
                 (keys, missing), column = of_texts.of_texts(column, problems, kind)
                 if field.type == "string" and self._counts:
                     texts = array_of(column)
             problems |= not_utf_8
-            earlier = self._earlier[name] = _Keyed(raw, keys, missing, problems, texts)
+            earlier = self._earlier[name] = _Keyed(raw, numbers, keys, missing, problems, texts)
         found.add_places(name, codes, earlier.problems, len(raw))
         if earlier.missing.any():
             places = np.append(np.where(earlier.missing, -1, np.arange(len(raw))), -1)

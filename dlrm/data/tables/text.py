@@ -83,18 +83,19 @@ class Cells:
             cells: its cells.
             text: the format of CSV, whose numbers may have marks.
         """
-        marked = text is not None and text.has_marks and name in self.numbers
-        separator = self.separators.get(name)
+        separator, missing = self.separators.get(name), self.missing_values.get(name, ())
         if separator is None:
             array = cells if isinstance(cells, pa.Array) else pa.array(list(cells), pa.string())
-            missing = self.missing_values.get(name, ())
-            return _without_marks(array, text, missing) if text is not None and marked else array
-        missing = self.missing_values.get(name, ())
-        of = cells.to_pylist() if isinstance(cells, pa.Array) else cells
-        rows = [split_text(c, separator, missing) if isinstance(c, str) else c for c in of]
-        if text is not None and marked:
-            rows = [row and [text.plain_number(c or "") for c in row] for row in rows]
-        return pa.array(rows, self.type_of(name))
+        else:
+            of = cells.to_pylist() if isinstance(cells, pa.Array) else cells
+            rows = [split_text(c, separator, missing) if isinstance(c, str) else c for c in of]
+            array = pa.array(rows, self.type_of(name))
+        if text is None or not text.has_marks or name not in self.numbers:
+            return array
+        if separator is None:
+            return _without_marks(array, text, missing)
+        values = _without_marks(array.flatten(), text, missing)
+        return pa.ListArray.from_arrays(array.offsets, values, mask=array.is_null())
 
 
 def _without_marks(array: pa.Array, text: TextFormat, missing: Collection[str]) -> pa.Array:
@@ -104,7 +105,8 @@ def _without_marks(array: pa.Array, text: TextFormat, missing: Collection[str]) 
         one if one.strip() in missing else text.plain_number(one.strip())
         for one in coded.dictionary.to_pylist()
     ]
-    return pa.DictionaryArray.from_arrays(coded.indices, pa.array(texts)).dictionary_decode()
+    values = pa.array(texts, pa.string())
+    return pa.DictionaryArray.from_arrays(coded.indices, values).dictionary_decode()
 
 
 def columns_of(file: TableFile, text: TextFormat) -> list[str]:
@@ -221,14 +223,25 @@ def _with_field(
     cells: Cells, text: TextFormat, kind: str, name: str, column: pa.Array | list[Cell]
 ) -> tuple[pa.Field, pa.Array]:
     """Returns a column and its field, which says whether text was numbers in JSON."""
-    if kind == CSV:
-        array = cells.array(name, column, text)
-        return pa.field(name, array.type), array
     texts: set[str] = set()
-    plain = _plain_numbers(column, name, texts)
-    array = cells.array(name, column if cells.earlier else plain)
-    metadata = None if name in texts else NUMBERS_OF_JSON
-    return pa.field(name, array.type, metadata=metadata), array
+    array = _array_of(cells, text, kind, name, column, texts)
+    numbers = kind == JSON_LINES and name not in texts
+    return pa.field(name, array.type, metadata=NUMBERS_OF_JSON if numbers else None), array
+
+
+def _array_of(
+    cells: Cells,
+    text: TextFormat,
+    kind: str,
+    name: str,
+    column: pa.Array | list[Cell],
+    texts: set[str],
+) -> pa.Array:
+    """Returns a column of a file, and adds it to `texts` if JSON has other values than numbers."""
+    if kind == CSV:
+        return cells.array(name, column, text)
+    plain = plain_numbers(column, name, texts)
+    return cells.array(name, column if cells.earlier else plain)
 
 
 def _constant(name: str, value: str | None, rows: int) -> tuple[pa.Field, pa.Array]:
@@ -289,12 +302,7 @@ def stage(
                 check_names(file.path, names, text, columns)
             if not len(lines):
                 continue
-            by_name = {
-                name: cells.array(name, _plain_numbers(column, name, texts), text)
-                if file.kind == JSON_LINES
-                else cells.array(name, column, text)
-                for name, column in read
-            }
+            by_name = {n: _array_of(cells, text, file.kind, n, one, texts) for n, one in read}
             arrays = [
                 by_name[name] if name in by_name else pa.nulls(len(lines), cells.type_of(name))
                 for name in columns
@@ -308,7 +316,7 @@ def stage(
     return {"rows": rows, "names": [*found], "numbers": numbers, "note": note}
 
 
-def _plain_numbers(column: Any, name: str, texts: set[str]) -> list[Cell]:
+def plain_numbers(column: Iterable[Cell], name: str, texts: set[str]) -> list[Cell]:
     """Returns cells of JSON in which numbers have the text of typed ones, and notes other cells."""
     cells: list[Cell] = []
     for cell in column:

@@ -275,6 +275,18 @@ def _(tmp):
         assert numbers.tolist() == [np.float16(1234.5), 7]
         (folder / "a.csv").write_text("y;x\n0;1.5,5\n1;7\n")
         refusal(folder, folder / "a.csv", r"line 2, column x: expected a number, got '1\.5", made)
+    marks = {"decimal": ",", "thousands": "."}  # of CSV alone, not of JSON
+    lists = {"column": "t", "type": "integer", "max_length": 3, "missing_values": ["1.000"]}
+    (tmp / "a.csv").write_text("y;t\n0;1.234|7\n1;\n1;7|1.000\n")
+    made = {"label": "y", "categorical": [lists], "format": {**marks, "delimiter": ";"}}
+    prepare(made, [tmp / "a.csv"], tmp / "lists", output_ordering="input")
+    ids = np.fromfile(tmp / "lists" / "train" / "cat_0.values.bin", np.int8).tolist()
+    transform = TableTransform.load(tmp / "lists" / layout.TRANSFORM)
+    assert [id and transform.value(0, id) for id in ids] == ["1234", "7", "7", 0]
+    (tmp / "a.jsonl").write_text('{"y": 0, "x": 1.234}\n{"y": 1, "x": 7}\n')
+    prepare({**schema, "format": marks}, [tmp / "a.jsonl"], tmp / "json", output_ordering="input")
+    numbers = np.fromfile(tmp / "json" / "train" / "numerical.bin", np.float16)
+    assert numbers.tolist() == [np.float16(1.234), 7]
 
 
 @row("a byte order mark, CR LF, blank lines")
