@@ -2,9 +2,7 @@
 
 import codecs
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
 
 NONE = "none"  # no quote, escape or mark, against those of a schema
 COMPRESSIONS = ("none", "gzip", "bz2", "xz", "zstd")
@@ -46,7 +44,7 @@ class TextFormat:
     decimal: str | None = None
     thousands: str | None = None
     compression: str | None = None
-    chunk_rows: int = _CHUNK_ROWS
+    chunk_rows: int = field(default=_CHUNK_ROWS, metadata={"in_schema": False})
 
     def __post_init__(self) -> None:
         for name in ("delimiter", "quote", "escape"):
@@ -99,12 +97,21 @@ class TextFormat:
         if other is None:
             return self
         entries = {}
-        for field in fields(self):
-            own = getattr(self, field.name)
-            entries[field.name] = own if own != field.default else getattr(other, field.name)
+        for entry in fields(self):
+            own = getattr(self, entry.name)
+            entries[entry.name] = own if own != entry.default else getattr(other, entry.name)
         if self.columns and self.header is None:
             entries["header"] = None  # of the other's columns
         return TextFormat(**entries)
+
+    @property
+    def remembered(self) -> "TextFormat | None":
+        """Returns the entries that later readers follow, without names of columns; None for none.
+
+        A fitted transform has the names.
+        """
+        kept = replace(self, columns=(), header=None, chunk_rows=_CHUNK_ROWS)
+        return None if kept == TextFormat() else kept
 
     @property
     def has_marks(self) -> bool:
@@ -115,42 +122,6 @@ class TextFormat:
         """Returns a number without its marks: 1234.5 for 1.234,5; other texts as they are."""
         thousands = None if self.thousands == NONE else self.thousands
         return plain_number(text, self.decimal or ".", thousands)
-
-    def facts(self) -> dict[str, Any]:
-        """Returns the entries that a schema keeps: those that are not their defaults."""
-        entries = {field.name: getattr(self, field.name) for field in fields(self)}
-        defaults = {field.name: field.default for field in fields(self)}
-        found = {n: v for n, v in entries.items() if v != defaults[n] and n != "chunk_rows"}
-        return {n: list(v) if isinstance(v, tuple) else v for n, v in found.items()}
-
-    @classmethod
-    def of_facts(cls, facts: Mapping[str, Any]) -> "TextFormat":
-        """Makes a format of the entries of a schema.
-
-        Raises:
-            ValueError: an entry is unknown or has another form.
-        """
-        known = [field.name for field in fields(cls) if field.name != "chunk_rows"]
-        made: dict[str, Any] = {}
-        for name, value in facts.items():
-            if name not in known:
-                raise ValueError(f"format: expected some of {', '.join(known)}, got {name} as well")
-            if value is None:
-                continue
-            if name == "header":
-                expected, fits = "true or false", isinstance(value, bool)
-            elif name == "columns":
-                expected, fits = "a list of texts", isinstance(value, list | tuple)
-                value = tuple(map(str, value)) if fits else value
-            else:
-                expected, fits = "a text", isinstance(value, str)
-            if not fits:
-                raise ValueError(f"format: {name}: expected {expected}, got {value!r}")
-            made[name] = value
-        try:
-            return cls(**made)
-        except ValueError as error:
-            raise ValueError(f"format: {str(error).replace('--', '')}") from None
 
 
 def plain_number(text: str, decimal: str, thousands: str | None) -> str:

@@ -3,7 +3,7 @@
 import itertools
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -177,7 +177,6 @@ def draft(
     if not drafter.numerical and not drafter.categorical:
         reasons = "; ".join(f"{shown_name(name)}: {why}" for name, why in left_out.items())
         raise ValueError(f"no column is left as an input ({reasons or f'{label} is the only one'})")
-    kept = None if text is None else replace(text, columns=(), header=None)
     schema = Schema(
         said,
         tuple(drafter.numerical),
@@ -185,7 +184,7 @@ def draft(
         weight=weight,
         groups=tuple(groups),
         time=drafter.time,
-        format=kept if kept is not None and kept.facts() else None,
+        format=None if text is None else text.remembered,
     )
     comments = drafter.comments | {label: one_line(label_comment)}
     if weight is not None:

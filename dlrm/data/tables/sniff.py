@@ -57,7 +57,8 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
 
 
 def _line(given: TextFormat, found: TextFormat) -> str | None:
-    new = {name: value for name, value in found.facts().items() if name not in given.facts()}
+    own = vars(given)
+    new = {n: value for n, value in vars(found).items() if value is not None and own[n] is None}
     if not new:
         return None
     line = f"{', '.join(f'{name} {value!r}' for name, value in new.items())} (from the files)"

@@ -30,7 +30,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, dataclass, fields, replace
+from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
@@ -583,9 +583,11 @@ class Schema:
 
 
 def _format(value: Any) -> TextFormat:
-    if not isinstance(value, dict):
-        raise ValueError(f"format: expected a map such as {{delimiter: ';'}}, got {brief(value)}")
-    return TextFormat.of_facts(value)
+    try:
+        return _field(TextFormat, "format", value)
+    except ValueError as error:
+        message = str(error).removeprefix("format: ").replace("--", "")  # of the flags' names
+        raise ValueError(f"format: {message}") from None
 
 
 _DIRECTIVE = re.compile(r"%([A-Za-z%])")
@@ -638,18 +640,22 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("column", "transform", "type", "separator", "kind"), (str,)),
     **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight", "keep"), (str, None)),
     "format": (str, None),
+    **dict.fromkeys(("delimiter", "quote", "escape", "encoding", "decimal"), (str, None)),
+    **dict.fromkeys(("thousands", "compression"), (str, None)),
+    "header": (bool, None),
     **dict.fromkeys(("weights", "pooling", "name"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
     "smoothing": (float,),
     **dict.fromkeys(("max_ids", "max_length"), (int, None)),
     **dict.fromkeys(("any_negative", "ordered"), (bool,)),
     "negative": (tuple, None),
-    **dict.fromkeys(("missing_values", "groups", "fields"), (tuple,)),
+    **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),
     **dict.fromkeys(("true_values", "false_values"), (tuple,)),
 }
 _NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
 _NAMES |= {float: "a number"}
-_SHORT: dict[type, str | None] = {Cross: None, Encoding: "kind"}  # entry of a one-word field
+# The entry of a field that is one word; None is none.
+_SHORT: dict[type, str | None] = {Cross: None, TextFormat: None, Encoding: "kind"}
 
 
 def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
@@ -666,7 +672,7 @@ def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
 
 
 def _made(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
-    known = {field.name: field for field in fields(kind)}  # type: ignore[arg-type]
+    known = {one.name: one for one in _entries(kind)}
     for name in values:
         if name not in known:
             raise ValueError(
@@ -711,9 +717,14 @@ def _encodings(where: str, value: Any) -> tuple[Encoding, ...]:
         raise ValueError(f"{where}{error}") from None
 
 
+def _entries(kind: Any) -> list[Field[Any]]:
+    """Returns the fields of a configuration that are entries of a schema."""
+    return [field for field in fields(kind) if field.metadata.get("in_schema", True)]
+
+
 def _without_defaults(value: Any) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for field in fields(value):
+    for field in _entries(value):
         one = getattr(value, field.name)
         if one == field.default:
             continue
@@ -721,8 +732,6 @@ def _without_defaults(value: Any) -> dict[str, Any]:
             entry = "kind" if field.name == "encodings" else "column"
             short = [_without_defaults(item) for item in one]
             found[field.name] = [m[entry] if list(m) == [entry] else m for m in short]
-        elif isinstance(one, TextFormat):
-            found[field.name] = one.facts()
         elif hasattr(one, "__dataclass_fields__"):
             found[field.name] = _without_defaults(one)
         else:

@@ -60,13 +60,10 @@ class TableOptions:
 
     @property
     def remembered_schema(self) -> Schema:
-        """Returns the schema with the format of CSV that was read, for later readers.
-
-        A header and names of columns are not part of it: `TableTransform.columns` has the names.
-        """
-        own = replace(self.text, columns=(), header=None, chunk_rows=TextFormat().chunk_rows)
-        text = own.over(self.schema.format)
-        return replace(self.schema, format=None if text == TextFormat() else text)
+        """Returns the schema with the format of CSV that was read, for later readers."""
+        if (text := self.text.remembered) is None:
+            return self.schema
+        return replace(self.schema, format=text.over(self.schema.format))
 
     @property
     def quarantine(self) -> bool:

@@ -36,7 +36,7 @@ def test_what_a_beginning_shows(tmp_path, name):
     content, suffix, expected = CASES[name]
     (tmp_path / f"rows{suffix}").write_text(content)
     text, line = sniff(find_tables([tmp_path]), TextFormat())
-    assert text.facts() == expected
+    assert text == TextFormat(**expected)
     assert (line is None) == (not expected)
     if "delimiter" in expected:
         assert line.startswith(f"delimiter {expected['delimiter']!r}")

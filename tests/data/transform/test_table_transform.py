@@ -156,6 +156,41 @@ REFUSED = [
     ),
     ("{label: y, numerical: [x], version: 2}", "version: expected 1, got 2"),
     ("{label: [y], numerical: [x]}", "label: expected a column or a map, got ['y']"),
+    ("{label: y, numerical: [x], format: [1]}", "format: expected a map with fields, got [1]"),
+    (
+        "{label: y, numerical: [x], format: {quote: ab}}",
+        "format: quote: expected one character of ASCII, no blank or line end, or none, got 'ab'",
+    ),
+    (
+        "{label: y, numerical: [x], format: {encoding: utf-99}}",
+        "format: encoding: expected a name such as utf-8, latin-1, cp1252 or utf-16, got 'utf-99'",
+    ),
+    (
+        "{label: y, numerical: [x], format: {delimiter: ';', quote: ';'}}",
+        "format: delimiter, quote: expected two characters, got ';'",
+    ),
+    (
+        "{label: y, numerical: [x], format: {decimal: ',', thousands: ','}}",
+        "format: decimal, thousands: expected two characters, got ',' for both",
+    ),
+    ("{label: y, numerical: [x], format: {header: 1}}", "format: header: expected true or false"),
+    (
+        "{label: y, numerical: [x], format: {chunk_rows: 9}}",
+        "format: expected some of columns, header, delimiter, quote, escape, encoding, decimal, "
+        "thousands, compression, got 'chunk_rows' as well",
+    ),
+    (
+        "{label: y, categorical: [{column: c, true_values: [a], missing_values: [a]}]}",
+        "categorical field c: expected one meaning of 'a', got true and missing",
+    ),
+    (
+        "{label: y, categorical: [{column: c, false_values: ['True']}]}",
+        "categorical field c: false_values: expected no 'True', which means true",
+    ),
+    (
+        "{label: y, numerical: [x], time: {column: t, format: abc}}",
+        "time t: format: expected directives such as %d/%m/%Y %H:%M, got 'abc'",
+    ),
     (
         "{label: {column: y, positive: []}, numerical: [x]}",
         "label y: positive: expected one value or more, got none",
