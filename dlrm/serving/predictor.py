@@ -22,7 +22,7 @@ from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.inputs import Inputs, RowError, check_inputs
 from dlrm.serving.recalibration import Recalibration, load_recalibration
-from dlrm.serving.rows import RowTransform, Text, text_of_fields
+from dlrm.serving.rows import RowTransform, text_of_fields
 from dlrm.serving.shares import Shares
 from dlrm.serving.tables import frame_of, labels_of, read_inputs, scoring_reader
 from dlrm.train.checkpoints.checkpoint import (
@@ -144,19 +144,28 @@ class Predictor:
             ValueError: the model has no transform, a column is missing, or a row is unreadable; the
                 message names it.
         """
-        table, names = self.row_transform.table, self.row_transform.names
-        if table is not None:
+        table, shares = self.row_transform.table, shares_of(self.row_transform)
+        if table is None:
+            parts = list(self._of_log(rows, shares))
+        else:
+            names = self.row_transform.names
             frame = rows if is_frame(rows) else frame_of(_fields(rows, names), table)
-            scored = [logits for logits, _ in self._of_frame(frame, labelled=False)]
-            return np.concatenate(scored) if scored else np.empty(0, np.float32)
-        fields, parts = _fields(rows, names, _field), []
+            parts = [logits for logits, _ in self._of_frame(frame, False, shares)]
+        _warn(shares, 3)
+        return np.concatenate(parts) if parts else np.empty(0, np.float32)
+
+    def _of_log(self, rows: Any, shares: Shares) -> Iterator[np.ndarray]:
+        """Yields the logits of rows of a log, some at a time."""
+        names = self.row_transform.names
+        fields = _fields(rows, names, _field)
         for begin in range(0, len(fields), self.batch_size):
             try:
                 text = text_of_fields(fields[begin : begin + self.batch_size], len(names))
-                parts.append(self.logits_of_text(text))
+                inputs = self.row_transform(text)
+                shares.add(text.starts == text.ends, inputs.without_id())
+                yield self.logits_of(inputs)
             except RowError as error:
                 raise type(error)(begin + error.row, error.problem) from None
-        return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
     def evaluate(self, frame: Any) -> dict[str, float]:
         """Returns metrics of the model's predictions for a labelled table.
@@ -176,7 +185,9 @@ class Predictor:
         table = self.row_transform.table
         if table is None or not table.label_known:
             raise ValueError(f"{self.path}: the model does not say which column has the labels")
-        parts = list(self._of_frame(frame, labelled=True))
+        shares = shares_of(self.row_transform)
+        parts = list(self._of_frame(frame, True, shares))
+        _warn(shares, 2)
         logits = [logits for logits, _ in parts]
         labels = [labels for _, labels in parts if labels is not None]
         if not sum(map(len, logits)):
@@ -186,12 +197,12 @@ class Predictor:
         )
 
     def _of_frame(
-        self, frame: Any, labelled: bool
+        self, frame: Any, labelled: bool, shares: Shares
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """Yields logits and labels of a table in memory, some rows at a time."""
         table = self.row_transform.table
         assert table is not None
-        reader, done, shares = scoring_reader(table, labelled), 0, shares_of(self.row_transform)
+        reader, done = scoring_reader(table, labelled), 0
         for batch in open_frame(frame, reader.columns):
             for begin in range(0, batch.num_rows, self.batch_size):
                 try:
@@ -203,8 +214,6 @@ class Predictor:
                 except RowError as error:
                     raise type(error)(done + begin + error.row, error.problem) from None
             done += batch.num_rows
-        if line := shares.strangers():
-            warnings.warn(line, stacklevel=4)
 
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Copies the model's checkpoint, with the transform of raw rows, to a directory.
@@ -267,10 +276,6 @@ class Predictor:
             f"{kept:g} --recalibrated_checkpoint DIR` writes a model that corrects them"
         )
 
-    def logits_of_text(self, text: Text) -> np.ndarray:
-        """Returns the logits of rows of text."""
-        return self.logits_of(self.row_transform(text))
-
     @torch.inference_mode()
     def logits_of(self, inputs: Inputs) -> np.ndarray:
         """Returns the logits of a model's inputs, float32 `[rows]`.
@@ -318,6 +323,12 @@ def shares_of(transform: RowTransform) -> Shares:
     """Returns counters of the values that a transform knows."""
     names = transform.numerical_names, transform.categorical_names
     return Shares(*names, transform.have_ids)
+
+
+def _warn(shares: Shares, level: int) -> None:
+    """Warns of fields without a known value; `level` is that of the caller's caller."""
+    if line := shares.strangers():
+        warnings.warn(line, stacklevel=level + 1)
 
 
 def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:

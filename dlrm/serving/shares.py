@@ -73,8 +73,9 @@ class Shares:
             return None
         names = [self._names[self._first_table + place] for place in np.flatnonzero(none)]
         shown = ", ".join(names[:_MOST_FIELDS]) + ", ..." * (len(names) > _MOST_FIELDS)
-        values = "no value of" if len(names) == 1 else "no values of"
-        return f"{values} {shown} occurred in the training data; scores ignore what they say"
+        if len(names) == 1:
+            return f"no value of {shown} occurred in the training data, so scores ignore it"
+        return f"no values of {shown} occurred in the training data, so scores ignore them"
 
     def by_field(self) -> list[tuple[str, float | None, float]]:
         """Returns name, share of missing and share of other values without an id of each field.

@@ -4,6 +4,7 @@ import bz2
 
 import forked
 import numpy as np
+import pyarrow as pa
 import pytest
 
 import dlrm
@@ -70,7 +71,7 @@ def test_another_format_takes_flags(trained, tmp_path):
 def test_quotes_that_join_lines_are_said(trained):
     done, scores = predict(trained, trained / "log.tsv", '--quote="')
     assert len(scores) == ROWS - 60
-    assert "quoted cells extend 1 row over 61 lines, first from line 102" in done.stdout
+    assert "quoted cells extend 1 row over 61 lines, the first at line 102" in done.stdout
 
 
 def test_folders_of_parts_are_read_whole(trained, tmp_path):
@@ -110,8 +111,11 @@ def test_values_that_training_never_saw_are_warned_of(trained, tmp_path):
     done, _ = predict(trained, tmp_path / "log.tsv")
     assert "warning: no value of query occurred in the training data" in done.stdout
     model = dlrm.load(trained / "run")
-    with pytest.warns(UserWarning, match="no value of query occurred"):
-        model.predict([{"query": "new", "price": 1.5}])
+    frame = pa.table({"click": [0, 1], "query": ["a", "b"], "price": [1.5, 2.5]})
+    for call in (model.predict, model.logits, model.evaluate):
+        with pytest.warns(UserWarning, match="no value of query occurred") as warned:
+            call(frame)
+        assert call == model.logits or warned[0].filename == __file__
 
 
 def test_a_delimiter_that_is_never_seen_is_named(trained):

@@ -186,7 +186,7 @@ def test_tabs_have_no_quotes_and_lines_of_quoted_cells_are_said(tmp_path):
     out, _ = drafted(
         tmp_path, {"a.tsv": "", "b.csv": 'q,y\n"a\nb",1\nc,0\n' * 1}, "--overwrite", '--quote="'
     )
-    assert "quoted cells extend 1 row over 2 lines, first from line 2" in out
+    assert "quoted cells extend 1 row over 2 lines, the first at line 2" in out
 
 
 def test_what_files_do_not_share_is_left_out(tmp_path):

@@ -77,11 +77,11 @@ class Spans:
         if not self.rows:
             return None
         rows = f"{self.rows:,} row{'s' * (self.rows > 1)}"
-        note = f"note: {path}: quoted cells extend {rows} over {self.lines:,} lines, first from "
+        note = f"note: {path}: quoted cells extend {rows} over {self.lines:,} lines, the first at "
         note += f"line {self.first}"
         if text.quote is None:
-            note += "; if quotes are part of the text, read it with format: {quote: none} in the "
-            note += "schema, or --quote none"
+            note += "; if quotes are part of the text, use format: {quote: none} in the schema, or "
+            note += "--quote none"
         return note
 
 
@@ -150,7 +150,7 @@ class _Rows:
         self._blocks = read_blocks(path, _BLOCK_BYTES, text.encoding, text.compression)
         self._pending = b""  # lines of a block that are still to be read
         self._line = 0  # lines that have been read
-        self._blank = 0  # the first blank line of one column, if there are no rows after it yet
+        self._blank = 0  # a blank line, if no row has followed it yet
 
     def chunk(self, names: list[str], wanted: Collection[str] | None) -> Chunk | None:
         """Returns the rows of the next block; None at the end."""
@@ -159,13 +159,13 @@ class _Rows:
             return None
         if (lines := self._plain_lines(block)) is not None:
             if len(names) == 1:
-                self._refuse_blank(block)
+                self._check_blank_lines(block)
             found = self._split(block, len(names), _places(names, wanted), len(lines))
             if found is not None:
                 self._line += block.count(b"\n") + (not block.endswith(b"\n"))
                 self._pending = b""
                 return Chunk(names, lines, found)
-        return self.chunk_of(names, wanted, *self.records())
+        return self.chunk_of(names, wanted, *self.records(one_column=len(names) == 1))
 
     def chunk_of(
         self,
@@ -188,19 +188,20 @@ class _Rows:
             columns[i] = pa.array(cells, pa.string())
         return Chunk(names, np.array(ends, np.int64), columns)
 
-    def _refuse_blank(self, block: bytes) -> None:
-        """Raises ValueError at a blank line between rows of one column.
-
-        It may be a missing value, as Polars writes it, or nothing; at the end it is nothing.
-        """
+    def _check_blank_lines(self, block: bytes) -> None:
+        """Raises ValueError if there is a blank line between rows of one column."""
         blank = _BLANK_LINE.search(block)
         if blank is not None and not self._blank:
             self._blank = self._line + block.count(b"\n", 0, blank.end()) + 1
         if self._blank and not block[blank.start() if blank else 0 :].isspace():
-            raise ValueError(
-                f"{self._path}, line {self._blank}: expected a value in a file of one column, got "
-                'a blank line; write "" for a missing value, and no line for none'
-            )
+            raise self._blank_line()
+
+    def _blank_line(self) -> ValueError:
+        """Returns the error for a blank line, which may be a missing value, as Polars writes it."""
+        return ValueError(
+            f"{self._path}, line {self._blank}: expected a value in a file of one column, got a "
+            'blank line; write "" for a missing value, and no line for none'
+        )
 
     def _plain_lines(self, block: bytes) -> np.ndarray | None:
         """Returns the lines of rows if each is one line, without anything to decide; else None."""
@@ -274,7 +275,9 @@ class _Rows:
             columns[i] = column.combine_chunks()
         return columns
 
-    def records(self, most: int | None = None) -> tuple[list[int], list[list[str]]]:
+    def records(
+        self, most: int | None = None, one_column: bool = False
+    ) -> tuple[list[int], list[list[str]]]:
         """Returns the last lines and the cells of rows, to the end of a block or of `most` rows."""
         self._left = self._lines_of(self._pending or next(self._blocks, b""))
         reader = self._reader()
@@ -298,9 +301,14 @@ class _Rows:
                 )
             if last > first and record:
                 self._spans.add(first, last)
-            if record:
+            if not record:
+                self._blank = self._blank or last
+            elif one_column and self._blank:
+                raise self._blank_line()
+            else:
                 ends.append(last)
                 records.append(record)
+        self._blank = self._blank if one_column else 0  # those before a header are nothing
         self._line = before + reader.line_num
         self._pending = "".join(self._left).encode("utf-8", "surrogateescape")
         return ends, records

@@ -244,6 +244,8 @@ def test_blank_lines_of_one_column_are_refused_between_rows(tmp_path):
             assert error.startswith(
                 f"{path}, line {line}: expected a value in a file of one column"
             )
+    path.write_text('c\na\n\n"b ""quoted"""\n')
+    assert found_in(path, 1 << 20, None)[1].startswith(f"{path}, line 3: expected a value in a")
     path.write_text("c\na\n\n\n")
     assert found_in(path, 3, None)[1] is None
 

@@ -204,7 +204,7 @@ def _(tmp):
 def _(tmp):
     (tmp / "a.csv").write_text('y,c\n0,"a,b"\n1,"say ""hi"""\n0,"two\nlines"\n1, "x"\n')
     said = prepare(SCHEMA, [tmp / "a.csv"], tmp / "said")
-    assert any("quoted cells extend 1 row over 2 lines, first from line 4" in one for one in said)
+    assert any("quoted cells extend 1 row over 2 lines, the first at line 4" in one for one in said)
     values = values_of(tmp, tmp / "a.csv")
     assert values == ["a,b", 'say "hi"', "two\nlines", "x"]
 
