@@ -22,7 +22,7 @@ from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.inputs import Inputs, RowError, check_inputs
 from dlrm.serving.recalibration import Recalibration, load_recalibration
-from dlrm.serving.rows import RowTransform, text_of_fields
+from dlrm.serving.rows import RowTransform, Text, text_of_fields
 from dlrm.serving.shares import Shares
 from dlrm.serving.tables import frame_of, labels_of, read_inputs, scoring_reader
 from dlrm.train.checkpoints.checkpoint import (
@@ -275,6 +275,10 @@ class Predictor:
             "probabilities are too high; `python -m dlrm.scripts.evaluate --sampling_rate "
             f"{kept:g} --recalibrated_checkpoint DIR` writes a model that corrects them"
         )
+
+    def logits_of_text(self, text: Text) -> np.ndarray:
+        """Returns the logits of rows of text."""
+        return self.logits_of(self.row_transform(text))
 
     @torch.inference_mode()
     def logits_of(self, inputs: Inputs) -> np.ndarray:
