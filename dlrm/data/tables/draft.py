@@ -418,8 +418,8 @@ def _label(
         return Label(name), f"0 and 1; {true / summary.rows:.2%} of the rows are positive"
     elif len(labels) != 2:
         raise ValueError(
-            f"column {name}: expected two labels in {rows}, got {len(labels)}: {known}; --positive, "
-            "or label: {positive: [...]} in a schema, names those that count as 1"
+            f"column {name}: expected two labels in {rows}, got {len(labels)}: {known}; "
+            "--positive, or label: {positive: [...]} in a schema, names those that count as 1"
         )
     else:
         value, why = _positive(labels)
