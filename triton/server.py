@@ -25,6 +25,7 @@ from pathlib import Path
 from command_line import new_parser
 
 from dlrm.command_line import fail
+from dlrm.serving.reader import check_version
 
 NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver's names
 
@@ -41,6 +42,12 @@ def main() -> None:
     options, others = parser.parse_known_args()
     if not options.model_repository.is_dir():
         fail(f"{options.model_repository}: no such directory (--model-repository)")
+    for version in sorted(options.model_repository.glob("*/[0-9]*/")):
+        if not (version / "model.py").exists():  # which compares the files itself
+            try:
+                check_version(version)
+            except (ValueError, OSError) as error:
+                fail(error)
     explicit = "explicit" in others or "--model-control-mode=explicit" in others
     if explicit and restrictions(others) and not any("--load-model" in flag for flag in others):
         fail(

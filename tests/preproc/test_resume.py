@@ -154,11 +154,13 @@ def test_killed_while_it_publishes(raw, whole, tmp_path, monkeypatch):
     assert contents(tmp_path) == whole
 
 
-@pytest.mark.parametrize("became", ["deleted", "another", "cut off"])
+@pytest.mark.parametrize("became", ["deleted", "deleted after it replaced", "another", "cut off"])
 def test_complete_means_that_the_output_is_there(raw, whole, tmp_path, monkeypatch, became):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     if became == "another":
         prepare(Inline(), raw, tmp_path / "other", seed=1, **options)
+    elif became == "deleted after it replaced":
+        prepare(Inline(), raw, tmp_path / "run", seed=1, **options)
     with monkeypatch.context() as patch:
         patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):

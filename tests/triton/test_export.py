@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import forked
 import numpy as np
@@ -59,6 +60,7 @@ def test_a_model_of_a_table_in_memory_is_judged_by_generated_rows(export, tmp_pa
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4)
 
 
+SERVER = Path(__file__).parents[2] / "triton" / "server.py"
 PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
 
 
@@ -102,6 +104,18 @@ def test_a_flipped_bit_in_any_file_of_a_version_is_named(exported, tmp_path, fli
     (version / "manifest.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"manifest\.json: no such file"):
         Scorer(version, 10)
+
+
+def test_the_server_compares_what_its_backends_do_not(tmp_path):
+    version = tmp_path / "model" / "1"
+    version.mkdir(parents=True)
+    (version / "model.pt").write_bytes(b"network")
+    write_manifest(version, KIND)
+    (version / "model.pt").write_bytes(b"metwork")
+    server = [sys.executable, SERVER, "--model-repository", tmp_path]
+    done = subprocess.run(server, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert re.search(r"^error: .*/1/model\.pt: expected CRC-32 .*damaged", done.stderr)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

@@ -85,15 +85,23 @@ class WorkFolder:
     def is_published(self) -> bool:
         """Returns whether `final` is the output of this run, with all its files."""
         manifest = self.final / MANIFEST
-        if not manifest.is_file():
-            return False
-        if self.result("described") is None or self.result("manifest") != _digest(manifest):
+        if self.result("described") is None or not self._is_of_this_run(manifest):
             return False
         try:
             read_manifest(self.final, read_json(manifest)["kind"], check_crc=True)
         except (FileNotFoundError, ValueError):  # a file is missing, or damaged
             return False
         return True
+
+    def has_output(self) -> bool:
+        """Returns whether the complete output is still in `output`.
+
+        Once published, that may have what the output replaced.
+        """
+        return self._is_of_this_run(self.output / MANIFEST)
+
+    def _is_of_this_run(self, manifest: Path) -> bool:
+        return manifest.is_file() and self.result("manifest") == _digest(manifest)
 
     def _marker(self, stage: str) -> Path:
         return self.path / f"{stage}.done"
@@ -216,7 +224,7 @@ def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
     A run whose output was moved resumes only to report it, if that output is intact.
     """
     described = [path.parent for path in folder.glob("*/described.done")]
-    if any(not (run / "output").exists() for run in described):
+    if any(not WorkFolder(run, work.final, True).has_output() for run in described):
         return work.is_published()
     stages = (path.name for path in folder.glob("*/*.done"))
     plans = (".splits.done", ".buckets.done")
