@@ -10,7 +10,7 @@ import sys
 FLOORS = [
     ["dlrm.host_memory"],
     ["dlrm.host_cores"],
-    ["dlrm.documents", "dlrm.environment", "dlrm.step_clock"],
+    ["dlrm.documents", "dlrm.environment", "dlrm.locks", "dlrm.step_clock"],
     ["dlrm.files", "dlrm.limits", "dlrm.mapped_files", "dlrm.pages"],
     ["dlrm.command_line", "dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed", "dlrm.store"],
@@ -33,6 +33,7 @@ TORCH_FREE = [
     "dlrm.host_cores",
     "dlrm.host_memory",
     "dlrm.limits",
+    "dlrm.locks",
     "dlrm.manifest",
     "dlrm.mapped_files",
     "dlrm.data.clicks.bags",

@@ -1,4 +1,4 @@
-"""What a running writer owns is left alone, and what an ended one left is removed or restored."""
+"""A running writer keeps its files; those of an ended one are removed or restored."""
 
 import errno
 import os
@@ -52,7 +52,7 @@ def other_process(work):
 
 @pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
 def exchanges(request, monkeypatch):
-    """Whether the system can exchange two names."""
+    """Says whether the system can exchange two names."""
     if not request.param:
         monkeypatch.setattr(files, "exchange", lambda one, other: False)
     return request.param

@@ -1,4 +1,4 @@
-"""What the kills of `test_replace_kills` interrupt: the replacement of a directory."""
+"""Functions for `test_replace_kills`: the replacement of a directory."""
 
 from dlrm import files
 from dlrm.files import staged_directory

@@ -1,0 +1,49 @@
+"""Commands that write models, for `test_command_kills`; each call runs in a fork, see killing.py.
+
+All forks have one process id, as containers do that are restarted.
+"""
+
+import os
+import sys
+from pathlib import Path
+
+from dlrm.scripts.tune.command import main as tune_main
+from dlrm.serving.predictor import load
+from dlrm.serving.recalibration import of_sampling_rate, write_recalibrated
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "triton"))
+
+import export as exporter
+
+
+def recalibrate(checkpoint, folder):
+    """Writes a recalibrated checkpoint, unless an earlier call has."""
+    os.getpid = lambda: 1
+    if not (folder / "made").exists():
+        write_recalibrated(find_checkpoint(checkpoint), of_sampling_rate(0.5), folder / "made")
+
+
+def save(checkpoint, folder):
+    """Saves a model over an earlier one."""
+    os.getpid = lambda: 1
+    load(checkpoint).save(folder / "made", overwrite=True)
+
+
+def update(checkpoint, folder):
+    """Adds a version to an exported model."""
+    os.getpid = lambda: 1
+    words = [f"--checkpoint={checkpoint}", f"--save-dir={folder}", "--ts-trace", "--no-raw"]
+    update = ["--update"] * (folder / "model").exists()
+    exporter.run(exporter.parse([*words, *update]))
+
+
+def search(dataset, folder):
+    """Searches settings, or resumes the search."""
+    os.getpid = lambda: 1
+    (folder / "space.yaml").write_text(
+        "lr: [0.01, 0.02]\nembedding_dim: 2\ntop_mlp_sizes: [[4, 1]]"
+    )
+    words = {"dataset": dataset, "output": folder / "made", "space": folder / "space.yaml"}
+    words |= {"processes": 1, "trials": 2, "rungs": 1}
+    assert tune_main([f"--{name}={value}" for name, value in words.items()]) == 0
