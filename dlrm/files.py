@@ -154,6 +154,25 @@ def check_owned(directory: Path) -> None:
 
 
 @contextmanager
+def errors_named(path: str | os.PathLike) -> Iterator[None]:
+    """Gives errors of writing a file within the block its path, where they have none.
+
+    A full disk is noticed in `write`, which knows no name. The errors stay OSErrors.
+    """
+    try:
+        yield
+    except shutil.Error as error:  # of a tree; it has a list of source, target and reason
+        source, target, reason = error.args[0][0]
+        raise OSError(f"{source}, copied to {target}: {reason}") from error
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        if type(error) is OSError and error.errno is None and os.fspath(path) not in str(error):
+            raise OSError(f"{path}: {error}") from error  # NumPy's and Arrow's
+        raise
+
+
+@contextmanager
 def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> Iterator[Path]:
     """Yields a new directory that becomes `path` when the block ends without an error.
 
@@ -172,8 +191,9 @@ def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> It
     """
     final, staging = stage_directory(path, replace)
     try:
-        yield staging
-        publish_directory(staging, final)
+        with errors_named(path):
+            yield staging
+            publish_directory(staging, final)
     except BaseException:
         shutil.rmtree(staging, ignore_errors=True)
         raise
@@ -354,14 +374,15 @@ def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[
         if left.is_file() and not is_running(left):
             left.unlink(missing_ok=True)
     try:
-        yield partial
-        sync(partial)
-        partial.replace(final)
-        if not one_of_many:
-            sync(final.parent)
+        with errors_named(final):
+            yield partial
+            sync(partial)
+            partial.replace(final)
+            if not one_of_many:
+                sync(final.parent)
     except BaseException as error:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(partial), partial):
+        if isinstance(error, OSError) and error.filename in (str(partial), partial):
             raise OSError(error.errno, error.strerror, str(final)) from None
         raise
 

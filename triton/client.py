@@ -28,11 +28,11 @@ import tritonclient.http
 from command_line import add_flag, new_parser
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
-from dlrm.documents import one_line
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.reader import RAW, max_rows, named
@@ -72,11 +72,10 @@ class Figures:
     rows_per_second: float
 
 
-def main() -> None:
-    try:
-        run(parse(sys.argv[1:]))
-    except (ValueError, OSError, InferenceServerException) as error:
-        sys.exit(f"error: {one_line(error)}")
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    options = parse(sys.argv[1:])
+    return exit_code_of(lambda: run(options), (ValueError, OSError, InferenceServerException))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -365,4 +364,4 @@ def _positive(flag: str, value: Any) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

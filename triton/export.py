@@ -26,10 +26,10 @@ from repository import Serving
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
+from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
-from dlrm.documents import one_line
 from dlrm.files import staged_directory
 from dlrm.model.ensemble import members_of
 from dlrm.serving import platforms
@@ -71,12 +71,10 @@ class Export(NamedTuple):
     reference: Reference
 
 
-def main() -> None:
+def main() -> int:
+    """Runs the command; returns its exit status."""
     options = parse(sys.argv[1:])
-    try:
-        run(options)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {one_line(error)}")
+    return exit_code_of(lambda: run(options), (ValueError, OSError, ImportError))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -552,4 +550,4 @@ def _same_files(one: Path, other: Path) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing.context import SpawnContext, SpawnProcess
 
 InOrder = Callable[[Callable, Iterable], Iterator]
 
@@ -28,13 +30,14 @@ def workers(processes: int) -> Iterator[InOrder]:
     pool = process_pool(processes)
     try:
         yield lambda task, items: _in_order(pool, task, items, 2 * processes)
+        pool.shutdown(wait=True)
     except BrokenProcessPool as error:
         raise ChildProcessError(
             "a process was killed, as by a kernel that ran out of memory; fewer --processes need "
             "less"
         ) from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        end_processes(pool)
 
 
 def _in_order(pool: ProcessPoolExecutor, task: Callable, items: Iterable, ahead: int) -> Iterator:
@@ -47,8 +50,36 @@ def _in_order(pool: ProcessPoolExecutor, task: Callable, items: Iterable, ahead:
 
 
 def process_pool(processes: int) -> ProcessPoolExecutor:
-    """Starts processes on demand, which end with this one at the latest."""
-    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _end_with_parent)
+    """Starts processes on demand, which end with this one at the latest.
+
+    Ctrl-C, which a terminal sends to all of them, is for this process alone to handle.
+    """
+    return ProcessPoolExecutor(processes, _Context(), _end_with_parent)
+
+
+class _Process(SpawnProcess):
+    """A process that blocks SIGINT from its first instruction, and prints no traceback for it."""
+
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+def end_processes(pool: ProcessPoolExecutor) -> None:
+    """Ends the processes of a pool, whatever they do."""
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
 
 
 def _end_with_parent() -> None:

@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.command_line import Parser
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.documents import brief, one_line
+from dlrm.documents import brief
 from dlrm.files import staged_directory
 
 OUTPUT_FORMATS = ("split_binary", "binary")
@@ -269,14 +269,13 @@ def main(arguments: list[str] | None = None) -> int:
         help="share of the rows, the last ones, for test and validation (0.1)",
     )
     flags = parser.parse_args(arguments)
-    try:
+
+    def run() -> None:
         rows = convert(flags.source, flags.output, flags.output_format, flags.held_out)
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-    shown = "  ".join(f"{name} {count:,}" for name, count in rows.items())
-    print(f"{flags.output}: {shown} rows; complete")
-    return 0
+        shown = "  ".join(f"{name} {count:,}" for name, count in rows.items())
+        print(f"{flags.output}: {shown} rows; complete")
+
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

@@ -12,7 +12,6 @@ resumes a run that was stopped.
 
 import argparse
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -20,11 +19,10 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrm.command_line import Parser
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.clicks.layout import one_class_note, write_model_size
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS, Transform
-from dlrm.documents import one_line
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.work_folder import open_work_folder
@@ -54,19 +52,13 @@ _UNUSED = {
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     flags = _parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes are ended
-    try:
+
+    def run() -> None:
         _check_mode(flags)
         _MODES[flags.mode](flags)
-    except (ValueError, OSError, TaskError, EngineError) as error:
-        if flags.debug_mode:
-            raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on where it was", file=sys.stderr)
-        return 130
-    return 0
+
+    errors = () if flags.debug_mode else (ValueError, OSError, TaskError, EngineError)
+    return exit_code_of(run, errors, hint="the same command goes on where it was")
 
 
 def _check_mode(flags: argparse.Namespace) -> None:

@@ -27,8 +27,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.command_line import Parser
-from dlrm.documents import one_line
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.files import staged_directory
 from dlrm.limits import check_disk, check_features
 from dlrm.manifest import write_manifest
@@ -420,14 +419,13 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     options = vars(_parse(arguments))
     output = options.pop("output")
-    try:
+
+    def run() -> None:
         planted = simulate(Simulation(**options), output)
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-    test, validation = planted["test"]["auc"], planted["validation"]["auc"]
-    print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")
-    return 0
+        test, validation = planted["test"]["auc"], planted["validation"]["auc"]
+        print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")
+
+    return exit_code_of(run)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ The exit code is 0 if training a small model works, and 1 otherwise.
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
+import argparse
 import json
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
 
-from dlrm.command_line import Parser
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.scripts.doctor.checks import BROKEN, NOTE, OK, SLOW, Result, first_line, report
 from dlrm.scripts.doctor.gpu import cuda
 from dlrm.scripts.doctor.machine import memory_set_up, offered_instructions, room, threads
@@ -48,6 +49,10 @@ def main() -> int:
         help="with --tune, the samples of a batch (default: %(default)s)",
     )
     options = parser.parse_args()
+    return exit_code_of(lambda: _run(parser, options))
+
+
+def _run(parser: Parser, options: argparse.Namespace) -> int:
     if options.tune:
         return tune(parser, options.layers, options.batch_size)
     if options.layers:

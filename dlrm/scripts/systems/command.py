@@ -17,8 +17,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dlrm.command_line import Parser
-from dlrm.documents import one_line
+from dlrm.command_line import Parser, exit_code_of, say_error
 from dlrm.scripts.systems import compare, results, show, tables
 from dlrm.scripts.systems.jobs import Options, check_command, plan
 from dlrm.scripts.systems.results import finished, read
@@ -41,6 +40,11 @@ def main(arguments: list[str]) -> int:
     if flags and not hasattr(options, "smoke"):
         parser.error("only commands that run rows take flags after --")
     options.flags = tuple(flags)
+    hint = "the same command runs what is missing"
+    return exit_code_of(lambda: _act(options), code=2, hint=hint)
+
+
+def _act(options: argparse.Namespace) -> int:
     try:
         if not hasattr(options, "smoke"):
             return options.act(options)
@@ -49,15 +53,8 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
         return 0
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
     except compare.FailedRunError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command runs what is missing", file=sys.stderr)
-        return 130
-    return 2
+        return say_error(error, 1)
 
 
 def _list(options: argparse.Namespace) -> int:
