@@ -74,8 +74,8 @@ class Figures:
 
 def main() -> int:
     """Runs the command; returns its exit status."""
-    options = parse(sys.argv[1:])
-    return exit_code_of(lambda: run(options), (ValueError, OSError, InferenceServerException))
+    errors = (ValueError, OSError, InferenceServerException)
+    return exit_code_of(lambda: run(parse(sys.argv[1:])), errors)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

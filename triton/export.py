@@ -73,8 +73,7 @@ class Export(NamedTuple):
 
 def main() -> int:
     """Runs the command; returns its exit status."""
-    options = parse(sys.argv[1:])
-    return exit_code_of(lambda: run(options), (ValueError, OSError, ImportError))
+    return exit_code_of(lambda: run(parse(sys.argv[1:])), (ValueError, OSError, ImportError))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:

@@ -11,12 +11,13 @@ Each image is stored as the largest centered square, resized to --size. Any numb
 the same bytes. The dataset appears when it is complete; an earlier one is replaced.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -187,6 +188,11 @@ def _finish(
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    errors = (ValueError, OSError, ImportError, TaskError, EngineError)
+    return exit_code_of(lambda: _run(**vars(_parse(arguments))), errors)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     defaults = Options(cores=len(os.sched_getaffinity(0)))
     parser = Parser(
         __doc__, "python -m dlrm.preproc.prepare_images" if __name__ == "__main__" else None
@@ -212,14 +218,11 @@ def main(arguments: list[str] | None = None) -> int:
         choices = BAD_IMAGES if flag == "bad_images" else None
         shown = text if value is None else f"{text} ({value})"
         parser.add_argument(f"--{flag}", type=kind, default=value, choices=choices, help=shown)
-    flags = vars(parser.parse_args(arguments))
-    source, output = flags.pop("source"), flags.pop("output")
-    errors = (ValueError, OSError, ImportError, TaskError, EngineError)
-    return exit_code_of(lambda: _run(source, output, Options(**flags)), errors)
+    return parser.parse_args(arguments)
 
 
-def _run(source: Path, output: Path, options: Options) -> None:
-    summary = prepare(source, output, options)
+def _run(source: Path, output: Path, **options: Any) -> None:
+    summary = prepare(source, output, Options(**options))
     if summary.bad:
         print(f"left out: {len(summary.bad)} files, {output / image_layout.BAD_IMAGES} says why")
     if summary.empty_classes:

@@ -14,6 +14,7 @@ import argparse
 import os
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -51,14 +52,19 @@ _UNUSED = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    flags = _parse(arguments)
+    errors = (ValueError, OSError, TaskError, EngineError)
+    hint = "the same command goes on where it was"
+    return exit_code_of(lambda: _run(_parse(arguments)), errors, hint=hint)
 
-    def run() -> None:
+
+def _run(flags: argparse.Namespace) -> None:
+    try:
         _check_mode(flags)
         _MODES[flags.mode](flags)
-
-    errors = () if flags.debug_mode else (ValueError, OSError, TaskError, EngineError)
-    return exit_code_of(run, errors, hint="the same command goes on where it was")
+    except Exception:
+        if flags.debug_mode:
+            traceback.print_exc()
+        raise
 
 
 def _check_mode(flags: argparse.Namespace) -> None:
@@ -117,7 +123,7 @@ def _prepare(flags: argparse.Namespace) -> None:
     found = _find_input(flags)
     output = _required(flags, "output_folder") / DATASET
     facts = {"--num_days": found.num_days}
-    with _run(flags, output, found.all_files, facts) as run:
+    with _opened(flags, output, found.all_files, facts) as run:
         _say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
         result = pipeline.prepare(run, *found)
         run.work.publish()
@@ -148,7 +154,7 @@ def _warn_of_unknown(total: dict[str, int]) -> None:
 def _generate_models(flags: argparse.Namespace) -> None:
     folder = _required(flags, "model_folder")
     days = _days(flags)
-    with _run(flags, folder, days, {"--mode": flags.mode}) as run:
+    with _opened(flags, folder, days, {"--mode": flags.mode}) as run:
         pipeline.fit_days(run, days)
         run.work.publish()
     _say(f"{folder}: complete")
@@ -159,7 +165,7 @@ def _transform(flags: argparse.Namespace) -> None:
     days = _days(flags)
     facts = {"--mode": flags.mode, "--half": flags.half, "--model_folder": str(folder.resolve())}
     facts |= {"--unlabelled": flags.unlabelled}
-    with _run(flags, output, days, facts) as run:
+    with _opened(flags, output, days, facts) as run:
         total = pipeline.transform_days(run, days, flags.half, folder, not flags.unlabelled)
         run.work.publish()
     if flags.model_size_file:
@@ -170,7 +176,7 @@ def _transform(flags: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _run(
+def _opened(
     flags: argparse.Namespace, output: Path, files: list[Path], facts: dict[str, Any]
 ) -> Iterator[Run]:
     """Opens the work folder of an output, and starts the engine."""

@@ -49,6 +49,10 @@ _HELP = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    return exit_code_of(lambda: _run(**vars(_parse(arguments))))
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         __doc__, "python -m dlrm.preproc.prepare_text" if __name__ == "__main__" else None
     )
@@ -79,13 +83,11 @@ def main(arguments: list[str] | None = None) -> int:
             choices=choices.get(field.name),
             required=default == "",
         )
-    flags = vars(parser.parse_args(arguments))
-    source, output = flags.pop("source"), flags.pop("output")
-    return exit_code_of(lambda: _run(source, output, flags))
+    return parser.parse_args(arguments)
 
 
-def _run(source: list[Path], output: Path, flags: dict[str, Any]) -> None:
-    started, config = time.monotonic(), PretrainingTextConfig(**flags)
+def _run(source: list[str | Path], output: Path, **options: Any) -> None:
+    started, config = time.monotonic(), PretrainingTextConfig(**options)
     if config.processes > 1:  # each process uses one core
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with closing(Bars()) as bars:

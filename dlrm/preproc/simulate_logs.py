@@ -23,7 +23,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -417,15 +417,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    options = vars(_parse(arguments))
-    output = options.pop("output")
+    return exit_code_of(lambda: _run(**vars(_parse(arguments))))
 
-    def run() -> None:
-        planted = simulate(Simulation(**options), output)
-        test, validation = planted["test"]["auc"], planted["validation"]["auc"]
-        print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")
 
-    return exit_code_of(run)
+def _run(output: Path, **options: Any) -> None:
+    planted = simulate(Simulation(**options), output)
+    test, validation = planted["test"]["auc"], planted["validation"]["auc"]
+    print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")
 
 
 if __name__ == "__main__":

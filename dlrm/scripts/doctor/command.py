@@ -10,7 +10,6 @@ The exit code is 0 if training a small model works, and 1 otherwise.
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
-import argparse
 import json
 import logging
 import math
@@ -26,7 +25,12 @@ from dlrm.scripts.doctor.tuning import tune
 
 
 def main() -> int:
-    """Prints the report; returns the exit code."""
+    """Runs the command; returns the exit code."""
+    return exit_code_of(_run)
+
+
+def _run() -> int:
+    """Prints the report."""
     parser = Parser(__doc__.splitlines()[0], "python -m dlrm.scripts.doctor")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     parser.add_argument(
@@ -49,10 +53,6 @@ def main() -> int:
         help="with --tune, the samples of a batch (default: %(default)s)",
     )
     options = parser.parse_args()
-    return exit_code_of(lambda: _run(parser, options))
-
-
-def _run(parser: Parser, options: argparse.Namespace) -> int:
     if options.tune:
         return tune(parser, options.layers, options.batch_size)
     if options.layers:

@@ -31,6 +31,11 @@ _RESULTS = "systems.jsonl"
 
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code: 0, 1 for a failed run or check, 2."""
+    hint = "the same command runs what is missing"
+    return exit_code_of(lambda: _act(_parse(arguments)), code=2, hint=hint)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
     own, flags = arguments, []
     if "--" in arguments:
         cut = arguments.index("--")
@@ -40,8 +45,7 @@ def main(arguments: list[str]) -> int:
     if flags and not hasattr(options, "smoke"):
         parser.error("only commands that run rows take flags after --")
     options.flags = tuple(flags)
-    hint = "the same command runs what is missing"
-    return exit_code_of(lambda: _act(options), code=2, hint=hint)
+    return options
 
 
 def _act(options: argparse.Namespace) -> int:
