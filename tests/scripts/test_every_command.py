@@ -28,6 +28,7 @@ from dlrm.scripts.common.config_flags import ConfigFlags
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"
 MESSAGE = f"{URI}: expected a path of this machine, got a URI (s3://); use a local path"
+NEEDED = {"dlrm/scripts/bert/__main__.py": ["--mode=pretrain"], "triton/deployer.py": ["--"]}
 SIGNALS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 SCRIPTS = {
     path.relative_to(ROOT).as_posix(): path.read_text()
@@ -183,7 +184,7 @@ def signalled(command, number):
     absl.app.run = lambda act, flags_parser: sys.exit(act(Words()))
     if command == "dlrm/scripts/plan.py":
         ConfigFlags.parse = signal_self
-    sys.argv = [command, "--"] if command == "triton/deployer.py" else [command]
+    sys.argv = [command, *NEEDED.get(command, ())]
     try:
         runpy.run_path(str(ROOT / command), run_name="__main__")
     except SystemExit as ended:
