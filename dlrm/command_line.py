@@ -13,6 +13,7 @@ from dlrm.documents import cell, one_line
 from dlrm.files import check_all_local
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
+_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
@@ -43,10 +44,9 @@ def exit_code_of(
             return result
         except errors as error:
             return say_error(unwritten_output() or error, code)
-        except KeyboardInterrupt:
-            return say_error(f"interrupted{hint and '; '}{hint}", 128 + signal.SIGINT)
-        except Terminated as stopped:
-            return say_error(f"terminated{hint and '; '}{hint}", int(str(stopped)))
+        except (KeyboardInterrupt, Terminated) as stop:
+            number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+            return say_error("; ".join(filter(None, [_WORDS[number], hint])), 128 + number)
 
 
 def unwritten_output() -> OSError | None:
@@ -70,11 +70,14 @@ class Terminated(SystemExit):
 
 
 @contextmanager
-def terminable() -> Iterator[None]:
+def terminable(at_once: bool = False) -> Iterator[None]:
     """Makes SIGTERM raise `Terminated` within the block, so that unfinished output is removed.
 
     Later ones are ignored until the block ends, so that they do not interrupt the removal. At the
-    end the former handler is restored, unless the block has left one of its own.
+    end the former handlers are restored, unless the block has left one of its own.
+
+    Args:
+        at_once: whether SIGTERM ends the process as if it were not handled.
     """
     arrived = False
 
@@ -84,12 +87,30 @@ def terminable() -> Iterator[None]:
             arrived = True
             raise Terminated(128 + signal.SIGTERM)
 
-    before = signal.signal(signal.SIGTERM, stop)
+    handler = signal.SIG_DFL if at_once else stop
+    interrupt, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGTERM, handler)
+    if interrupt != signal.SIG_IGN:  # as of a shell's background job
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
     finally:
-        if signal.getsignal(signal.SIGTERM) is stop:
+        signal.signal(signal.SIGINT, interrupt)
+        if signal.getsignal(signal.SIGTERM) is handler:
             signal.signal(signal.SIGTERM, before)
+
+
+def end_while_imported() -> None:
+    """Makes Ctrl-C and SIGTERM end the process in a line, while Python imports a command.
+
+    Importing torch takes seconds, in which nothing is written yet.
+    """
+
+    def end(number: int, _: object) -> None:
+        os._exit(say_error(_WORDS[number], 128 + number))
+
+    for number in _WORDS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
 
 
 def raise_file_limit() -> None:

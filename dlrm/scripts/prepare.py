@@ -188,4 +188,4 @@ def _prepare_logs() -> int:
 
 if __name__ == "__main__":
     define_flags()
-    run_command(main)
+    run_command(main, hint="the same command resumes the run")

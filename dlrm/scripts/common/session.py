@@ -6,7 +6,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     """
     code: int | str = 0
     try:
-        with terminable() if launch().size == 1 else nullcontext():
+        with terminable(at_once=launch().size > 1):
             run()
             sys.stdout.flush()
     except OtherRankError:
