@@ -6,6 +6,7 @@ were created above it. The functions also check that paths in files stay within 
 that paths of the user are no URIs. Only the standard library is imported.
 """
 
+import errno
 import fcntl
 import glob
 import os
@@ -153,6 +154,9 @@ def check_owned(directory: Path) -> None:
             )
 
 
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
 @contextmanager
 def errors_named(path: str | os.PathLike) -> Iterator[None]:
     """Gives errors of writing a file within the block its path, where they have none.
@@ -165,8 +169,8 @@ def errors_named(path: str | os.PathLike) -> Iterator[None]:
         source, target, reason = error.args[0][0]
         raise OSError(f"{source}, copied to {target}: {reason}") from error
     except OSError as error:
-        if error.filename is None and error.errno is not None:
-            raise OSError(error.errno, error.strerror, os.fspath(path)) from error
+        if error.filename is None and error.errno in _OF_WRITING:
+            raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
         if type(error) is OSError and error.errno is None and os.fspath(path) not in str(error):
             raise OSError(f"{path}: {error}") from error  # NumPy's and Arrow's
         raise

@@ -33,6 +33,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
+from dlrm.files import errors_named
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.reader import RAW, max_rows, named
@@ -170,9 +171,11 @@ def run(options: argparse.Namespace) -> list[Figures]:
     if labels is not None:
         print(f"AUC {_auc(scores, labels):.6f}")
     if options.output:
-        np.save(options.output, scores)
+        with errors_named(options.output):
+            np.save(options.output, scores)
     if options.report:
-        options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
+        with errors_named(options.report):
+            options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
     if options.plot:
         draw(options.plot, measured, options)
     return measured

@@ -125,6 +125,7 @@ def fit(
         TypeError: an unknown setting.
         FileNotFoundError: the schema or the dataset does not exist.
         FileExistsError: `save_checkpoint_path` has checkpoints of an earlier run.
+        OSError: the dataset or a checkpoint cannot be written, as on a full disk.
         ValueError: data, schema and settings contradict each other; the message names column and
             row, or setting and value.
         FloatingPointError: the loss is NaN or infinite.

@@ -10,6 +10,7 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnContext, SpawnProcess
 
 InOrder = Callable[[Callable, Iterable], Iterator]
@@ -54,7 +55,20 @@ def process_pool(processes: int) -> ProcessPoolExecutor:
 
     Ctrl-C, which a terminal sends to all of them, is for this process alone to handle.
     """
+    _start_tracker()
     return ProcessPoolExecutor(processes, _Context(), _end_with_parent)
+
+
+def _start_tracker() -> None:
+    """Starts the process that frees semaphores after a `kill -9`, without its warning of them."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, "ignore:resource_tracker"]))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
 
 
 class _Process(SpawnProcess):

@@ -9,6 +9,7 @@ import numpy as np
 from dlrm.data.sources.csv_cells import BadCellError, Parser
 from dlrm.data.sources.csv_rows import check_names, read_csv
 from dlrm.data.sources.text_format import TextFormat
+from dlrm.files import errors_named
 
 
 class Columns:
@@ -65,7 +66,7 @@ class Columns:
         path, _ = self._stored.setdefault(
             name, (self._directory / f"{len(self._stored)}.bin", values.dtype)
         )
-        with open(path, "ab") as file:
+        with errors_named(path), open(path, "ab") as file:
             values.tofile(file)
 
     def load(self, name: str) -> np.ndarray:

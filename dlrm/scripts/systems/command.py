@@ -18,6 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dlrm.command_line import Parser, exit_code_of, say_error
+from dlrm.files import errors_named
 from dlrm.scripts.systems import compare, results, show, tables
 from dlrm.scripts.systems.jobs import Options, check_command, plan
 from dlrm.scripts.systems.results import finished, read
@@ -210,15 +211,20 @@ def _table(options: argparse.Namespace) -> int:
     }
     text = writers[options.format]()
     if options.output:
-        Path(options.output).write_text(text)
+        _write(options.output, text)
         print(f"{options.output}: {len(table)} rows, {len(found)} of them measured")
     else:
         print(text, end="")
     return 0
 
 
+def _write(path: str, text: str) -> None:
+    with errors_named(path):
+        Path(path).write_text(text)
+
+
 def _document(options: argparse.Namespace) -> int:
-    Path(options.output).write_text(show.document())
+    _write(options.output, show.document())
     print(f"{options.output}: {len(CATALOGUE)} rows")
     return 0
 

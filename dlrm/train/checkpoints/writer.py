@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
 from dlrm.distributed.placement import Piece
-from dlrm.files import publish_directory, stage_directory
+from dlrm.files import errors_named, publish_directory, stage_directory
 from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
 from dlrm.train.checkpoints.rows import STORES
@@ -104,7 +105,9 @@ class CheckpointWriter:
             ours = gather((checksums, self._tables, self._kinds, self._store), self._world)
             with agreed(self._world, OSError):
                 if self._world.rank == 0:
-                    self._publish(ours)
+                    with errors_named(self._final):
+                        self._describe(ours)
+                        publish_directory(self._staging, self._final)
         except BaseException:
             if self._world.rank == 0:
                 shutil.rmtree(self._staging, ignore_errors=True)
@@ -157,7 +160,7 @@ class CheckpointWriter:
             return torch.empty_like(tensor, device="cpu").copy_(tensor).contiguous()
         return tensor.contiguous()
 
-    def _publish(self, ours: list[tuple[dict, dict, list[str], dict | None]]) -> None:
+    def _describe(self, ours: list[tuple[dict, dict, list[str], dict | None]]) -> None:
         tables = dict(sorted(item for _, own, _, _ in ours for item in own.items()))
         kinds = max((kinds for _, _, kinds, _ in ours), key=len)  # a rank without tables has fewer
         config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
@@ -172,7 +175,6 @@ class CheckpointWriter:
             shutil.copytree(self._attached, target, copy_function=link_or_copy)
         checksums = {name: crc for own, _, _, _ in ours for name, crc in own.items()}
         write_manifest(self._staging, "checkpoint", checksums)
-        publish_directory(self._staging, self._final)
 
 
 class _Rows:
@@ -226,13 +228,16 @@ class _Rows:
 
 def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
     """Writes a file through to the disk; returns its checksum, or None for a file in pieces."""
-    if isinstance(content, _Rows):
-        return content.write(path)
-    try:
-        save_file(content, path)
-    except Exception as error:  # safetensors has an error of its own for a full disk
-        raise OSError(f"{path}: {error}") from error
-    return checksum(path)
+    with errors_named(path):
+        if isinstance(content, _Rows):
+            return content.write(path)
+        try:
+            save_file(content, path)
+        except Exception as error:  # safetensors has one of its own, with the number as text
+            if number := re.search(r"\(os error (\d+)\)", str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+            raise OSError(f"{path}: {error}") from error
+        return checksum(path)
 
 
 def link_or_copy(source: str, target: str) -> None:
