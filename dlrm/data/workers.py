@@ -31,7 +31,7 @@ def workers(processes: int) -> Iterator[InOrder]:
     pool = process_pool(processes)
     try:
         yield lambda task, items: _in_order(pool, task, items, 2 * processes)
-        pool.shutdown(wait=True)
+        pool.shutdown(wait=True, cancel_futures=True)
     except BrokenProcessPool as error:
         raise ChildProcessError(
             "a process was killed, as by a kernel that ran out of memory; fewer --processes need "

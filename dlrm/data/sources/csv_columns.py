@@ -67,7 +67,7 @@ class Columns:
             name, (self._directory / f"{len(self._stored)}.bin", values.dtype)
         )
         with errors_named(path), open(path, "ab") as file:
-            values.tofile(file)
+            file.write(values.tobytes())  # `tofile` loses the last bytes on a full disk in silence
 
     def load(self, name: str) -> np.ndarray:
         """Returns the values of a column in all rows."""
