@@ -1,22 +1,116 @@
-"""Formats the output of commands: errors on one line that begins with `error:`, and tables."""
+"""The ends of commands, with errors on one line that begins with `error:`, and their tables."""
 
 import argparse
+import os
 import resource
+import signal
 import sys
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from dlrm.documents import one_line
+from dlrm.documents import cell, one_line
 from dlrm.files import check_all_local
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
+_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 def fail(error: object, code: int = 1) -> NoReturn:
     """Prints an error on one line that begins with `error:`, and ends the process."""
+    sys.exit(say_error(error, code))
+
+
+def exit_code_of(
+    act: Callable[[], int | None],
+    errors: tuple[type[BaseException], ...] = (ValueError, OSError),
+    code: int = 1,
+    hint: str = "",
+) -> int:
+    """Runs a command and returns its exit code; all commands but trainings end here.
+
+    Errors, Ctrl-C and SIGTERM end it in one line, after what it was writing has been removed.
+
+    Args:
+        act: the command; None is exit code 0.
+        errors: errors that the user can fix.
+        code: exit code after one of them; that of Ctrl-C is 130, and that of SIGTERM 143.
+        hint: what a command that is stopped leaves, and how it is resumed.
+    """
+    with terminable():
+        try:
+            result = act() or 0
+            sys.stdout.flush()
+            return result
+        except errors as error:
+            return say_error(unwritten_output() or error, code)
+        except (KeyboardInterrupt, Terminated) as stop:
+            number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
+            return say_error("; ".join(filter(None, [_WORDS[number], hint])), 128 + number)
+
+
+def unwritten_output() -> OSError | None:
+    """Returns the error of standard output, if it cannot be written, and closes it."""
+    try:
+        sys.stdout.flush()
+    except OSError as error:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # Python flushes it at its end
+        return OSError(error.errno, error.strerror, "standard output")
+    return None
+
+
+def say_error(error: object, code: int) -> int:
+    """Prints an error on one line that begins with `error:`; returns the exit code."""
     print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-    sys.exit(code)
+    return code
+
+
+class Terminated(SystemExit):
+    """SIGTERM has arrived; the exit code is that of a process that it ends."""
+
+
+@contextmanager
+def terminable(at_once: bool = False) -> Iterator[None]:
+    """Makes SIGTERM raise `Terminated` within the block, so that unfinished output is removed.
+
+    Later ones are ignored until the block ends, so that they do not interrupt the removal. At the
+    end the former handlers are restored, unless the block has left one of its own.
+
+    Args:
+        at_once: whether SIGTERM ends the process as if it were not handled.
+    """
+    arrived = False
+
+    def stop(*_: object) -> None:
+        nonlocal arrived
+        if not arrived:
+            arrived = True
+            raise Terminated(128 + signal.SIGTERM)
+
+    handler = signal.SIG_DFL if at_once else stop
+    interrupt, before = signal.getsignal(signal.SIGINT), signal.signal(signal.SIGTERM, handler)
+    if interrupt != signal.SIG_IGN:  # as of a shell's background job
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        if signal.getsignal(signal.SIGTERM) is handler:
+            signal.signal(signal.SIGTERM, before)
+
+
+def end_while_imported() -> None:
+    """Makes Ctrl-C and SIGTERM end the process in a line, while Python imports a command.
+
+    Importing torch takes seconds, in which nothing is written yet.
+    """
+
+    def end(number: int, _: object) -> None:
+        os._exit(say_error(_WORDS[number], 128 + number))
+
+    for number in _WORDS:
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, end)
 
 
 def raise_file_limit() -> None:
@@ -88,13 +182,15 @@ def _flag(name: str, value: Any) -> str:
 def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table whose columns are as wide as their longest cell.
 
-    The first column is aligned to the left and the others to the right.
+    The first column is aligned to the left and the others to the right. Cells are those of
+    `dlrm.documents.cell`, so that no value can print lines of its own.
     """
+    heads, *rows = [[cell(value) for value in row] for row in [heads, *rows]]
     widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if index == 0 else cell.rjust(width)
-            for index, (cell, width) in enumerate(zip(row, widths, strict=True))
+            text.ljust(width) if index == 0 else text.rjust(width)
+            for index, (text, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in [heads, *rows]
     ]

@@ -39,8 +39,29 @@ def one_line(error: object) -> str:
     Indented continuation lines of a message are kept. If too many files were open, the message
     also has the limit and the remedy.
     """
-    escaped = re.sub(r"\n(?!  )|[\x00-\x09\x0b-\x1f\x7f]", _escaped, str(error))
-    return escaped.encode("utf-8", "backslashreplace").decode("utf-8") + _remedy(error)
+    return _printable(r"\n(?!  )|(?!\n)" + _CONTROLS, str(error)) + _remedy(error)
+
+
+def cell(value: str, most: int = 60) -> str:
+    """Returns a value of data for a line of a terminal: escaped, and shortened in the middle.
+
+    Args:
+        value: the value, such as a category or the name of a column.
+        most: the number of characters up to which it is kept.
+    """
+    if len(value) > most:
+        head, tail = value[: most // 2], value[-(most // 3) :]
+        value = f"{head}... ({len(value):,} characters) ...{tail}"
+    return _printable(_CONTROLS, value)
+
+
+# Controls of ASCII and Latin-1, separators of lines, and controls of the direction of text.
+_CONTROLS = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
+
+
+def _printable(controls: str, text: str) -> str:
+    escaped = re.sub(controls, _escaped, text)
+    return escaped.encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _remedy(error: object) -> str:

@@ -155,6 +155,28 @@ def check_owned(directory: Path) -> None:
             )
 
 
+_OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+
+
+@contextmanager
+def errors_named(path: str | os.PathLike) -> Iterator[None]:
+    """Gives errors of writing a file within the block its path, where they have none.
+
+    A full disk is noticed in `write`, which knows no name. The errors stay OSErrors.
+    """
+    try:
+        yield
+    except shutil.Error as error:  # of a tree; it has a list of source, target and reason
+        source, target, reason = error.args[0][0]
+        raise OSError(f"{source}, copied to {target}: {reason}") from error
+    except OSError as error:
+        if error.filename is None and error.errno in _OF_WRITING:
+            raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
+        if type(error) is OSError and error.errno is None and os.fspath(path) not in str(error):
+            raise OSError(f"{path}: {error}") from error  # NumPy's and Arrow's
+        raise
+
+
 @contextmanager
 def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> Iterator[Path]:
     """Yields a new directory that becomes `path` when the block ends without an error.
@@ -174,8 +196,9 @@ def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> It
     """
     staged = StagedDirectory(path, replace)
     try:
-        yield staged.path
-        staged.publish()
+        with errors_named(path):
+            yield staged.path
+            staged.publish()
     except BaseException:
         staged.remove()
         raise
@@ -404,11 +427,12 @@ def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[
 
 @contextmanager
 def _naming(final: Path, partial: Path) -> Iterator[None]:
-    """Names `final` in errors of the system that name no file, or `partial`."""
+    """Names `final` in errors that name no file, or `partial`."""
     try:
-        yield
+        with errors_named(final):
+            yield
     except OSError as error:
-        if error.filename not in (None, str(partial), partial):
+        if error.filename not in (str(partial), partial):
             raise
         raise OSError(error.errno, error.strerror, str(final)) from None
 

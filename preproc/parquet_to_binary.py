@@ -6,11 +6,12 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from dlrm.command_line import Parser, fail
+from dlrm.command_line import Parser, exit_code_of, fail
 from dlrm.preproc.convert_to_binary import main
 from dlrm.preproc.prepare_logs import DATASET
 
-if __name__ == "__main__":
+
+def _run() -> int:
     parser = Parser(__doc__)
     parser.add_argument("--src_dir", type=Path, required=True, help="has train/ and test/")
     parser.add_argument("--dst_dir", type=Path, required=True, help="gets train_data.bin, ...")
@@ -20,4 +21,8 @@ if __name__ == "__main__":
     if (flags.src_dir / DATASET).is_dir():
         fail(f"{flags.src_dir}: run_spark.sh wrote no Parquet but {flags.src_dir / DATASET} itself")
     paths = [f"--source={flags.src_dir}", f"--output={flags.dst_dir}"]
-    sys.exit(main([*paths, "--output_format=binary"]))
+    return main([*paths, "--output_format=binary"])
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code_of(_run))

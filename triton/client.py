@@ -28,11 +28,12 @@ import tritonclient.http
 from command_line import add_flag, new_parser
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
+from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
-from dlrm.documents import one_line
+from dlrm.files import errors_named
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.reader import RAW, max_rows, named
@@ -72,11 +73,10 @@ class Figures:
     rows_per_second: float
 
 
-def main() -> None:
-    try:
-        run(parse(sys.argv[1:]))
-    except (ValueError, OSError, InferenceServerException) as error:
-        sys.exit(f"error: {one_line(error)}")
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    errors = (ValueError, OSError, InferenceServerException)
+    return exit_code_of(lambda: run(parse(sys.argv[1:])), errors)
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -171,9 +171,11 @@ def run(options: argparse.Namespace) -> list[Figures]:
     if labels is not None:
         print(f"AUC {_auc(scores, labels):.6f}")
     if options.output:
-        np.save(options.output, scores)
+        with errors_named(options.output):
+            np.save(options.output, scores)
     if options.report:
-        options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
+        with errors_named(options.report):
+            options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
     if options.plot:
         draw(options.plot, measured, options)
     return measured
@@ -365,4 +367,4 @@ def _positive(flag: str, value: Any) -> int:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -12,7 +12,7 @@ import sys
 import export
 from command_line import new_parser
 
-from dlrm.command_line import fail
+from dlrm.command_line import exit_code_of, fail
 from dlrm.serving.predictor import model_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 
@@ -21,21 +21,23 @@ _ARCHITECTURE = ("num_numerical_features", "embedding_dim", "interaction_op", *_
 _UNUSED = ("embedding_type", "batch_size")  # which change no exported model
 
 
-def main() -> None:
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    return exit_code_of(_run)
+
+
+def _run() -> int:
     words = sys.argv[1:]
     if "--" not in words and not {"-h", "--help"} & {*words}:
         fail("expected -- --model_checkpoint DIR behind the flags of export.py", 2)
     end = words.index("--") if "--" in words else 0
     options = _parse(words[end + 1 :] if "--" in words else words)
-    try:
-        _check_architecture(options)
-    except (ValueError, OSError) as error:
-        fail(error)
+    _check_architecture(options)
     flags = ["--triton-no-cuda" if word == "--deploy_cpu" else word for word in words[:end]]
     flags += [f"--checkpoint={options.model_checkpoint}", *(["--fp16"] if options.fp16 else [])]
     flags += [f"--dataset={options.dataset}"] if options.dataset else []
     sys.argv[1:] = flags + (["--triton-no-cuda"] if options.cpu else [])
-    export.main()
+    return export.main()
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
@@ -71,4 +73,4 @@ def _check_architecture(options: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -26,10 +26,10 @@ from repository import Serving
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
+from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
-from dlrm.documents import one_line
 from dlrm.files import staged_directory
 from dlrm.locks import unreplaced
 from dlrm.manifest import write_manifest
@@ -73,12 +73,9 @@ class Export(NamedTuple):
     reference: Reference
 
 
-def main() -> None:
-    options = parse(sys.argv[1:])
-    try:
-        run(options)
-    except (ValueError, OSError, ImportError) as error:
-        sys.exit(f"error: {one_line(error)}")
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    return exit_code_of(lambda: run(parse(sys.argv[1:])), (ValueError, OSError, ImportError))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
@@ -558,4 +555,4 @@ def _same_files(one: Path, other: Path) -> bool:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

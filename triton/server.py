@@ -24,13 +24,18 @@ from pathlib import Path
 
 from command_line import new_parser
 
-from dlrm.command_line import fail
+from dlrm.command_line import exit_code_of, fail
 from dlrm.serving.reader import check_version
 
 NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver's names
 
 
-def main() -> None:
+def main() -> int:
+    """Runs the command; returns its exit status."""
+    return exit_code_of(_run, (ValueError, OSError, ModuleNotFoundError))
+
+
+def _run() -> int:
     parser = new_parser(__doc__)
     parser.add_argument(
         "--model-repository", type=Path, required=True, help="directory that export.py wrote"
@@ -54,10 +59,7 @@ def main() -> None:
             "--model-control-mode=explicit: expected --load-model=NAME too, as clients may not "
             "load models; --model-control-mode=poll takes new versions by itself"
         )
-    try:
-        package = find_package()
-    except ModuleNotFoundError as error:
-        fail(error)
+    package = find_package()
     with tempfile.TemporaryDirectory(prefix="dlrm-triton-") as backends:
         link_python_backend(package, Path(backends))
         command = [
@@ -71,7 +73,7 @@ def main() -> None:
             *restrictions(others),
             *others,
         ]
-        sys.exit(run(command, environment(package)))
+        return run(command, environment(package))
 
 
 def find_package() -> Path:
@@ -128,9 +130,16 @@ def environment(package: Path) -> dict[str, str]:
 def run(command: list[object], env: dict[str, str]) -> int:
     """Runs a command until it ends, and forwards to it the signals that end this process."""
     process = subprocess.Popen([str(word) for word in command], env=env)
-    for number in (signal.SIGINT, signal.SIGTERM):
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [
         signal.signal(number, lambda received, _: process.send_signal(received))
-    return process.wait()
+        for number in numbers
+    ]
+    try:
+        return process.wait()
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
 
 
 def _stub(package: Path) -> Path:
@@ -140,4 +149,4 @@ def _stub(package: Path) -> Path:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -97,6 +97,7 @@ class Dataset:
             ValueError: the schema does not fit the table, a value cannot be read, or an option has
                 another type; the message names column and row, or the option.
             FileExistsError: `output` already exists.
+            OSError: the dataset cannot be written.
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
@@ -122,6 +123,8 @@ class Dataset:
                 say=print if verbose else _say_nothing,
             )
         except TaskError as error:
+            if isinstance(error.__cause__, OSError):  # a full disk is no fault of the table
+                raise error.__cause__ from None
             raise ValueError(str(error)) from error
         dataset = cls(path)
         if temporary:

@@ -125,6 +125,7 @@ def fit(
         TypeError: an unknown setting.
         FileNotFoundError: the schema or the dataset does not exist.
         FileExistsError: `save_checkpoint_path` has checkpoints of an earlier run.
+        OSError: the dataset or a checkpoint cannot be written, as on a full disk.
         ValueError: data, schema and settings contradict each other; the message names column and
             row, or setting and value.
         FloatingPointError: the loss is NaN or infinite.
@@ -133,7 +134,7 @@ def fit(
     chosen = {name: value for name, value in settings.items() if name in SETTINGS}
     if unknown := [name for name in settings if name not in options and name not in chosen]:
         raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
-    check_types(chosen, (ClickTraining, *_CONFIGS))
+    check_setting_types(chosen)
     check_schedule(chosen.get("schedule", "nvidia"), chosen)
     paths = {"data": data, "schema": schema, "save_checkpoint_path": save_checkpoint_path}
     check_all_local({**paths, **settings}.items())
@@ -197,6 +198,11 @@ def _with_defaults(
     return values, describe(facts, values, chosen)
 
 
+def check_setting_types(settings: Mapping[str, Any]) -> None:
+    """Raises ValueError if one of `SETTINGS` is not of its type; the message names it."""
+    check_types(settings, (ClickTraining, *_CONFIGS))
+
+
 def judge_settings(
     dataset: str | os.PathLike,
     base_device: str | None = None,
@@ -219,7 +225,7 @@ def judge_settings(
     """
     if unknown := [name for name in settings if name not in SETTINGS]:
         raise unexpected(judge_settings, unknown[0], SETTINGS)
-    check_types(settings, (ClickTraining, *_CONFIGS))
+    check_setting_types(settings)
     check_schedule(settings.get("schedule", "nvidia"), settings)
     opened, device = Dataset(dataset), choose_device(base_device)
     values, _ = _with_defaults(opened, recipe, {"test_freq": _AT_THE_END} | settings)

@@ -2,6 +2,7 @@
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -9,6 +10,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
+from multiprocessing import resource_tracker
+from multiprocessing.context import SpawnContext, SpawnProcess
 
 InOrder = Callable[[Callable, Iterable], Iterator]
 
@@ -28,13 +31,14 @@ def workers(processes: int) -> Iterator[InOrder]:
     pool = process_pool(processes)
     try:
         yield lambda task, items: _in_order(pool, task, items, 2 * processes)
+        pool.shutdown(wait=True, cancel_futures=True)
     except BrokenProcessPool as error:
         raise ChildProcessError(
             "a process was killed, as by a kernel that ran out of memory; fewer --processes need "
             "less"
         ) from error
     finally:
-        pool.shutdown(wait=True, cancel_futures=True)
+        end_processes(pool)
 
 
 def _in_order(pool: ProcessPoolExecutor, task: Callable, items: Iterable, ahead: int) -> Iterator:
@@ -47,8 +51,49 @@ def _in_order(pool: ProcessPoolExecutor, task: Callable, items: Iterable, ahead:
 
 
 def process_pool(processes: int) -> ProcessPoolExecutor:
-    """Starts processes on demand, which end with this one at the latest."""
-    return ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), _end_with_parent)
+    """Starts processes on demand, which end with this one at the latest.
+
+    Ctrl-C, which a terminal sends to all of them, is for this process alone to handle.
+    """
+    _start_tracker()
+    return ProcessPoolExecutor(processes, _Context(), _end_with_parent)
+
+
+def _start_tracker() -> None:
+    """Starts the process that frees semaphores after a `kill -9`, without its warning of them."""
+    before = os.environ.get("PYTHONWARNINGS")
+    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, "ignore:resource_tracker"]))
+    try:
+        resource_tracker.ensure_running()
+    finally:
+        del os.environ["PYTHONWARNINGS"]
+        if before is not None:
+            os.environ["PYTHONWARNINGS"] = before
+
+
+class _Process(SpawnProcess):
+    """A process that blocks SIGINT from its first instruction, and prints no traceback for it."""
+
+    def start(self) -> None:
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
+        try:
+            super().start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+class _Context(SpawnContext):
+    Process = _Process
+
+
+def end_processes(pool: ProcessPoolExecutor) -> None:
+    """Ends the processes of a pool, whatever they do."""
+    processes = list((pool._processes or {}).values())
+    pool.shutdown(wait=False, cancel_futures=True)
+    for process in processes:
+        process.terminate()
+    for process in processes:
+        process.join()
 
 
 def _end_with_parent() -> None:

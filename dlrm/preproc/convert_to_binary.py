@@ -11,6 +11,7 @@ columns are ids. Table sizes are those of model_size.json beside the directories
 otherwise the greatest id plus one.
 """
 
+import argparse
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,12 +20,12 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.command_line import Parser
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.documents import brief, one_line
+from dlrm.documents import brief
 from dlrm.files import staged_directory
 
 OUTPUT_FORMATS = ("split_binary", "binary")
@@ -247,6 +248,10 @@ def _arrays(path: Path, row: int, batch, columns: Columns):
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    return exit_code_of(lambda: _run(_parse(arguments)))
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         __doc__, "python -m dlrm.preproc.convert_to_binary" if __name__ == "__main__" else None
     )
@@ -268,15 +273,13 @@ def main(arguments: list[str] | None = None) -> int:
         default=0.1,
         help="share of the rows, the last ones, for test and validation (0.1)",
     )
-    flags = parser.parse_args(arguments)
-    try:
-        rows = convert(flags.source, flags.output, flags.output_format, flags.held_out)
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
+    return parser.parse_args(arguments)
+
+
+def _run(flags: argparse.Namespace) -> None:
+    rows = convert(flags.source, flags.output, flags.output_format, flags.held_out)
     shown = "  ".join(f"{name} {count:,}" for name, count in rows.items())
     print(f"{flags.output}: {shown} rows; complete")
-    return 0
 
 
 if __name__ == "__main__":

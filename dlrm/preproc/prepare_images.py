@@ -11,28 +11,26 @@ Each image is stored as the largest centered square, resized to --size. Any numb
 the same bytes. The dataset appears when it is complete; an earlier one is replaced.
 """
 
+import argparse
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dlrm.command_line import Parser
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.images import layout as image_layout
-from dlrm.documents import one_line
 from dlrm.files import staged_directory
 from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
 from dlrm.preproc.images.sources import Item, Source, find_images
 
-try:
-    from dlrm.preproc.images.shards import Report, Shard, write_shard
-except ImportError as error:
-    raise SystemExit(f"error: {error}; pip install 'dlrm[images]' has what is missing") from error
+if TYPE_CHECKING:
+    from dlrm.preproc.images.shards import Shard
 
 BAD_IMAGES = ("error", "skip")
 _MAX_SIZE = 4096
@@ -90,7 +88,12 @@ def prepare(source: Path, output: Path, options: Options) -> Summary:
         ValueError: an image cannot be used, the source is invalid, or contains the output; the
             message names file and reason.
         FileExistsError: `output` exists and may not be replaced.
+        ImportError: Pillow is missing.
     """
+    try:
+        from dlrm.preproc.images.shards import write_shard
+    except ImportError as error:
+        raise ImportError(f"{error}; pip install 'dlrm[images]' has what is missing") from error
     if output.resolve().is_relative_to(source.resolve()):  # the next run would read it
         raise ValueError(f"--output {output}: expected a folder outside of --source {source}")
     found = find_images(source)
@@ -126,7 +129,9 @@ def _split(found: Source, source: Path, options: Options) -> dict[str, list[Item
     }
 
 
-def _shards(splits: dict[str, list[Item]], directory: Path, options: Options) -> Iterator[Shard]:
+def _shards(splits: dict[str, list[Item]], directory: Path, options: Options) -> Iterator["Shard"]:
+    from dlrm.preproc.images.shards import Shard
+
     for split, items in splits.items():
         for number, start in enumerate(range(0, len(items), options.shard_images)):
             yield Shard(
@@ -141,9 +146,11 @@ def _shards(splits: dict[str, list[Item]], directory: Path, options: Options) ->
 
 
 def _finish(
-    staging: Path, shards: list[Shard], found: Source, source: Path, options: Options
+    staging: Path, shards: "list[Shard]", found: Source, source: Path, options: Options
 ) -> Summary:
     """Gathers the reports of the tasks and writes the manifest."""
+    from dlrm.preproc.images.shards import Report
+
     counts: dict[str, list[int]] = {shard.split: [] for shard in shards}
     names: dict[int, str | None] = {}
     bad = [*found.left_out]
@@ -181,6 +188,11 @@ def _finish(
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    errors = (ValueError, OSError, ImportError, TaskError, EngineError)
+    return exit_code_of(lambda: _run(**vars(_parse(arguments))), errors)
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     defaults = Options(cores=len(os.sched_getaffinity(0)))
     parser = Parser(
         __doc__, "python -m dlrm.preproc.prepare_images" if __name__ == "__main__" else None
@@ -206,20 +218,17 @@ def main(arguments: list[str] | None = None) -> int:
         choices = BAD_IMAGES if flag == "bad_images" else None
         shown = text if value is None else f"{text} ({value})"
         parser.add_argument(f"--{flag}", type=kind, default=value, choices=choices, help=shown)
-    flags = vars(parser.parse_args(arguments))
-    source, output = flags.pop("source"), flags.pop("output")
-    try:
-        summary = prepare(source, output, Options(**flags))
-    except (ValueError, OSError, TaskError, EngineError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
+    return parser.parse_args(arguments)
+
+
+def _run(source: Path, output: Path, **options: Any) -> None:
+    summary = prepare(source, output, Options(**options))
     if summary.bad:
         print(f"left out: {len(summary.bad)} files, {output / image_layout.BAD_IMAGES} says why")
     if summary.empty_classes:
         print(f"without images: {summary.empty_classes:,} of {len(summary.classes):,} classes")
     shown = "  ".join(f"{split} {count:,}" for split, count in summary.images.items())
     print(f"{output}: {shown} images of {len(summary.classes)} classes; complete")
-    return 0
 
 
 if __name__ == "__main__":

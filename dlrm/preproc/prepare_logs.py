@@ -12,19 +12,18 @@ resumes a run that was stopped.
 
 import argparse
 import os
-import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrm.command_line import Parser
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.clicks.layout import one_class_note, write_model_size
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS, Transform
-from dlrm.documents import one_line
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.work_folder import open_work_folder
@@ -53,20 +52,19 @@ _UNUSED = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    flags = _parse(arguments)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that processes are ended
+    errors = (ValueError, OSError, TaskError, EngineError)
+    hint = "the same command goes on where it was"
+    return exit_code_of(lambda: _run(_parse(arguments)), errors, hint=hint)
+
+
+def _run(flags: argparse.Namespace) -> None:
     try:
         _check_mode(flags)
         _MODES[flags.mode](flags)
-    except (ValueError, OSError, TaskError, EngineError) as error:
+    except Exception:
         if flags.debug_mode:
-            raise
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("error: interrupted; the same command goes on where it was", file=sys.stderr)
-        return 130
-    return 0
+            traceback.print_exc()
+        raise
 
 
 def _check_mode(flags: argparse.Namespace) -> None:
@@ -125,7 +123,7 @@ def _prepare(flags: argparse.Namespace) -> None:
     found = _find_input(flags)
     output = _required(flags, "output_folder") / DATASET
     facts = {"--num_days": found.num_days}
-    with _run(flags, output, found.all_files, facts) as run:
+    with _opened(flags, output, found.all_files, facts) as run:
         _say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
         result = pipeline.prepare(run, *found)
         run.work.publish()
@@ -156,7 +154,7 @@ def _warn_of_unknown(total: dict[str, int]) -> None:
 def _generate_models(flags: argparse.Namespace) -> None:
     folder = _required(flags, "model_folder")
     days = _days(flags)
-    with _run(flags, folder, days, {"--mode": flags.mode}) as run:
+    with _opened(flags, folder, days, {"--mode": flags.mode}) as run:
         pipeline.fit_days(run, days)
         run.work.publish()
     _say(f"{folder}: complete")
@@ -167,7 +165,7 @@ def _transform(flags: argparse.Namespace) -> None:
     days = _days(flags)
     facts = {"--mode": flags.mode, "--half": flags.half, "--model_folder": str(folder.resolve())}
     facts |= {"--unlabelled": flags.unlabelled}
-    with _run(flags, output, days, facts) as run:
+    with _opened(flags, output, days, facts) as run:
         total = pipeline.transform_days(run, days, flags.half, folder, not flags.unlabelled)
         run.work.publish()
     if flags.model_size_file:
@@ -178,7 +176,7 @@ def _transform(flags: argparse.Namespace) -> None:
 
 
 @contextmanager
-def _run(
+def _opened(
     flags: argparse.Namespace, output: Path, files: list[Path], facts: dict[str, Any]
 ) -> Iterator[Run]:
     """Opens the work folder of an output, and starts the engine."""

@@ -17,10 +17,12 @@ import argparse
 import os
 import sys
 import time
+from contextlib import closing
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
-from dlrm.command_line import Parser
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.text.pretraining.report import Bars, summary_text
 from dlrm.data.text.pretraining.writer import (
     INPUT_FORMATS,
@@ -28,7 +30,6 @@ from dlrm.data.text.pretraining.writer import (
     PretrainingTextConfig,
     write_shards,
 )
-from dlrm.documents import one_line
 
 _HELP = {
     "vocab_file": "WordPiece vocabulary, one token per line",
@@ -48,6 +49,10 @@ _HELP = {
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
+    return exit_code_of(lambda: _run(**vars(_parse(arguments))))
+
+
+def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         __doc__, "python -m dlrm.preproc.prepare_text" if __name__ == "__main__" else None
     )
@@ -78,22 +83,17 @@ def main(arguments: list[str] | None = None) -> int:
             choices=choices.get(field.name),
             required=default == "",
         )
-    flags = vars(parser.parse_args(arguments))
-    source, output = flags.pop("source"), flags.pop("output")
-    started, bars = time.monotonic(), Bars()
-    try:
-        config = PretrainingTextConfig(**flags)
-        if config.processes > 1:  # each process uses one core
-            os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return parser.parse_args(arguments)
+
+
+def _run(source: list[str | Path], output: Path, **options: Any) -> None:
+    started, config = time.monotonic(), PretrainingTextConfig(**options)
+    if config.processes > 1:  # each process uses one core
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with closing(Bars()) as bars:
         summary = write_shards(config, source, output, bars)
-    except (ValueError, OSError) as error:
-        bars.close()
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-    bars.close()
     print(summary_text(summary, time.monotonic() - started))
     print(f"{output}: complete")
-    return 0
 
 
 if __name__ == "__main__":

@@ -23,12 +23,11 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.command_line import Parser
-from dlrm.documents import one_line
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.files import staged_directory
 from dlrm.limits import check_disk, check_features
 from dlrm.manifest import write_manifest
@@ -418,16 +417,13 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    options = vars(_parse(arguments))
-    output = options.pop("output")
-    try:
-        planted = simulate(Simulation(**options), output)
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
+    return exit_code_of(lambda: _run(**vars(_parse(arguments))))
+
+
+def _run(output: Path, **options: Any) -> None:
+    planted = simulate(Simulation(**options), output)
     test, validation = planted["test"]["auc"], planted["validation"]["auc"]
     print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")
-    return 0
 
 
 if __name__ == "__main__":

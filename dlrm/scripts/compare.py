@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm.command_line import Parser, aligned, fail
+from dlrm.command_line import Parser, aligned, exit_code_of
 from dlrm.documents import parse_json, read_bytes
 from dlrm.files import MANIFEST, check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
@@ -83,12 +83,7 @@ class Run:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    options = _parse(arguments)
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        fail(error)
-    return 0
+    return exit_code_of(lambda: run(_parse(arguments)))
 
 
 def run(options: argparse.Namespace) -> None:

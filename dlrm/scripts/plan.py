@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from dlrm.command_line import fail
+from dlrm.command_line import exit_code_of
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.distributed import choose_device
@@ -215,7 +215,4 @@ def _mean_ids(values: Values, spec: FeatureSpec) -> tuple[float, ...] | None:
 
 
 if __name__ == "__main__":
-    try:
-        sys.exit(main(sys.argv[1:]))
-    except (ValueError, OSError) as error:
-        fail(error)
+    sys.exit(exit_code_of(lambda: main(sys.argv[1:])))

@@ -39,7 +39,7 @@ from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.verification import VERIFY_DATA
-from dlrm.documents import read_json
+from dlrm.documents import cell, read_json
 from dlrm.files import MANIFEST, make_directories, staged_file
 from dlrm.model.config import DLRMConfig
 from dlrm.preproc.convert_to_parquet import KIND as CONVERTED
@@ -264,7 +264,7 @@ def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: in
         _shown_ids(predictor, table, inputs.ids_of(0, table).tolist())
         for table in range(inputs.num_tables)
     ]
-    names = [name for kind in field_names(predictor) for name in kind]
+    names = [cell(name) for kind in field_names(predictor) for name in kind]
     widths = [max(map(len, cells)) for cells in (names, values)]
     scale = _LONGEST_BAR / max(float(np.abs(added).max()), 1e-12)
     lines = [f"row {FLAGS.explain}: logit {logits[row]:.4f}; gradient x input of each field:"]
@@ -280,7 +280,7 @@ def _shown_ids(predictor: Predictor, table: int, ids: list[int]) -> str:
     transform = predictor.transform
     shown = [transform.value(table, id) if transform else f"id {id}" for id in ids[:_MOST_IDS]]
     more = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
-    return ", ".join(shown) + more if shown else "(empty)"
+    return ", ".join(map(cell, shown)) + more if shown else "(empty)"
 
 
 def open_predictor(checkpoint: str, source: str | None) -> Predictor:

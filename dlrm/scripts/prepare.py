@@ -18,12 +18,14 @@ from absl import flags
 
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
+from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common import spark_flags, table_flags
@@ -39,6 +41,10 @@ _TABLE_FLAGS = (  # not for logs
     *("test_input", "validation_input", "test_fraction", "validation_fraction", "split_key"),
     *("test_from", "validation_from", "split_column", "keep_negatives"),
     *("input_format", "columns", "header", *TEXT_FLAGS),
+)
+_LOGS_ONLY = (  # not for tables, whose schema has the like
+    *("num_days", "num_numerical", "num_categorical", "frequency_limit", "dictionary_days"),
+    *("numeric_transform", "output_format"),
 )
 _LOG_FLAGS = ("cores", "engine", "seed", "bad_lines", "max_bad_lines", "split_bytes", "master")
 
@@ -96,6 +102,35 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "split_bytes", None, "bytes of input that one task reads; does not change the result"
     )
+    for name, meaning in (
+        ("num_days", "number of day files, or of days into which train.txt is cut"),
+        ("num_numerical", "number of integer columns; default: 13"),
+        ("num_categorical", "number of hexadecimal columns; default: 26"),
+    ):
+        flags.DEFINE_integer(name, None, f"--schema criteo: {meaning}")
+    flags.DEFINE_string(
+        "frequency_limit",
+        None,
+        "--schema criteo: number of rows that a value must occur in to get an id: N, or COLUMN:N, "
+        "comma-separated; default: 15",
+    )
+    flags.DEFINE_string(
+        "dictionary_days", None, "--schema criteo: days to fit on, as A-B; default: all"
+    )
+    flags.DEFINE_enum(
+        "numeric_transform",
+        None,
+        NUMERIC_TRANSFORMS,
+        "--schema criteo: readme (default), ln(x + 2), with 0 for a missing x; nvidia, ln(x + 3), "
+        "and 0 if x is missing",
+    )
+    flags.DEFINE_enum(
+        "output_format",
+        None,
+        OUTPUT_FORMATS,
+        "--schema criteo: split_binary (default), one file per feature; binary, NVIDIA's rows of "
+        "4-byte words",
+    )
     define_spark_flags()
     flags.adopt_module_key_flags(spark_flags)
     flags.DEFINE_boolean(
@@ -108,6 +143,9 @@ def main(argv: list[str]) -> int | None:
     no_arguments(argv)
     if FLAGS.schema == CRITEO:
         return _prepare_logs()
+    for name in _LOGS_ONLY:
+        if FLAGS[name].present:
+            raise ValueError(f"--{name}: is for --schema criteo; got --schema {FLAGS.schema}")
     query, tables, output = _query(), {}, Path(FLAGS.output)
     if query is None:
         tables = {"train": find_tables(FLAGS.input, FLAGS.input_format, print)}
@@ -176,8 +214,8 @@ def _prepare_logs() -> int:
     if len(FLAGS.input) != 1:
         raise ValueError(f"--input: expected one folder of days, got {len(FLAGS.input)}")
     arguments = [f"--input_folder={FLAGS.input[0]}", f"--output_folder={FLAGS.output}"]
-    given = {name: FLAGS[name].value for name in _LOG_FLAGS if FLAGS[name].value is not None}
-    arguments += [f"--{name}={value}" for name, value in given.items()]
+    given = {name: FLAGS[name].value for name in (*_LOG_FLAGS, *_LOGS_ONLY)}
+    arguments += [f"--{name}={value}" for name, value in given.items() if value is not None]
     arguments += [f"--conf={item}" for item in FLAGS.conf]
     arguments += [f"--output_ordering={FLAGS.output_ordering}"]
     arguments += ["--restart"] * FLAGS.restart + ["--no-report"] * (not FLAGS.report)
@@ -188,4 +226,4 @@ def _prepare_logs() -> int:
 
 if __name__ == "__main__":
     define_flags()
-    run_command(main)
+    run_command(main, hint="the same command resumes the run")

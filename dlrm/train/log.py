@@ -12,6 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
+from dlrm.files import errors_named
 from dlrm.train.reports.trackers import Outcome, Tracker
 
 UNITS = {"throughput": "samples/s", "latency": "s"}
@@ -58,7 +59,8 @@ class RunLog:
         for tracker in self.trackers:
             tracker.close(_outcome(error))
         if self._file:
-            self._file.close()
+            with errors_named(self._file.name):
+                self._file.close()
 
     def parameters(self, values: dict[str, Any]) -> None:
         """Records the flags of the run."""
@@ -126,8 +128,9 @@ class RunLog:
         }
         if isinstance(data := entry.get("data"), dict):  # JSON has no NaN
             entry["data"] = {k: None if v != v else v for k, v in data.items()}
-        self._file.write("DLLL " + json.dumps(head | entry) + "\n")
-        self._file.flush()
+        with errors_named(self._file.name):
+            self._file.write("DLLL " + json.dumps(head | entry) + "\n")
+            self._file.flush()
 
 
 def _outcome(error: BaseException | None) -> Outcome:

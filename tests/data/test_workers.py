@@ -1,6 +1,10 @@
 import operator
 import os
+import signal
+import sys
+import time
 
+import forked
 import pytest
 
 from dlrm.data.workers import workers
@@ -31,3 +35,28 @@ def test_a_killed_process_is_named():
         workers(2) as in_order,
     ):
         list(in_order(os._exit, [3]))
+
+
+def interrupt(path):
+    """Runs tasks, and gets Ctrl-C while processes start and work, as all of its group do."""
+    os.setpgid(0, 0)
+    os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), 2)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with workers(2) as in_order:
+            for done in in_order(time.sleep, [0.0, 60.0, 60.0]):
+                assert done is None
+                os.killpg(0, signal.SIGINT)
+                time.sleep(60)
+    except KeyboardInterrupt:
+        sys.exit(130)
+
+
+def test_ctrl_c_is_for_the_process_that_started_the_others(tmp_path):
+    began = time.monotonic()
+    process = forked.CONTEXT.Process(target=interrupt, args=(tmp_path / "stderr",))
+    process.start()
+    process.join()
+    assert process.exitcode == 130
+    assert (tmp_path / "stderr").read_text() == ""
+    assert time.monotonic() - began < 50  # it does not wait for the tasks

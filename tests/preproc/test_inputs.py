@@ -27,12 +27,8 @@ SMALL = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=1"]
 
 def run(raw, output, *arguments):
     """Runs the command in this process; returns its status."""
-    handler = signal.getsignal(signal.SIGTERM)
     paths = [f"--input_folder={raw}", f"--output_folder={output}"]
-    try:
-        return prepare_logs.main([*paths, "--engine=local", "--cores=2", *arguments])
-    finally:
-        signal.signal(signal.SIGTERM, handler)
+    return prepare_logs.main([*paths, "--engine=local", "--cores=2", *arguments])
 
 
 def prepared(raw, output, *arguments):

@@ -9,6 +9,7 @@ import numpy as np
 from dlrm.data.sources.csv_cells import BadCellError, Parser
 from dlrm.data.sources.csv_rows import check_names, read_csv
 from dlrm.data.sources.text_format import TextFormat
+from dlrm.files import errors_named
 
 
 class Columns:
@@ -65,8 +66,8 @@ class Columns:
         path, _ = self._stored.setdefault(
             name, (self._directory / f"{len(self._stored)}.bin", values.dtype)
         )
-        with open(path, "ab") as file:
-            values.tofile(file)
+        with errors_named(path), open(path, "ab") as file:
+            file.write(values.tobytes())  # `tofile` loses the last bytes on a full disk in silence
 
     def load(self, name: str) -> np.ndarray:
         """Returns the values of a column in all rows."""

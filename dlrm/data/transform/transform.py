@@ -102,6 +102,7 @@ class Transform:
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
         self._tables: native.Tables | None = None  # of all lookups
         self._checksums: list[tuple[Path, str]] = []  # of dictionaries that come from files
+        self._checked: set[int] = set()
 
     @property
     def num_categorical(self) -> int:
@@ -224,10 +225,12 @@ class Transform:
         Raises:
             ValueError: it has changed since it was saved; the message names its file.
         """
-        if self._checksums:
-            path, expected = self._checksums[index]
-            if (found := checksum(self.dictionaries[index])) != expected:
-                raise ValueError(f"{path}: expected CRC-32 {expected}, got {found}: damaged")
+        if not self._checksums or index in self._checked:
+            return
+        path, expected = self._checksums[index]
+        if (found := checksum(self.dictionaries[index])) != expected:
+            raise ValueError(f"{path}: expected CRC-32 {expected}, got {found}: damaged")
+        self._checked.add(index)
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
         """Loads lookups that `IdLookup.save` wrote, so that processes share them."""

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any, Protocol
 
-from dlrm.data.workers import process_pool
+from dlrm.data.workers import end_processes, process_pool
 
 _ATTEMPTS = 3
 
@@ -73,12 +73,7 @@ class LocalEngine:
 
     def stop(self) -> None:
         """Ends the processes, whatever they do."""
-        processes = list((self._pool._processes or {}).values())
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        for process in processes:
-            process.terminate()
-        for process in processes:
-            process.join()
+        end_processes(self._pool)
 
 
 class InlineEngine:

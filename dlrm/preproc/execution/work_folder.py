@@ -28,6 +28,7 @@ from dlrm.documents import read_json
 from dlrm.files import (
     MANIFEST,
     check_replaceable,
+    errors_named,
     publish_directory,
     restore_replaced,
     staged_file,
@@ -143,7 +144,8 @@ def _digest(file: Path) -> str:
 
 def _once(task: Callable[[Any], dict[str, Any]], results: str, item: tuple[int, Any]) -> None:
     number, work = item
-    _write(Path(results, f"{number}.json"), task(work))
+    with errors_named(Path(results).parent):
+        _write(Path(results, f"{number}.json"), task(work))
 
 
 def _write(path: Path, result: Any) -> None:

@@ -18,11 +18,12 @@ some megabytes at a time, and no code in a file is run.
 The exit code is 0; 1 if diff finds a difference; 2 after an error, which is printed.
 """
 
-from absl import app, flags
+from absl import flags
 
 from dlrm.scripts.checkpoint import command
+from dlrm.scripts.common.command import run_command
 
 if __name__ == "__main__":
     command.define_flags()
     flags.adopt_module_key_flags(command)  # for --help
-    app.run(command.main, flags_parser=command.parse)
+    run_command(command.main, code=2)  # 1 is a result of diff

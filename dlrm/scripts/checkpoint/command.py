@@ -10,7 +10,6 @@ from typing import Any
 
 from absl import flags
 
-from dlrm.command_line import fail
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.documents import brief
 from dlrm.files import MANIFEST
@@ -22,7 +21,6 @@ from dlrm.scripts.checkpoint.description import (
     lines_of_run,
     open_any,
 )
-from dlrm.scripts.common.command import parse_flags
 from dlrm.serving.recalibration import FOLDER as RECALIBRATION
 from dlrm.tasks.table_rows import evict_rows, grow_tables
 from dlrm.train.checkpoints.nvidia import FEATURE_ORDERS, PADDINGS, is_nvidia, write_nvidia
@@ -100,11 +98,8 @@ def define_flags(values: flags.FlagValues = FLAGS) -> None:
 
 
 def main(argv: list[str]) -> int:
-    try:
-        command, directories = _command(argv[1:])
-        return command(*directories)
-    except (ValueError, OSError) as error:
-        fail(error, 2)
+    command, directories = _command(argv[1:])
+    return command(*directories)
 
 
 def _command(arguments: list[str]) -> tuple[Callable[..., int], list[Path]]:
@@ -234,11 +229,3 @@ def _without_nan(value: Any) -> Any:
     if isinstance(value, list):
         return [_without_nan(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def parse(arguments: list[str]) -> list[str]:
-    """Parses flags; returns the rest. Errors exit with 2, since 1 is a result of diff."""
-    try:
-        return parse_flags(FLAGS, arguments)
-    except (ValueError, OSError) as error:
-        fail(error, 2)

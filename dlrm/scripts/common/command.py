@@ -6,7 +6,7 @@ from pathlib import Path
 
 from absl import app, flags
 
-from dlrm.command_line import fail, raise_file_limit
+from dlrm.command_line import exit_code_of, fail, raise_file_limit
 from dlrm.files import check_all_local, check_local
 from dlrm.manifest import check_lines
 
@@ -39,24 +39,22 @@ def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
     return rest
 
 
-def run_command(main: Callable[[list[str]], int | None]) -> None:
+def run_command(main: Callable[[list[str]], int | None], code: int = 1, hint: str = "") -> None:
     """Runs `main` with the rest of the command line, as absl does, and ends the process.
 
     Args:
         main: raises ValueError or OSError for errors that the user can fix; returns the exit code.
+        code, hint: see `exit_code_of`.
     """
 
     def parse(arguments: list[str]) -> list[str]:
         try:
             return parse_flags(flags.FLAGS, arguments)
         except (ValueError, OSError) as error:
-            fail(error)
+            fail(error, code)
 
-    def act(arguments: list[str]) -> int | None:
-        try:
-            return main(arguments)
-        except (ValueError, OSError) as error:
-            fail(error)
+    def act(arguments: list[str]) -> int:
+        return exit_code_of(lambda: main(arguments), code=code, hint=hint)
 
     app.run(act, flags_parser=parse)
 

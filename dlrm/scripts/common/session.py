@@ -13,6 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from dlrm.command_line import Terminated, terminable, unwritten_output
 from dlrm.distributed import (
     OtherRankError,
     World,
@@ -50,8 +51,10 @@ _LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", r
 def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     """Runs a command and ends the process with its exit code.
 
-    Exit codes: 0; 1 after an error, which is printed on one line; 75 stopped by SIGTERM; 76 a rank
-    hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard.
+    Exit codes: 0; 1 after an error, which is printed on one line; 75 a training stopped by SIGTERM;
+    76 a rank hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard; 143 terminated
+    before or after the training. Of several ranks SIGTERM ends one at once, since a rank that waits
+    for another would not end for an exception.
 
     Args:
         run: the command.
@@ -59,7 +62,9 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     """
     code: int | str = 0
     try:
-        run()
+        with terminable(at_once=launch().size > 1):
+            run()
+            sys.stdout.flush()
     except OtherRankError:
         code = 1
     except StoppedError as stopped:
@@ -67,7 +72,7 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
         if _rank() == 0:
             print(stopped, file=sys.stderr, flush=True)
     except USER_ERRORS as error:
-        code = _named(one_line(error))
+        code = _named(one_line(unwritten_output() or error))
     except torch.OutOfMemoryError as error:
         reason = str(error).splitlines()[0].partition(" Of the allocated")[0]
         code = _named(f"{reason} {_LESS_MEMORY}")
@@ -79,13 +84,13 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
             code = f"rank {_rank()} ends, since another rank has gone: {reason}"
         else:
             raise
-    except KeyboardInterrupt:
-        code = 130
+    except (KeyboardInterrupt, Terminated) as stop:
+        code, how = (143, "terminated") if isinstance(stop, Terminated) else (130, "interrupted")
         last = last_checkpoint(checkpoints) if checkpoints else None
-        saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a run)"
+        saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a training)"
         kept = f"--resume goes on from {last}" if last else f"nothing was saved{saves}"
         if _rank() == 0:
-            print(f"interrupted; {kept}", file=sys.stderr)
+            print(f"{how}; {kept}", file=sys.stderr)
     if dist.is_initialized():
         shutdown(World(dist.get_rank(), dist.get_world_size()))
     sys.exit(code)

@@ -16,7 +16,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterator
 
-from dlrm.command_line import Parser
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.scripts.doctor.checks import BROKEN, NOTE, OK, SLOW, Result, first_line, report
 from dlrm.scripts.doctor.gpu import cuda
 from dlrm.scripts.doctor.machine import memory_set_up, offered_instructions, room, threads
@@ -25,7 +25,12 @@ from dlrm.scripts.doctor.tuning import tune
 
 
 def main() -> int:
-    """Prints the report; returns the exit code."""
+    """Runs the command; returns the exit code."""
+    return exit_code_of(_run)
+
+
+def _run() -> int:
+    """Prints the report."""
     parser = Parser(__doc__.splitlines()[0], "python -m dlrm.scripts.doctor")
     parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
     parser.add_argument(

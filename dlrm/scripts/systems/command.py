@@ -17,8 +17,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from dlrm.command_line import Parser
-from dlrm.documents import one_line
+from dlrm.command_line import Parser, exit_code_of, say_error
+from dlrm.files import errors_named
 from dlrm.scripts.systems import compare, results, show, tables
 from dlrm.scripts.systems.jobs import Options, check_command, plan
 from dlrm.scripts.systems.results import finished, read
@@ -32,6 +32,11 @@ _RESULTS = "systems.jsonl"
 
 def main(arguments: list[str]) -> int:
     """Runs a command line; returns the exit code: 0, 1 for a failed run or check, 2."""
+    hint = "the same command runs what is missing"
+    return exit_code_of(lambda: _act(_parse(arguments)), code=2, hint=hint)
+
+
+def _parse(arguments: list[str]) -> argparse.Namespace:
     own, flags = arguments, []
     if "--" in arguments:
         cut = arguments.index("--")
@@ -41,6 +46,10 @@ def main(arguments: list[str]) -> int:
     if flags and not hasattr(options, "smoke"):
         parser.error("only commands that run rows take flags after --")
     options.flags = tuple(flags)
+    return options
+
+
+def _act(options: argparse.Namespace) -> int:
     try:
         if not hasattr(options, "smoke"):
             return options.act(options)
@@ -49,15 +58,8 @@ def main(arguments: list[str]) -> int:
     except BrokenPipeError:  # the reader has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
         return 0
-    except (ValueError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
     except compare.FailedRunError as error:
-        print(f"error: {one_line(error)}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command runs what is missing", file=sys.stderr)
-        return 130
-    return 2
+        return say_error(error, 1)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -209,15 +211,20 @@ def _table(options: argparse.Namespace) -> int:
     }
     text = writers[options.format]()
     if options.output:
-        Path(options.output).write_text(text)
+        _write(options.output, text)
         print(f"{options.output}: {len(table)} rows, {len(found)} of them measured")
     else:
         print(text, end="")
     return 0
 
 
+def _write(path: str, text: str) -> None:
+    with errors_named(path):
+        Path(path).write_text(text)
+
+
 def _document(options: argparse.Namespace) -> int:
-    Path(options.output).write_text(show.document())
+    _write(options.output, show.document())
     print(f"{options.output}: {len(CATALOGUE)} rows")
     return 0
 

@@ -8,6 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from dlrm.files import errors_named
+
 Record = dict[str, Any]
 # What runs must have in common to be compared.
 SETTING = (
@@ -41,7 +43,7 @@ def claimed(path: Path) -> Iterator[None]:
 
 def append(path: Path, record: Mapping[str, Any]) -> None:
     """Adds a run, in place of a last line that a killed process left unfinished."""
-    with path.open("rb+" if path.exists() else "wb") as file:
+    with errors_named(path), path.open("rb+" if path.exists() else "wb") as file:
         text = path.read_bytes()
         end = text.rfind(b"\n") + 1
         try:

@@ -120,14 +120,11 @@ def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
             start_new_session=True,
             preexec_fn=session.end_with_launcher,  # noqa: PLW1509  # one system call, no lock
         )
-        before = signal.signal(signal.SIGTERM, _stop)
         try:
             _, status, usage = os.wait4(process.pid, 0)
         except BaseException:
             _end(process)
             raise
-        finally:
-            signal.signal(signal.SIGTERM, before)
     process.returncode = os.waitstatus_to_exitcode(status)
     return process.returncode, usage.ru_maxrss * 1024
 
@@ -138,10 +135,6 @@ def _variables(threads: int) -> dict[str, str]:
     package = str(Path(dlrm.__file__).parents[1])
     paths = [package, *filter(None, [kept.get("PYTHONPATH")])]
     return {**kept, "OMP_NUM_THREADS": str(threads), "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _stop(*_: object) -> None:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 def _end(process: subprocess.Popen) -> None:

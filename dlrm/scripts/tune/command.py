@@ -24,7 +24,7 @@ from typing import Any
 
 from dlrm.api.recipe import BATCH_SIZE, Facts, auto
 from dlrm.api.training import SETTINGS
-from dlrm.command_line import Parser, fail
+from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.documents import brief
@@ -43,14 +43,8 @@ _NOT_SEARCHED = ("seed", "dataset_subset", "early_stop", "auc_threshold", "verif
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    options = _parse(arguments)
-    try:
-        run(options)
-    except (ValueError, OSError) as error:
-        fail(error)
-    except KeyboardInterrupt:
-        fail("stopped; the same command resumes the search", 130)
-    return 0
+    hint = "the same command resumes the search"
+    return exit_code_of(lambda: run(_parse(arguments)), hint=hint)
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

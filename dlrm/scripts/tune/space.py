@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.api.recipe import Facts, auto
+from dlrm.api.training import check_setting_types
 from dlrm.documents import brief, read_yaml
 
 _ENTRIES = {"low", "high", "log"}
@@ -77,6 +78,9 @@ class Space:
                 searched[name] = _range(value, f"{source}: {name}")
             else:
                 fixed[name] = value
+        for name, values in {**searched, **{name: [one] for name, one in fixed.items()}}.items():
+            for one in values[:2] if isinstance(values, Range) else values:
+                _check_type(name, one, source)
         return cls(fixed, searched)
 
     @classmethod
@@ -141,6 +145,13 @@ def _range(value: Mapping[str, Any], where: str) -> Range:
         least = " above 0" if log else ""
         raise ValueError(f"{where}: expected low below high{least}, got {low:g} and {high:g}")
     return Range(low, high, log)
+
+
+def _check_type(name: str, value: Any, source: str) -> None:
+    try:
+        check_setting_types({name: value})
+    except ValueError as error:
+        raise ValueError(f"{source}: {error}") from None
 
 
 def _immutable(value: Any) -> Any:

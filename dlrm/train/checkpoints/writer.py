@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
 from dlrm.distributed.placement import Piece
-from dlrm.files import StagedDirectory
+from dlrm.files import StagedDirectory, errors_named
 from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
 from dlrm.train.checkpoints.rows import STORES
@@ -106,8 +107,9 @@ class CheckpointWriter:
             ours = gather((checksums, self._tables, self._kinds, self._store), self._world)
             with agreed(self._world, OSError):
                 if self._staged is not None:
-                    self._describe(ours)
-                    self._staged.publish()
+                    with errors_named(self._staged.final):
+                        self._describe(ours)
+                        self._staged.publish()
         except BaseException:
             if self._staged is not None:
                 self._staged.remove()
@@ -228,13 +230,16 @@ class _Rows:
 
 def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
     """Writes a file through to the disk; returns its checksum, or None for a file in pieces."""
-    if isinstance(content, _Rows):
-        return content.write(path)
-    try:
-        save_file(content, path)
-    except Exception as error:  # safetensors has an error of its own for a full disk
-        raise OSError(f"{path}: {error}") from error
-    return checksum(path)
+    with errors_named(path):
+        if isinstance(content, _Rows):
+            return content.write(path)
+        try:
+            save_file(content, path)
+        except Exception as error:  # safetensors has one of its own, with the number as text
+            if number := re.search(r"\(os error (\d+)\)", str(error)):
+                raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+            raise OSError(f"{path}: {error}") from error
+        return checksum(path)
 
 
 def link_or_copy(source: str, target: str) -> None:

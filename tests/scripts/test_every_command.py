@@ -1,13 +1,18 @@
-"""A URI is refused wherever a path is expected, by every flag of every command, before any work."""
+"""Every command refuses a URI in every flag of a path, and ends in a line after a signal."""
 
 import argparse
 import contextlib
 import io
 import json
 import multiprocessing
+import os
 import re
 import runpy
+import signal
 import sys
+import tempfile
+import time
+import traceback
 from pathlib import Path
 
 import absl.app
@@ -17,11 +22,14 @@ from absl import flags
 
 from dlrm.command_line import Parser
 from dlrm.files import NOT_PATHS
+from dlrm.scripts.common import session
 from dlrm.scripts.common.config_flags import ConfigFlags
 
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"
 MESSAGE = f"{URI}: expected a path of this machine, got a URI (s3://); use a local path"
+NEEDED = {"dlrm/scripts/bert/__main__.py": ["--mode=pretrain"], "triton/deployer.py": ["--"]}
+SIGNALS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 SCRIPTS = {
     path.relative_to(ROOT).as_posix(): path.read_text()
     for folder in ("dlrm", "preproc", "triton")
@@ -49,7 +57,7 @@ class CommandLine(BaseException):
 
 
 def command_line(command):
-    """Runs a command up to its command line; needs a process of its own, as it alters modules."""
+    """Runs a command up to its command line; needs a process of its own, as it defines flags."""
     parse_config, parse_known = ConfigFlags.parse, Parser.parse_known_args
 
     def end_absl(_, flags_parser):
@@ -67,14 +75,17 @@ def command_line(command):
         Parser.parse_known_args = parse_known  # for the parsers of subcommands
         raise CommandLine(lambda words: parse_known(self, words), dict(parser_flags(self)))
 
-    absl.app.run, ConfigFlags.parse = end_absl, end_config
-    Parser.parse_args = Parser.parse_known_args = end_parser
     sys.argv = [command, "--"]
     sys.path.insert(0, str((ROOT / command).parent))
-    try:
-        runpy.run_path(str(ROOT / command), run_name="__main__")
-    except CommandLine as line:
-        return line
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(absl.app, "run", end_absl)
+        patch.setattr(ConfigFlags, "parse", end_config)
+        patch.setattr(Parser, "parse_args", end_parser)
+        patch.setattr(Parser, "parse_known_args", end_parser)
+        try:
+            runpy.run_path(str(ROOT / command), run_name="__main__")
+        except CommandLine as line:
+            return line
     raise AssertionError(f"{command} parsed no flags")
 
 
@@ -131,16 +142,71 @@ def error_of(parse, words, value):
     return ""
 
 
+def ends(command):
+    """Returns how a command ends after each signal: its exit code and output."""
+    return {number: end_after(command, number) for number in SIGNALS}
+
+
+def end_after(command, number):
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if child == 0:
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+            code = 99  # of another error
+            try:
+                code = signalled(command, number)
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(child, 0)
+        output.seek(0)
+        return os.waitstatus_to_exitcode(status), output.read()
+
+
+def signalled(command, number):
+    """Runs a command that gets a signal where it begins its work; returns its exit code."""
+
+    def signal_self(*_, **__):
+        os.kill(os.getpid(), number)
+        time.sleep(60)
+
+    class Words(list):
+        __len__ = __getitem__ = __iter__ = signal_self
+
+    for name in list(flags.FLAGS):  # which the command defines
+        delattr(flags.FLAGS, name)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    Parser.parse_args = Parser.parse_known_args = session.join = signal_self
+    absl.app.run = lambda act, flags_parser: sys.exit(act(Words()))
+    if command == "dlrm/scripts/plan.py":
+        ConfigFlags.parse = signal_self
+    sys.argv = [command, *NEEDED.get(command, ())]
+    try:
+        runpy.run_path(str(ROOT / command), run_name="__main__")
+    except SystemExit as ended:
+        assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        return ended.code
+    raise AssertionError(f"{command} goes on after the signal")
+
+
+def examine(command):
+    return answers(command), ends(command)
+
+
 def walk(path):
-    """Writes the answers of all commands to a file; each is run in a fork of this process."""
+    """Writes the answers and ends of all commands to a file; each is run in forks."""
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        found = pool.map(answers, COMMANDS, chunksize=1)
+        found = pool.map(examine, COMMANDS, chunksize=1)
     path.write_text(json.dumps(dict(zip(COMMANDS, found, strict=True))))
 
 
 @pytest.fixture(scope="module")
 def walked(tmp_path_factory):
-    path = tmp_path_factory.mktemp("uris") / "answers.json"
+    path = tmp_path_factory.mktemp("walk") / "answers.json"
     process = forked.CONTEXT.Process(target=walk, args=(path,))
     process.start()
     process.join()
@@ -160,7 +226,7 @@ PATHS = {  # some of the flags that the walk has to find
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_flag_of_a_path_refuses_a_uri(command, walked):
-    found = walked[command]
+    found, _ = walked[command]
     for name, error in found.items():
         flag = name.split()[-1]
         if flag.lstrip("-").replace("-", "_") in NOT_PATHS:
@@ -173,10 +239,19 @@ def test_every_flag_of_a_path_refuses_a_uri(command, walked):
 
 def test_the_walk_meets_every_exception(walked):
     assert {*PATHS, "preproc/parquet_to_binary.py"} <= {*COMMANDS}
-    accepted = {name for found in walked.values() for name, error in found.items() if not error}
+    accepted = {name for found, _ in walked.values() for name, error in found.items() if not error}
     assert {"--mlflow", "--master", "--spark_sql", "--label"} <= accepted
     words = {name.split()[-1].lstrip("-").replace("-", "_") for name in accepted}
     assert words == NOT_PATHS
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
+    _, found = walked[command]
+    for number, (code, word) in SIGNALS.items():
+        ended, text = found[str(int(number))]
+        assert ended == code, text
+        assert re.fullmatch(rf"(error: )?{word}(; .*)?\n", text)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,160 @@
+"""The ends of commands, and the lines of their tables."""
+
+import errno
+import importlib
+import os
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+import forked
+import numpy as np
+import pytest
+
+import dlrm.scripts
+from dlrm.command_line import aligned, exit_code_of
+from dlrm.documents import cell
+from dlrm.files import errors_named, staged_directory, staged_file
+
+HOSTILE = (
+    "a\nerror: all rows are bad",
+    "\x1b[2Jcleared\x07\r",
+    "right\u202eto left\u2028next\x9b1m",
+    "\ud800 half of a pair",
+    "x" * 5000 + "\n",
+)
+
+
+def test_no_value_prints_a_line_of_its_own_or_controls_the_terminal():
+    rows = [[value, "1", value] for value in HOSTILE]
+    lines = aligned(["head\n", *"bc"], rows)
+    assert len(lines) == len(HOSTILE) + 1
+    assert all(line.isprintable() for line in lines)
+    assert len({len(line) for line in lines}) == 1
+    assert max(map(len, lines)) < 250
+    assert "a\\nerror: all rows are bad" in lines[1]
+    assert "xx... (5,001 characters) ...xx" in lines[-1]
+
+
+def test_ordinary_values_are_kept():
+    for value in ("", "Zürich, 東京", "a b", "x" * 60, "back\\slash"):
+        assert cell(value) == value
+    assert aligned(["name", "n"], [["é", "10"]]) == ["name   n", "é     10"]
+
+
+def fail(error):
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (ValueError("--x: wrong\nerror: two"), "error: --x: wrong\\nerror: two\n"),
+        (OSError(errno.ENOSPC, "full", "a/b"), "error: [Errno 28] full: 'a/b'\n"),
+        (KeyboardInterrupt(), "error: interrupted; resume\n"),
+    ],
+)
+def test_a_command_ends_in_a_line(error, line, capsys):
+    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
+    code = exit_code_of(lambda: fail(error), code=2, hint="resume")
+    assert code == (130 if isinstance(error, KeyboardInterrupt) else 2)
+    assert capsys.readouterr().err == line
+    assert before == (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT))
+
+
+def test_sigterm_removes_what_was_being_written_even_if_it_comes_twice(tmp_path, capsys):
+    def act():
+        with staged_directory(tmp_path / "new") as staging:
+            (staging / "half").touch()
+            try:
+                os.kill(os.getpid(), signal.SIGTERM)
+            finally:
+                os.kill(os.getpid(), signal.SIGTERM)
+                (staging / "more").touch()
+
+    before = signal.getsignal(signal.SIGTERM)
+    assert exit_code_of(act) == 143
+    assert capsys.readouterr().err == "error: terminated\n"
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def import_and_stop(number, path):
+    sys.stderr = path.open("w", buffering=1)
+    sys.argv = ["-m", "--flag"]  # as while Python imports the package of a command
+    importlib.reload(dlrm.scripts)
+    os.kill(os.getpid(), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "code", "word"),
+    [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
+)
+def test_a_command_that_is_being_imported_ends_in_a_line(number, code, word, tmp_path):
+    process = forked.CONTEXT.Process(target=import_and_stop, args=(number, tmp_path / "line"))
+    process.start()
+    process.join()
+    assert process.exitcode == code
+    assert (tmp_path / "line").read_text() == f"error: {word}\n"
+
+
+def print_to_full_disk(path):
+    os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
+    sys.stdout, sys.stderr = os.fdopen(1, "w"), path.open("w", buffering=1)
+    sys.exit(exit_code_of(lambda: print("result")))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+def test_output_that_cannot_be_printed_is_an_error(tmp_path):
+    process = forked.CONTEXT.Process(target=print_to_full_disk, args=(tmp_path / "line",))
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    line = "error: [Errno 28] No space left on device: 'standard output'\n"
+    assert (tmp_path / "line").read_text() == line
+
+
+def write_full():
+    with open("/dev/full", "w") as file:
+        file.write("x")
+
+
+def write_array():
+    with open("/dev/full", "wb") as file:
+        np.zeros(1000).tofile(file)
+
+
+def write_table():
+    raise OSError(errno.ENOSPC, "Error writing bytes to file")  # as Arrow does
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("write", [write_full, write_array, write_table])
+@pytest.mark.parametrize("staged", [errors_named, staged_file, staged_directory])
+def test_a_full_disk_is_an_oserror_with_a_path(write, staged, tmp_path):
+    path = tmp_path / "new"
+    with pytest.raises(OSError, match=str(path)) as raised, staged(path):  # noqa: PT012
+        write()
+    if write is not write_array:  # NumPy's has no number
+        assert (raised.value.errno, raised.value.filename) == (errno.ENOSPC, str(path))
+    assert not path.exists()
+
+
+def test_a_copied_tree_names_a_file_and_no_list(tmp_path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a/gone").symlink_to("nothing")
+    with pytest.raises(OSError, match="a/gone") as raised, errors_named(tmp_path / "b"):
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+    assert "[(" not in str(raised.value)
+
+
+def test_errors_that_have_their_path_or_are_of_reading_are_kept(tmp_path):
+    for error in (
+        FileNotFoundError("data: no such directory"),
+        OSError(errno.ENOENT, "Failed to open 'data'"),
+        OSError(errno.ENOSPC, "full", "other"),
+    ):
+        with pytest.raises(type(error)) as raised, errors_named(tmp_path):
+            raise error
+        assert raised.value is error
