@@ -181,7 +181,7 @@ def open_work_folder(
         ValueError: an unfinished run has other facts, which the message names.
     """
     final = final.resolve()
-    folder = final.with_name(f"{final.name}.unfinished")
+    folder = _folder_of(final)
     facts = json.loads(json.dumps(facts))
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
     work = WorkFolder(folder / digest, final, resumed=False)
@@ -205,6 +205,16 @@ def open_work_folder(
             _write(folder / _FACTS, {"kind": _KIND, "facts": facts})
         work.path.mkdir(exist_ok=True)
         yield work
+
+
+def shared_folders(final: Path) -> list[Path]:
+    """Returns the directories that tasks write below: those of the run and of the output."""
+    final = final.resolve()
+    return [_folder_of(final), final.parent]
+
+
+def _folder_of(final: Path) -> Path:
+    return final.with_name(f"{final.name}.unfinished")
 
 
 def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
