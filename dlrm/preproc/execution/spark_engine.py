@@ -99,8 +99,8 @@ class SparkEngine:
                 probed = cores
         except TaskError as error:
             raise EngineError(
-                f"{error}. Executors write where this process does: as the same user, or as one of "
-                "a group that owns the directory (preproc/README.md, Clusters)"
+                f"{error}. Every executor needs this directory under the same path, and may write "
+                "in it as the same user or as one of its group (preproc/README.md, Clusters)"
             ) from error
         except EngineError as error:
             if not late.is_set():
@@ -207,10 +207,11 @@ def _freeze_what_is_loaded() -> None:
 def _failures() -> Iterator[None]:
     """Turns Spark's errors into one line: the task's message, otherwise Spark's cause."""
     from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         yield
-    except Py4JError as error:
+    except (Py4JError, PySparkException) as error:  # the latter once a SparkSession exists
         text = str(error)
         if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
             raise TaskError(said[1]) from None
@@ -218,14 +219,14 @@ def _failures() -> Iterator[None]:
 
 
 def _causes(text: str) -> str:
-    """Returns the causes that a traceback names, each one once, the outermost first."""
+    """Returns the causes that a traceback names, each one once, in its order."""
     named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception): ?.*)"
     causes: list[str] = []
     for cause in re.findall(named, text, re.MULTILINE):
         cause = cause.removesuffix("Traceback (most recent call last):").strip()
         if not any(cause.partition(": ")[2] in earlier for earlier in causes):
             causes.append(cause)
-    return "; caused by: ".join(causes)
+    return "; ".join(causes)
 
 
 def _reason(log: Path | None) -> str:
@@ -284,12 +285,17 @@ def spark_engine(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
+    own = "PYSPARK_GATEWAY_PORT" not in os.environ  # otherwise spark-submit has started the JVM
+    hint = f"; see {log}" if own and log else ""
+    if not own:
+        SparkContext._ensure_initialized()  # SparkConf then has the settings of spark-submit
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
-    conf.setAll(list(configuration(master, memory_gib, path, settings or {}).items()))
-    own = "PYSPARK_GATEWAY_PORT" not in os.environ  # otherwise spark-submit has started the JVM
-    hint = f"; see {log}" if own and log else ""
+    ours = configuration(master, memory_gib, path, settings or {})
+    for name, value in (ours if own else ours | {"spark.log.level": "WARN"}).items():
+        conf.setIfMissing(name, value)
+    conf.setAll([*(settings or {}).items()])
     try:
         with own_local_folders():
             try:
