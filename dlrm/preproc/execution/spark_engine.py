@@ -50,12 +50,10 @@ _DEADLINE = "spark.dlrm.startTimeout"
 
 
 class SparkEngine:
-    """Runs tasks on a Spark context, with the umask of this process."""
+    """Runs tasks on a Spark context, with the umask of the process that created it."""
 
     def __init__(self, spark: "SparkContext") -> None:
-        self._spark = spark
-        self._umask = os.umask(0o077)
-        os.umask(self._umask)
+        self._spark, self._umask = spark, _umask()
 
     @property
     def cores(self) -> int:
@@ -132,6 +130,12 @@ class SparkEngine:
         finally:
             for name in ("spark.jobGroup.id", "spark.job.description"):
                 self._spark.setLocalProperty(name, None)  # type: ignore[arg-type]
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
 def _seconds(text: str) -> int:
@@ -215,10 +219,10 @@ def _failures() -> Iterator[None]:
         text = str(error)
         if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
             raise TaskError(said[1]) from None
-        raise EngineError(f"Spark failed: {_causes(text) or text.splitlines()[0]}") from error
+        raise EngineError(f"Spark failed: {causes_of(text) or text.splitlines()[0]}") from error
 
 
-def _causes(text: str) -> str:
+def causes_of(text: str) -> str:
     """Returns the causes that a traceback names, each one once, in its order."""
     named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception): ?.*)"
     causes: list[str] = []
@@ -340,6 +344,7 @@ def configuration(
         "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": os.environ.get(
             "ARROW_DEFAULT_MEMORY_POOL", "system"
         ),
+        "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",  # of files of the JVM
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
         **place,

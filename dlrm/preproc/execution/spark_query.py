@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.preproc.execution.engines import Engine, EngineError
-from dlrm.preproc.execution.spark_engine import SparkEngine
+from dlrm.preproc.execution.spark_engine import SparkEngine, causes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -118,8 +118,11 @@ def _failures(query: SparkQuery) -> Iterator[None]:
         yield
     except AnalysisException as error:  # errors in a query, such as ParseException
         raise ValueError(f"{query.flag}: {_first_line(error)}") from None
-    except (PySparkException, Py4JError) as error:
+    except PySparkException as error:
         raise EngineError(f"{query.flag}: Spark failed: {_first_line(error)}") from error
+    except Py4JError as error:
+        cause = causes_of(str(error)) or _first_line(error)
+        raise EngineError(f"{query.flag}: Spark failed: {cause}") from error
 
 
 def _first_line(error: Exception) -> str:
