@@ -26,7 +26,7 @@ from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS, Transform
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
-from dlrm.preproc.execution.work_folder import open_work_folder
+from dlrm.preproc.execution.work_folder import open_work_folder, shared_folders
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import HALVES, Options
 from dlrm.preproc.logs.raw_log import find_days, find_file
@@ -187,9 +187,7 @@ def _opened(
         if work.resumed:
             _say(f"going on with what {work.path.parent} has")
         try:
-            with _engine(flags, output.parent / "spark.log") as engine:
-                if engine.address:
-                    _say(f"Spark UI: {engine.address}")
+            with _engine(flags, output) as engine:
                 yield Run(engine, work, options, _say)
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.path.parent}: the same command goes on with it"
@@ -208,9 +206,18 @@ def _say(text: str) -> None:
     print(text, flush=True)
 
 
-def _engine(flags: argparse.Namespace, log: Path) -> AbstractContextManager[Engine]:
+def _engine(flags: argparse.Namespace, output: Path) -> AbstractContextManager[Engine]:
     settings = dict(item.split("=", 1) for item in flags.conf)
-    return open_engine(flags.engine, flags.cores, log, flags.master, flags.memory_gib, settings)
+    return open_engine(
+        flags.engine,
+        flags.cores,
+        output.parent / "spark.log",
+        flags.master,
+        flags.memory_gib,
+        settings,
+        shared_folders(output),
+        _say,
+    )
 
 
 def _options(flags: argparse.Namespace) -> Options:

@@ -63,8 +63,6 @@ def prepare_tables(
             say(f"resuming the run in {work.path.parent}")
         try:
             with engine() as running:
-                if running.address:
-                    say(f"Spark UI: {running.address}")
                 result = prepare(Run(running, work, options, say), inputs)
                 work.publish()
         except EngineError as error:

@@ -206,7 +206,8 @@ def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
         labels = [table.schema.label.column] * FLAGS.label
         try:
             settings = spark_settings(query)
-            with open_engine("spark", cores, log, FLAGS.master, memory, settings) as engine:
+            here = [Path(folder)]
+            with open_engine("spark", cores, log, FLAGS.master, memory, settings, here) as engine:
                 read_query(engine, query, table.names, Path(folder), labels)
             yield folder
         except EngineError as error:

@@ -23,6 +23,7 @@ from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
+from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
 from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
@@ -202,7 +203,13 @@ def _engine(output: Path, query: SparkQuery | None):
     settings = spark_settings(query)
     log = output.resolve().parent / "spark.log"
     return lambda: open_engine(
-        FLAGS.engine, FLAGS.cores, log, FLAGS.master, FLAGS.memory_gib, settings
+        FLAGS.engine,
+        FLAGS.cores,
+        log,
+        FLAGS.master,
+        FLAGS.memory_gib,
+        settings,
+        shared_folders(output),
     )
 
 

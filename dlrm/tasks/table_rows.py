@@ -16,6 +16,8 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.data.clicks.layout import TRANSFORM
+from dlrm.data.transform.difference import check_extends
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.model.config import DLRMConfig
@@ -29,8 +31,11 @@ _CONFIG = "config.json"
 
 
 def grow_tables(
-    saved: SavedModel, table_sizes: Sequence[int], directory: str | os.PathLike
-) -> None:
+    saved: SavedModel,
+    table_sizes: Sequence[int],
+    directory: str | os.PathLike,
+    dataset: str | os.PathLike | None = None,
+) -> str | None:
     """Writes a copy of a checkpoint with rows added at the ends of its tables.
 
     New rows have the initial values of a new table of that size, and optimizer state 0.
@@ -39,10 +44,17 @@ def grow_tables(
         saved: the checkpoint, of ours.
         table_sizes: rows of each table, at least as many as it has.
         directory: directory of the copy.
+        dataset: the dataset whose dictionaries have the ids of the new rows. The copy gets its
+            transform instead of the checkpoint's.
+
+    Returns:
+        A line about a transform that is missing, so that dictionaries could not be compared, or
+        None.
 
     Raises:
         ValueError: a table would lose rows, the number of tables differs, ids are hashed, so that
-            they would select other rows, or the rows are in a store.
+            they would select other rows, the rows are in a store, or the transform of the dataset
+            is not that of the checkpoint with further values in its dictionaries.
         OSError: the copy cannot be written.
     """
     before = _table_sizes(saved)
@@ -58,6 +70,7 @@ def grow_tables(
             f"{saved.path}: --hash_indices takes ids modulo the rows of their table, so that they "
             "would mean other rows of a larger one"
         )
+    note = None if dataset is None else check_extends(saved.path, dataset)
     tables = [
         entry | {"rows": table_sizes[index % len(before)]}
         for index, entry in enumerate(saved.config["tables"])
@@ -65,12 +78,14 @@ def grow_tables(
     grown = {i: new["rows"] for i, new in enumerate(tables) if new["rows"] > saved.tables[i].rows}
     data = saved.config["dataset"] | {"table sizes": [*table_sizes]}
     config = saved.config | {"tables": tables, "dataset": data}
-    with _copy_of(saved, directory, grown, config) as files:
+    transform = None if dataset is None or note else Path(dataset, TRANSFORM)
+    with _copy_of(saved, directory, grown, config, transform) as files:
         for index, paths in files.items():
             old, new = saved.tables[index].rows, grown[index]
             for path in paths:
                 os.truncate(path, path.stat().st_size // old * new)  # the added bytes are 0
             _set_initial(paths[0], saved, index, np.arange(old, new), new)
+    return note
 
 
 def evict_rows(
@@ -130,10 +145,12 @@ def _copy_of(
     directory: str | os.PathLike,
     changed: Collection[int],
     config: dict[str, Any],
+    transform: Path | None = None,
 ) -> Iterator[dict[int, list[Path]]]:
     """Yields the files of the changed tables in a copy, which appears when the block ends.
 
-    Each table has a file of its rows and files of their optimizer state.
+    Each table has a file of its rows and files of their optimizer state. A directory of a
+    transform, if it is given and exists, takes the place of the checkpoint's.
     """
     if STORES in saved.config:
         raise ValueError(
@@ -142,6 +159,8 @@ def _copy_of(
         )
     manifest = read_manifest(saved.path, "checkpoint")
     sums = {name: facts["crc32"] for name, facts in manifest["files"].items()}
+    if transform is not None and transform.is_dir():
+        sums = {name: crc for name, crc in sums.items() if not name.startswith(f"{TRANSFORM}/")}
     names = {
         index: [
             f"tables/{index}.bin",
@@ -155,9 +174,11 @@ def _copy_of(
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copyfile if name in written else link_or_copy
             copy(str(saved.path / name), str(staging / name))
+        if transform is not None and transform.is_dir():
+            shutil.copytree(transform, staging / TRANSFORM)
         yield {index: [staging / name for name in own] for index, own in names.items()}
         (staging / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        has_transform = any(folder.name == "transform" for folder in saved.attached)
+        has_transform = any(folder.name == TRANSFORM for folder in saved.attached)
         card = model_card(config, saved.progress, has_transform)
         (staging / MODEL_CARD).write_text(card, encoding="utf-8")
         kept = {name: crc for name, crc in sums.items() if name not in written}

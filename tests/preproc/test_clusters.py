@@ -1,11 +1,15 @@
 """Local Spark clusters produce the same bytes, also when an executor is killed."""
 
+import grp
 import os
+import pwd
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
@@ -34,15 +38,16 @@ def expected(raw, tmp_path_factory):
     return binary_files(output / "binary_dataset")
 
 
-def start(raw, output, *arguments):
+def start(raw, output, *arguments, runner=(sys.executable, "-u"), **how):
     output.mkdir(exist_ok=True)
-    command = [sys.executable, "-u", COMMAND, f"--input_folder={raw}", f"--output_folder={output}"]
+    command = [*runner, COMMAND, f"--input_folder={raw}", f"--output_folder={output}"]
     folders = {"SPARK_LOCAL_DIRS": str(output / "tmp"), "SPARK_WORKER_DIR": str(output / "worker")}
     return subprocess.Popen(
         [*command, "--split_bytes=300000", *arguments],
-        env=os.environ | folders,
+        env=os.environ | folders | how.pop("env", {}),
         stdout=subprocess.PIPE,
         text=True,
+        **how,
     )
 
 
@@ -98,7 +103,7 @@ def free_port():
 
 
 @contextmanager
-def spark_class(folder, name, *arguments):
+def spark_class(folder, name, *arguments, **how):
     """Runs a process of a standalone cluster, as in the README, and logs to a file."""
     import pyspark
 
@@ -110,6 +115,7 @@ def spark_class(folder, name, *arguments):
             env=environment,
             stdout=log,
             stderr=log,
+            **how,
         )
     try:
         yield folder / f"{name}.log"
@@ -126,26 +132,130 @@ def wait_for(log, text, count):
     pytest.fail(f"no {text!r} in {log}: {log.read_text()[-2000:]}")
 
 
+def master_of(port):
+    return ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
+
+
+def worker_of(port):
+    address = f"spark://127.0.0.1:{port}"
+    return ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0", address]
+
+
+def driver_of(port):
+    address = f"spark://127.0.0.1:{port}"
+    return ["--conf=spark.driver.host=127.0.0.1", f"--master={address}", "--memory_gib=1"]
+
+
 @pytest.mark.slow
 def test_a_standalone_cluster_of_two_workers(java, raw, expected, tmp_path):
     pytest.importorskip("pyspark")
     port = free_port()
-    address = f"spark://127.0.0.1:{port}"
-    master = ["--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
-    worker = ["--host", "127.0.0.1", "--cores", "1", "--memory", "1g", "--webui-port", "0", address]
     for name in ("first", "second"):
         (tmp_path / name).mkdir()
     with (
-        spark_class(tmp_path, "master.Master", *master) as log,
-        spark_class(tmp_path / "first", "worker.Worker", *worker),
-        spark_class(tmp_path / "second", "worker.Worker", *worker),
+        spark_class(tmp_path, "master.Master", *master_of(port)) as log,
+        spark_class(tmp_path / "first", "worker.Worker", *worker_of(port)),
+        spark_class(tmp_path / "second", "worker.Worker", *worker_of(port)),
     ):
         wait_for(log, "Registering worker", 2)
-        driver = ["--conf=spark.driver.host=127.0.0.1", f"--master={address}", "--memory_gib=1"]
-        run = start(raw, tmp_path / "out", *driver)
+        run = start(raw, tmp_path / "out", *driver_of(port))
         said = run.stdout.read()
         assert run.wait(200) == 0, said
         run.stdout.close()
         assert len(re.findall("Launching executor .* on worker", log.read_text())) >= 2
     assert "Spark UI: http://127.0.0.1:" in said
+    assert binary_files(tmp_path / "out" / "binary_dataset") == expected
+
+
+@pytest.mark.slow
+def test_a_cluster_without_a_fitting_worker_is_not_waited_for_without_end(java, raw, tmp_path):
+    pytest.importorskip("pyspark")
+    port = free_port()
+    with (
+        spark_class(tmp_path, "master.Master", *master_of(port)) as log,
+        spark_class(tmp_path, "worker.Worker", *worker_of(port)),
+    ):
+        wait_for(log, "Registering worker", 1)
+        too_much = ["--conf=spark.executor.memory=8g", "--conf=spark.dlrm.startTimeout=20s"]
+        arguments = [*driver_of(port), *too_much]
+        run = start(raw, tmp_path / "out", *arguments, stderr=subprocess.PIPE)
+        said, error = run.communicate(timeout=120)
+    assert run.returncode == 1
+    assert said.startswith("Spark UI: http://127.0.0.1:")
+    assert error.startswith(
+        "error: Spark started no task within 20 s: Initial job has not accepted"
+    )
+    assert "spark.dlrm.startTimeout=600s waits longer" in error
+
+
+@pytest.fixture
+def nobody():
+    """Returns a folder that all may enter, and the Python of another user and its PYTHONPATH."""
+    import numpy
+
+    python = f"/usr/bin/python{sys.version_info.major}.{sys.version_info.minor}"
+    path = os.pathsep.join(map(str, [COMMAND.parents[1], Path(numpy.__file__).parents[1]]))
+    if os.geteuid():
+        pytest.skip("only root starts the processes of another user")
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        how = {"user": "nobody", "cwd": folder, "env": {"PYTHONPATH": path}}
+        words = [python, "-c", "import dlrm.preproc, numpy, pyarrow, pyspark"]
+        try:
+            subprocess.run(words, check=True, capture_output=True, **how)
+        except (OSError, subprocess.CalledProcessError) as error:
+            pytest.skip(f"no Python for another user: {error}")
+        yield Path(folder), python, path
+
+
+@pytest.mark.slow
+def test_executors_of_another_user_are_named_or_share_a_group(java, raw, expected, nobody):
+    folder, python, path = nobody
+    logs = folder / "logs"
+    shutil.copytree(raw, logs)
+    port, worker = free_port(), folder / "worker"
+    worker.mkdir()
+    shutil.chown(worker, "nobody")
+    group = grp.getgrgid(pwd.getpwnam("nobody").pw_gid).gr_name
+    arguments = [*driver_of(port), f"--conf=spark.pyspark.python={python}"]
+    arguments += [f"--conf=spark.executorEnv.PYTHONPATH={path}"]
+    with (
+        spark_class(folder, "master.Master", *master_of(port)) as log,
+        spark_class(worker, "worker.Worker", *worker_of(port), user="nobody", group=group),
+    ):
+        wait_for(log, "Registering worker", 1)
+        run = start(logs, folder / "own", *arguments, stderr=subprocess.PIPE, umask=0o022)
+        _, error = run.communicate(timeout=120)
+        assert run.returncode == 1
+        where = rf"{folder}/own/binary_dataset.unfinished' \(on host \S+ as user nobody\)"
+        assert re.match(
+            rf"error: \[Errno 13\] Permission denied: cannot create a file: '{where}", error
+        )
+        shared = folder / "shared"
+        shared.mkdir()
+        shutil.chown(shared, group=group)
+        shared.chmod(0o2775)
+        run = start(logs, shared, *arguments, umask=0o002)
+        said = run.communicate(timeout=120)[0]
+        assert run.returncode == 0, said
+    assert binary_files(shared / "binary_dataset") == expected
+
+
+@pytest.mark.slow
+def test_spark_submit_with_py_files_is_quiet_and_has_the_python_of_its_user(
+    java, raw, expected, tmp_path
+):
+    pyspark = pytest.importorskip("pyspark")
+    package = shutil.make_archive(tmp_path / "dlrm", "zip", COMMAND.parents[1], "dlrm")
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "$@" >> {tmp_path}/called\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    runner = [submit, "--master=local[2]", f"--py-files={package}"]
+    users = {"PYSPARK_PYTHON": str(python), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    run = start(raw, tmp_path / "out", runner=runner, env=users, stderr=subprocess.PIPE)
+    said, error = run.communicate(timeout=200)
+    assert run.returncode == 0, error
+    assert len(error.splitlines()) < 15, error
+    assert "daemon" in (tmp_path / "called").read_text()
     assert binary_files(tmp_path / "out" / "binary_dataset") == expected

@@ -1,6 +1,7 @@
 """Runs killed anywhere resume and end in the same bytes; nothing of two runs is mixed."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -184,7 +185,33 @@ def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_
             prepare(Inline(), raw, tmp_path, **options)
     prepare(Inline(), raw, tmp_path, **options)
     assert contents(tmp_path) == whole
-    with pytest.raises(FileExistsError, match="exists and is not empty"):
+    with pytest.raises(FileExistsError, match="exists and is not empty") as refused:
+        prepare(Inline(), raw, tmp_path, **options)
+    whole_of = (
+        r"a finished dataset with all its files, of [-\d]{10} [:\d]{8} UTC, made with numeric_"
+    )
+    assert re.search(f"{whole_of}.*seed 0.*; if that is a run of this command", str(refused.value))
+    (tmp_path / "dataset" / "train" / "label.bin").write_bytes(b"")
+    with pytest.raises(FileExistsError, match=r"not empty; name another or remove it$"):
+        prepare(Inline(), raw, tmp_path, **options)
+
+
+def test_killed_while_it_tidies_up_after_publishing_the_retry_says_that_the_output_is_whole(
+    raw, tmp_path, monkeypatch
+):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000, "replace": False}
+    remove = shutil.rmtree
+
+    def stop(folder, **how):
+        if str(folder).endswith(".removed"):
+            raise KilledError
+        remove(folder, **how)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", stop)
+        with pytest.raises(KilledError):
+            prepare(Inline(), raw, tmp_path, **options)
+    with pytest.raises(FileExistsError, match="It holds a finished dataset with all its files"):
         prepare(Inline(), raw, tmp_path, **options)
 
 

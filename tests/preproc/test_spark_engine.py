@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.preproc.execution.spark_engine import configuration, own_local_folders
+from dlrm.preproc.execution.engines import EngineError
+from dlrm.preproc.execution.spark_engine import configuration, own_local_folders, spark_engine
 
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 
@@ -63,3 +64,51 @@ def test_clusters_of_others_keep_their_java_options(master):
     assert SOCKETS not in ours
     assert not any("defaultJavaOptions" in name for name in ours)
     assert ours["spark.executor.memory"] == "2g"
+
+
+def test_a_running_spark_is_used_and_left(spark, tmp_path):
+    said = []
+    settings = {"spark.executor.memory": "9g"}
+    with spark_engine("local[7]", 1, None, settings, [tmp_path], said.append) as engine:
+        assert engine.cores == spark.cores
+        assert engine.session().sparkContext is spark.session().sparkContext
+    assert said[0].startswith(
+        "note: uses the Spark session of this process (local[2]), so --master"
+    )
+    assert said[1] == f"Spark UI: {spark.address}"
+    assert not list(tmp_path.iterdir())
+    spark.run("after", lambda item: (tmp_path / str(item)).touch(), range(3))
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+def test_tasks_have_the_umask_of_the_command(spark, tmp_path):
+    before = os.umask(0o007)
+    try:
+        with spark_engine("local[2]", 1, say=lambda line: None) as engine:
+            engine.run("write", lambda item: (tmp_path / str(item)).touch(), range(4))
+    finally:
+        os.umask(before)
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o660}
+
+
+def test_a_folder_in_which_no_task_can_write_is_named_at_the_start(spark, tmp_path):
+    folders = [tmp_path, Path("/proc")]  # where not even root creates files
+    with (
+        pytest.raises(EngineError, match=r"cannot create a file: '/proc'\. Every executor needs"),
+        spark_engine("local[2]", 1, None, {}, folders, lambda line: None),
+    ):
+        pytest.fail("no task should run")
+
+
+def test_all_causes_of_an_error_are_said(spark):
+    def broken(item):
+        try:
+            {}[item]
+        except KeyError as error:
+            raise RuntimeError(f"no item {item}") from error
+
+    with pytest.raises(EngineError) as raised:
+        spark.run("broken", broken, [7])
+    assert str(raised.value).startswith("Spark failed: ")
+    assert str(raised.value).endswith("KeyError: 7; RuntimeError: no item 7")
+    assert "\n" not in str(raised.value)

@@ -3,11 +3,16 @@
 import re
 import shutil
 
+import numpy as np
 import pytest
+import trained_model
 from small_dataset import TABLE_SIZES, write_dataset
 
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.transform.transform import Transform
 from dlrm.scripts.checkpoint.comparison import compare
-from dlrm.train.checkpoints.directory import last_checkpoint
+from dlrm.train.checkpoints.directory import find_checkpoint, last_checkpoint
 
 LARGER = (60, 200, 3, 140)
 
@@ -44,6 +49,48 @@ def test_a_training_goes_on_with_grown_tables_and_resumes_exactly(tool, command,
         begun = ["--max_steps=1", f"--save_checkpoint_path={directory}", flag]
         command(*begun, "--load_checkpoint_path=grown", data=further)
     assert differing("fresh", "x")  # Adam's first step depends on its moments
+
+
+def copy_with_dictionaries(dataset, directory, change):
+    """Copies a dataset with other dictionaries, and tables of their sizes."""
+    shutil.copytree(dataset, directory)
+    own = Transform.load(directory / layout.TRANSFORM)
+    dictionaries = [change(i, np.array(values)) for i, values in enumerate(own.dictionaries)]
+    shutil.rmtree(directory / layout.TRANSFORM)
+    other = Transform(own.num_numerical, dictionaries, own.numeric_transform)
+    other.save(directory / layout.TRANSFORM)
+    spec = FeatureSpec.default(directory, own.num_numerical, other.cardinalities, ["train", "test"])
+    spec.save()
+    layout.write_dataset_manifest(directory, trained_model.ROWS, other.cardinalities, {})
+    return directory
+
+
+def test_grow_takes_a_dataset_whose_dictionaries_go_on_and_refuses_others(
+    tool, command, trained, tmp_path
+):
+    further = np.arange(1, 6, dtype=np.uint32)
+    added = copy_with_dictionaries(
+        trained.dataset, tmp_path / "added", lambda i, d: np.append(d, further[: min(2 * i, 5)])
+    )
+    inserted = copy_with_dictionaries(
+        trained.dataset,
+        tmp_path / "inserted",
+        lambda i, d: np.insert(d, i, further[: min(2 * i, 5)]),
+    )
+    checkpoint = find_checkpoint(trained.checkpoint)
+    code, said = tool("grow", f"--dataset={inserted}", "--output=refused", checkpoint)
+    assert code == 2
+    named = (
+        r"expected the transform of .*: categorical 1: id 2 is \w{8} for the model and 00000001 h"
+    )
+    assert re.search(f"{inserted}: {named}", said)
+    assert not (tmp_path / "refused").exists()
+    code, said = tool("grow", f"--dataset={added}", "--output=grown", checkpoint)
+    assert (code, said.startswith("grown: 11 rows appended")) == (0, True), said
+    sizes = Transform.load("grown/transform").cardinalities
+    assert sizes == Transform.load(added / "transform").cardinalities
+    tested = command("--mode=test", "--load_checkpoint_path=grown", data=added, model=[])
+    assert tested["auc"] > 0.7  # without --allow_other_transform, since the ids are the same
 
 
 def test_a_run_with_evicted_rows_resumes_exactly(tool, command, tmp_path):

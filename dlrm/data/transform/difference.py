@@ -55,16 +55,11 @@ def compare_transforms(
     if model is None:
         return None
     if dataset is None or here is None:
-        return (
-            f"note: {dataset or 'the data'} has no fitted transform, so nothing tells whether its "
-            f"numbers mean what they do for {checkpoint}"
-        )
+        return _nothing_tells(dataset, checkpoint, dataset)
     found = list(_differences(*model, *here))
     if not found:
         return None
-    shown = "; ".join(found[:_MOST_FIELDS])
-    if (more := len(found) - _MOST_FIELDS) > 0:
-        shown += f"; {more} more field{'s' * (more > 1)} differ{'s' * (more == 1)}"
+    shown = _listed_fields(found)
     differ = f"{dataset}: its transform is not that of {checkpoint}"
     if allowed:
         return f"note: {differ} ({shown}); --allow_other_transform goes on"
@@ -72,6 +67,55 @@ def compare_transforms(
         f"{differ}, so the same ids and numbers mean other values: {shown}. "
         "--allow_other_transform goes on where the tables have the same sizes"
     )
+
+
+def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> str | None:
+    """Checks that a dataset's transform is a checkpoint's with further values in its dictionaries.
+
+    Then every id of the checkpoint means the same in the dataset, and new values have new ids.
+
+    Args:
+        checkpoint: the model's checkpoint.
+        dataset: the dataset with the longer dictionaries.
+
+    Returns:
+        A line about a transform that is missing, so that nothing could be compared; None if both or
+        none are there.
+
+    Raises:
+        ValueError: an old id has another value, or anything but the ends of dictionaries differs,
+            or a file is damaged; the message names fields, ids and both values.
+        FileNotFoundError: a file of a transform is missing.
+    """
+    model = _load(Path(checkpoint), "checkpoint", "always", None)
+    here = _load(Path(dataset), layout.KIND, "always", None)
+    if model is None or here is None:
+        without = checkpoint if model is None else dataset
+        return None if model is here else _nothing_tells(without, checkpoint, dataset)
+    if found := list(_differences(*model, *here, extended=True)):
+        raise ValueError(
+            f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
+            f"its dictionaries, got another one: {_listed_fields(found)}. Trained rows and weights "
+            "would get other values; train a new model on this dataset"
+        )
+    return None
+
+
+def _nothing_tells(
+    without: str | os.PathLike | None, checkpoint: str | os.PathLike, dataset: object
+) -> str:
+    return (
+        f"note: {without or 'the data'} has no fitted transform, so nothing tells whether the ids "
+        f"and numbers of {dataset or 'the data'} mean what they do for {checkpoint}"
+    )
+
+
+def _listed_fields(found: Sequence[str]) -> str:
+    """Returns the first differences, and the number of the others."""
+    shown = "; ".join(found[:_MOST_FIELDS])
+    if (more := len(found) - _MOST_FIELDS) > 0:
+        shown += f"; {more} more field{'s' * (more > 1)} differ{'s' * (more == 1)}"
+    return shown
 
 
 _Loaded = tuple[Fitted, list[Any]]  # with the checksums of the dictionaries
@@ -91,21 +135,28 @@ def _load(directory: Path, kind: str, verify_data: str, allow_links: bool | None
 
 
 def _differences(
-    model: Fitted, model_checksums: list[Any], here: Fitted, checksums: list[Any]
+    model: Fitted,
+    model_checksums: list[Any],
+    here: Fitted,
+    checksums: list[Any],
+    extended: bool = False,
 ) -> Iterator[str]:
-    """Yields the differences, one per field."""
+    """Yields the differences, one per field; with `extended`, dictionaries may be longer here."""
     if isinstance(model, TableTransform) and isinstance(here, TableTransform):
         yield from _of_encodings(model, model_checksums, here, checksums)
         yield from _of_tables(model, here)
+        if extended:  # the model's scores are corrected for its share
+            yield from _unequal("keep_negatives", model.keep_negatives, here.keep_negatives)
         fields = list(_common_fields(model, here))
         show: Callable[[Any], str] = repr
+        buckets = {f"categorical {field.column}": field.hash_buckets for field in model.fields}
     elif isinstance(model, Transform) and isinstance(here, Transform):
         yield from _unequal("numeric transform", model.numeric_transform, here.numeric_transform)
         yield from _unequal("numerical columns", model.num_numerical, here.num_numerical)
         yield from _unequal("categorical columns", model.num_categorical, here.num_categorical)
         both = range(min(model.num_categorical, here.num_categorical))
         fields = [(f"categorical {i}", i, i) for i in both]
-        show = _hexadecimal
+        show, buckets = _hexadecimal, {}
     else:
         kinds = {True: "named columns", False: "fields of a log"}
         yield from _unequal("kind", *(kinds[isinstance(t, TableTransform)] for t in (model, here)))
@@ -114,7 +165,13 @@ def _differences(
         pair = model_checksums[theirs : theirs + 1], checksums[ours : ours + 1]
         if not pair[0] or pair[0] != pair[1]:
             values = _values(model.dictionaries[theirs]), _values(here.dictionaries[ours])
-            yield from _of_dictionaries(name, *values, show)
+            fixed = not extended or buckets.get(name, 0) > 0
+            found = list(_of_dictionaries(name, *values, show, fixed))
+            if found and extended and len(values[1]) > len(values[0]) and fixed:
+                found = [
+                    f"{found[0]} (its hash buckets follow its dictionary, so their ids change)"
+                ]
+            yield from found
 
 
 def _of_encodings(
@@ -229,8 +286,12 @@ def _of_dictionaries(
     model: np.ndarray | Sequence[str],
     here: np.ndarray | Sequence[str],
     show: Callable[[Any], str],
+    fixed: bool,
 ) -> Iterator[str]:
-    """Yields the first ids with different values, on one line, or nothing."""
+    """Yields the first ids with different values, on one line, or nothing.
+
+    Unless `fixed`, there may be more values here.
+    """
     common, longest = sorted([len(model), len(here)])
     places: list[int] = []
     for begin in range(0, common, _BLOCK):
@@ -239,7 +300,8 @@ def _of_dictionaries(
         places += (begin + np.flatnonzero(unequal)[:_MOST_IDS]).tolist()
         if len(places) >= _MOST_IDS:
             break
-    places += range(common, longest)[:_MOST_IDS]
+    if fixed or len(model) > len(here):
+        places += range(common, longest)[:_MOST_IDS]
     pairs = [
         tuple(show(d[place]) if place < len(d) else "no value" for d in (model, here))
         for place in places[:_MOST_IDS]

@@ -1,7 +1,7 @@
 """Opens the engine that a command's flags name."""
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,6 +20,8 @@ def open_engine(
     master: str | None = None,
     memory_gib: int = 4,
     settings: Mapping[str, str] | None = None,
+    folders: Sequence[Path] = (),
+    say: Callable[[str], None] = print,
 ) -> Iterator[Engine]:
     """Starts an engine, and stops it at the end of the block.
 
@@ -30,6 +32,8 @@ def open_engine(
         master: Spark's master; None is that of spark-submit, or else this machine.
         memory_gib: memory of Spark, in GiB.
         settings: settings of Spark.
+        folders: directories that every executor of Spark must be able to write in.
+        say: called with a line about Spark's pages.
 
     Raises:
         ValueError: too many cores.
@@ -42,5 +46,5 @@ def open_engine(
         return
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
     chosen = master or (None if submitted else f"local[{cores}]")
-    with spark_engine(chosen, memory_gib, log, dict(settings or {})) as spark:
+    with spark_engine(chosen, memory_gib, log, dict(settings or {}), folders, say) as spark:
         yield spark

@@ -34,10 +34,6 @@ class Engine(Protocol):
     def cores(self) -> int:
         """Returns the number of tasks that run at a time."""
 
-    @property
-    def address(self) -> str | None:
-        """Returns the address of a page that shows its progress; None if there is none."""
-
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item, in any order, possibly more than once.
 
@@ -49,8 +45,6 @@ class Engine(Protocol):
 
 class LocalEngine:
     """Runs tasks in processes of this machine, without Spark and Java."""
-
-    address = None
 
     def __init__(self, cores: int, pool: ProcessPoolExecutor) -> None:
         self.cores, self._pool = cores, pool
@@ -79,7 +73,7 @@ class LocalEngine:
 class InlineEngine:
     """Runs tasks in this process, one after another, for small inputs."""
 
-    address, cores = None, 1
+    cores = 1
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item; see `Engine`."""
@@ -118,8 +112,6 @@ class ThreadEngine:
     It starts no process, so a program that calls the library needs no `if __name__ == "__main__"`,
     and imports nothing again. Most of the work is in NumPy and Arrow, which run in parallel.
     """
-
-    address = None
 
     def __init__(self, cores: int, pool: ThreadPoolExecutor) -> None:
         self.cores, self._pool = cores, pool

@@ -8,12 +8,15 @@ import gc
 import importlib
 import logging
 import os
+import pwd
 import re
 import subprocess
 import sys
+import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -40,11 +43,15 @@ _OWN_CLUSTER = {
 }
 
 
+_START = "start"  # the first stage
+_DEADLINE = "spark.dlrm.startTimeout"
+
+
 class SparkEngine:
-    """Runs tasks on a Spark context."""
+    """Runs tasks on a Spark context, with the umask of the process that created it."""
 
     def __init__(self, spark: "SparkContext") -> None:
-        self._spark = spark
+        self._spark, self._umask = spark, _umask()
 
     @property
     def cores(self) -> int:
@@ -57,38 +64,134 @@ class SparkEngine:
         return self._spark.uiWebUrl
 
     def session(self) -> "SparkSession":
-        """Returns the session, which reads tables and writes times to Parquet in UTC."""
+        """Returns the session, which reads tables: the active one if there is one."""
         from pyspark.sql import SparkSession
 
         # Errors are raised as well, and need not be printed as JSON.
         logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-        session = SparkSession(self._spark)
-        session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        return session
+        return SparkSession.getActiveSession() or SparkSession(self._spark)
+
+    def start(self, folders: Sequence[Path] = (), log: Path | None = None) -> None:
+        """Starts Python on every core, and checks that tasks can write files into directories.
+
+        Missing packages and directories that are not shared are so reported before any work.
+
+        Args:
+            folders: directories, on storage that every node mounts.
+            log: file of Spark's messages, for the reason why no task starts.
+
+        Raises:
+            EngineError: no task starts within the deadline, or an executor cannot write; the
+                message has Spark's reason, or the executor's host, user and directory.
+        """
+        deadline, late = _seconds(self._spark.getConf().get(_DEADLINE, "120s")), threading.Event()
+        timer = threading.Timer(deadline, self._cancel_unless_begun, [late])
+        timer.daemon = True
+        timer.start()
+        probed = 0
+        try:
+            while (cores := self.cores) > probed:  # more are known once executors have registered
+                self.run(_START, partial(_probe, [os.fspath(one) for one in folders]), range(cores))
+                probed = cores
+        except TaskError as error:
+            raise EngineError(
+                f"{error}. Every executor needs this directory under the same path, and may write "
+                "in it as the same user or as one of its group (preproc/README.md, Clusters)"
+            ) from error
+        except EngineError as error:
+            if not late.is_set():
+                raise
+            reason = _reason(log) or "no executor has registered, or none has a free core"
+            raise EngineError(
+                f"Spark started no task within {deadline} s: {reason}. --conf {_DEADLINE}=600s "
+                "waits longer"
+            ) from error
+        finally:
+            timer.cancel()
+
+    def _cancel_unless_begun(self, late: threading.Event) -> None:
+        """Ends the first stage if none of its tasks has begun."""
+        tracker = self._spark.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(_START)]
+        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+        if not any(s.numActiveTasks + s.numCompletedTasks + s.numFailedTasks for s in stages if s):
+            late.set()
+            self._spark.cancelJobGroup(_START)
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""
         self._spark.setJobGroup(stage, stage)
-        with _failures():
-            self._spark.parallelize(items, max(len(items), 1)).foreach(_named(task))
+        named = _named(task, self._umask, _host_and_user())
+        try:
+            with _failures():
+                self._spark.parallelize(items, max(len(items), 1)).foreach(named)
+        finally:
+            for name in ("spark.jobGroup.id", "spark.job.description"):
+                self._spark.setLocalProperty(name, None)  # type: ignore[arg-type]
 
 
-def _nothing(_: int) -> None:
-    """A task that only starts a process."""
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _seconds(text: str) -> int:
+    found = re.fullmatch(r"(\d{1,6}) *s?", text.strip())
+    if found is None:
+        raise ValueError(f"--conf {_DEADLINE}: expected seconds, as in 120s, got {text!r}")
+    return int(found[1])
+
+
+def _probe(folders: Sequence[str], _: int) -> None:
+    """Creates, writes, renames and removes a file in each directory."""
+    for folder in folders:
+        path = Path(folder, f".dlrm-probe-{uuid.uuid4().hex}")
+        step = "create"
+        try:
+            with open(path, "xb") as file:
+                step = "write"
+                file.write(b"probe")
+            step = "rename"
+            path = path.rename(f"{path}.renamed")
+            step = "remove"
+            path.unlink()
+        except OSError as error:
+            path.unlink(missing_ok=True)
+            raise OSError(error.errno, f"{error.strerror}: cannot {step} a file", folder) from None
+
+
+def _host_and_user() -> tuple[str, str]:
+    try:
+        user = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:  # as in containers
+        user = str(os.geteuid())
+    return os.uname().nodename, user
 
 
 class _named:  # noqa: N801  (used as a function)
-    """A task whose errors of input and output differ from Spark's own."""
+    """A task whose errors of input and output differ from Spark's own, and have a place."""
 
-    def __init__(self, task: Callable[[Any], None]) -> None:
-        self.task = task
+    def __init__(self, task: Callable[[Any], None], umask: int, driver: tuple[str, str]) -> None:
+        self.task, self.umask, self.driver = task, umask, driver
 
     def __call__(self, item: Any) -> None:
         _freeze_what_is_loaded()
+        os.umask(self.umask)
         try:
             self.task(item)
-        except (ValueError, OSError) as error:
+        except ValueError as error:
             raise RuntimeError(f"{_MARK}{error}{_MARK}") from None
+        except OSError as error:
+            raise RuntimeError(f"{_MARK}{error}{self._place(error)}{_MARK}") from None
+
+    def _place(self, error: OSError) -> str:
+        """Returns the host and the user of an error, unless they are the driver's."""
+        host, user = _host_and_user()
+        if (host, user) == self.driver:
+            return ""
+        unseen = "; not seen by this node" * isinstance(error, FileNotFoundError)
+        return f" (on host {host} as user {user}{unseen})"
 
 
 @cache
@@ -106,17 +209,35 @@ def _freeze_what_is_loaded() -> None:
 def _failures() -> Iterator[None]:
     """Turns Spark's errors into one line: the task's message, otherwise Spark's cause."""
     from py4j.protocol import Py4JError
+    from pyspark.errors import PySparkException
 
     try:
         yield
-    except Py4JError as error:
+    except (Py4JError, PySparkException) as error:  # the latter once a SparkSession exists
         text = str(error)
         if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
             raise TaskError(said[1]) from None
-        named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception)): ?(.*)"
-        causes = re.findall(named, text, re.MULTILINE)
-        cause = ": ".join(causes[-1]) if causes else text.splitlines()[0]
-        raise EngineError(f"Spark failed: {cause}") from error
+        raise EngineError(f"Spark failed: {causes_of(text) or text.splitlines()[0]}") from error
+
+
+def causes_of(text: str) -> str:
+    """Returns the causes that a traceback names, each one once, in its order."""
+    named = r"^(?:Caused by: |: )?((?:[\w.$]+\.)?\w*(?:Error|Exception): ?.*)"
+    causes: list[str] = []
+    for cause in re.findall(named, text, re.MULTILINE):
+        cause = cause.removesuffix("Traceback (most recent call last):").strip()
+        if not any(cause.partition(": ")[2] in earlier for earlier in causes):
+            causes.append(cause)
+    return "; ".join(causes)
+
+
+def _reason(log: Path | None) -> str:
+    """Returns the last error in Spark's log, or else the last warning, or nothing."""
+    text = "" if log is None or not log.exists() else log.read_text(errors="replace")
+    for level in ("ERROR", "WARN"):
+        if said := re.findall(rf"^[\d:]{{8}} {level} [\w$]+: (.*)", text, re.MULTILINE):
+            return said[-1].rstrip(".")
+    return ""
 
 
 @contextmanager
@@ -125,8 +246,13 @@ def spark_engine(
     memory_gib: int,
     log: Path | None = None,
     settings: dict[str, str] | None = None,
+    folders: Sequence[Path] = (),
+    say: Callable[[str], None] = print,
 ) -> Iterator[SparkEngine]:
-    """Starts Spark and stops it at the end.
+    """Starts Spark and stops it at the end; uses a running Spark of this process, and leaves it.
+
+    The environment variable PYSPARK_PYTHON or the setting `spark.pyspark.python` names the Python
+    of the executors; the default is this one.
 
     Args:
         master: "local[N]" or the address of a cluster; None: that of `spark-submit`.
@@ -134,9 +260,11 @@ def spark_engine(
             for the JVM, half for Python's workers.
         log: file for the JVM's output, instead of the terminal.
         settings: Spark's own settings, which take precedence.
+        folders: directories that every executor must be able to write in.
+        say: called with a line about Spark's pages, before the first task.
 
     Raises:
-        EngineError: pyspark is not installed, or Spark does not start.
+        EngineError: pyspark is not installed, or Spark does not start; see `SparkEngine.start`.
     """
     try:
         from pyspark import SparkConf, SparkContext
@@ -146,31 +274,57 @@ def spark_engine(
             f"{sys.executable} has no pyspark ({error}); install it with: "
             f"{sys.executable} -m pip install 'pyspark>=4,<5'"
         ) from error
-    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # absl would print its messages
+    if (running := SparkContext._active_spark_context) is not None:
+        say(
+            f"note: uses the Spark session of this process ({running.master}), so --master, "
+            "--memory_gib and --conf have no effect"
+        )
+        yield _started(running, folders, None, say)
+        return
+    os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable
     root = str(Path(__file__).resolve().parents[3])
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # absl would print its messages
+    own = "PYSPARK_GATEWAY_PORT" not in os.environ  # otherwise spark-submit has started the JVM
+    hint = f"; see {log}" if own and log else ""
+    if not own:
+        SparkContext._ensure_initialized()  # SparkConf then has the settings of spark-submit
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
-    conf.setAll(list(configuration(master, memory_gib, path, settings or {}).items()))
+    ours = configuration(master, memory_gib, path, settings or {})
+    for name, value in (ours if own else ours | {"spark.log.level": "WARN"}).items():
+        conf.setIfMissing(name, value)
+    conf.setAll([*(settings or {}).items()])
     try:
         with own_local_folders():
-            with _standard_error_to(log), _failures():
-                spark = SparkContext(conf=conf)
             try:
-                engine = SparkEngine(spark)
-                # Starts Python's processes, which report missing packages before any work.
-                engine.run("start", _nothing, range(engine.cores))
-                yield engine
+                with _standard_error_to(log), _failures():
+                    spark = SparkContext(conf=conf)
+            except EngineError as error:
+                reason = _reason(log) if own else ""
+                raise EngineError(f"{error}{reason and f'; Spark says: {reason}'}") from error
+            spark.pythonExec = spark.getConf().get("spark.pyspark.python", spark.pythonExec)
+            try:
+                yield _started(spark, folders, log if own else None, say)
             finally:
                 _stop(spark)
     except PySparkException as error:
-        raise EngineError(f"Spark did not start: {error}; see {log}") from error
+        raise EngineError(f"Spark did not start: {error}{hint}") from error
     except EngineError as error:
-        raise EngineError(f"{error}; see {log}") from error
+        raise EngineError(f"{error}{hint}") from error
+
+
+def _started(
+    spark: "SparkContext", folders: Sequence[Path], log: Path | None, say: Callable[[str], None]
+) -> SparkEngine:
+    engine = SparkEngine(spark)
+    if engine.address:
+        say(f"Spark UI: {engine.address}")
+    engine.start(folders, log)
+    return engine
 
 
 def configuration(
@@ -188,6 +342,7 @@ def configuration(
         "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": os.environ.get(
             "ARROW_DEFAULT_MEMORY_POOL", "system"
         ),
+        "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",  # of files of the JVM
         "spark.ui.showConsoleProgress": "false",
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
         **place,

@@ -10,12 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.preproc.execution.engines import Engine, EngineError
-from dlrm.preproc.execution.spark_engine import SparkEngine
+from dlrm.preproc.execution.spark_engine import SparkEngine, causes_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _GROUP_BYTES = 16 << 20  # of a row group, so that several tasks can read a file
+_TIMES = "spark.sql.parquet.outputTimestampType"  # so that times are written in UTC
 _VERSIONS = {  # provider of a table -> its newest version
     "iceberg": "SELECT snapshot_id FROM {}.snapshots ORDER BY committed_at DESC LIMIT 1",
     "delta": "SELECT version FROM (DESCRIBE HISTORY {} LIMIT 1)",
@@ -88,11 +89,23 @@ def read_query(
         wanted = [*columns, *(name for name in optional if name in frame.columns)]
         _check_columns(query, frame.columns, wanted)
         writer = frame.select(*map(_quoted, wanted)).write.mode("overwrite")
-        writer.option("parquet.block.size", _GROUP_BYTES).parquet(folder.as_uri())
+        with _setting(session, _TIMES, "TIMESTAMP_MICROS"):
+            writer.option("parquet.block.size", _GROUP_BYTES).parquet(folder.as_uri())
     files = sorted(folder.glob("part-*.parquet"))  # by the number of the partition
     facts = {"partitions": len(files), "spark": session.version}
     facts |= {} if version is None else {"snapshot": version}
     return {"files": [str(path) for path in files], "manifest": query.facts() | facts}
+
+
+@contextmanager
+def _setting(session: "SparkSession", name: str, value: str) -> Iterator[None]:
+    """Changes a setting of a session, which may be the user's, within the block."""
+    before = session.conf.get(name)
+    session.conf.set(name, value)
+    try:
+        yield
+    finally:
+        session.conf.set(name, before or "")
 
 
 @contextmanager
@@ -105,8 +118,11 @@ def _failures(query: SparkQuery) -> Iterator[None]:
         yield
     except AnalysisException as error:  # errors in a query, such as ParseException
         raise ValueError(f"{query.flag}: {_first_line(error)}") from None
-    except (PySparkException, Py4JError) as error:
+    except PySparkException as error:
         raise EngineError(f"{query.flag}: Spark failed: {_first_line(error)}") from error
+    except Py4JError as error:
+        cause = causes_of(str(error)) or _first_line(error)
+        raise EngineError(f"{query.flag}: Spark failed: {cause}") from error
 
 
 def _first_line(error: Exception) -> str:

@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -192,13 +193,16 @@ def open_work_folder(
         ValueError: an unfinished run has other facts, which the message names.
     """
     final = final.resolve()
-    folder = final.with_name(f"{final.name}.unfinished")
+    folder = _folder_of(final)
     facts = json.loads(json.dumps(facts))
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
     work = WorkFolder(folder / digest, final, resumed=False)
     tidy_after_killed(final)
     if restart or not work.is_published():
-        check_replaceable(final, replace)
+        try:
+            check_replaceable(final, replace)
+        except FileExistsError as error:
+            raise FileExistsError(f"{error}{_what_is_there(final)}") from None
     if folder.exists() and restart:
         _check_ours(folder)
     final.parent.mkdir(parents=True, exist_ok=True)
@@ -218,6 +222,33 @@ def open_work_folder(
             _write(folder / _FACTS, {"kind": _KIND, "facts": facts})
         work.path.mkdir(exist_ok=True)
         yield work
+
+
+def _what_is_there(final: Path) -> str:
+    """Describes a finished output, as of a run that was killed after publishing it, or nothing."""
+    try:
+        kind = read_json(final / MANIFEST)["kind"]
+        manifest = read_manifest(final, kind)
+    except (OSError, ValueError, KeyError, TypeError):
+        return ""  # the error about the directory itself is raised all the same
+    when = datetime.fromtimestamp((final / MANIFEST).stat().st_mtime, timezone.utc)
+    made = manifest.get("transform")
+    options = made.items() if isinstance(made, dict) else ()
+    shown = ", ".join(f"{name} {value}" for name, value in options if not isinstance(value, dict))
+    return (
+        f". It holds a finished {kind} with all its files, of {when:%Y-%m-%d %H:%M:%S} UTC"
+        f"{shown and f', made with {shown}'}; if that is a run of this command, it is complete"
+    )
+
+
+def shared_folders(final: Path) -> list[Path]:
+    """Returns the directories that tasks write below: those of the run and of the output."""
+    final = final.resolve()
+    return [_folder_of(final), final.parent]
+
+
+def _folder_of(final: Path) -> Path:
+    return final.with_name(f"{final.name}.unfinished")
 
 
 def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:

@@ -66,7 +66,10 @@ def define_flags(values: flags.FlagValues = FLAGS) -> None:
         "output", None, "convert, grow, evict: directory to write, new or empty", flag_values=values
     )
     flags.DEFINE_string(
-        "dataset", None, "grow: dataset with the new table sizes", flag_values=values
+        "dataset",
+        None,
+        "grow: dataset with the new table sizes, whose dictionaries begin with the checkpoint's",
+        flag_values=values,
     )
     flags.DEFINE_list(
         "table_sizes", None, "grow: new number of rows of each table", flag_values=values
@@ -177,7 +180,8 @@ def _grow(source: Path) -> int:
         sizes = FeatureSpec.load(FLAGS.dataset).cardinalities
     else:
         sizes = [_number(size, "--table_sizes") for size in FLAGS.table_sizes]
-    grow_tables(saved, sizes, FLAGS.output)
+    if note := grow_tables(saved, sizes, FLAGS.output, FLAGS.dataset):
+        print(note)
     added = sum(sizes) - sum(table.rows for table in saved.tables[: len(sizes)])
     print(f"{FLAGS.output}: {added:,} rows appended to the tables of {saved.path}")
     return 0

@@ -9,7 +9,7 @@ import pytest
 from table_testing import save_as_before, table_transform
 
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.difference import check_extends, compare_transforms
 from dlrm.data.transform.schema import CategoricalField, Label, Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
@@ -131,6 +131,69 @@ def test_what_differs_of_lists_is_said(tmp_path):
     message = "categorical city: kept: last for the model and first here; categorical city: weights"
     with pytest.raises(ValueError, match=message):
         compare_transforms(model, other)
+
+
+MORE = np.r_[HASHES, [9]].astype(np.uint32)
+
+
+def test_dictionaries_with_further_values_at_their_ends_extend_others(tmp_path):
+    model = log_of(tmp_path / "model")
+    assert check_extends(model, log_of(tmp_path / "same")) is None
+    assert check_extends(model, log_of(tmp_path / "more", dictionaries=(MORE, HASHES[:3]))) is None
+    named = csv_of(tmp_path / "csv")
+    more = csv_of(
+        tmp_path / "csv more", dictionaries={"city": [*CITIES, "Bonn"], "job": ["a", "b"]}
+    )
+    assert check_extends(named, more) is None
+    none = tmp_path / "none"
+    none.mkdir()
+    assert check_extends(none, none) is None
+    for pair in ((none, model), (model, none)):
+        assert check_extends(*pair).startswith(f"note: {none} has no fitted transform, so nothing")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"dictionaries": (MORE[[0, 1, 4, 2, 3]], HASHES[:2])},
+            "categorical 0: id 3 is 25c83c98 for the model and 00000009 here, id 4 is 00000007",
+        ),
+        (
+            {"dictionaries": (HASHES[:3], HASHES)},
+            "categorical 0: id 4 is 00000007 for the model and no value here.",
+        ),
+        ({"rule": "nvidia"}, "numeric transform: readme for the model and nvidia here."),
+    ],
+)
+def test_what_does_not_extend_a_log_is_said(tmp_path, changes, message):
+    model, here = log_of(tmp_path / "model"), log_of(tmp_path / "here", **changes)
+    with pytest.raises(ValueError, match=re.escape(message)) as raised:
+        check_extends(model, here)
+    assert str(raised.value).startswith(f"{here}: expected the transform of {model} with further")
+
+
+def test_what_does_not_extend_named_columns_is_said(tmp_path):
+    def city_of(name, cities, buckets=0, **entries):
+        field = CategoricalField("city", hash_buckets=buckets, **entries)
+        schema = Schema(Label("y"), categorical=(field,))
+        TableTransform(schema, [], [Dictionary.of_texts(cities)]).save(
+            tmp_path / name / "transform"
+        )
+        return tmp_path / name
+
+    plain = city_of("plain", CITIES)
+    with pytest.raises(ValueError, match="city: id 2 is 'Oslo' for the model and 'Bonn' here"):
+        check_extends(plain, city_of("inserted", ["Rome", "Bonn", "Oslo", "Lima"]))
+    with pytest.raises(ValueError, match=r"'Bonn' here \(its hash buckets follow its dictionary"):
+        check_extends(city_of("few", CITIES, 4), city_of("more", [*CITIES, "Bonn"], 4))
+    listed = city_of("list", CITIES, max_length=3)
+    assert check_extends(listed, city_of("longer", [*CITIES, "Bonn"], max_length=3)) is None
+    with pytest.raises(ValueError, match="city: id 1 is 'Rome' for the model and 'Oslo' here"):
+        check_extends(listed, city_of("other", CITIES[1:] + CITIES[:1], max_length=3))
+    scaled = csv_of(tmp_path / "scaled", scales={"age": (30.5, 7.25), "hours": (41.0, 2.0)})
+    with pytest.raises(ValueError, match="numerical hours: mean 40.0"):
+        check_extends(csv_of(tmp_path / "csv"), scaled)
 
 
 def test_a_label_that_an_older_dataset_does_not_name_is_not_compared(tmp_path):
