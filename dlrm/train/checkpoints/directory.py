@@ -14,6 +14,7 @@ from dlrm.distributed import World, agreed, from_first
 from dlrm.documents import brief
 from dlrm.files import (
     MANIFEST,
+    check_local,
     in_use,
     make_directories,
     remove_unused,
@@ -48,6 +49,7 @@ class CheckpointDirectory:
 
     Raises:
         OSError: the directory cannot be written, or not all ranks see the same one.
+        ValueError: its path, or that of the current folder, is not in UTF-8.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class CheckpointDirectory:
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
         self._store: RowStore | None = None
+        check_local(self.path)
         probe = self.path / f".writable.partial-{os.getpid()}"
         with agreed(world, OSError):
             if world.rank == 0:
