@@ -45,7 +45,7 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoin
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import ScheduleConfig, check_schedule
+from dlrm.train.schedule import ScheduleConfig, check_schedule, idle_steps_note
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
@@ -268,6 +268,8 @@ def _trained(
         **{name: values[name] for name in _OF_THE_TRAINING if name in values},
     )
     datasets = open_datasets(training.data)
+    if idle := idle_steps_note(training.schedule, training.train.num_steps(len(datasets.train))):
+        warnings.warn(idle, stacklevel=4)
     architecture = _config(
         DLRMConfig,
         values,
