@@ -96,7 +96,8 @@ def fit(
     """Trains a DLRM and returns it, ready to score rows.
 
     The trainer, the model and the configurations are those of `dlrm.scripts.main`: the same dataset
-    and settings give the same weights. Settings that you leave open follow from the number of
+    and settings give the same weights (except with `dropout` on a GPU, which draws other numbers),
+    in any thread, and whatever the caller has set for torch. Settings that you leave open follow from the number of
     training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
 
     Args:
