@@ -97,8 +97,8 @@ def fit(
 
     The trainer, the model and the configurations are those of `dlrm.scripts.main`: the same dataset
     and settings give the same weights (except with `dropout` on a GPU, which draws other numbers),
-    in any thread, and whatever the caller has set for torch. Settings that you leave open follow from the number of
-    training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
+    in any thread, and whatever the caller has set for torch. Settings that you leave open follow
+    from the number of training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
 
     Args:
         data: a table in memory (see `Dataset.from_arrow`), a `Dataset`, or a dataset's directory.

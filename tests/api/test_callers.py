@@ -6,6 +6,7 @@ import gc
 import multiprocessing
 import pickle
 import signal
+import warnings
 from concurrent.futures import ThreadPoolExecutor
 
 import forked
@@ -191,3 +192,11 @@ def test_a_rate_of_0_in_most_of_the_run_is_a_warning(dataset):
     with pytest.warns(UserWarning, match="rate is 0 from step 2 on, so 7 of this run's 8") as found:
         dlrm.fit(dataset, **schedule, **SETTINGS)
     assert found[0].filename == __file__
+
+
+def test_a_run_of_one_step_trains_by_default(dataset):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        one = dlrm.fit(dataset, max_steps=1, **SETTINGS)
+    idle = dlrm.fit(dataset, max_steps=1, freeze_embeddings=True, lr=1e-9, **SETTINGS)
+    assert not np.allclose(one.predict(table()), idle.predict(table()), rtol=1e-4)
