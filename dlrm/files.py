@@ -12,6 +12,7 @@ import os
 import re
 import shutil
 import stat
+import sys
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -40,16 +41,19 @@ _SCHEME = re.compile(r"^[a-z][a-z0-9+.-]*(?=:/)|[a-z][a-z0-9+.-]*(?=://)", re.IG
 
 
 def check_local(path: str | os.PathLike, name: str = "") -> None:
-    """Refuses a URI, such as `s3://bucket/x`, whose files would end up in a local folder `s3:`.
+    """Refuses a path that is no text in UTF-8, as checkpoints and logs state paths, and a URI.
+
+    The files of a URI, such as `s3://bucket/x`, would end up in a local folder `s3:`.
 
     Args:
         path: a path as the user gave it, or the `Path` of it.
         name: the flag or argument that holds it, for the message.
 
     Raises:
-        ValueError: it is a URI; the message has `name` and what to do instead.
+        ValueError: it is one of these; the message has `name` and what to do instead.
     """
     text = os.fsdecode(path)
+    _check_utf8(text, name)
     if scheme := _SCHEME.search(text):
         shown = text if "://" in text else text.replace(":/", "://", 1)
         instead = (
@@ -64,15 +68,25 @@ def check_local(path: str | os.PathLike, name: str = "") -> None:
         )
 
 
+def _check_utf8(text: str, name: str) -> None:
+    if not any("\ud800" <= letter <= "\udfff" for letter in text):
+        return
+    shown, remedy = os.fsencode(text).decode("utf-8", "backslashreplace"), "rename it"
+    if "\\x" not in shown:  # Python has read it in another encoding
+        remedy = "set PYTHONUTF8=1, or LC_ALL=C.UTF-8, since this locale's encoding is "
+        remedy += sys.getfilesystemencoding()
+    raise ValueError(f"{f'{name} {shown}'.strip()}: expected a path in UTF-8; {remedy}")
+
+
 def check_all_local(values: Iterable[tuple[str, Any]]) -> None:
-    """Refuses URIs among flags or keyword arguments, except for those in `NOT_PATHS`.
+    """Checks the paths among flags or keyword arguments: all texts, except in `NOT_PATHS`.
 
     Args:
         values: their names, flags with dashes, and values; only texts, paths and lists of them are
             checked.
 
     Raises:
-        ValueError: a value is a URI; see `check_local`.
+        ValueError: a value is refused by `check_local`.
     """
     for name, value in values:
         if name.lstrip("-").replace("-", "_") not in NOT_PATHS:

@@ -269,6 +269,29 @@ def test_uris_of_every_form_are_refused():
             check_local(uri, "--output")
 
 
+def test_a_path_that_is_not_in_utf_8_is_refused(tmp_path, monkeypatch):
+    for path in (
+        b"log-\xff.json",
+        os.fsdecode(b"log-\xff.json"),
+        Path(os.fsdecode(b"log-\xff.json")),
+    ):
+        expected = r"^--log_path log-\\xff\.json: expected a path in UTF-8; rename it$"
+        with pytest.raises(ValueError, match=expected):
+            check_local(path, "--log_path")
+    for path in ("größe/日本", "größe".encode(), "a\nb", ""):
+        check_local(path)
+
+
+def test_a_locale_that_cannot_read_a_path_is_named():
+    code = "import sys; from dlrm.files import check_local; check_local(sys.argv[1], '--log_path')"
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    command = [sys.executable, "-c", code, "größe"]
+    environment = os.environ | ascii_only
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "expected a path in UTF-8; set PYTHONUTF8=1, or LC_ALL=C.UTF-8" in done.stderr
+    subprocess.run(command, env=os.environ | {"PYTHONUTF8": "1"}, check=True)
+
+
 def test_colons_in_a_path_are_no_uri():
     for path in ("a:b", "a/s3:/b", "2026-01-01T10:/x", "/s3:/b", "day_0", "", b"x"):
         check_local(path)

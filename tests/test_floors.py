@@ -10,7 +10,10 @@ import sys
 FLOORS = [
     ["dlrm.host_memory"],
     ["dlrm.host_cores"],
-    ["dlrm.documents", "dlrm.environment", "dlrm.locks", "dlrm.step_clock"],
+    [
+        *("dlrm.documents", "dlrm.environment", "dlrm.locks", "dlrm.step_clock"),
+        "dlrm.torch_settings",
+    ],
     ["dlrm.files", "dlrm.limits", "dlrm.mapped_files", "dlrm.pages"],
     ["dlrm.command_line", "dlrm.manifest"],
     ["dlrm.ops", "dlrm.distributed", "dlrm.store"],

@@ -36,6 +36,7 @@ class Dataset:
         path: the directory.
         rows: split -> number of rows.
         cardinalities: rows of each embedding table.
+        is_temporary: whether the directory is removed together with this object.
 
     Raises:
         FileNotFoundError, ValueError: the dataset does not exist or is damaged.
@@ -54,6 +55,7 @@ class Dataset:
             raise FileNotFoundError(f"{self.path}: no dataset here (expected {MANIFEST})")
         self.rows: dict[str, int] = manifest["rows"]
         self.cardinalities: list[int] = manifest["cardinalities"]
+        self.is_temporary = False
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{split} {count:,}" for split, count in self.rows.items())
@@ -127,6 +129,7 @@ class Dataset:
                 raise error.__cause__ from None
             raise ValueError(str(error)) from error
         dataset = cls(path)
+        dataset.is_temporary = temporary is not None
         if temporary:
             weakref.finalize(dataset, temporary.cleanup)
         return dataset

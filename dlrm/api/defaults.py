@@ -34,7 +34,7 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
     by_steps = {
         "warmup_steps": steps // 20,
         "decay_start_step": start,
-        "decay_steps": max(steps - start, 0),
+        "decay_steps": max(steps - start, 0) if steps > 1 else 0,  # a decay ends at 0
         "decay_power": 1,
     }
     dim = chosen.get("embedding_dim") or (chosen.get("bottom_mlp_sizes") or (_DIM,))[-1]

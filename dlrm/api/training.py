@@ -20,7 +20,7 @@ from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
 from dlrm.api.defaults import training_defaults
 from dlrm.api.recipe import BATCH_SIZE, RECIPES, Facts, auto, describe
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
@@ -35,15 +35,17 @@ from dlrm.tasks.click_training import (
     ClickTraining,
     agree_on_memory,
     fingerprint,
+    rows_of,
     table_store,
 )
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import Recommendation
+from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import ScheduleConfig, check_schedule
+from dlrm.train.schedule import ScheduleConfig, check_schedule, idle_steps_note
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
@@ -94,8 +96,9 @@ def fit(
     """Trains a DLRM and returns it, ready to score rows.
 
     The trainer, the model and the configurations are those of `dlrm.scripts.main`: the same dataset
-    and settings give the same weights. Settings that you leave open follow from the number of
-    training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
+    and settings give the same weights (except with `dropout` on a GPU, which draws other numbers),
+    in any thread, and whatever the caller has set for torch. Settings that you leave open follow
+    from the number of training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
 
     Args:
         data: a table in memory (see `Dataset.from_arrow`), a `Dataset`, or a dataset's directory.
@@ -193,7 +196,8 @@ def _with_defaults(
     data = DataConfig(
         str(dataset.path), batch_size=BATCH_SIZE, dataset_subset=subset, verify_data="never"
     )
-    facts = Facts.of(open_datasets(data).train)
+    with own_settings():
+        facts = Facts.of(open_datasets(data).train)
     values = auto(facts, chosen)
     return values, describe(facts, values, chosen)
 
@@ -229,7 +233,7 @@ def judge_settings(
     check_schedule(settings.get("schedule", "nvidia"), settings)
     opened, device = Dataset(dataset), choose_device(base_device)
     values, _ = _with_defaults(opened, recipe, {"test_freq": _AT_THE_END} | settings)
-    with RunLog(quiet=True) as log:
+    with RunLog(quiet=True) as log, own_settings(values.get("tf32", PrecisionConfig.tf32)):
         results = _trained(opened, values, device, None, log)
     return {n.removeprefix("test_"): v for n, v in results.items() if n.startswith("test_")}
 
@@ -243,7 +247,8 @@ def _train(
 ) -> Predictor:
     temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
     path = Path(temporary.name if temporary else save_checkpoint_path or "")
-    with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log:
+    settings = own_settings(values.get("tf32", PrecisionConfig.tf32))
+    with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log, settings:
         results = _trained(dataset, values, device, checkpoints, log)
     model = load(path)
     model.results = results
@@ -270,6 +275,8 @@ def _trained(
         **{name: values[name] for name in _OF_THE_TRAINING if name in values},
     )
     datasets = open_datasets(training.data)
+    if idle := idle_steps_note(training.schedule, training.train.num_steps(len(datasets.train))):
+        warnings.warn(idle, stacklevel=4)
     architecture = _config(
         DLRMConfig,
         values,
@@ -287,20 +294,21 @@ def _trained(
     )
     dtype, seed = training.precision.dtype(device), training.data.seed
     task = Recommendation(architecture, world, dtype, seed, store=store)
+    task.model.random = torch.Generator(device).manual_seed(seed)
     without_bins = fit_edges(task.model, datasets.train, dataset.path / layout.TRANSFORM, world)
     trainer = Trainer(
         task=task,
         world=world,
         log=log,
         checkpoints=checkpoints,
-        run=_recorded(training, task.model, fingerprint(datasets.train)),
+        run=_recorded(training, task.model, datasets, dataset.is_temporary),
         **training.trainer_arguments(task, datasets.train),
     )
     if without_bins:
         log.line(without_bins)
     if store is not None:
         log.line(f"{saved_in}: checkpoints refer to the rows in {store.directory}; save copies all")
-    with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
+    with bad_ids_named(datasets, str(dataset.path)):
         try:
             results = trainer.fit(*training.batches(datasets, task))
         finally:
@@ -308,14 +316,6 @@ def _trained(
                 store.close()
     check_scores(task, str(dataset.path), "validation")
     return results
-
-
-@contextmanager
-def _random(seed: int, device: str) -> Iterator[None]:
-    """Seeds dropout's generators as the command does, and restores the caller's afterwards."""
-    with torch.random.fork_rng([device] if device.startswith("cuda") else []):
-        torch.manual_seed(seed)
-        yield
 
 
 @contextmanager
@@ -332,15 +332,25 @@ def _checkpoints(path: Path, dataset: Dataset) -> Iterator[CheckpointDirectory]:
         checkpoints.release()
 
 
-def _recorded(training: ClickTraining, model: DLRM, data: dict[str, Any]) -> dict[str, Any]:
-    """Returns the configuration of the run in the form that the command's checkpoints store."""
+def _recorded(
+    training: ClickTraining, model: DLRM, datasets: Datasets, is_temporary: bool
+) -> dict[str, Any]:
+    """Returns the configuration of the run in the form that the command's checkpoints store.
+
+    A temporary dataset is gone when the checkpoint is read, so it is not named.
+    """
     own = vars(training)
     flags = {name: own[name] for name in _OF_THE_TRAINING}
     for config in (*(own[name] for name in own if name not in flags), model.config):
         flags |= vars(config)
     flags["mlp_products"] = model.products
-    flags["dataset"] = os.path.abspath(flags["dataset"])
-    return {"dlrm_version": dlrm.__version__, "flags": flags, "dataset": data}
+    flags["dataset"] = None if is_temporary else os.path.abspath(flags["dataset"])
+    return {
+        "dlrm_version": dlrm.__version__,
+        "flags": flags,
+        "dataset": fingerprint(datasets.train),
+        "splits": rows_of(datasets),
+    }
 
 
 def _config(kind: type[_Config], values: Mapping[str, Any], **own: Any) -> _Config:

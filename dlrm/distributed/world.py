@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from dlrm.distributed.slurm import slurm_variables
+
 T = TypeVar("T")
 _JOIN_SECONDS = 600.0  # to wait for missing processes
 _store: dist.Store | None = None  # through which the ranks found each other
@@ -111,13 +113,13 @@ class Launch:
 
 
 def launch(environment: Mapping[str, str] = os.environ) -> Launch:
-    """Reads the variables of torchrun, torch.distributed.launch or mpirun.
+    """Reads the variables of torchrun, torch.distributed.launch, mpirun or SLURM's srun.
 
     Raises:
         ValueError: they contradict each other, or some are missing; the message has names and
             values.
     """
-    found = {}
+    environment, found = _with_slurm(environment), {}
     for name, other in _OMPI.items():
         key = name if name in environment else other
         if key in environment:
@@ -135,7 +137,7 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
         raise ValueError(
             f"{', '.join(missing)}: not set, though "
             f"{' and '.join(f'{k}={v}' for k, v in found.items())}; start all processes by "
-            "torchrun or python -m torch.distributed.launch --use_env"
+            "torchrun, srun or python -m torch.distributed.launch --use_env"
         )
     local_size = found.get("LOCAL_WORLD_SIZE", size)
     result = Launch(found["RANK"], size, found["LOCAL_RANK"], local_size)
@@ -148,6 +150,19 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
     if local_size > size:
         raise ValueError(f"LOCAL_WORLD_SIZE={local_size} contradicts WORLD_SIZE={size}")
     return result
+
+
+def _with_slurm(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Adds torch's names for the variables of srun, unless another launcher has set its own."""
+    if {"RANK", "WORLD_SIZE", _OMPI["RANK"], _OMPI["WORLD_SIZE"]} & environment.keys():
+        return environment
+    return {**slurm_variables(environment), **environment}
+
+
+def _address() -> tuple[str, str]:
+    """Returns host and port at which the processes meet."""
+    environment = _with_slurm(os.environ)
+    return environment["MASTER_ADDR"], environment["MASTER_PORT"]
 
 
 def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> World:
@@ -185,7 +200,7 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
         )
         gradients = dist.new_group(timeout=patience)
     except (RuntimeError, ValueError) as error:  # dist.DistError is a RuntimeError
-        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        where = ":".join(_address())
         reason = str(error).splitlines()[0]
         raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
     world = World(found.rank, found.size, device, gradients=gradients)
@@ -223,11 +238,11 @@ def _name_of(device: str) -> str:
 
 def _connect(found: Launch, wait: timedelta) -> dist.Store:
     """Connects to the launcher's store or, where it has none, to that of rank 0."""
-    port = int(os.environ["MASTER_PORT"])
+    host, port = _address()
     serves = found.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
     return dist.TCPStore(
-        os.environ["MASTER_ADDR"],
-        port,
+        host,
+        int(port),
         is_master=serves,
         timeout=wait,
         wait_for_workers=False,
@@ -266,6 +281,9 @@ def _own_cuda_device(device: str, found: Launch) -> str:
     if device != "cuda":
         raise ValueError(f"--base_device {device}: expected cuda, of which each process takes one")
     count = torch.cuda.device_count()
+    if count == 1 and _with_slurm(os.environ) is not os.environ:
+        torch.cuda.set_device(0)  # srun --gpus-per-task shows each task its own
+        return "cuda:0"
     if found.local_size > count:
         raise ValueError(
             f"{found.local_size} processes on this machine and {count} CUDA devices: expected one "

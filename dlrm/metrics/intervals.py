@@ -152,11 +152,12 @@ def bootstrap(
     ]
 
 
-def percentiles(value: float, replicates: np.ndarray | None) -> Interval:
+def percentiles(value: float, replicates: np.ndarray | None, most: float = math.inf) -> Interval:
     """Returns a value with the bounds that contain the share `LEVEL` of the replicates.
 
     Replicates are moved so that their median is the value: those of a sum of magnitudes, such as
-    the calibration error, are all too great, since noise adds to it.
+    the calibration error, are all too great, since noise adds to it. The bounds stay within what
+    the metric can be: 0 or more if all replicates are, and at most `most`.
     """
     known = np.empty(0) if replicates is None else replicates[np.isfinite(replicates)]
     if math.isnan(value) or len(known) < 2:
@@ -164,7 +165,8 @@ def percentiles(value: float, replicates: np.ndarray | None) -> Interval:
     tail = (1 - LEVEL) / 2
     low, middle, high = np.quantile(known, [tail, 0.5, 1 - tail])
     least = 0.0 if known.min() >= 0 else -math.inf
-    return Interval(value, max(float(value + low - middle), least), float(value + high - middle))
+    moved = max(float(value + low - middle), least), min(float(value + high - middle), most)
+    return Interval(value, *moved)
 
 
 def bootstrap_difference(value: float, one: np.ndarray, other: np.ndarray) -> Difference:

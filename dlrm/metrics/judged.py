@@ -19,7 +19,7 @@ from dlrm.metrics.intervals import (
     delong_interval,
     percentiles,
 )
-from dlrm.metrics.ranked import RankedRows
+from dlrm.metrics.ranked import GREATEST, RankedRows
 from dlrm.metrics.slices import Slices
 
 GROUPED = ("gauc_by_impressions", "gauc_by_clicks")
@@ -109,8 +109,9 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgement:
     values = [measure(None, None if numbers is None else np.ones(numbers)) for measure in measures]
     drawn = bootstrap(measures, clusters, len(rows.labels), replicates, seed)
     by_delong = rows.groups is None and rows.weights is None
+    most = {**GREATEST, **dict.fromkeys(GROUPED, 1.0)}
     models = [
-        {name: percentiles(value, found.get(name)) for name, value in model.items()}
+        {n: percentiles(value, found.get(n), most.get(n, math.inf)) for n, value in model.items()}
         for model, found in zip(values, drawn, strict=True)
     ]
     if by_delong:

@@ -162,6 +162,13 @@ NAMES = (
     *(f"{kind}@{_percent(top)}" for top in TOPS for kind in ("gain", "lift")),
 )
 
+# The greatest possible value of the metrics that have one.
+GREATEST = {
+    **dict.fromkeys(("auc", "ece", "pr_auc", "rmse"), 1.0),
+    **{f"gain@{_percent(top)}": 1.0 for top in TOPS},
+    **{f"lift@{_percent(top)}": 1 / top for top in TOPS},
+}
+
 
 class _Curve:
     """Rows and clicks up to each distinct score, ascending.

@@ -427,6 +427,15 @@ class DLRM(nn.Module):
         bottom, _, top = products.partition(",")
         self.bottom_mlp.products, self.top_mlp.products = bottom, top or bottom
 
+    @property
+    def random(self) -> torch.Generator | None:
+        """The generator that dropout draws from; None is torch's default one. It can be set."""
+        return self.top_mlp.random
+
+    @random.setter
+    def random(self, random: torch.Generator | None) -> None:
+        self.top_mlp.random = random
+
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
         """Does the work that depends only on MLP weights once for all passes of the block.

@@ -10,6 +10,8 @@ from typing import Any
 
 import torch
 
+import dlrm.torch_settings  # noqa: F401  # all that computes loads it, so a fork may compute, too
+
 _INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")  # in the order of csrc/cpu/isa.h
 
 

@@ -26,6 +26,7 @@ from dlrm.scripts.common.dlrm_setup import DLRMSetup, check, own_part, set_up, t
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.run import Watch
 from dlrm.scripts.common.seeds import train_seeds
+from dlrm.serving.recalibration import load_recalibration
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
@@ -33,7 +34,7 @@ from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import RunLog, Watched
 from dlrm.train.metrics import metrics_note, one_class_note
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.schedule import short_run_advice
+from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 
 
@@ -106,6 +107,8 @@ def _notices(setup: DLRMSetup, chosen: str | None) -> Iterator[str]:
         yield session.VARIES
     if setup.adopted:
         yield setup.adopted
+    if setup.checkpoint and (made := load_recalibration(setup.checkpoint)):
+        yield _said_of_recalibration(setup, made.kind)
     yield _describe(setup.task, setup.whole, setup.world)
 
 
@@ -117,6 +120,19 @@ def _said_of_weights(values: Values) -> str:
     if not values["sample_weights"]:
         return "note: --nosample_weights: every row counts once, though the dataset has weights"
     return "note: the dataset's sample weights weight the loss and the metrics of tests"
+
+
+def _said_of_recalibration(setup: DLRMSetup, kind: str) -> str:
+    if not setup.trains:
+        return (
+            f"note: scores are without the recalibration ({kind}) of {setup.checkpoint}; "
+            "dlrm.scripts.evaluate and dlrm.scripts.predict apply it"
+        )
+    return (
+        f"note: the recalibration ({kind}) of {setup.checkpoint} is not carried over: it "
+        "fits the scores of those weights; dlrm.scripts.evaluate --recalibrated_checkpoint makes "
+        "one for the trained model"
+    )
 
 
 def _kept_negatives(dataset: str | None) -> float:
@@ -191,6 +207,8 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
         recipe = takes_recipe(values)
         if advice := short_run_advice(chosen.schedule, num_steps, by_default, recipe):
             watch.log.line(f"note: {advice}")
+        if idle := idle_steps_note(chosen.schedule, num_steps):
+            watch.log.line(f"note: {idle}")
 
     summary = driver.train(setup, watch, trainer, begin, train, test, validation)
     check_scores(task, setup.data_name, "validation")  # the trainer checks those of other tests

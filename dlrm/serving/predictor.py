@@ -27,6 +27,7 @@ from dlrm.serving.recalibration import Recalibration, load_recalibration
 from dlrm.serving.rows import RowTransform, Text, text_of_fields
 from dlrm.serving.shares import Shares
 from dlrm.serving.tables import frame_of, labels_of, read_inputs, scoring_reader
+from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     averaged,
@@ -69,7 +70,12 @@ def load(
     check_local(checkpoint, "checkpoint")
     check_local(dataset or "", "dataset")
     for _ in range(_ATTEMPTS):
-        with suppress(ReplacedError), checkpoint_in_use(checkpoint) as path, unreplaced(path):
+        with (
+            suppress(ReplacedError),
+            checkpoint_in_use(checkpoint) as path,
+            unreplaced(path),
+            own_settings(),
+        ):
             note = dataset and compare_transforms(
                 path, dataset, allow_other_transform, allow_links=allow_links
             )
@@ -200,9 +206,10 @@ class Predictor:
         labels = [labels for _, labels in parts if labels is not None]
         if not sum(map(len, logits)):
             raise ValueError("frame: expected rows to evaluate, got none")
-        return click_metrics(
-            torch.from_numpy(np.concatenate(logits)), torch.from_numpy(np.concatenate(labels))
-        )
+        with own_settings():
+            return click_metrics(
+                torch.from_numpy(np.concatenate(logits)), torch.from_numpy(np.concatenate(labels))
+            )
 
     def _of_frame(
         self, frame: Any, labelled: bool, shares: Shares
@@ -291,7 +298,6 @@ class Predictor:
         """Returns the logits of rows of text."""
         return self.logits_of(self.row_transform(text))
 
-    @torch.inference_mode()
     def logits_of(self, inputs: Inputs) -> np.ndarray:
         """Returns the logits of a model's inputs, float32 `[rows]`.
 
@@ -302,15 +308,16 @@ class Predictor:
         config, device = self.model.config, next(self.model.parameters()).device
         check_model_inputs(inputs, config, self.transform)
         parts = []
-        for begin in range(0, len(inputs.numerical), self.batch_size):
-            numerical, ids, lengths, weights = (
-                None if array is None else torch.from_numpy(array).to(device)
-                for array in inputs.part(begin, begin + self.batch_size)
-            )
-            parts.append(self.model(numerical, ids, lengths, id_weights=weights).cpu())
-        if self.recalibration is not None:
-            parts = [self.recalibration(part) for part in parts]
-        logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
+        with own_settings(), torch.inference_mode():
+            for begin in range(0, len(inputs.numerical), self.batch_size):
+                numerical, ids, lengths, weights = (
+                    None if array is None else torch.from_numpy(array).to(device)
+                    for array in inputs.part(begin, begin + self.batch_size)
+                )
+                parts.append(self.model(numerical, ids, lengths, id_weights=weights).cpu())
+            if self.recalibration is not None:
+                parts = [self.recalibration(part) for part in parts]
+            logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
         if not np.isfinite(logits).all():
             row = int(np.isfinite(logits).argmin())
             raise ScoreError(row, f": {unscored_text(float(logits[row]))}")

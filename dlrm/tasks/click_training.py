@@ -293,6 +293,11 @@ def _check_batches(stored: StoredTables, read: Datasets, trains: bool) -> None:
             stored.check_batch("--test_batch_size", tested, trained)
 
 
+def rows_of(datasets: Datasets) -> dict[str, int]:
+    """Returns the number of rows of each split."""
+    return {name: one.num_samples for name, one in datasets._asdict().items() if one is not None}
+
+
 def fingerprint(data: Dataset) -> dict[str, Any]:
     """Returns values that identify a data set, independent of its location and type."""
     ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []

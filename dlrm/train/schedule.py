@@ -158,6 +158,20 @@ def short_run_advice(
     )
 
 
+def idle_steps_note(config: ScheduleConfig, num_steps: int) -> str | None:
+    """Returns a line about a run whose learning rate is 0 in most of its steps, or None."""
+    end = config.decay_start + config.decay_steps  # the first step whose rate is 0
+    idle = num_steps + 1 - end
+    decays = config.schedule == "nvidia" and config.decay_steps and not config.decay_end_lr
+    if not decays or 2 * idle <= num_steps:
+        return None
+    return (
+        f"the learning rate is 0 from step {end:,} on, so {idle:,} of this run's {num_steps:,} "
+        f"steps change no weights: --decay_start_step {config.decay_start} and --decay_steps "
+        f"{config.decay_steps} end there; let them end later, or set --decay_end_lr above 0"
+    )
+
+
 @dataclass(frozen=True)
 class CurveConfig:
     """A learning-rate curve over a whole run; field names are those of the flags.

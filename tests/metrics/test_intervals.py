@@ -107,6 +107,13 @@ def test_what_has_no_interval_has_none():
     assert percentiles(1.0, None)[0] == 1
 
 
+def test_bounds_stay_within_what_a_metric_can_be():
+    replicates = np.array([0.5, 0.9, 0.94, 1.0, 1.0])
+    assert percentiles(0.99, replicates).high > 1
+    assert percentiles(0.99, replicates, most=1.0).high == 1
+    assert percentiles(0.02, np.array([0.0, 0.3, 0.4])).low == 0
+
+
 def test_models_of_other_rows_are_refused():
     one, other, labels = two_models(20)
     with pytest.raises(ValueError, match="of the same rows, got 20 and 19 rows"):

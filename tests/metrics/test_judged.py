@@ -32,6 +32,20 @@ def test_intervals_hold_the_values_and_differences_are_of_pairs():
     assert {"gauc_by_impressions", "gauc_by_clicks"} <= found.differences.keys()
 
 
+@pytest.mark.parametrize(
+    "others", [{"groups": np.arange(40) // 10}, {"weights": np.arange(40) + 1}]
+)
+def test_no_interval_leaves_the_values_that_a_metric_can_have(others):
+    labels = (np.arange(40) % 10 < 3).astype(np.float32)
+    nearly = labels * 8 + np.where(np.arange(40) == 4, 9, 0)  # one negative is above all clicks
+    (metrics,) = judge(ScoredRows((nearly.astype(np.float32),), labels, **others), 200).models
+    assert metrics["auc"].value > 0.9
+    for name, (value, low, high) in metrics.items():
+        most = 100 / float(name[5:-1]) if name.startswith("lift@") else 1
+        if name not in ("log_loss", "normalized_entropy", "calibration"):
+            assert 0 <= low <= value <= high <= most + 1e-12, name
+
+
 def test_groups_of_one_row_have_no_grouped_auc():
     found = judge(scored(50, groups=np.arange(50)), 5).to_json()
     assert found["models"][0]["gauc_by_clicks"] == {"value": None, "low": None, "high": None}

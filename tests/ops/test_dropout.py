@@ -36,6 +36,17 @@ def test_gradients_are_of_what_was_kept(shape, device):
     torch.testing.assert_close(gradient, torch.where(kept == 0, 0, grad / 0.6), rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("share", [0.4, 1e-6])  # the latter is torch's also on a CPU
+def test_a_generator_is_drawn_from_instead_of_torchs(share, device):
+    values, random = torch.ones(1 << 22, device=device), torch.Generator(device)
+    state = torch.get_rng_state()
+    first, again = (ops.dropout(values, share, random.manual_seed(5)) for _ in range(2))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first, again)
+    assert not torch.equal(first, ops.dropout(values, share, random))
+    assert (first == 0).double().mean().item() == pytest.approx(share, rel=1)
+
+
 def test_numbers_are_those_of_torchs_generator():
     values = torch.ones(100)
     torch.manual_seed(3)

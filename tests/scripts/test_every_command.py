@@ -271,3 +271,25 @@ def test_a_command_ends_before_it_writes(module, words, name, tmp_path):
     assert done.stderr.startswith(f"error: {name}{MESSAGE}")
     assert done.stdout == ""
     assert [path.name for path in tmp_path.iterdir()] == ["flags"]
+
+
+@pytest.mark.parametrize(
+    "words", [["--save_checkpoint_path=run-\udcff"], ["--log_path=log-\udcff"]]
+)
+def test_a_path_that_is_not_in_utf_8_is_refused_before_the_training(words, tmp_path):
+    done = forked.run("dlrm.scripts.main", "--dataset=missing", *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert re.match(r"error: --\w+ \w+-\\+xff: expected a path in UTF-8; rename it", done.stderr)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_folder_whose_path_is_not_in_utf_8_saves_nothing(tmp_path):
+    folder = tmp_path / "folder-\udcff"
+    folder.mkdir()
+    flags = ["--dataset_type=synthetic_gpu", "--base_device=cpu", "--max_steps=1"]
+    flags += ["--synthetic_dataset_table_sizes=3", "--batch_size=8", "--embedding_dim=4"]
+    flags += ["--bottom_mlp_sizes=4", "--top_mlp_sizes=1", "--synthetic_dataset_num_entries=8"]
+    done = forked.run("dlrm.scripts.main", *flags, "--save_checkpoint_path=run", cwd=folder)
+    assert done.returncode == 1
+    assert "xff/run: expected a path in UTF-8" in done.stderr
+    assert "loss" not in done.stdout

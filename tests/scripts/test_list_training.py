@@ -85,6 +85,11 @@ def test_weights_of_samples_are_used_unless_they_are_not_wanted(train, lists, tm
     without = train("--save_checkpoint_path=without", "--nosample_weights")
     assert "every row counts once" in capsys.readouterr().out
     assert weighted["test_log_loss"] != without["test_log_loss"]
+    for run, trained in (("weighted", weighted), ("without", without)):
+        tested = train("--mode=test", f"--load_checkpoint_path={run}")
+        assert tested["log_loss"] == pytest.approx(trained["test_log_loss"], rel=1e-6)
+    tested = train("--mode=test", "--load_checkpoint_path=without", "--sample_weights")
+    assert tested["log_loss"] != pytest.approx(without["test_log_loss"], rel=1e-4)
     with pytest.raises(ValueError, match="--sample_weights: True in the checkpoint, now False"):
         train("--save_checkpoint_path=weighted", "--resume", "--nosample_weights")
     ones = tmp_path / "ones"

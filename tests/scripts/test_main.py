@@ -404,6 +404,12 @@ def test_the_short_run_is_told_a_schedule_that_fits(command, capsys, chosen):
     assert advised(capsys) == "--warmup_steps 0 --decay_start_step 8 --decay_steps 8"
 
 
+def test_a_run_whose_rate_is_0_in_most_of_its_steps_says_so(command, capsys):
+    flags = ["--warmup_steps=1", "--decay_start_step=2", "--decay_steps=3", "--lr=0.01"]
+    command("--max_steps=12", "--batch_size=64", *flags, training=[])
+    assert "note: the learning rate is 0 from step 5 on, so 8 of this" in capsys.readouterr().out
+
+
 def test_the_short_run_by_default_learns_with_the_flags_it_is_told(command, capsys):
     model = ["--embedding_dim=16", "--bottom_mlp_sizes=512,256,16"]
     run = ["--batch_size=64", "--epochs=4", "--print_freq=20", "--test_after=9"]

@@ -10,6 +10,7 @@ import pytest
 from small_dataset import MODEL, RUN, write_dataset
 
 import dlrm
+from dlrm.serving.recalibration import load_recalibration, of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 DIFFERS = r"its transform is not that of .*: categorical 0: id 1 is \w{8} for the model and \w{8}"
@@ -132,3 +133,18 @@ def test_all_of_two_processes_end(trained, other_ids, tmp_path):
     )
     assert done.returncode == 1
     assert done.stderr.count("its transform is not that of") == 1
+
+
+def test_a_recalibration_that_is_not_carried_over_is_said(command, trained, tmp_path, capsys):
+    recalibrated, plain = tmp_path / "recalibrated", find_checkpoint(trained.checkpoint)
+    write_recalibrated(plain, of_sampling_rate(0.1), recalibrated)
+    loaded = f"--load_checkpoint_path={recalibrated}"
+    command(loaded, "--max_steps=2", "--save_checkpoint_path=next", data=trained.dataset, model=[])
+    said = f"note: the recalibration (sampling) of {recalibrated} is not carried over"
+    assert said in capsys.readouterr().out
+    assert load_recalibration(find_checkpoint(tmp_path / "next")) is None
+    command(loaded, "--mode=test", data=trained.dataset, model=[])
+    said = f"note: scores are without the recalibration (sampling) of {recalibrated}"
+    assert said in capsys.readouterr().out
+    command(f"--load_checkpoint_path={plain}", "--mode=test", data=trained.dataset, model=[])
+    assert "recalibration" not in capsys.readouterr().out

@@ -1,6 +1,7 @@
 """Learning rates of every step, against NVIDIA's published ones."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from dlrm.train.schedule import (
     CurveConfig,
     ScheduleConfig,
     check_schedule,
+    idle_steps_note,
     learning_rate,
     learning_rate_curve,
     short_run_advice,
@@ -232,3 +234,16 @@ def test_a_constant_rate_is_constant():
 def test_impossible_curves_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         CurveConfig(**changes)
+
+
+def test_a_run_that_trains_in_less_than_half_of_its_steps_says_so():
+    config = ScheduleConfig(warmup_steps=2, decay_start_step=10, decay_steps=30)
+    note = idle_steps_note(config, 80)
+    assert note.startswith("the learning rate is 0 from step 40 on, so 41 of this run's 80 steps")
+    rates = [learning_rate(config, step) for step in range(1, 81)]
+    assert rates.count(0) == 41
+    assert idle_steps_note(config, 78) is None  # exactly half
+    assert idle_steps_note(replace(config, decay_end_lr=0.1), 800) is None
+    assert idle_steps_note(replace(config, decay_steps=0), 800) is None
+    assert idle_steps_note(ScheduleConfig(schedule="linear"), 10**6) is None
+    assert idle_steps_note(ScheduleConfig(), 128_000) is None  # NVIDIA's

@@ -65,6 +65,10 @@ class Tables:
         self.id_dtypes = [ids.dtype for _, ids, _ in tables]
         self.views = (_Table * len(tables))(*(_view(*arrays) for arrays in tables))
 
+    def __reduce__(self) -> tuple[type["Tables"], tuple[Any]]:
+        """Makes copies from the arrays, since addresses hold in one process only."""
+        return Tables, (self._arrays,)
+
 
 class Host:
     """The functions of the library.

@@ -6,7 +6,6 @@ a dataset calls `compare_transforms`. Only numpy and the standard library are im
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +62,13 @@ def compare_transforms(
     differ = f"{dataset}: its transform is not that of {checkpoint}"
     if allowed:
         return f"note: {differ} ({shown}); --allow_other_transform goes on"
-    raise ValueError(
-        f"{differ}, so the same ids and numbers mean other values: {shown}. "
-        "--allow_other_transform goes on where the tables have the same sizes"
-    )
+    advice = "--allow_other_transform goes on where the tables have the same sizes"
+    if _num_inputs(model[0]) != _num_inputs(here[0]):
+        advice = (
+            "A model takes the fields that it was trained on, in their order: prepare the rows "
+            "with the schema of its training data, or train a new model"
+        )
+    raise ValueError(f"{differ}, so the same ids and numbers mean other values: {shown}. {advice}")
 
 
 def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> str | None:
@@ -119,6 +121,14 @@ def _listed_fields(found: Sequence[str]) -> str:
 
 
 _Loaded = tuple[Fitted, list[Any]]  # with the checksums of the dictionaries
+
+
+def _num_inputs(transform: Fitted) -> tuple[int, int]:
+    """Returns the number of numerical and of categorical fields."""
+    if isinstance(transform, TableTransform):
+        schema = transform.schema
+        return len(schema.numerical_names), len(schema.categorical_names)
+    return transform.num_numerical, transform.num_categorical
 
 
 def _load(directory: Path, kind: str, verify_data: str, allow_links: bool | None) -> _Loaded | None:
@@ -277,8 +287,13 @@ def _unequal(field: str, model: Any, here: Any) -> Iterator[str]:
 
 def _of_columns(kind: str, model: Sequence[str], here: Sequence[str]) -> Iterator[str]:
     """Yields differences between the columns, which are the model's inputs in order."""
-    for index, (theirs, ours) in enumerate(zip_longest(model, here, fillvalue="no column")):
-        yield from _unequal(f"{kind} {index}", theirs, ours)
+    alone = [name for name in model if name not in here], [n for n in here if n not in model]
+    if len(model) == len(here):
+        for index, (theirs, ours) in enumerate(zip(model, here, strict=True)):
+            yield from _unequal(f"{kind} {index}", theirs, ours)
+    elif any(alone):
+        pairs = zip(alone, ("of the model alone", "here alone"), strict=True)
+        yield f"{kind} fields: " + "; ".join(f"{', '.join(n)} {of}" for n, of in pairs if n)
 
 
 def _of_dictionaries(

@@ -70,6 +70,7 @@ class MLP(nn.Sequential):
 
     Attributes:
         products: "native" or "torch", see `ops.choose_products`: whose products the CPU uses.
+        random: generator that dropout draws from; None is torch's default generator.
     """
 
     def __init__(
@@ -81,6 +82,7 @@ class MLP(nn.Sequential):
     ):
         super().__init__(*layers)
         self.dtype, self.optimized, self.dropout = dtype, optimized, dropout
+        self.random: torch.Generator | None = None
         self._kept: tuple[Tensor, ...] = ()
         linears = [layer for layer in self if isinstance(layer, nn.Linear)]
         self._sizes = [linear.in_features for linear in linears[:1]]
@@ -141,7 +143,7 @@ class MLP(nn.Sequential):
         for layer in self:
             values = layer(values)
             if isinstance(layer, nn.ReLU):
-                values = ops.dropout(values, self.dropout)
+                values = ops.dropout(values, self.dropout, self.random)
         return values
 
     def _by_ops(self, values: Tensor, weights: list[Tensor], biases: list[Tensor]) -> Tensor:
@@ -150,7 +152,8 @@ class MLP(nn.Sequential):
             return ops.mlp(values, weights, biases, rounded, self._native)
         for index, (weight, bias) in enumerate(zip(weights, biases, strict=True)):
             own = rounded[index :: len(weights)]  # none, or this layer's weight and bias
-            values = ops.dropout(ops.mlp(values, [weight], [bias], own, self._native), self.dropout)
+            values = ops.mlp(values, [weight], [bias], own, self._native)
+            values = ops.dropout(values, self.dropout, self.random)
         return values
 
     @contextmanager

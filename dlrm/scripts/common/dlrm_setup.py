@@ -34,6 +34,7 @@ from dlrm.tasks.click_training import (
     ClickTraining,
     agree_on_memory,
     fingerprint,
+    rows_of,
     table_store,
 )
 from dlrm.tasks.numerical_edges import fit_edges
@@ -71,9 +72,7 @@ class DLRMSetup(Setup):
         return self.values["dataset"] or f"--dataset_type {self.values['dataset_type']}"
 
     def recorded(self) -> dict[str, Any]:
-        sets = self.whole._asdict().items()
-        rows = {name: one.num_samples for name, one in sets if one is not None}
-        return super().recorded() | {"splits": rows}
+        return super().recorded() | {"splits": rows_of(self.whole)}
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
         kept = super().frozen(run)
@@ -169,6 +168,8 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
     checkpoint = at_the_end.enter_context(
         session.held_checkpoint(values["load_checkpoint_path"], world)
     )
+    if values["mode"] != "train":  # a test weights rows as the training's tests did
+        values = run.with_saved_flags(values, checkpoint, ["sample_weights"])
     whole = _open_datasets(values, world)
     with agreed(world, *session.USER_ERRORS):
         _check_numericals(values, whole)

@@ -14,6 +14,7 @@ import torch
 from dlrm import __version__
 from dlrm.command_line import fail
 from dlrm.distributed import World, agreed, check_same, choose_device
+from dlrm.files import check_all_local
 from dlrm.scripts.common import session
 from dlrm.scripts.common.config_flags import HelpAsked, Values, help_of_absl, show
 from dlrm.scripts.common.profiling import StepProfiler
@@ -57,9 +58,13 @@ class Setup:
         """Returns the configuration of the run, as stored in its checkpoints.
 
         Paths of data are absolute, so that they are valid in any directory.
+
+        Raises:
+            ValueError: the current folder's path is not in UTF-8.
         """
         flags = dict(self.values)
         flags |= {name: os.path.abspath(flags[name]) for name in _DATA_PATHS if flags.get(name)}
+        check_all_local((f"--{name}", flags.get(name)) for name in _DATA_PATHS)
         return {"dlrm_version": __version__, "flags": flags, "dataset": self.dataset}
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ _LAST_LINES = 5
 _PATIENCE = 60.0  # seconds for a command to end by itself once it is asked to
 # A launcher's variables: they would make the command wait for the ranks of another run.
 _LAUNCHER = re.compile(
-    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*"
+    r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|SLURM_PROCID"
 )
 
 

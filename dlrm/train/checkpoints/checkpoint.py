@@ -220,6 +220,8 @@ def _check_architecture(
     expected: dict[str, Any] = {"tables": num_tables, **shapes}
     found: dict[str, Any] = {"tables": len(saved.tables)}
     found |= {name: _shape(tensor) for name, tensor in saved.dense.items()}
+    for table, rows in list(enumerate(saved.tables))[num_tables:]:
+        found[f"table {table}"] = [rows.rows, rows.dim]
     for part in parameters.table_parts():
         expected[f"table {part.table}"] = [*part.shape]
         if part.table < len(saved.tables):
@@ -228,6 +230,11 @@ def _check_architecture(
     try:
         _check_same(directory, "another architecture", found, expected)
     except ValueError as error:
+        if len(saved.tables) != num_tables:
+            raise ValueError(
+                f"{error}\n  A checkpoint fits data with the fields that it was trained on, in "
+                "their order: prepare the data with these fields, or train a new model"
+            ) from None
         smaller = [name for name in expected if name.startswith("table ") and name in found]
         if any(found[name][0] < expected[name][0] for name in smaller):
             raise ValueError(

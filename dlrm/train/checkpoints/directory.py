@@ -12,7 +12,13 @@ from typing import Any
 
 from dlrm.distributed import World, agreed, from_first
 from dlrm.documents import brief
-from dlrm.files import MANIFEST, make_directories, tidy_leftovers, write_atomically
+from dlrm.files import (
+    MANIFEST,
+    check_local,
+    make_directories,
+    tidy_leftovers,
+    write_atomically,
+)
 from dlrm.locks import in_use, new_suffix, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.row_store import RowStore
@@ -41,6 +47,7 @@ class CheckpointDirectory:
 
     Raises:
         OSError: the directory cannot be written, or not all ranks see the same one.
+        ValueError: its path, or that of the current folder, is not in UTF-8.
     """
 
     def __init__(
@@ -59,6 +66,7 @@ class CheckpointDirectory:
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
         self._store: RowStore | None = None
+        check_local(self.path)
         probe = self.path / f".writable.partial-{new_suffix()}"
         with agreed(world, OSError):
             if world.rank == 0:

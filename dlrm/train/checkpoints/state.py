@@ -79,6 +79,11 @@ class Parameters:
         """Returns the store of the tables' rows, or None if they are in memory."""
         return getattr(self.model, "store", None)
 
+    @property
+    def random(self) -> torch.Generator | None:
+        """Returns the model's own generator, or None if it draws from torch's default ones."""
+        return getattr(self.model, "random", None)
+
     def dense(self) -> dict[str, Tensor]:
         """Returns name -> tensor for everything in the model's state except tables."""
         tables = {id(parameter) for parameter, _ in self.tables}
@@ -177,12 +182,12 @@ def random_state_file(rank: int) -> str:
     return "rng.safetensors" if rank == 0 else f"rng.{rank}.safetensors"
 
 
-def random_state() -> dict[str, Tensor]:
-    """Returns the state of torch's random generators."""
+def random_state(own: torch.Generator | None = None) -> dict[str, Tensor]:
+    """Returns the state of torch's random generators, with `own` instead of its device's."""
     state = {"cpu": torch.get_rng_state()}
     if torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state()
-    return state
+    return state if own is None else {**state, own.device.type: own.get_state()}
 
 
 MEMBERS = "members"  # of an ensemble: their number in its config, and their folder

@@ -137,7 +137,7 @@ class CheckpointWriter:
                 (f"tables/{part.table}.{name}.bin", self._rows(value[own], None, part.piece))
                 for name, value in state.items()
             ]
-        files.append((random_state_file(self._world.rank), random_state()))
+        files.append((random_state_file(self._world.rank), random_state(parameters.random)))
         dense = {"dense": parameters.dense(), "optimizer": others, "average": parameters.average}
         if self._world.rank < parameters.parts.size:  # the first pipeline, if there are several
             for name, tensors in dense.items():

@@ -43,6 +43,8 @@ def _data_lines(
 ) -> list[str]:
     source = flags.get("dataset") or flags.get("data_dir") or flags.get("dataset_type")
     lines = [f"* source: `{source}`"] if source else []
+    if source == "split":  # only `dlrm.fit` has such data without a directory
+        lines = ["* source: a table in memory"]
     if splits := config.get("splits"):
         lines.append("* rows: " + ", ".join(f"{name} {n:,}" for name, n in splits.items()))
     for name, value in data.items():

@@ -100,7 +100,19 @@ def test_three_fields_are_named_and_the_others_counted(tmp_path):
             "numerical age: transform: standardise for the model and log",
         ),
         ({"scales": {"hours": (40.0, 2.0), "age": (30.5, 7.25)}}, "numerical 0: age for the model"),
-        ({"scales": {"age": (30.5, 7.25)}}, "numerical 1: hours for the model and no column here"),
+        (
+            {"scales": {"age": (30.5, 7.25)}},
+            r"numerical fields: hours of the model alone\. A model takes the fields that it was "
+            "trained on, in their order: prepare the rows with the schema",
+        ),
+        (
+            {"dictionaries": {"new": ["x"], "city": CITIES, "other": ["y"], "job": ["a", "b"]}},
+            r"categorical fields: new, other here alone\. A model takes the fields",
+        ),
+        (
+            {"dictionaries": {"new": ["x"]}},
+            "categorical fields: city, job of the model alone; new here alone",
+        ),
         (
             {"dictionaries": {"town": CITIES, "job": ["a", "b"]}},
             "categorical 0: city for the model and town here",

@@ -152,6 +152,23 @@ def test_another_architecture_is_refused_by_name_and_changes_nothing(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("sizes", "differs"),
+    [
+        ((7, 20, 3, 9), ["tables: 3 in the checkpoint, 4 here", "table 3: none in the"]),
+        ((7, 3), ["table 1: [20, 4] in the checkpoint, [3, 4] here", "table 2: [3, 4] in the"]),
+    ],
+)
+def test_a_checkpoint_with_other_tables_names_them_and_what_to_do(sizes, differs, tmp_path):
+    save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
+    with pytest.raises(ValueError, match="prepare the data with these fields") as error:
+        load_checkpoint(tmp_path / "c", parameters(trained=False, table_sizes=sizes))
+    for line in differs:
+        assert line in str(error.value)
+    assert "table 0" not in str(error.value)
+    assert "checkpoint grow" not in str(error.value)
+
+
+@pytest.mark.parametrize(
     ("damage", "message"),
     [
         (lambda c: (c / "tables/1.bin").write_bytes(b"0000"), r"tables/1.bin: expected 320 bytes"),
