@@ -17,10 +17,10 @@ import torch
 
 import dlrm
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
-from dlrm.api.defaults import training_defaults
+from dlrm.api.defaults import set_aside_default, training_defaults
 from dlrm.api.recipe import BATCH_SIZE, RECIPES, Facts, auto, describe
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
@@ -35,6 +35,8 @@ from dlrm.tasks.click_training import (
     ClickTraining,
     agree_on_memory,
     fingerprint,
+    roles_of,
+    set_aside_note,
     table_store,
 )
 from dlrm.tasks.numerical_edges import fit_edges
@@ -43,6 +45,7 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoin
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
+from dlrm.train.reports.roles import Roles
 from dlrm.train.schedule import ScheduleConfig, check_schedule
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
@@ -94,8 +97,8 @@ def fit(
     """Trains a DLRM and returns it, ready to score rows.
 
     The trainer, the model and the configurations are those of `dlrm.scripts.main`: the same dataset
-    and settings give the same weights. Settings that you leave open follow from the number of
-    training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
+    and settings give the same weights. Settings that you leave open follow from the numbers of
+    rows (`dlrm.api.defaults`), or from `recipe`.
 
     Args:
         data: a table in memory (see `Dataset.from_arrow`), a `Dataset`, or a dataset's directory.
@@ -104,7 +107,10 @@ def fit(
             schema and takes none.
         label: column of the label, when no schema is given.
         test, validation: tables with the rows of these splits; without them a fifth of the rows is
-            used for testing. The model returned has the weights with the best AUC on the test rows.
+            used for testing. The model returned has the weights with the best AUC on the rows that
+            choose: the test rows if there are validation rows, which then report. Otherwise a tenth
+            of the training rows, the last ones, is set aside to choose, and the test rows report;
+            `set_aside` is another share, and 0 chooses on the test rows.
         save_checkpoint_path: a new directory for the best and the last checkpoint; None uses a
             temporary one, removed when the model is garbage-collected.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
@@ -119,7 +125,9 @@ def fit(
             table also the options of `Dataset.from_arrow`, such as `test_fraction`.
 
     Returns:
-        A model with `predict`, `evaluate`, `save`, and the run's summary in `results`.
+        A model with `predict`, `evaluate`, `save`, and the run's summary in `results`. There
+        `chosen_on` and `never_chosen_on` are the names of the rows in these roles: "set_aside",
+        "test" or "validation". The names of their metrics begin with them, as in `test_auc`.
 
     Raises:
         TypeError: an unknown setting.
@@ -184,16 +192,23 @@ def _with_defaults(
     dataset: Dataset, recipe: str | None, chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None]:
     """Returns all settings of a training, and lines about a recipe's choices, if any."""
+    aside = set_aside_default(dataset.rows)
+    share = {**aside, **chosen}.get("set_aside", 0.0)
     if recipe is None:
-        return training_defaults(dataset.rows["train"], chosen), None
+        rows = round((1 - share) * dataset.rows["train"])
+        return training_defaults(rows, {**aside, **chosen}), None
     if recipe not in RECIPES:
         raise ValueError(f"--recipe {recipe}: expected one of {', '.join(RECIPES)}")
     subset = chosen.get("dataset_subset")
     data = DataConfig(
-        str(dataset.path), batch_size=BATCH_SIZE, dataset_subset=subset, verify_data="never"
+        str(dataset.path),
+        batch_size=BATCH_SIZE,
+        dataset_subset=subset,
+        set_aside=share,
+        verify_data="never",
     )
     facts = Facts.of(open_datasets(data).train)
-    values = auto(facts, chosen)
+    values = aside | auto(facts, chosen)
     return values, describe(facts, values, chosen)
 
 
@@ -222,9 +237,10 @@ def judge_settings(
     check_types(settings, (ClickTraining, *_CONFIGS))
     check_schedule(settings.get("schedule", "nvidia"), settings)
     opened, device = Dataset(dataset), choose_device(base_device)
-    values, _ = _with_defaults(opened, recipe, {"test_freq": _AT_THE_END} | settings)
+    nothing_to_choose = {"test_freq": _AT_THE_END, "set_aside": 0.0}
+    values, _ = _with_defaults(opened, recipe, nothing_to_choose | settings)
     with RunLog(quiet=True) as log:
-        results = _trained(opened, values, device, None, log)
+        results, _ = _trained(opened, values, device, None, log)
     return {n.removeprefix("test_"): v for n, v in results.items() if n.startswith("test_")}
 
 
@@ -238,9 +254,9 @@ def _train(
     temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
     path = Path(temporary.name if temporary else save_checkpoint_path or "")
     with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log:
-        results = _trained(dataset, values, device, checkpoints, log)
+        results, roles = _trained(dataset, values, device, checkpoints, log)
     model = load(path)
-    model.results = results
+    model.results = {**results, **roles.facts()}
     if temporary:
         weakref.finalize(model, temporary.cleanup)
     return model
@@ -252,8 +268,8 @@ def _trained(
     device: str,
     checkpoints: CheckpointDirectory | None,
     log: RunLog,
-) -> dict[str, float]:
-    """Trains and returns the summary."""
+) -> tuple[dict[str, float], Roles]:
+    """Trains and returns the summary, and the roles of the rows in it."""
     training = ClickTraining(
         data=_config(DataConfig, values, dataset=str(dataset.path), device=device),
         train=_config(TrainConfig, values),
@@ -287,11 +303,11 @@ def _trained(
         world=world,
         log=log,
         checkpoints=checkpoints,
-        run=_recorded(training, task.model, fingerprint(datasets.train)),
+        run=_recorded(training, task.model, datasets),
         **training.trainer_arguments(task, datasets.train),
     )
-    if without_bins:
-        log.line(without_bins)
+    for note in filter(None, (without_bins, set_aside_note(datasets))):
+        log.line(note)
     if store is not None:
         log.line(f"{saved_in}: checkpoints refer to the rows in {store.directory}; save copies all")
     with _random(training.data.seed, device), bad_ids_named(datasets, str(dataset.path)):
@@ -300,8 +316,9 @@ def _trained(
         finally:
             if store is not None:
                 store.close()
-    check_scores(task, str(dataset.path), "validation")
-    return results
+    roles = trainer.roles
+    check_scores(task, str(dataset.path), roles.reports or roles.chooses)
+    return results, roles
 
 
 @contextmanager
@@ -326,7 +343,7 @@ def _checkpoints(path: Path, dataset: Dataset) -> Iterator[CheckpointDirectory]:
         checkpoints.release()
 
 
-def _recorded(training: ClickTraining, model: DLRM, data: dict[str, Any]) -> dict[str, Any]:
+def _recorded(training: ClickTraining, model: DLRM, datasets: Datasets) -> dict[str, Any]:
     """Returns the configuration of the run in the form that the command's checkpoints store."""
     own = vars(training)
     flags = {name: own[name] for name in _OF_THE_TRAINING}
@@ -334,7 +351,13 @@ def _recorded(training: ClickTraining, model: DLRM, data: dict[str, Any]) -> dic
         flags |= vars(config)
     flags["mlp_products"] = model.products
     flags["dataset"] = os.path.abspath(flags["dataset"])
-    return {"dlrm_version": dlrm.__version__, "flags": flags, "dataset": data}
+    return {
+        "dlrm_version": dlrm.__version__,
+        "flags": flags,
+        "dataset": fingerprint(datasets.train),
+        "splits": datasets.rows(),
+        "roles": roles_of(datasets).facts(),
+    }
 
 
 def _config(kind: type[_Config], values: Mapping[str, Any], **own: Any) -> _Config:

@@ -27,6 +27,7 @@ from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.run import Watch
 from dlrm.scripts.common.seeds import train_seeds
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
+from dlrm.tasks.click_training import set_aside_note
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.execution import why_not_lazy
@@ -91,8 +92,7 @@ def _notices(setup: DLRMSetup, chosen: str | None) -> Iterator[str]:
             "for the first step of an epoch and after a checkpoint; results differ from those of "
             "--overlap none"
         )
-    if setup.note:
-        yield setup.note
+    yield from filter(None, (setup.note, set_aside_note(setup.whole)))
     if _has_weights(values, "train" if setup.trains else "test"):
         yield _said_of_weights(values)
     if (kept := _kept_negatives(values["dataset"])) < 1:
@@ -145,7 +145,10 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
     rows = sum(config.embedding_rows)
     dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
     weights = dense + rows * (config.embedding_dim + config.wide)
-    validation = datasets.validation.num_samples if datasets.validation else 0
+    rows_of = {"validation": 0, **datasets.rows()}
+    shown = ", ".join(
+        f"{split} {rows_of[split]:,}" for split in Datasets._fields if split in rows_of
+    )
     device = world.device
     if device == "cpu":
         native = ops.instruction_set() if ops.native_available() else "plain torch"
@@ -155,8 +158,7 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
         device += f"  processes: {world.size}, with {counts} tables"
     return (
         f"device: {device}  parameters: {weights:,} ({len(datasets.train.table_sizes)} tables, "
-        f"{rows:,} rows)  rows: train {datasets.train.num_samples:,}, "
-        f"test {datasets.test.num_samples:,}, validation {validation:,}"
+        f"{rows:,} rows)  rows: {shown}"
     )
 
 
@@ -175,7 +177,7 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
     values, task, chosen = setup.values, setup.task, training(setup.values)
     arguments = chosen.trainer_arguments(task, datasets.train)
     trainer = driver.make_trainer(setup, watch, **arguments)
-    train, test, validation = chosen.batches(datasets, task)
+    batches = chosen.batches(datasets, task)
 
     def begin(trainer: Trainer) -> None:
         if setup.checkpoint:
@@ -187,16 +189,19 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
             watch.log.line(f"{loaded} from {setup.checkpoint}; the run starts at step 0")
         choices = {"lr", *dlrm_flags.ADAM_SWITCHES, *dlrm_flags.ADAM_SWITCHES.values()}
         by_default = not choices & values.given
-        num_steps = chosen.train.num_steps(len(train))
+        num_steps = chosen.train.num_steps(len(batches.train))
         recipe = takes_recipe(values)
         if advice := short_run_advice(chosen.schedule, num_steps, by_default, recipe):
             watch.log.line(f"note: {advice}")
 
-    summary = driver.train(setup, watch, trainer, begin, train, test, validation)
-    check_scores(task, setup.data_name, "validation")  # the trainer checks those of other tests
+    summary: dict[str, Any] = driver.train(setup, watch, trainer, begin, *batches)
+    roles = batches.roles
+    # The trainer checks the scores of other tests.
+    check_scores(task, setup.data_name, roles.reports or roles.chooses)
     if note := metrics_note(summary):
         watch.log.line(note)
-    return summary
+    is_nvidias = values["recipe"] is None and not values["set_aside"]  # its summary has no roles
+    return summary if is_nvidias else {**summary, **roles.facts()}
 
 
 def _load_weights(setup: DLRMSetup, log: RunLog) -> None:

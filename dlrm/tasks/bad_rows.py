@@ -31,7 +31,7 @@ def bad_ids_named(datasets: Datasets, name: str) -> Iterator[None]:
 
 
 def _bad_id(datasets: Datasets, name: str) -> str | None:
-    for split in ("train", "test", "validation"):
+    for split in datasets._fields:
         data = getattr(datasets, split)
         for index in range(len(data) if data else 0):
             batch = data.batch(index)
