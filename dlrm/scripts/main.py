@@ -145,10 +145,8 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
     rows = sum(config.embedding_rows)
     dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
     weights = dense + rows * (config.embedding_dim + config.wide)
-    rows_of = {"validation": 0, **datasets.rows()}
-    shown = ", ".join(
-        f"{split} {rows_of[split]:,}" for split in Datasets._fields if split in rows_of
-    )
+    splits = {"train": 0, "test": 0, "validation": 0, **datasets.rows()}  # in this order
+    shown = ", ".join(f"{split} {count:,}" for split, count in splits.items())
     device = world.device
     if device == "cpu":
         native = ops.instruction_set() if ops.native_available() else "plain torch"
@@ -200,8 +198,9 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
     check_scores(task, setup.data_name, roles.reports or roles.chooses)
     if note := metrics_note(summary):
         watch.log.line(note)
-    is_nvidias = values["recipe"] is None and not values["set_aside"]  # its summary has no roles
-    return summary if is_nvidias else {**summary, **roles.facts()}
+    if values["recipe"] is not None or values["set_aside"]:  # NVIDIA's summary has no roles
+        summary |= roles.facts()
+    return summary
 
 
 def _load_weights(setup: DLRMSetup, log: RunLog) -> None:

@@ -231,10 +231,11 @@ class ClickTraining:
         trained, tested = (task.slots(trains) for trains in (True, False))
         order = self.data.shuffle_batch_order, self.data.seed
         batches = Batches(datasets.train, device, *order, trained)
-        reports = getattr(datasets, roles.reports) if roles.reports else None
+        named = datasets.named()
+        reports = named[roles.reports] if roles.reports else None
         return SplitBatches(
             LookedUpAhead(batches, task) if self.overlap == "stale" else batches,
-            Batches(getattr(datasets, roles.chooses), device, slots=tested),
+            Batches(named[roles.chooses], device, slots=tested),
             Batches(reports, device, slots=tested) if reports else None,
             roles,
         )

@@ -88,6 +88,7 @@ def test_a_trial_is_a_training_by_its_settings(searched, dataset, tmp_path):
         recipe="auto",
         seed=1,
         test_freq=steps,
+        set_aside=0.0,  # nothing is chosen during a trial
         base_device="cpu",
         **trial["settings"],
     )

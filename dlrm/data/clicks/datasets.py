@@ -28,8 +28,14 @@ _MULTI_HOT = ("synthetic_random", "synthetic_gpu", "synthetic_disk")
 _DEFAULT_TABLE_SIZES = (100_000,) * 26
 
 
-class Datasets(NamedTuple):
-    """The splits of a dataset.
+class _Splits(NamedTuple):
+    train: Dataset
+    test: Dataset
+    validation: Dataset | None
+
+
+class Datasets(_Splits):
+    """The splits of a dataset, a tuple of three.
 
     Attributes:
         train: the rows to train on.
@@ -38,14 +44,27 @@ class Datasets(NamedTuple):
         set_aside: the last training rows, which are not in `train`; None if none are set aside.
     """
 
-    train: Dataset
-    test: Dataset
-    validation: Dataset | None
-    set_aside: Dataset | None = None
+    set_aside: Dataset | None
+
+    def __new__(
+        cls,
+        train: Dataset,
+        test: Dataset,
+        validation: Dataset | None,
+        set_aside: Dataset | None = None,
+    ) -> "Datasets":
+        made = super().__new__(cls, train, test, validation)
+        made.set_aside = set_aside
+        return made
+
+    def named(self) -> dict[str, Dataset]:
+        """Returns the splits that there are, by name."""
+        found = {**self._asdict(), "set_aside": self.set_aside}
+        return {name: one for name, one in found.items() if one is not None}
 
     def rows(self) -> dict[str, int]:
-        """Returns the number of rows by the name of the split."""
-        return {name: one.num_samples for name, one in self._asdict().items() if one is not None}
+        """Returns the number of rows of each split, by name."""
+        return {name: one.num_samples for name, one in self.named().items()}
 
 
 @dataclass(frozen=True)
@@ -268,8 +287,9 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
     else:
         datasets = _open_binary(config) if kind == "binary" else _open_in_memory(config)
         if shard is not None:
-            sharded = (None if one is None else Sharded(one, shard) for one in datasets)
-            datasets = Datasets(*sharded)  # type: ignore[arg-type]
+            own = {name: Sharded(one, shard) for name, one in datasets.named().items()}
+            others = own.get("validation"), own.get("set_aside")
+            datasets = Datasets(own["train"], own["test"], *others)
     _check_rows(datasets, config)
     return datasets
 
