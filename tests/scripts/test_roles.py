@@ -5,6 +5,7 @@ import re
 import shutil
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -14,7 +15,7 @@ from small_dataset import MODEL, NUM_NUMERICAL, ROWS, RUN, TABLE_SIZES, write_da
 import dlrm
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts import dist_main, main
+from dlrm.scripts import compare, dist_main, main
 from dlrm.scripts.common import dlrm_flags, run
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -153,7 +154,9 @@ def test_a_recipe_sets_rows_aside_and_says_so(two_splits, monkeypatch, tmp_path,
     card = (best / "MODEL.md").read_text()
     assert "* rows: train 3,600, test 1,500, set_aside 400\n" in card
     assert "Best set_aside, chosen on, after step" in card
-    assert "The set_aside rows chose these weights. The test rows were never chosen on.\n" in card
+    assert (
+        "The set_aside rows chose the best weights. The test rows were never chosen on.\n" in card
+    )
     resumed = train(two_splits, "--recipe=auto", "--resume")
     assert resumed["test_auc"] == summary["test_auc"]
 
@@ -185,3 +188,27 @@ def test_rows_are_not_set_aside_where_others_choose_and_report(dataset, two_spli
         dlrm.fit(two_splits, set_aside=1.0, base_device="cpu")
     with pytest.raises(ValueError, match=r"^--set_aside 1e-09: expected training rows to set as"):
         dlrm.fit(two_splits, set_aside=1e-9, base_device="cpu")
+
+
+def test_pages_name_the_role_of_their_rows(dataset, two_splits, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, data, recipe in (("one", dataset, []), ("two", two_splits, ["--recipe=auto"])):
+        train(data, "--max_steps=20", f"--save_checkpoint_path={name}", *recipe)
+    capsys.readouterr()
+    assert compare.main(["one", "two", "--output=out"]) == 0
+    expected = (
+        "auc and others of the best test, on test or set_aside rows: chosen on; validation_* and "
+        "test_*: never chosen on"
+    )
+    assert f"{expected}\n" in capsys.readouterr().out
+    assert f"{expected}.</p>" in Path("out/comparison.html").read_text()
+    for name, data, split, role in (
+        ("one", dataset, "test", ", chosen on"),
+        ("one", two_splits, "test", ""),
+        ("two", two_splits, "test", ", never chosen on"),
+    ):
+        words = [f"--checkpoint={name}", f"--dataset={data}", f"--split={split}", "--bootstrap=0"]
+        done = forked.run("dlrm.scripts.evaluate", *words, "--output=page")
+        assert done.returncode == 0, done.stderr
+        assert f" on {data} ({split}{role}): " in done.stdout
+        assert f"Rows: {data} ({split}{role})" in Path("page/evaluation.html").read_text()

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
+from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN, Roles
 
 MODEL_CARD = "MODEL.md"
 
@@ -28,7 +28,7 @@ def model_card(config: Mapping[str, Any], progress: Mapping[str, Any], has_trans
         "",
         f"{kind}, trained with dlrm {config.get('dlrm_version', 'of an unknown version')}.",
         *_section("Data", _data_lines(flags, data, config)),
-        *_section("Metrics", _metric_lines(progress, config.get("roles", {}))),
+        *_section("Metrics", _metric_lines(progress, Roles.of_run(config))),
         *_section("Loading", _loading_lines(is_dlrm, has_transform)),
         *_section("Versions that wrote it", _version_lines()),
         *_section("Flags", _flag_lines(flags)),
@@ -64,14 +64,14 @@ def _numbers(values: list[Any]) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-def _metric_lines(progress: Mapping[str, Any], roles: Mapping[str, str]) -> list[str]:
+def _metric_lines(progress: Mapping[str, Any], roles: Roles | None) -> list[str]:
     """Returns lines about the best test so far, and the last training loss."""
     lines = []
     best = dict(progress.get("best") or {})
     if best:
         step = int(best.pop("step", 0))
         epoch = best.pop("epoch", None)
-        rows = roles.get("chosen_on", "test")
+        rows = roles.chooses if roles else "test"
         lines.append(
             f"Best {rows}, {CHOSEN}, after step {step}"
             + (f" (epoch {epoch:.4g})" if epoch else "")
@@ -79,9 +79,10 @@ def _metric_lines(progress: Mapping[str, Any], roles: Mapping[str, str]) -> list
         )
         lines += ["", "| metric | value |", "|---|---|"]
         lines += [f"| {name} | {value:.6f} |" for name, value in best.items()]
-        reports = roles.get("never_chosen_on")
-        never = f"The {reports} rows were {NEVER_CHOSEN}." if reports else "No rows report."
-        lines += ["", f"The {rows} rows chose these weights. {never}"] if roles else []
+        if roles:
+            reports = roles.reports
+            never = f"The {reports} rows were {NEVER_CHOSEN}." if reports else "No rows report."
+            lines += ["", f"The {rows} rows chose the best weights. {never}"]
     losses = [entry["loss"] for entry in progress.get("curve") or [] if "loss" in entry]
     if losses:
         lines += ["", f"Training loss, of the last steps: {losses[-1]:.6f}"]
