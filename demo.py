@@ -128,7 +128,8 @@ def summarise(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
         ("rows", "  ".join(f"{split} {count:,}" for split, count in rows.items())),
         (
             "ROC AUC",
-            f"test {auc_of(tested['auc'])}  validation {auc_of(trained['validation_auc'])}",
+            f"test {auc_of(tested['auc'])} (chosen on)  "
+            f"validation {auc_of(trained['validation_auc'])} (never chosen on)",
         ),
     ]
     if (raw / "planted.json").is_file():

@@ -106,7 +106,7 @@ def end_while_imported() -> None:
     """
 
     def end(number: int, _: object) -> None:
-        os._exit(say_error(_WORDS[number], 128 + number))
+        os._exit(say_error(_WORDS[signal.Signals(number)], 128 + number))
 
     for number in _WORDS:
         if signal.getsignal(number) != signal.SIG_IGN:

@@ -65,7 +65,7 @@ def main(folder: Path) -> float:
     rows = [{"hour": 9, "price": 20, "site": site, "device": "phone"} for site in ("s0", "s9")]
     for row, probability in zip(rows, dlrm.load(checkpoints).predict(rows), strict=True):
         print(f"{row}: clicked with probability {probability:.3f}")
-    print(f"test AUC: {results['best_auc']:.4f}")
+    print(f"test AUC, which chose the checkpoint: {results['best_auc']:.4f}")
     return results["best_auc"]
 
 

@@ -1,9 +1,10 @@
-"""Default model and schedule for a number of training rows."""
+"""Defaults of a training that follow from the rows of its dataset."""
 
 from collections.abc import Mapping
 from typing import Any
 
 TEST_FRACTION = 0.2  # share of the rows, unless the caller divides them otherwise
+SET_ASIDE = 0.1  # share of the training rows, unless the dataset has others to choose on
 _DIM = 16
 _SAMPLES, _MOST_EPOCHS = 100_000, 4
 
@@ -53,3 +54,18 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
         "test_freq": -(-steps // 4),
         "print_freq": max(steps // 20, 1),
     } | chosen
+
+
+def set_aside_default(rows: Mapping[str, int]) -> dict[str, float]:
+    """Returns the share of the training rows to set aside, as a setting; nothing where none is.
+
+    The best weights are chosen on rows that do not train. With test and validation rows, test
+    chooses and validation reports. With one of these only, choosing on it would leave no rows to
+    report, so the choice is made on training rows.
+
+    Args:
+        rows: number of rows by split.
+    """
+    if (rows.get("test") and rows.get("validation")) or rows["train"] < 2:
+        return {}
+    return {"set_aside": max(SET_ASIDE, 1 / rows["train"])}  # one row at least

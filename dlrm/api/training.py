@@ -17,7 +17,7 @@ import torch
 
 import dlrm
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
-from dlrm.api.defaults import training_defaults
+from dlrm.api.defaults import set_aside_default, training_defaults
 from dlrm.api.recipe import BATCH_SIZE, RECIPES, Facts, auto, describe
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
@@ -35,7 +35,8 @@ from dlrm.tasks.click_training import (
     ClickTraining,
     agree_on_memory,
     fingerprint,
-    rows_of,
+    roles_of,
+    set_aside_note,
     table_store,
 )
 from dlrm.tasks.numerical_edges import fit_edges
@@ -45,6 +46,7 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoin
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
+from dlrm.train.reports.roles import Roles
 from dlrm.train.schedule import ScheduleConfig, check_schedule, idle_steps_note
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
@@ -98,7 +100,7 @@ def fit(
     The trainer, the model and the configurations are those of `dlrm.scripts.main`: the same dataset
     and settings give the same weights (except with `dropout` on a GPU, which draws other numbers),
     in any thread, and whatever the caller has set for torch. Settings that you leave open follow
-    from the number of training rows (`dlrm.api.defaults.training_defaults`), or from `recipe`.
+    from the numbers of rows (`dlrm.api.defaults`), or from `recipe`.
 
     Args:
         data: a table in memory (see `Dataset.from_arrow`), a `Dataset`, or a dataset's directory.
@@ -107,7 +109,10 @@ def fit(
             schema and takes none.
         label: column of the label, when no schema is given.
         test, validation: tables with the rows of these splits; without them a fifth of the rows is
-            used for testing. The model returned has the weights with the best AUC on the test rows.
+            used for testing. The model returned has the weights with the best AUC on the rows that
+            choose: the test rows if there are validation rows, which then report. Otherwise a tenth
+            of the training rows, the last ones, is set aside to choose, and the test rows report;
+            `set_aside` is another share, and 0 chooses on the test rows.
         save_checkpoint_path: a new directory for the best and the last checkpoint; None uses a
             temporary one, removed when the model is garbage-collected.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
@@ -122,7 +127,9 @@ def fit(
             table also the options of `Dataset.from_arrow`, such as `test_fraction`.
 
     Returns:
-        A model with `predict`, `evaluate`, `save`, and the run's summary in `results`.
+        A model with `predict`, `evaluate`, `save`, and the run's summary in `results`. There
+        `chosen_on` and `never_chosen_on` are the names of the rows in these roles: "set_aside",
+        "test" or "validation". The names of their metrics begin with them, as in `test_auc`.
 
     Raises:
         TypeError: an unknown setting.
@@ -188,17 +195,24 @@ def _with_defaults(
     dataset: Dataset, recipe: str | None, chosen: Mapping[str, Any]
 ) -> tuple[dict[str, Any], str | None]:
     """Returns all settings of a training, and lines about a recipe's choices, if any."""
+    aside = set_aside_default(dataset.rows)
+    share = {**aside, **chosen}.get("set_aside", 0.0)
     if recipe is None:
-        return training_defaults(dataset.rows["train"], chosen), None
+        rows = round((1 - share) * dataset.rows["train"])
+        return training_defaults(rows, {**aside, **chosen}), None
     if recipe not in RECIPES:
         raise ValueError(f"--recipe {recipe}: expected one of {', '.join(RECIPES)}")
     subset = chosen.get("dataset_subset")
     data = DataConfig(
-        str(dataset.path), batch_size=BATCH_SIZE, dataset_subset=subset, verify_data="never"
+        str(dataset.path),
+        batch_size=BATCH_SIZE,
+        dataset_subset=subset,
+        set_aside=share,
+        verify_data="never",
     )
     with own_settings():
         facts = Facts.of(open_datasets(data).train)
-    values = auto(facts, chosen)
+    values = aside | auto(facts, chosen)
     return values, describe(facts, values, chosen)
 
 
@@ -232,9 +246,10 @@ def judge_settings(
     check_setting_types(settings)
     check_schedule(settings.get("schedule", "nvidia"), settings)
     opened, device = Dataset(dataset), choose_device(base_device)
-    values, _ = _with_defaults(opened, recipe, {"test_freq": _AT_THE_END} | settings)
+    nothing_to_choose = {"test_freq": _AT_THE_END, "set_aside": 0.0}
+    values, _ = _with_defaults(opened, recipe, nothing_to_choose | settings)
     with RunLog(quiet=True) as log, own_settings(values.get("tf32", PrecisionConfig.tf32)):
-        results = _trained(opened, values, device, None, log)
+        results, _ = _trained(opened, values, device, None, log)
     return {n.removeprefix("test_"): v for n, v in results.items() if n.startswith("test_")}
 
 
@@ -249,9 +264,9 @@ def _train(
     path = Path(temporary.name if temporary else save_checkpoint_path or "")
     settings = own_settings(values.get("tf32", PrecisionConfig.tf32))
     with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log, settings:
-        results = _trained(dataset, values, device, checkpoints, log)
+        results, roles = _trained(dataset, values, device, checkpoints, log)
     model = load(path)
-    model.results = results
+    model.results = {**results, **roles.facts()}
     if temporary:
         weakref.finalize(model, temporary.cleanup)
     return model
@@ -263,8 +278,8 @@ def _trained(
     device: str,
     checkpoints: CheckpointDirectory | None,
     log: RunLog,
-) -> dict[str, float]:
-    """Trains and returns the summary."""
+) -> tuple[dict[str, float], Roles]:
+    """Trains and returns the summary, and the roles of the rows in it."""
     training = ClickTraining(
         data=_config(DataConfig, values, dataset=str(dataset.path), device=device),
         train=_config(TrainConfig, values),
@@ -304,8 +319,8 @@ def _trained(
         run=_recorded(training, task.model, datasets, dataset.is_temporary),
         **training.trainer_arguments(task, datasets.train),
     )
-    if without_bins:
-        log.line(without_bins)
+    for note in filter(None, (without_bins, set_aside_note(datasets))):
+        log.line(note)
     if store is not None:
         log.line(f"{saved_in}: checkpoints refer to the rows in {store.directory}; save copies all")
     with bad_ids_named(datasets, str(dataset.path)):
@@ -314,8 +329,9 @@ def _trained(
         finally:
             if store is not None:
                 store.close()
-    check_scores(task, str(dataset.path), "validation")
-    return results
+    roles = trainer.roles
+    check_scores(task, str(dataset.path), roles.reports or roles.chooses)
+    return results, roles
 
 
 @contextmanager
@@ -349,7 +365,8 @@ def _recorded(
         "dlrm_version": dlrm.__version__,
         "flags": flags,
         "dataset": fingerprint(datasets.train),
-        "splits": rows_of(datasets),
+        "splits": datasets.rows(),
+        "roles": roles_of(datasets).facts(),
     }
 
 

@@ -186,10 +186,19 @@ class BatchedRows:
         num_rows: number of rows.
         batch_size: rows of a batch.
         subset: use only this fraction of the batches, in (0, 1], rounded up.
+        part: use only the rows between these two shares of all of them.
     """
 
-    def __init__(self, num_rows: int, batch_size: int, subset: float = 1.0) -> None:
+    def __init__(
+        self,
+        num_rows: int,
+        batch_size: int,
+        subset: float = 1.0,
+        part: tuple[float, float] = (0.0, 1.0),
+    ) -> None:
         self.batch_size = batch_size
+        self._first, end = (round(share * num_rows) for share in part)
+        num_rows = end - self._first
         self._num_batches = math.ceil(math.ceil(num_rows / batch_size) * subset)
         self.num_samples = min(num_rows, self._num_batches * batch_size)
 
@@ -208,4 +217,5 @@ class BatchedRows:
         if not 0 <= index < self._num_batches:
             raise IndexError(f"batch {index}: expected one of 0 to {self._num_batches - 1}")
         start = index * self.batch_size
-        return start, min(start + self.batch_size, self.num_samples)
+        stop = min(start + self.batch_size, self.num_samples)
+        return self._first + start, self._first + stop

@@ -26,6 +26,7 @@ from dlrm.manifest import write_manifest
 from dlrm.pages import COLOURS, Line, chart, document, scrolled
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.directory import last_checkpoint, run_directory
+from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN, OF_NVIDIA, Roles
 
 HTML, JSON, PNG = "comparison.html", "comparison.json", "comparison.png"
 _LOG, _PREFIX = "log.json", "DLLL "
@@ -68,6 +69,7 @@ class Run:
         best_step: step of the best test; None without a test.
         curve: "step" and training "loss".
         tests: "step" and the metrics of each test.
+        roles: which rows choose and which report; those of NVIDIA's rule for older runs.
     """
 
     name: str
@@ -79,6 +81,7 @@ class Run:
     best_step: int | None
     curve: list[dict[str, float]]
     tests: list[dict[str, float]]
+    roles: Roles
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -98,12 +101,15 @@ def run(options: argparse.Namespace) -> None:
     columns = metric_columns(runs)
     runs = _sorted(runs, options.sort, columns)
     print("\n".join(lines_of(runs, columns)))
+    if note := roles_note(runs, columns):
+        print(note)
     for folder in left_out(options.runs):
         print(f"note: {folder} has a log and no checkpoint, and is left out")
     if options.output:
         facts = [
             {"name": r.name, "path": str(r.path), "step": r.step, "best_step": r.best_step}
             | {"flags": r.flags, "metrics": r.metrics, "curve": r.curve, "tests": r.tests}
+            | {"roles": r.roles.facts()}
             for r in runs
         ]
         with staged_directory(options.output, replace=_KIND) as directory:
@@ -200,6 +206,7 @@ def read_run(checkpoint: Path) -> Run:
         int(progress["best"]["step"]) if best else None,
         curve,
         [entry for entry in history if "lr" not in entry],
+        Roles.of_run(config) or OF_NVIDIA,
     )
 
 
@@ -224,11 +231,24 @@ def different_flags(runs: Sequence[Run]) -> list[str]:
 
 
 def metric_columns(runs: Sequence[Run]) -> list[str]:
-    """Returns the metrics to show: of tests, then of the validation, then the speed."""
+    """Returns the metrics to show: of the best tests, of rows that report, then the speed."""
     tested = list(dict.fromkeys(name for one in runs for name in one.tested))
     known = {name for one in runs for name in one.metrics}
-    validation = [f"validation_{name}" for name in tested[:2]]
-    return [*tested, *(name for name in (*validation, _SPEED) if name in known)]
+    reports = dict.fromkeys(one.roles.reports for one in runs if one.roles.reports)
+    reported = [f"{rows}_{name}" for rows in reports for name in tested[:2]]
+    return [*tested, *(name for name in (*reported, _SPEED) if name in known)]
+
+
+def roles_note(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
+    """Returns a line about the rows that the metrics are of; None if no run was tested."""
+    tested = [one for one in runs if one.tested]
+    if not tested:
+        return None
+    chooses = " or ".join(dict.fromkeys(one.roles.chooses for one in tested))
+    reports = dict.fromkeys(one.roles.reports for one in tested if one.roles.reports)
+    shown = [rows for rows in reports if any(name.startswith(f"{rows}_") for name in columns)]
+    never = f"; {' and '.join(f'{rows}_*' for rows in shown)}: {NEVER_CHOSEN}" if shown else ""
+    return f"{tested[0].tested[0]} and others of the best test, on {chooses} rows: {CHOSEN}{never}"
 
 
 def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Run]:
@@ -285,10 +305,12 @@ def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
     shown = runs[:_MOST_CURVES]
     note = f" of the first {_MOST_CURVES} runs" if len(runs) > len(shown) else ""
     loss, metric = _lines(shown, "loss", "curve"), _tested(shown, columns)
+    told = roles_note(runs, columns)
     parts = [
         "<p class='note'>Press the head of a column to sort by it. "
         "Flags that agree are left out.</p>",
         scrolled(table, "runs, their metrics, and the flags in which they differ"),
+        *([f"<p class='note'>{html.escape(told)}.</p>"] if told else []),
         f"<h2>Curves{note}</h2>",
         chart("Training loss", "step", "loss", loss, _told(shown, "log_loss")),
     ]

@@ -28,6 +28,7 @@ from dlrm.scripts.common.run import Watch
 from dlrm.scripts.common.seeds import train_seeds
 from dlrm.serving.recalibration import load_recalibration
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
+from dlrm.tasks.click_training import set_aside_note
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.execution import why_not_lazy
@@ -92,8 +93,7 @@ def _notices(setup: DLRMSetup, chosen: str | None) -> Iterator[str]:
             "for the first step of an epoch and after a checkpoint; results differ from those of "
             "--overlap none"
         )
-    if setup.note:
-        yield setup.note
+    yield from filter(None, (setup.note, set_aside_note(setup.whole)))
     if _has_weights(values, "train" if setup.trains else "test"):
         yield _said_of_weights(values)
     if (kept := _kept_negatives(values["dataset"])) < 1:
@@ -161,7 +161,8 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
     rows = sum(config.embedding_rows)
     dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
     weights = dense + rows * (config.embedding_dim + config.wide)
-    validation = datasets.validation.num_samples if datasets.validation else 0
+    splits = {"train": 0, "test": 0, "validation": 0, **datasets.rows()}  # in this order
+    shown = ", ".join(f"{split} {count:,}" for split, count in splits.items())
     device = world.device
     if device == "cpu":
         native = ops.instruction_set() if ops.native_available() else "plain torch"
@@ -171,8 +172,7 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
         device += f"  processes: {world.size}, with {counts} tables"
     return (
         f"device: {device}  parameters: {weights:,} ({len(datasets.train.table_sizes)} tables, "
-        f"{rows:,} rows)  rows: train {datasets.train.num_samples:,}, "
-        f"test {datasets.test.num_samples:,}, validation {validation:,}"
+        f"{rows:,} rows)  rows: {shown}"
     )
 
 
@@ -191,7 +191,7 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
     values, task, chosen = setup.values, setup.task, training(setup.values)
     arguments = chosen.trainer_arguments(task, datasets.train)
     trainer = driver.make_trainer(setup, watch, **arguments)
-    train, test, validation = chosen.batches(datasets, task)
+    batches = chosen.batches(datasets, task)
 
     def begin(trainer: Trainer) -> None:
         if setup.checkpoint:
@@ -203,17 +203,21 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
             watch.log.line(f"{loaded} from {setup.checkpoint}; the run starts at step 0")
         choices = {"lr", *dlrm_flags.ADAM_SWITCHES, *dlrm_flags.ADAM_SWITCHES.values()}
         by_default = not choices & values.given
-        num_steps = chosen.train.num_steps(len(train))
+        num_steps = chosen.train.num_steps(len(batches.train))
         recipe = takes_recipe(values)
         if advice := short_run_advice(chosen.schedule, num_steps, by_default, recipe):
             watch.log.line(f"note: {advice}")
         if idle := idle_steps_note(chosen.schedule, num_steps):
             watch.log.line(f"note: {idle}")
 
-    summary = driver.train(setup, watch, trainer, begin, train, test, validation)
-    check_scores(task, setup.data_name, "validation")  # the trainer checks those of other tests
+    summary: dict[str, Any] = driver.train(setup, watch, trainer, begin, *batches)
+    roles = batches.roles
+    # The trainer checks the scores of other tests.
+    check_scores(task, setup.data_name, roles.reports or roles.chooses)
     if note := metrics_note(summary):
         watch.log.line(note)
+    if values["recipe"] is not None or values["set_aside"]:  # NVIDIA's summary has no roles
+        summary |= roles.facts()
     return summary
 
 

@@ -126,7 +126,7 @@ class Predictor:
     ) -> None:
         self.model, self.transform, self.path = model.eval(), transform, path
         self.batch_size, self.recalibration = batch_size, recalibration
-        self.results: dict[str, float] = {}
+        self.results: dict[str, Any] = {}
 
     def __repr__(self) -> str:
         config, results = self.model.config, self.results
@@ -134,9 +134,10 @@ class Predictor:
         shown = f"Predictor({str(self.path)!r}: {kinds} categorical fields"
         if (rows := _trained_rows(self.path)) is not None:
             shown += f", trained on {rows:,} rows"
-        if "test_auc" in results:
-            auc, loss = results["test_auc"], results["test_log_loss"]
-            shown += f"; test auc {auc:.4f}, log loss {loss:.4f}"
+        role = "never_chosen_on" if "never_chosen_on" in results else "chosen_on"
+        if f"{(name := results.get(role))}_auc" in results:
+            auc, loss = results[f"{name}_auc"], results[f"{name}_log_loss"]
+            shown += f"; {name} auc {auc:.4f}, log loss {loss:.4f} ({role.replace('_', ' ')})"
         return f"{shown})"
 
     def predict(self, rows: Any) -> np.ndarray:

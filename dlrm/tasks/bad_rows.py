@@ -31,9 +31,8 @@ def bad_ids_named(datasets: Datasets, name: str) -> Iterator[None]:
 
 
 def _bad_id(datasets: Datasets, name: str) -> str | None:
-    for split in ("train", "test", "validation"):
-        data = getattr(datasets, split)
-        for index in range(len(data) if data else 0):
+    for split, data in datasets.named().items():
+        for index in range(len(data)):
             batch = data.batch(index)
             ids, sizes = batch.categorical.flatten().cpu(), torch.tensor(data.table_sizes)
             # The sample and table of each id: one id each, or as many as the lengths say.

@@ -27,6 +27,7 @@ from dlrm.train.checkpoints.checkpoint import Parameters
 from dlrm.train.ema import EMA
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
+from dlrm.train.reports.roles import Roles
 from dlrm.train.schedule import ScheduleConfig
 from dlrm.train.task import TrainConfig
 
@@ -35,11 +36,43 @@ _SHORT_STEP = 1e9  # operations: some milliseconds of one core
 
 
 class SplitBatches(NamedTuple):
-    """The batches of a dataset's splits; `validation` is None where there is none."""
+    """The batches of a dataset in their roles; the arguments of `Trainer.fit`.
+
+    Attributes:
+        train: the rows to train on.
+        chooses: the rows that choose the best weights.
+        reports: the rows that are evaluated once, at the end; None if there are none.
+        roles: names of the latter two.
+    """
 
     train: Batches | LookedUpAhead
-    test: Batches
-    validation: Batches | None
+    chooses: Batches
+    reports: Batches | None
+    roles: Roles
+
+
+def roles_of(datasets: Datasets) -> Roles:
+    """Returns which rows choose and which report.
+
+    Rows that are set aside choose, or else those of `test/`. The others report: those of
+    `validation/`, or else of `test/`.
+    """
+    rows = datasets.rows()
+    chooses = "test" if datasets.set_aside is None else "set_aside"
+    others = (name for name in ("validation", "test") if name != chooses and rows.get(name))
+    return Roles(chooses, next(others, None))
+
+
+def set_aside_note(datasets: Datasets) -> str | None:
+    """Returns a line about rows that are set aside, or None if there are none."""
+    if datasets.set_aside is None:
+        return None
+    aside, reports = datasets.set_aside.num_samples, roles_of(datasets).reports
+    report = f"{reports} rows report and are never chosen on" if reports else "no rows report"
+    return (
+        f"set aside: the last {aside:,} of {datasets.train.num_samples + aside:,} training rows "
+        f"choose the best weights and do not train; {report}"
+    )
 
 
 @dataclass(frozen=True)
@@ -194,13 +227,17 @@ class ClickTraining:
 
     def batches(self, datasets: Datasets, task: Recommendation) -> SplitBatches:
         """Returns the batches of datasets for a task; those of training rows are as configured."""
-        (train, test, validation), device = datasets, task.world.device
+        device, roles = task.world.device, roles_of(datasets)
         trained, tested = (task.slots(trains) for trains in (True, False))
-        batches = Batches(train, device, self.data.shuffle_batch_order, self.data.seed, trained)
+        order = self.data.shuffle_batch_order, self.data.seed
+        batches = Batches(datasets.train, device, *order, trained)
+        named = datasets.named()
+        reports = named[roles.reports] if roles.reports else None
         return SplitBatches(
             LookedUpAhead(batches, task) if self.overlap == "stale" else batches,
-            Batches(test, device, slots=tested),
-            Batches(validation, device, slots=tested) if validation else None,
+            Batches(named[roles.chooses], device, slots=tested),
+            Batches(reports, device, slots=tested) if reports else None,
+            roles,
         )
 
 
@@ -287,15 +324,10 @@ def table_store(
 def _check_batches(stored: StoredTables, read: Datasets, trains: bool) -> None:
     trained = min(read.train.batch_size, read.train.num_samples) if trains else 0
     stored.check_batch("--batch_size", trained)
-    for data in (read.test, read.validation if trains else None):
+    for data in (read.test, *((read.validation, read.set_aside) if trains else ())):
         if data is not None:
             tested = min(data.batch_size, data.num_samples)
             stored.check_batch("--test_batch_size", tested, trained)
-
-
-def rows_of(datasets: Datasets) -> dict[str, int]:
-    """Returns the number of rows of each split."""
-    return {name: one.num_samples for name, one in datasets._asdict().items() if one is not None}
 
 
 def fingerprint(data: Dataset) -> dict[str, Any]:

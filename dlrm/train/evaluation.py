@@ -12,6 +12,7 @@ from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.progress import Progress
+from dlrm.train.reports.roles import Roles
 from dlrm.train.task import Task, TrainConfig
 
 
@@ -39,6 +40,7 @@ class Evaluation:
         log: destination of reports.
         ema: EMA of the weights, which is then tested; None tests the weights themselves.
         on_batch: called before each batch.
+        roles: names of the test set, and of the set that is evaluated at the end.
     """
 
     def __init__(
@@ -53,11 +55,12 @@ class Evaluation:
         log: RunLog,
         ema: EMA | None,
         on_batch: Callable[[], object],
+        roles: Roles,
     ):
         self._task, self._test, self._steps_per_epoch = task, test, steps_per_epoch
         self._config, self._progress = config, progress
         self._replicas, self._log, self._ema, self._on_batch = replicas, log, ema, on_batch
-        self._seconds, self._samples = 0.0, 0
+        self._seconds, self._samples, self._roles = 0.0, 0, roles
 
     def is_due(self) -> bool:
         """Returns whether a test is due after this step."""
@@ -78,7 +81,7 @@ class Evaluation:
         began = time.perf_counter()
         state = self._ema.state if self._ema else {}
         average_statistics(self._task.model, state, self._replicas)
-        metrics = self._evaluate(self._test, "test")
+        metrics = self._evaluate(self._test, self._roles.chooses)
         seconds = time.perf_counter() - began
         self._seconds += seconds
         self._samples += self._test.num_samples
@@ -89,12 +92,13 @@ class Evaluation:
         progress, metric = self._progress, self._task.metric
         progress.tested_step = progress.step
         epoch, index = divmod(progress.step - 1, self._steps_per_epoch)
-        self._log.line(f"Epoch {epoch} step {index}. test: {_shown(metrics)}  ({seconds:.1f} s)")
-        tested = {f"test_{name}": value for name, value in metrics.items()}
+        name = self._roles.chooses
+        self._log.line(f"Epoch {epoch} step {index}. {name}: {_shown(metrics)}  ({seconds:.1f} s)")
+        tested = {f"{name}_{key}": value for key, value in metrics.items()}
         self._log.step(epoch, index, tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
         if math.isnan(metrics[metric]):
-            self._log.line(f"note: {metric} is undefined, the test set has one class only")
+            self._log.line(f"note: {metric} is undefined, the {name} set has one class only")
         best = progress.best.get(metric, math.nan)
         sign = -1 if metric == self._task.loss_metric else 1
         if not (math.isnan(best) or sign * metrics[metric] > sign * best):
@@ -171,11 +175,14 @@ class Evaluation:
         if has_best and progress.best["step"] != progress.step:
             tested = progress.best
         which = f"best, step {int(tested['step'])}" if has_best else f"last, step {progress.step}"
-        results = {"test": {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
-        if validation is not None and validation.num_samples:
-            results["validation"] = self._evaluate(validation, "validation")
+        roles = self._roles
+        results = {roles.chooses: {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
+        if roles.reports and validation is not None and validation.num_samples:
+            results[roles.reports] = self._evaluate(validation, roles.reports)
         for name, metrics in results.items():
-            self._log.line(f"Final weights ({which}). {name}: {_shown(metrics)}")
+            # The last weights were not chosen, so their test needs no role.
+            role = f", {roles.of(name)}" if has_best or name == roles.reports else ""
+            self._log.line(f"Final weights ({which}). {name}{role}: {_shown(metrics)}")
         return results
 
     def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:

@@ -25,6 +25,7 @@ from dlrm.train.log import Loader, RunLog, StoppedError
 from dlrm.train.optim.base import finish_updates, set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.progress import LossWindow, Progress, StepReport
+from dlrm.train.reports.roles import OF_NVIDIA, Roles
 from dlrm.train.task import Accumulate, Task, TrainConfig, one_after_another
 
 
@@ -53,6 +54,7 @@ class Trainer:
 
     Attributes:
         stop_requested: set it on any rank to end the training after a step, with a checkpoint.
+        roles: names of the sets that the last `fit` tested.
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Trainer:
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
         self.ema, self.beat, self.stop_requested = ema, beat, False
+        self.roles = OF_NVIDIA
         self._rate_set: float | None = None
         self.advice, self._after_save = advice or {}, after_save
         self._accumulate = accumulate or partial(one_after_another, task.loss)
@@ -119,7 +122,11 @@ class Trainer:
             self.progress.best = self.checkpoints.best_record()
 
     def fit(
-        self, train: Loader, test: Loader, validation: Loader | None = None
+        self,
+        train: Loader,
+        test: Loader,
+        validation: Loader | None = None,
+        roles: Roles = OF_NVIDIA,
     ) -> dict[str, float]:
         """Trains to the end of the run and returns its summary.
 
@@ -130,13 +137,14 @@ class Trainer:
             train: the training set.
             test: the set that is evaluated during training.
             validation: a set that is evaluated once, at the end.
+            roles: names of the sets `test` and `validation` in logs and in the summary.
 
         Raises:
             FloatingPointError: the loss is NaN or infinite; the message names step and checkpoint.
             RuntimeError: a kernel on a GPU found a bad id since the last line; the message has it.
             StoppedError: `stop_requested` was set.
         """
-        self._rate_set = None
+        self._rate_set, self.roles = None, roles
         total = self.config.num_steps(len(train))
         start_store(self.parameters, self.world, lambda: self.beat(self.progress.step))
         evaluation = self._evaluation(test, len(train))
@@ -176,6 +184,7 @@ class Trainer:
             log=self.log,
             ema=self.ema,
             on_batch=lambda: self.beat(self.progress.step),
+            roles=self.roles,
         )
 
     def _has_reached(self, evaluation: Evaluation) -> bool:

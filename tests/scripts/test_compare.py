@@ -24,7 +24,7 @@ def said(capsys, *arguments):
 
 
 def test_a_folder_is_a_table_of_what_differs(runs, capsys):
-    head, *rows = said(capsys, runs, "--sort=auc")
+    head, *rows, roles = said(capsys, runs, "--sort=auc")
     assert head.split()[:4] == ["run", "steps", "best_step", "auc"]
     assert head.split()[-1] == "--lr"
     assert [row.split()[0] for row in rows] == ["fast", "slow"]
@@ -34,7 +34,8 @@ def test_a_folder_is_a_table_of_what_differs(runs, capsys):
     log = (runs / "fast/log.json").read_text().splitlines()[-1].removeprefix("DLLL ")
     speed = json.loads(log)["data"]["average_train_throughput"]
     assert f"{speed:,.0f}" in rows[0].split()
-    _, *rows = said(capsys, runs / "slow", runs / "fast" / "checkpoints", "--sort=lr")
+    assert roles == "auc and others of the best test, on test rows: chosen on"
+    _, *rows, _ = said(capsys, runs / "slow", runs / "fast" / "checkpoints", "--sort=lr")
     assert [row.split()[0] for row in rows] == ["slow", "fast"]
 
 
@@ -56,7 +57,7 @@ def test_runs_without_a_test_or_a_checkpoint_are_said(runs, trained, tmp_path, c
     shutil.copytree(runs / "fast", tmp_path / "fast")
     (tmp_path / "diverged").mkdir()
     shutil.copy(runs / "fast/log.json", tmp_path / "diverged")
-    _, fast, untested, note = said(capsys, tmp_path)
+    _, fast, untested, _, note = said(capsys, tmp_path)
     assert fast.split()[0] == "fast"
     assert untested.split()[:4] == ["untested", "5", "–", "–"]
     assert note == f"note: {tmp_path / 'diverged'} has a log and no checkpoint, and is left out"

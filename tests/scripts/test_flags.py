@@ -30,6 +30,7 @@ JUNE_2020 = {
     "bottom_mlp_sizes": ["512", "256", "128"],
     "dataset": None,
     "dataset_subset": None,
+    "set_aside": 0.0,
     "dataset_type": "split",
     "decay_end_lr": 0.0,
     "decay_power": 2,

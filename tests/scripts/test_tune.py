@@ -77,6 +77,9 @@ def test_the_best_settings_train_by_the_command(searched, dataset, tmp_path):
     where = [f"--dataset={dataset}", f"--flagfile={searched / 'best.flags'}"]
     done = forked.run("dlrm.scripts.main", *where, "--base_device=cpu", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "chosen_on : set_aside\n" in done.stdout  # the dataset has no validation rows
+    *_, roles = (searched / "tuning.txt").read_text().splitlines()
+    assert roles.startswith("metrics are of held-out training rows, chosen on; test and ")
 
 
 def test_a_trial_is_a_training_by_its_settings(searched, dataset, tmp_path):
@@ -91,6 +94,7 @@ def test_a_trial_is_a_training_by_its_settings(searched, dataset, tmp_path):
         recipe="auto",
         seed=1,
         test_freq=steps,
+        set_aside=0.0,  # nothing is chosen during a trial
         base_device="cpu",
         **trial["settings"],
     )
@@ -281,7 +285,9 @@ def test_a_trial_that_diverges_is_the_last(dataset, tmp_path, capsys):
     (tmp_path / "space.yaml").write_text("{lr: [1.0e+38], batch_size: 128, epochs: 1}")
     words = arguments(dataset, tmp_path / "space.yaml", tmp_path / "out", "--trials=2", "--rungs=1")
     assert main(words) == 0
-    assert "diverged" in (tmp_path / "out/tuning.txt").read_text().splitlines()[-1]
+    assert (
+        "diverged" in (tmp_path / "out/tuning.txt").read_text().splitlines()[-2]
+    )  # before the roles
 
 
 def test_rungs_end_with_all_there_is():

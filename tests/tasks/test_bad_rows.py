@@ -1,11 +1,10 @@
 """Errors name the dataset row with an id outside its table, for any number of ids."""
 
-from types import SimpleNamespace
-
 import pytest
 import torch
 
 from dlrm.data.clicks.batch import Batch
+from dlrm.data.clicks.datasets import Datasets
 from dlrm.tasks.bad_rows import bad_ids_named
 
 ONE_EACH = [(torch.tensor([[1, 2], [9, 4], [3, 9]]), None)]
@@ -31,7 +30,7 @@ def named(batches, batch_size, sizes):
 
     rows = Rows()
     rows.batch_size = batch_size
-    splits = SimpleNamespace(train=rows, test=None, validation=None)
+    splits = Datasets(rows, None, None)
     with (
         pytest.raises(ValueError, match=r"^data: train row") as caught,
         bad_ids_named(splits, "data"),

@@ -28,12 +28,43 @@ _MULTI_HOT = ("synthetic_random", "synthetic_gpu", "synthetic_disk")
 _DEFAULT_TABLE_SIZES = (100_000,) * 26
 
 
-class Datasets(NamedTuple):
-    """The splits of a dataset; `validation` is None if there is none."""
-
+class _Splits(NamedTuple):
     train: Dataset
     test: Dataset
     validation: Dataset | None
+
+
+class Datasets(_Splits):
+    """The splits of a dataset, a tuple of three.
+
+    Attributes:
+        train: the rows to train on.
+        test: the rows of `test/`.
+        validation: the rows of `validation/`; None if there is none.
+        set_aside: the last training rows, which are not in `train`; None if none are set aside.
+    """
+
+    set_aside: Dataset | None
+
+    def __new__(
+        cls,
+        train: Dataset,
+        test: Dataset,
+        validation: Dataset | None,
+        set_aside: Dataset | None = None,
+    ) -> "Datasets":
+        made = super().__new__(cls, train, test, validation)
+        made.set_aside = set_aside
+        return made
+
+    def named(self) -> dict[str, Dataset]:
+        """Returns the splits that there are, by name."""
+        found = {**self._asdict(), "set_aside": self.set_aside}
+        return {name: one for name, one in found.items() if one is not None}
+
+    def rows(self) -> dict[str, int]:
+        """Returns the number of rows of each split, by name."""
+        return {name: one.num_samples for name, one in self.named().items()}
 
 
 @dataclass(frozen=True)
@@ -48,6 +79,9 @@ class DataConfig:
         test_batch_size: samples of a test or validation batch.
         shuffle_batch_order: whether each epoch takes the training batches in a new order.
         dataset_subset: fraction of the training batches to use, in (0, 1]; None is all.
+        set_aside: share of the training rows, the last ones, that choose the best weights instead
+            of training; 0 leaves the choice to the test rows. It needs a dataset without test rows
+            or without validation rows, since otherwise test chooses and validation reports.
         seed: seed of the order of batches and of the synthetic values.
         num_numerical_features: numerical features of a binary or synthetic dataset; others state
             theirs.
@@ -83,6 +117,7 @@ class DataConfig:
     test_batch_size: int = 32768
     shuffle_batch_order: bool = False
     dataset_subset: float | None = None
+    set_aside: float = 0.0
     seed: int = 12345
     num_numerical_features: int = 13
     synthetic_dataset_dir: str = "/tmp/dlrm_sythetic_dataset"
@@ -114,6 +149,8 @@ class DataConfig:
             raise ValueError(
                 f"--dataset_subset: expected a fraction in (0, 1], got {self.dataset_subset}"
             )
+        if not 0 <= self.set_aside < 1:
+            raise ValueError(f"--set_aside: expected a share in [0, 1), got {self.set_aside}")
         for flag in ("synthetic_dataset_table_sizes", "synthetic_dataset_hotness"):
             if (sizes := getattr(self, flag)) is not None:
                 # A list from the command line becomes a tuple: the configuration stays hashable.
@@ -197,6 +234,11 @@ class DataConfig:
                 "synthetic_random"
             )
         synthetic = self.dataset_type.startswith("synthetic")
+        if synthetic and self.set_aside:
+            raise ValueError(
+                f"--set_aside {self.set_aside}: expected rows of a dataset, got --dataset_type "
+                f"{self.dataset_type}"
+            )
         if not synthetic and self.synthetic_dataset_use_feature_spec:
             raise ValueError(
                 "--synthetic_dataset_use_feature_spec: expected --dataset_type synthetic_gpu, "
@@ -245,15 +287,28 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
     else:
         datasets = _open_binary(config) if kind == "binary" else _open_in_memory(config)
         if shard is not None:
-            train, test, validation = datasets
-            datasets = Datasets(
-                Sharded(train, shard),
-                Sharded(test, shard),
-                Sharded(validation, shard) if validation else None,
-            )
-    if not datasets.train.num_samples:
-        raise ValueError(f"{config.dataset}: the training split has no rows")
+            own = {name: Sharded(one, shard) for name, one in datasets.named().items()}
+            others = own.get("validation"), own.get("set_aside")
+            datasets = Datasets(own["train"], own["test"], *others)
+    _check_rows(datasets, config)
     return datasets
+
+
+def _check_rows(datasets: Datasets, config: DataConfig) -> None:
+    rows, share = datasets.rows(), f"--set_aside {config.set_aside}"
+    if config.set_aside and not (rows["train"] and rows["set_aside"]):
+        raise ValueError(
+            f"{share}: expected training rows to set aside and others to train on, got "
+            f"{rows['set_aside']:,} and {rows['train']:,} in {config.dataset}"
+        )
+    if config.set_aside and rows["test"] and rows.get("validation"):
+        raise ValueError(
+            f"{share}: expected a dataset without test or without validation rows, got "
+            f"{config.dataset}, whose test rows choose the best weights and whose validation rows "
+            "report"
+        )
+    if not rows["train"]:
+        raise ValueError(f"{config.dataset}: the training split has no rows")
 
 
 def described_directory(config: DataConfig) -> Path:
@@ -291,15 +346,18 @@ def _split_datasets(
     _check_manifest(spec)
     size, subset = config.test_batch_size, config.dataset_subset or 1.0
     weights = config.sample_weights
-    train = SplitDataset(spec, "train", config.batch_size, subset, shard, verifier, weights)
+    kept = 1 - config.set_aside
+    own = shard, verifier, weights
+    train = SplitDataset(spec, "train", config.batch_size, subset, *own, (0.0, kept))
     test, validation = (
-        SplitDataset(spec, split, size, 1.0, shard, verifier, weights)
-        if split in spec.splits
-        else None
+        SplitDataset(spec, split, size, 1.0, *own) if split in spec.splits else None
         for split in ("test", "validation")
     )
     assert test is not None
-    return Datasets(train, test, validation)
+    aside = None
+    if config.set_aside:
+        aside = SplitDataset(spec, "train", size, 1.0, *own, (kept, 1.0))
+    return Datasets(train, test, validation, aside)
 
 
 def _check_manifest(spec: FeatureSpec) -> None:
@@ -352,7 +410,8 @@ def _dataset_directory(config: DataConfig) -> Path:
 def _open_binary(config: DataConfig) -> Datasets:
     directory = _dataset_directory(config)
     verifier = _verifier(directory, config)
-    train, test, validation = (
+    kept, whole = 1 - config.set_aside, (0.0, 1.0)
+    train, test, validation, aside = (
         open_binary(
             directory,
             split,
@@ -361,16 +420,18 @@ def _open_binary(config: DataConfig) -> Datasets:
             subset,
             verifier,
             config.allow_links,
+            part,
         )
-        for split, size, subset in (
-            ("train", config.batch_size, config.dataset_subset or 1.0),
-            ("test", config.test_batch_size, 1.0),
-            ("validation", config.test_batch_size, 1.0),
+        for split, size, subset, part in (
+            ("train", config.batch_size, config.dataset_subset or 1.0, (0.0, kept)),
+            ("test", config.test_batch_size, 1.0, whole),
+            ("validation", config.test_batch_size, 1.0, whole),
+            ("train", config.test_batch_size, 1.0, (kept, 1.0)),
         )
     )
     assert train is not None
     assert test is not None
-    return Datasets(train, test, validation)
+    return Datasets(train, test, validation, aside if config.set_aside else None)
 
 
 def _open_in_memory(config: DataConfig) -> Datasets:

@@ -40,6 +40,7 @@ class SplitDataset(BatchedRows):
         shard: part that this process reads; by default everything.
         verifier: compares data that are read with the dataset's checksums; by default nothing is.
         sample_weights: whether batches have the weights of `weight.bin`, if the split has it.
+        part: see `BatchedRows`.
 
     Raises:
         FileNotFoundError: a file is missing.
@@ -55,9 +56,10 @@ class SplitDataset(BatchedRows):
         shard: Shard = Shard(),
         verifier: Verifier | None = None,
         sample_weights: bool = True,
+        part: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         num_rows = spec.num_rows(split)
-        super().__init__(num_rows, batch_size, subset)
+        super().__init__(num_rows, batch_size, subset, part)
         self._world = shard.world
         self.table_sizes = spec.cardinalities
         self.categorical_names = list(spec.categorical)
@@ -182,6 +184,7 @@ class BinaryDataset(BatchedRows):
         batch_size: samples of a batch.
         subset: fraction of the batches to use.
         verifier: compares data that are read with the dataset's checksums; by default nothing is.
+        part: see `BatchedRows`.
 
     Raises:
         FileNotFoundError: the file is missing.
@@ -199,6 +202,7 @@ class BinaryDataset(BatchedRows):
         batch_size: int,
         subset: float = 1.0,
         verifier: Verifier | None = None,
+        part: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         if not path.is_file():
             raise FileNotFoundError(f"{path}: missing")
@@ -210,7 +214,7 @@ class BinaryDataset(BatchedRows):
                 f"numerical and {len(table_sizes)} categorical features of 4 bytes each), got "
                 f"{size}: truncated, or --num_numerical_features is wrong"
             )
-        super().__init__(size // row_bytes, batch_size, subset)
+        super().__init__(size // row_bytes, batch_size, subset, part)
         self.table_sizes = table_sizes
         self.categorical_names = [layout.categorical_name(i) for i in range(len(table_sizes))]
         self.num_numerical = num_numerical
@@ -247,6 +251,7 @@ def open_binary(
     subset: float = 1.0,
     verifier: Verifier | None = None,
     allow_links: bool = False,
+    part: tuple[float, float] = (0.0, 1.0),
 ) -> BinaryDataset | None:
     """Opens a split of a binary dataset; returns None if there is no validation file.
 
@@ -266,7 +271,7 @@ def open_binary(
         raise FileNotFoundError(f"{directory / names[0]}: missing; a binary dataset needs it")
     path = within(directory, name, directory, allow_links)
     sizes = layout.read_model_size(directory)
-    return BinaryDataset(path, num_numerical, sizes, batch_size, subset, verifier)
+    return BinaryDataset(path, num_numerical, sizes, batch_size, subset, verifier, part)
 
 
 def _checked(

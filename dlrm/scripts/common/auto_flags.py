@@ -1,7 +1,11 @@
 """`--recipe auto`: fills in the flags of a training that fit the rows of its dataset."""
 
+from pathlib import Path
+from typing import Any
+
+from dlrm.api.defaults import set_aside_default
 from dlrm.api.recipe import BATCH_SIZE, Facts, auto, describe
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.model.config import ARCHITECTURE
 from dlrm.scripts.common import run
 from dlrm.scripts.common.config_flags import Values
@@ -22,20 +26,35 @@ def with_recipe(values: Values) -> tuple[Values, str | None]:
     if values["recipe"] is None:
         return values, None
     _check(values)
-    data = values.config(DataConfig, verify_data="never", batch_size=BATCH_SIZE)
-    facts = Facts.of(open_datasets(data).train)
+    resumed, loaded = run.known_checkpoint(values, None), values["load_checkpoint_path"]
+    aside = _set_aside(values, resumed)
+    facts = Facts.of(_open(values, **aside).train)
     given = {name: values[name] for name in values.given}
     for switch, flag in ADAM_SWITCHES.items():
         if values[switch]:
             given.setdefault(flag, "adam")
-    resumed, loaded = run.known_checkpoint(values, None), values["load_checkpoint_path"]
     if loaded and not resumed:
         given = run.saved_flags(find_checkpoint(loaded), ARCHITECTURE) | given
-    settings = auto(facts, given)
+    settings = aside | auto(facts, given)
     if resumed:
         settings |= run.saved_flags(resumed, settings.keys() - given.keys())
     filled = Values(values.filled(settings), values.given | settings.keys())
     return filled, describe(facts, settings, given)
+
+
+def _set_aside(values: Values, resumed: Path | None) -> dict[str, float]:
+    """Returns the share of the training rows to set aside, as a flag; nothing where none is."""
+    if "set_aside" in values.given:
+        return {"set_aside": values["set_aside"]}
+    if resumed:  # a run from before the flag set nothing aside
+        return {"set_aside": 0.0} | run.saved_flags(resumed, ["set_aside"])
+    return set_aside_default(_open(values).rows())
+
+
+def _open(values: Values, **own: Any) -> Datasets:
+    return open_datasets(
+        values.config(DataConfig, verify_data="never", batch_size=BATCH_SIZE, **own)
+    )
 
 
 def takes_recipe(values: Values) -> bool:

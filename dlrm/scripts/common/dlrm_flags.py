@@ -303,6 +303,9 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
         "sample_weights": "Weight samples in the loss and in test metrics, if the dataset has "
         "weights",
         "dataset_subset": "Fraction of the training batches to use, in (0,1]; default: all",
+        "set_aside": "Share of the training rows, the last ones, that choose the best weights "
+        "instead of training, for a dataset without validation rows, whose test rows then report; "
+        "default: 0, or 0.1 with --recipe auto",
         "num_numerical_features": Help(
             "Number of numerical features of a binary or synthetic dataset; ignored for others, "
             "which state theirs",

@@ -34,7 +34,7 @@ from dlrm.tasks.click_training import (
     ClickTraining,
     agree_on_memory,
     fingerprint,
-    rows_of,
+    roles_of,
     table_store,
 )
 from dlrm.tasks.numerical_edges import fit_edges
@@ -72,7 +72,8 @@ class DLRMSetup(Setup):
         return self.values["dataset"] or f"--dataset_type {self.values['dataset_type']}"
 
     def recorded(self) -> dict[str, Any]:
-        return super().recorded() | {"splits": rows_of(self.whole)}
+        own = {"splits": self.whole.rows(), "roles": roles_of(self.whole).facts()}
+        return super().recorded() | own
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
         kept = super().frozen(run)

@@ -21,6 +21,7 @@ from dlrm.scripts.common.profiling import StepProfiler
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint, run_directory
 from dlrm.train.log import Loader, RunLog
+from dlrm.train.reports.roles import OF_NVIDIA, Roles
 from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
 from dlrm.train.watchdog import Watchdog
@@ -289,6 +290,7 @@ def train(
     batches: Loader,
     test: Loader,
     validation: Loader | None = None,
+    roles: Roles = OF_NVIDIA,
     told: Iterable[str] = (),
 ) -> dict[str, float]:
     """Trains, or resumes training, and returns the summary.
@@ -298,7 +300,7 @@ def train(
         watch: log, watchdog and checkpoints.
         trainer: the trainer.
         begin: called before the first step of a new run.
-        batches, test, validation: see `Trainer.fit`.
+        batches, test, validation, roles: see `Trainer.fit`.
         told: lines to print before the first step.
     """
     values, log = setup.values, watch.log
@@ -307,7 +309,7 @@ def train(
     for line in told:
         log.line(line)
     with session.stopped_by_sigterm(trainer):
-        summary = trainer.fit(batches, test, validation)
+        summary = trainer.fit(batches, test, validation, roles)
     watch.dog.rest()
     if watch.profiler:
         watch.profiler.finish()

@@ -249,6 +249,7 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
         title=f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
         schedule=trainer.schedule,
         best_step=progress.best.get("step"),
+        tested=trainer.roles.chooses,
     )
     log.line(problem or f"curves: {curves}")
     if not problem:

@@ -40,6 +40,8 @@ from dlrm.serving.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.reports.roles import Roles
 
 FLAGS = flags.FLAGS
 _KIND = "evaluation"  # kind in the manifest of a page
@@ -276,6 +278,7 @@ def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) 
         "against": str(models[1].path) if len(models) > 1 else None,
         "sources": found.sources,
         "split": FLAGS.split if predict.reads_dataset(models[0], found.sources[0]) else None,
+        "role": _role(models[0], found.sources[0]),
         "values": found.shares.line(),
         "fields": found.shares.by_field(),
         "flags_changed": _flags_changed(models),
@@ -283,6 +286,15 @@ def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) 
         "notes": _notes(found, judgement),
         **judgement.to_json(),
     }
+
+
+def _role(model: Predictor, source: str) -> str | None:
+    """Returns the role that the split had in the model's training, if it is of that dataset."""
+    config = read_config(model.path)
+    roles, trained = Roles.of_run(config), config.get("flags", {}).get("dataset")
+    if roles is None or trained is None or not predict.reads_dataset(model, source):
+        return None
+    return roles.of(FLAGS.split) if Path(trained).resolve() == Path(source).resolve() else None
 
 
 def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:

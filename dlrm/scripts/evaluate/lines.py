@@ -21,9 +21,9 @@ IN_SLICES = ("auc", "log_loss", "normalized_entropy", "calibration")
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
     """Returns the lines: the metrics, then each table of slices, then notes."""
-    where = ", ".join(facts["sources"]) + (f" ({facts['split']})" if facts["split"] else "")
+    counts = f"{facts['rows']:,} rows, {facts['clicks']:,} clicks"
     lines = [
-        f"{facts['checkpoint']} on {where}: {facts['rows']:,} rows, {facts['clicks']:,} clicks",
+        f"{facts['checkpoint']} on {where(facts)}: {counts}",
         facts["intervals"],
     ]
     if facts["against"]:
@@ -49,6 +49,12 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
         ]
         lines += aligned(heads, rows)
     return lines + [""] * bool(facts["notes"]) + facts["notes"]
+
+
+def where(facts: dict[str, Any]) -> str:
+    """Returns the sources of the rows, with the split and its role in the model's training."""
+    split = ", ".join(filter(None, (facts["split"], facts["role"])))
+    return ", ".join(facts["sources"]) + (f" ({split})" if split else "")
 
 
 def metric_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:

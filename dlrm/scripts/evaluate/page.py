@@ -9,7 +9,7 @@ from typing import Any
 
 from dlrm.metrics.ranked import RankedRows
 from dlrm.pages import COLOURS, Line, chart, document, side_bars, table, whiskers
-from dlrm.scripts.evaluate.lines import MEANINGS, metric_table, slice_table
+from dlrm.scripts.evaluate.lines import MEANINGS, metric_table, slice_table, where
 
 HTML, JSON, PNG = "evaluation.html", "evaluation.json", "evaluation.png"
 _MOST_BARS = 40
@@ -38,10 +38,9 @@ def write_files(directory: Path, facts: dict[str, Any]) -> str | None:
 
 def page(facts: dict[str, Any]) -> str:
     """Returns the page."""
-    where = ", ".join(facts["sources"]) + (f" ({facts['split']})" if facts["split"] else "")
     compared = facts["against"] is not None
     names = [facts["checkpoint"], *([facts["against"]] if compared else [])]
-    parts = [_paragraph(f"Rows: {where}"), _paragraph(_summary(facts))]
+    parts = [_paragraph(f"Rows: {where(facts)}"), _paragraph(_summary(facts))]
     parts += [_paragraph(note) for note in facts["notes"]]
     if compared:
         parts.append(_paragraph(f"Compared with {names[1]}. " + _verdict(facts)))

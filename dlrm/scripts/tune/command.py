@@ -22,6 +22,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from dlrm.api.defaults import set_aside_default
 from dlrm.api.recipe import BATCH_SIZE, Facts, auto
 from dlrm.api.training import SETTINGS
 from dlrm.command_line import Parser, exit_code_of
@@ -38,7 +39,14 @@ from dlrm.scripts.tune.space import Space, default_space
 
 _BEGUN = "search.json"  # settings that a resumed search must keep
 # Settings of the search itself, or that need checkpoints.
-_NOT_SEARCHED = ("seed", "dataset_subset", "early_stop", "auc_threshold", "verify_data")
+_NOT_SEARCHED = (
+    "seed",
+    "dataset_subset",
+    "early_stop",
+    "auc_threshold",
+    "verify_data",
+    "set_aside",
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -125,7 +133,11 @@ def run(options: argparse.Namespace) -> None:
     first = Trial(0, dict(space.fixed))
     drawn = (Trial(n, space.draw(options.seed, n)) for n in range(1, options.trials))
     trials = search.run([first, *drawn], _say)
-    best = auto(facts, trials[0].settings)
+    # Test rows are not opened, and so count as present.
+    rows = {split: 1 if split == "test" else spec.num_rows(split) for split in spec.splits}
+    aside = set_aside_default(rows)
+    trained = facts._replace(rows=round((1 - aside.get("set_aside", 0)) * facts.rows))
+    best = aside | auto(trained, trials[0].settings)
     problem = write(options.output, trials, rungs, options.metric, best)
     shutil.rmtree(options.output / "parts", ignore_errors=True)
     _say("\n".join(table(trials, rungs, options.metric)))

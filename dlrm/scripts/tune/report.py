@@ -12,13 +12,17 @@ from dlrm.command_line import aligned, flags_of, text_of
 from dlrm.files import staged_file, write_atomically
 from dlrm.manifest import sealed_json, sealed_lines
 from dlrm.scripts.tune.halving import METRICS, Rung, Trial
+from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 JSON, PNG, TABLE, FLAGS = "tuning.json", "tuning.png", "tuning.txt", "best.flags"
 _COLUMNS = 3  # of panels
+_ROLES = (
+    f"metrics are of held-out training rows, {CHOSEN}; test and validation rows: {NEVER_CHOSEN}"
+)
 
 
 def table(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str) -> list[str]:
-    """Returns a table of trials, best first; deviations are over folds."""
+    """Returns a table of trials, best first, and a line; deviations are over folds."""
     names = dict.fromkeys(name for trial in trials for name in trial.settings)
     varied = [n for n in names if len({repr(one.settings.get(n)) for one in trials}) > 1]
     metrics = [metric, *(name for name in METRICS if name != metric)]
@@ -37,7 +41,7 @@ def table(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str) -> list[s
         ]
         for one in trials
     ]
-    return aligned(heads, rows)
+    return [*aligned(heads, rows), _ROLES]
 
 
 def _mean(values: Sequence[float]) -> str:
@@ -65,6 +69,7 @@ def write(
     """
     facts = {
         "metric": metric,
+        "roles": {"chosen_on": "held_out", "never_chosen_on": ["test", "validation"]},
         "rungs": [rung._asdict() for rung in rungs],
         "trials": [
             {
@@ -118,7 +123,8 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
             alpha=1 if best else 0.4,
         )
     panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    panels[0].set(title="all trials; the best in orange", xlabel="rung", ylabel=metric)
+    on_held_out = f"{metric} of held-out rows ({CHOSEN})"
+    panels[0].set(title="all trials; the best in orange", xlabel="rung", ylabel=on_held_out)
     for axis, name in zip(panels[1:], varied, strict=False):
         _draw_setting(axis, shown, name, metric, trials[0])
     for axis in panels:

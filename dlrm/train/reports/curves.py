@@ -5,6 +5,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dlrm.train.reports.roles import CHOSEN
+
 _TRAINING, _TEST, _RATE = "#1f5f9e", "#b4500f", "#5c5c5c"
 _POINTS_OF_SCHEDULE = 500
 
@@ -21,6 +23,7 @@ def draw_curves(
     title: str = "",
     schedule: Callable[[int], float] | None = None,
     best_step: float | None = None,
+    tested: str = "test",
 ) -> str | None:
     """Draws losses, learning rate and the test metric over the steps of a run.
 
@@ -34,6 +37,7 @@ def draw_curves(
         title: names the run and its data.
         schedule: step, counted from 1 -> learning rate.
         best_step: the best step, which is marked.
+        tested: name of the rows that are tested, and that choose the best step.
 
     Returns:
         None, or the reason why nothing was drawn: no matplotlib, no data, no place to write.
@@ -50,14 +54,14 @@ def draw_curves(
     from matplotlib.ticker import MaxNLocator
 
     trained = curve or [entry for entry in history if "lr" in entry]
-    tested = [entry for entry in history if "lr" not in entry]
-    steps = [int(entry["step"]) for entry in (*trained, *tested)]
+    tests = [entry for entry in history if "lr" not in entry]
+    steps = [int(entry["step"]) for entry in (*trained, *tests)]
     rates = _rates(schedule, max(steps), history)
     figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
     panels: list[tuple[str, list[tuple[str, str, Entries, str]]]] = [
-        ("loss", [("training", _TRAINING, trained, "loss"), ("test", _TEST, tested, loss_metric)]),
+        ("loss", [("training", _TRAINING, trained, "loss"), (tested, _TEST, tests, loss_metric)]),
         ("learning rate", [("", _RATE, rates, "lr")]),
-        (f"test {metric.upper()}", [("", _TEST, tested, metric)]),
+        (f"{tested} {metric.upper()} ({CHOSEN})", [("", _TEST, tests, metric)]),
     ]
     for axis, (label, lines) in zip(axes, panels, strict=True):
         _draw_panel(axis, lines, best_step)

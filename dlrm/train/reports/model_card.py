@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN, Roles
+
 MODEL_CARD = "MODEL.md"
 
 
@@ -26,7 +28,7 @@ def model_card(config: Mapping[str, Any], progress: Mapping[str, Any], has_trans
         "",
         f"{kind}, trained with dlrm {config.get('dlrm_version', 'of an unknown version')}.",
         *_section("Data", _data_lines(flags, data, config)),
-        *_section("Metrics", _metric_lines(progress)),
+        *_section("Metrics", _metric_lines(progress, Roles.of_run(config))),
         *_section("Loading", _loading_lines(is_dlrm, has_transform)),
         *_section("Versions that wrote it", _version_lines()),
         *_section("Flags", _flag_lines(flags)),
@@ -64,18 +66,25 @@ def _numbers(values: list[Any]) -> bool:
     return all(isinstance(value, int | float) for value in values)
 
 
-def _metric_lines(progress: Mapping[str, Any]) -> list[str]:
+def _metric_lines(progress: Mapping[str, Any], roles: Roles | None) -> list[str]:
     """Returns lines about the best test so far, and the last training loss."""
     lines = []
     best = dict(progress.get("best") or {})
     if best:
         step = int(best.pop("step", 0))
         epoch = best.pop("epoch", None)
+        rows = roles.chooses if roles else "test"
         lines.append(
-            f"Best test, after step {step}" + (f" (epoch {epoch:.4g})" if epoch else "") + ":"
+            f"Best {rows}, {CHOSEN}, after step {step}"
+            + (f" (epoch {epoch:.4g})" if epoch else "")
+            + ":"
         )
         lines += ["", "| metric | value |", "|---|---|"]
         lines += [f"| {name} | {value:.6f} |" for name, value in best.items()]
+        if roles:
+            reports = roles.reports
+            never = f"The {reports} rows were {NEVER_CHOSEN}." if reports else "No rows report."
+            lines += ["", f"The {rows} rows chose the best weights. {never}"]
     losses = [entry["loss"] for entry in progress.get("curve") or [] if "loss" in entry]
     if losses:
         lines += ["", f"Training loss, of the last steps: {losses[-1]:.6f}"]

@@ -1,0 +1,214 @@
+"""Roles of rows: which choose the best weights, and which report."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+
+import forked
+import numpy as np
+import pytest
+import torch
+from sklearn.metrics import roc_auc_score
+from small_dataset import MODEL, NUM_NUMERICAL, ROWS, RUN, TABLE_SIZES, write_dataset
+
+import dlrm
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.scripts import compare, dist_main, main
+from dlrm.scripts.common import dlrm_flags, run
+from dlrm.train.checkpoints.directory import find_checkpoint
+
+EXPECTED = Path(__file__).with_name("without_recipe.json")
+COMMANDS = {"main": None, "dist_main": dist_main.DEFAULTS}
+
+
+@pytest.fixture(scope="module")
+def two_splits(tmp_path_factory):
+    """Directory of a dataset without validation rows."""
+    rows = {"train": ROWS["train"], "test": ROWS["test"]}
+    return write_dataset(tmp_path_factory.mktemp("roles") / "dataset", rows)
+
+
+def logged(path):
+    """Returns what a run logged, except its flags, without values that depend on the clock."""
+    lines = Path(path).read_text().splitlines()
+    entries = [json.loads(line.removeprefix("DLLL ")) for line in lines]
+    return [
+        {
+            key: _without_clock(value) if key == "data" else value
+            for key, value in entry.items()
+            if key not in ("timestamp", "datetime", "elapsedtime")
+        }
+        for entry in entries
+        if entry.get("step") != "PARAMETER"
+    ]
+
+
+def _without_clock(data):
+    return {name: 0 if "throughput" in name or "time" in name else v for name, v in data.items()}
+
+
+def without_recipe(command, data, folder):
+    """Trains as a user does without a recipe; returns what the run logged."""
+    flags = [f"--dataset={data}", "--base_device=cpu", "--epochs=2", "--noverdict", *MODEL, *RUN]
+    flags += [f"--save_checkpoint_path={folder}", "--embedding_type=joint_fused"]
+    main.run(dlrm_flags.parse(flags, flags=dlrm_flags.make_flags(COMMANDS[command])))
+    return logged(folder / "log.json")
+
+
+@pytest.mark.parametrize("splits", ["three", "two"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_run_without_a_recipe_is_the_one_before_roles_had_names(
+    command, splits, request, tmp_path
+):
+    data = request.getfixturevalue("dataset" if splits == "three" else "two_splits")
+    found = without_recipe(command, data, tmp_path)
+    expected = json.loads(EXPECTED.read_text())[splits]
+    assert [entry.keys() for entry in found] == [entry.keys() for entry in expected]
+    for one, other in zip(found, expected, strict=True):
+        data, known = one.pop("data", {}), other.pop("data", {})
+        assert one == other
+        assert list(data) == list(known)
+        # The same machine finds the same bits; others round sums differently.
+        assert data == pytest.approx(known, rel=1e-4)
+
+
+def train(data, *flags):
+    """Trains by the command and saves to `run`; returns the summary."""
+    words = [f"--dataset={data}", "--base_device=cpu", *MODEL, *RUN, "--save_checkpoint_path=run"]
+    return main.run(dlrm_flags.parse([*words, *flags]))
+
+
+def changed_test_labels(data, folder):
+    """Copies a dataset, with test labels of 0 and 1 exchanged."""
+    shutil.copytree(data, folder)
+    spec = FeatureSpec.load(folder)
+    file = spec.file("test", spec.label)
+    (1 - np.fromfile(file, np.uint8)).tofile(file)
+    layout.write_dataset_manifest(
+        folder, {s: spec.num_rows(s) for s in spec.splits}, TABLE_SIZES, {}
+    )
+    return folder
+
+
+def test_test_rows_that_report_choose_nothing(two_splits, tmp_path):
+    settings = {
+        "epochs": 3,
+        "embedding_dim": 4,
+        "base_device": "cpu",
+        "batch_size": 256,
+        "lr": 0.05,
+    }
+    model = dlrm.fit(two_splits, test_freq=5, **settings)
+    other = dlrm.fit(changed_test_labels(two_splits, tmp_path / "other"), test_freq=5, **settings)
+    assert model.path.name == other.path.name
+    for name, weight in model.model.state_dict().items():
+        assert weight.equal(other.model.state_dict()[name])
+    results, others = model.results, other.results
+    assert (results["chosen_on"], results["never_chosen_on"]) == ("set_aside", "test")
+    assert results["test_auc"] == pytest.approx(1 - others["test_auc"], abs=1e-9)
+    assert results["best_auc"] == results["set_aside_auc"] == others["set_aside_auc"]
+    assert results["best_validation_loss"] == results["set_aside_log_loss"]
+    assert results["test_auc"] == pytest.approx(judged(model, two_splits, slice(None), "test"))
+    aside = judged(model, two_splits, slice(3600, None), "train")
+    assert results["set_aside_auc"] == pytest.approx(aside, abs=1e-6)
+
+
+def judged(model, data, rows, split):
+    """Returns scikit-learn's AUC of a model's scores for rows of a split."""
+    spec = FeatureSpec.load(data)
+    numerical = np.fromfile(spec.file(split, "num_0"), np.float16).reshape(-1, NUM_NUMERICAL)
+    ids = [np.fromfile(spec.file(split, name), spec.dtype(name)) for name in spec.categorical]
+    labels = np.fromfile(spec.file(split, spec.label), bool)
+    with torch.no_grad():
+        scores = model.model(torch.tensor(numerical), torch.tensor(np.stack(ids, axis=1)))
+    return roc_auc_score(labels[rows], scores[rows])
+
+
+def test_of_three_splits_test_chooses_and_validation_reports(dataset):
+    results = dlrm.fit(dataset, epochs=1, embedding_dim=4, base_device="cpu").results
+    assert (results["chosen_on"], results["never_chosen_on"]) == ("test", "validation")
+    assert results["best_auc"] == results["test_auc"]
+    assert {"validation_auc", "validation_log_loss"} <= results.keys()
+    assert not any(name.startswith("set_aside") for name in results)
+
+
+def test_a_recipe_sets_rows_aside_and_says_so(two_splits, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    summary = train(two_splits, "--recipe=auto")
+    assert (summary["chosen_on"], summary["never_chosen_on"]) == ("set_aside", "test")
+    shown = capsys.readouterr().out
+    assert "--set_aside=0.1" in shown
+    assert (
+        "set aside: the last 400 of 4,000 training rows choose the best weights and do not train; "
+        "test rows report and are never chosen on\n" in shown
+    )
+    assert "rows: train 3,600, test 1,500, validation 0, set_aside 400\n" in shown
+    for name, role in (("set_aside", "chosen on"), ("test", "never chosen on")):
+        auc = summary[f"{name}_auc"]
+        assert re.search(
+            rf"^Final weights \(best, .*\)\. {name}, {role}: auc {auc:.6f}", shown, re.M
+        )
+    best = find_checkpoint(tmp_path / "run")
+    card = (best / "MODEL.md").read_text()
+    assert "* rows: train 3,600, test 1,500, set_aside 400\n" in card
+    assert "Best set_aside, chosen on, after step" in card
+    assert (
+        "The set_aside rows chose the best weights. The test rows were never chosen on.\n" in card
+    )
+    resumed = train(two_splits, "--recipe=auto", "--resume")
+    assert resumed["test_auc"] == summary["test_auc"]
+
+
+def test_what_an_older_recipe_trained_on_is_what_its_resumed_run_trains_on(
+    two_splits, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    train(two_splits, "--recipe=auto", "--set_aside=0", "--max_steps=20")
+    monkeypatch.setattr(run, "saved_flags", without_share(run.saved_flags))
+    summary = train(two_splits, "--recipe=auto", "--resume", "--max_steps=30")
+    assert (summary["chosen_on"], "never_chosen_on" in summary) == ("test", False)
+
+
+def without_share(saved_flags):
+    """Returns the flags of a checkpoint as they were before there was --set_aside."""
+
+    def older(checkpoint, names):
+        found = saved_flags(checkpoint, names)
+        return {name: value for name, value in found.items() if name != "set_aside"}
+
+    return older
+
+
+def test_rows_are_not_set_aside_where_others_choose_and_report(dataset, two_splits):
+    with pytest.raises(ValueError, match=r"^--set_aside 0.2: expected a dataset without test or"):
+        dlrm.fit(dataset, set_aside=0.2, base_device="cpu")
+    with pytest.raises(ValueError, match=r"^--set_aside: expected a share in \[0, 1\), got 1.0$"):
+        dlrm.fit(two_splits, set_aside=1.0, base_device="cpu")
+    with pytest.raises(ValueError, match=r"^--set_aside 1e-09: expected training rows to set as"):
+        dlrm.fit(two_splits, set_aside=1e-9, base_device="cpu")
+
+
+def test_pages_name_the_role_of_their_rows(dataset, two_splits, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    for name, data, recipe in (("one", dataset, []), ("two", two_splits, ["--recipe=auto"])):
+        train(data, "--max_steps=20", f"--save_checkpoint_path={name}", *recipe)
+    capsys.readouterr()
+    assert compare.main(["one", "two", "--output=out"]) == 0
+    expected = (
+        "auc and others of the best test, on test or set_aside rows: chosen on; validation_* and "
+        "test_*: never chosen on"
+    )
+    assert f"{expected}\n" in capsys.readouterr().out
+    assert f"{expected}.</p>" in Path("out/comparison.html").read_text()
+    for name, data, split, role in (
+        ("one", dataset, "test", ", chosen on"),
+        ("one", two_splits, "test", ""),
+        ("two", two_splits, "test", ", never chosen on"),
+    ):
+        words = [f"--checkpoint={name}", f"--dataset={data}", f"--split={split}", "--bootstrap=0"]
+        done = forked.run("dlrm.scripts.evaluate", *words, "--output=page")
+        assert done.returncode == 0, done.stderr
+        assert f" on {data} ({split}{role}): " in done.stdout
+        assert f"Rows: {data} ({split}{role})" in Path("page/evaluation.html").read_text()
