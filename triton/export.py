@@ -19,6 +19,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.export`
+
 import numpy as np
 import repository
 from command_line import add_flag, new_parser

@@ -22,6 +22,8 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.server`
+
 from command_line import new_parser
 
 from dlrm.command_line import fail

@@ -2,10 +2,12 @@
 
 import importlib
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import forked
 import numpy as np
@@ -140,6 +142,30 @@ def test_nvidias_deployer_writes_what_export_writes(
         with pytest.raises(SystemExit):
             deploy(*words)
         assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_modules_run_by_the_names_that_nvidia_prints(trained, tmp_path):
+    root = Path(__file__).parent.parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    commands = {
+        "deployer": ["--ts-script", "--save-dir", tmp_path, "--"]
+        + ["--model_checkpoint", trained.checkpoint, "--dataset", trained.dataset],
+        **dict.fromkeys(("client", "server"), ["--help"]),
+    }
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", f"triton.{name}", *words],
+            cwd=root,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for name, words in commands.items()
+    }
+    for name, process in running.items():
+        _, said = process.communicate()
+        assert process.returncode == 0, (name, said.decode())
+    assert (tmp_path / "model" / "1" / "model.pt").is_file()
 
 
 def test_the_configuration_says_what_the_flags_said(export, trained, tmp_path):
