@@ -6,7 +6,7 @@ were created above it. The functions also check that paths in files stay within 
 that paths of the user are no URIs. Only the standard library is imported.
 """
 
-import fcntl
+import errno
 import glob
 import os
 import re
@@ -19,7 +19,9 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from dlrm.documents import brief, read_json
+from dlrm.locks import OwnedDirectory, abandoned, exchange, new_suffix, remove_tree, sync, try_lock
 
+_OLD = "old"  # beside a staging directory: what it replaces, between two renames
 _SYNCED_AT_ONCE = 8  # 2,000 small files take 0.2 s, one at a time 0.9 (ext4)
 MANIFEST = "manifest.json"  # in every directory that this package has written; see `dlrm.manifest`
 # Flags and keyword arguments that may look like a URI: all others are taken for paths.
@@ -170,30 +172,49 @@ def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> It
         OSError: nothing can be written there.
         ValueError: `path` is a URI.
     """
-    final, staging = stage_directory(path, replace)
+    staged = StagedDirectory(path, replace)
     try:
-        yield staging
-        publish_directory(staging, final)
+        yield staged.path
+        staged.publish()
     except BaseException:
-        shutil.rmtree(staging, ignore_errors=True)
+        staged.remove()
         raise
 
 
-def stage_directory(path: str | os.PathLike, replace: bool | str = False) -> tuple[Path, Path]:
-    """Makes the directory of `staged_directory`; returns its final path and its own.
+class StagedDirectory:
+    """The directory of `staged_directory`, for callers without a block.
 
-    Raises:
-        FileExistsError: `path` exists and may not be replaced.
-        ValueError: `path` is a URI.
+    Args:
+        path, replace: see `staged_directory`, also for errors.
+
+    Attributes:
+        final: the directory that it becomes, without links.
+        path: the directory to fill.
     """
-    check_local(path)
-    final = Path(path).resolve()  # replaces the target of a link, not the link
-    tidy_after_killed(final)
-    check_replaceable(final, replace)
-    make_directories(final.parent)
-    staging = _partial(final)
-    staging.mkdir()
-    return final, staging
+
+    def __init__(self, path: str | os.PathLike, replace: bool | str = False) -> None:
+        check_local(path)
+        self.final = Path(path).resolve()  # replaces the target of a link, not the link
+        tidy_after_killed(self.final)
+        check_replaceable(self.final, replace)
+        make_directories(self.final.parent)
+        self._replace = bool(replace)
+        self._owned = OwnedDirectory(self.final.parent, _prefix(self.final))
+        self.path = self._owned.path / "content"
+        self.path.mkdir()
+
+    def publish(self) -> None:
+        """Moves the complete directory to its final path, and removes the old content.
+
+        Raises:
+            FileExistsError: it may not replace what another process has written there meanwhile.
+        """
+        publish_directory(self.path, self.final, self._replace)
+        self.remove()
+
+    def remove(self) -> None:
+        """Removes what is not published: the directory, or the content that it replaced."""
+        self._owned.remove()
 
 
 def check_replaceable(path: Path, replace: bool | str) -> None:
@@ -227,28 +248,73 @@ def check_replaceable(path: Path, replace: bool | str) -> None:
             )
 
 
-def publish_directory(staging: Path, final: Path) -> None:
-    """Moves a complete directory to `final`, and removes its old content."""
+def publish_directory(staging: Path, final: Path, replace: bool = True) -> None:
+    """Moves a complete directory to `final`.
+
+    Where the system can exchange two names, `final` exists at every instant. Otherwise it is
+    missing for the time between two renames, and `tidy_after_killed` restores it after a kill.
+
+    Args:
+        staging: the directory; if it replaces another, that one's content is here afterwards.
+        final: its new path.
+        replace: whether it may replace a directory that is not empty.
+
+    Raises:
+        FileExistsError: it may not.
+    """
     sync_tree(staging)
-    _swap(staging, final)
+    if replace and final.exists():
+        _replace(staging, final)
+    else:
+        try:
+            staging.rename(final)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            raise FileExistsError(f"{final}: another process has written it meanwhile") from None
+    sync(final.parent)
+
+
+def _replace(staging: Path, final: Path) -> None:
+    """Exchanges two directories."""
+    if exchange(staging, final):
+        return
+    old = staging.with_name(_OLD)
+    final.rename(old)
+    try:
+        staging.rename(final)
+    except BaseException:
+        old.rename(final)
+        raise
+    old.rename(staging)
+
+
+def restore_replaced(folder: Path, final: Path) -> None:
+    """Restores `final` if a process was killed between the two renames that replace it.
+
+    Args:
+        folder: directory of the staging directory, in which no process works any more.
+        final: see `publish_directory`.
+    """
+    if (folder / _OLD).exists() and not final.exists():
+        (folder / _OLD).rename(final)
 
 
 def tidy_after_killed(final: Path) -> None:
-    """Removes leftovers of processes killed while they wrote `final`.
+    """Removes leftovers of processes killed while they wrote `final`; see `restore_replaced`."""
+    for left in abandoned(final.parent, _prefix(final)):
+        restore_replaced(left, final)
+        remove_tree(left)
+    for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):  # of earlier versions
+        if final.exists():
+            remove_tree(old)
+        else:
+            old.rename(final)
 
-    If one was killed between the two renames of `_swap`, the old `final` is restored.
-    """
-    for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):
-        if not is_running(old):
-            shutil.rmtree(old) if final.exists() else old.rename(final)
-    for partial in final.parent.glob(f".{glob.escape(final.name)}.partial-*"):
-        if not is_running(partial) or partial == _partial(final):
-            shutil.rmtree(partial)
 
-
-def _partial(final: Path) -> Path:
-    """Returns the path at which this process prepares `final`."""
-    return final.with_name(f".{final.name}.partial-{os.getpid()}")
+def _prefix(final: Path) -> str:
+    """Returns the beginning of the names of what will become `final`."""
+    return f".{final.name}.partial-"
 
 
 def tidy_leftovers(directory: Path) -> None:
@@ -256,40 +322,12 @@ def tidy_leftovers(directory: Path) -> None:
 
     No other process may write there at the same time.
     """
-    for path in directory.glob(".*-[0-9]*"):
-        if re.fullmatch(r"\..+\.(partial|removed)-\d+", path.name):
+    for path in directory.glob(".*-[0-9a-f]*"):
+        if re.fullmatch(r"\..+\.(partial|removed)-[0-9a-f]+", path.name):
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path, ignore_errors=True)
             else:
                 path.unlink()
-
-
-def is_running(leftover: Path) -> bool:
-    """Returns whether the process still runs whose id ends the name of a leftover."""
-    try:
-        os.kill(int(leftover.name.rpartition("-")[2]), 0)
-    except ProcessLookupError:
-        return False
-    except (PermissionError, ValueError, OverflowError):
-        return True  # another user's, or not a name of ours
-    return True
-
-
-def _swap(staging: Path, final: Path) -> None:
-    if not final.exists():
-        staging.rename(final)
-    else:
-        old = final.with_name(f".{final.name}.old-{os.getpid()}")
-        final.rename(old)
-        try:
-            staging.rename(final)
-        except BaseException:
-            old.rename(final)
-            raise
-        # Partly removed, it must not be restored like a complete one in `tidy_after_killed`.
-        removed = old.rename(_partial(final))
-        shutil.rmtree(removed, ignore_errors=True)
-    sync(final.parent)
 
 
 def sync_tree(directory: Path) -> None:
@@ -303,15 +341,6 @@ def sync_tree(directory: Path) -> None:
             pass
     for parent, _ in found:
         sync(Path(parent))
-
-
-def sync(path: Path) -> None:
-    """Waits until a file, or the names in a directory, are on the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def make_directories(path: Path) -> None:
@@ -348,81 +377,43 @@ def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[
     """
     check_local(path)
     final = Path(path)
-    partial = _partial(final)
-    leftovers = f".{glob.escape(final.name)}.partial-*"
-    for left in () if one_of_many else final.parent.glob(leftovers):
-        if left.is_file() and not is_running(left):
-            left.unlink(missing_ok=True)
+    lock = None
+    while lock is None:  # another process may take a file without a lock for an abandoned one
+        partial = final.with_name(f"{_prefix(final)}{new_suffix()}")
+        if one_of_many:
+            break
+        for left in abandoned(final.parent, _prefix(final)):
+            if left.is_file():
+                left.unlink()
+        with _naming(final, partial):
+            lock = try_lock(partial)
     try:
-        yield partial
-        sync(partial)
-        partial.replace(final)
-        if not one_of_many:
-            sync(final.parent)
-    except BaseException as error:
+        with _naming(final, partial):
+            yield partial
+            sync(partial)
+            partial.replace(final)
+            if not one_of_many:
+                sync(final.parent)
+    except BaseException:
         partial.unlink(missing_ok=True)
-        if isinstance(error, OSError) and error.filename in (None, str(partial), partial):
-            raise OSError(error.errno, error.strerror, str(final)) from None
         raise
+    finally:
+        if lock is not None:
+            os.close(lock)
+
+
+@contextmanager
+def _naming(final: Path, partial: Path) -> Iterator[None]:
+    """Names `final` in errors of the system that name no file, or `partial`."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename not in (None, str(partial), partial):
+            raise
+        raise OSError(error.errno, error.strerror, str(final)) from None
 
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:
     """Writes a text file that readers see complete or not at all."""
     with staged_file(path) as partial:
         partial.write_text(text, encoding="utf-8")
-
-
-@contextmanager
-def in_use(directory: Path) -> Iterator[bool]:
-    """Keeps `remove_unused` from removing a directory within the block.
-
-    Yields:
-        Whether the directory exists and will stay; False if it is being removed.
-    """
-    lock = None
-    try:
-        try:
-            lock = os.open(directory, os.O_RDONLY)
-            _lock(lock, fcntl.LOCK_SH)
-            stays = os.path.samestat(os.fstat(lock), directory.stat())
-        except (FileNotFoundError, BlockingIOError):
-            stays = False
-        yield stays
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def remove_unused(directory: Path) -> bool:
-    """Removes a directory unless another process uses it; returns whether it did.
-
-    It is renamed first, so that no process sees a part of it under its name. A link is kept. Files
-    that cannot be removed, such as one open on another machine, are left to `tidy_leftovers`.
-    """
-    if directory.is_symlink():
-        return False
-    lock = os.open(directory, os.O_RDONLY)
-    try:
-        _lock(lock, fcntl.LOCK_EX)
-        removed = directory.rename(directory.with_name(f".{directory.name}.removed-{os.getpid()}"))
-        sync(directory.parent)
-        shutil.rmtree(removed, ignore_errors=True)
-    except BlockingIOError:
-        return False
-    finally:
-        os.close(lock)
-    return True
-
-
-def _lock(descriptor: int, kind: int) -> None:
-    """Locks a file or directory without waiting; does nothing on a file system without locks.
-
-    Raises:
-        BlockingIOError: another process holds the lock.
-    """
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError:
-        pass

@@ -12,13 +12,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dlrm.documents import MAX_JSON_BYTES, brief, parse_json, read_bytes
+from dlrm.documents import MAX_JSON_BYTES, MAX_YAML_BYTES, brief, parse_json, read_bytes
 from dlrm.files import MANIFEST, within, write_atomically
 
 BLOCK_BYTES = 1 << 22  # of a file, each with its own checksum
 _VERSIONS = (1, 2)  # version 1 has neither sums of blocks nor its own sum
 _SEAL = "own_crc32"
 _OWN_SUM = re.compile(rb'("own_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
+_LINES_SUM = re.compile(rb"^# CRC-32 of the lines above: ([0-9a-f]{8}); [^\n]*\n\Z", re.MULTILINE)
 _ZEROED = rb"\g<1>00000000\g<3>"
 _PREPARED_BY = {
     "image dataset": "preproc/prepare_images.py",
@@ -182,6 +183,27 @@ def read_sealed(path: Path) -> dict[str, Any]:
     if own is None and _SEAL in entries:
         raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
     return entries
+
+
+def sealed_lines(text: str) -> str:
+    """Returns lines for programs and for people, and their checksum as a comment."""
+    sums = f"{zlib.crc32(text.encode()):08x}"
+    return f"{text}# CRC-32 of the lines above: {sums}; delete this line if you edit them\n"
+
+
+def check_lines(path: str | os.PathLike) -> None:
+    """Compares a file of `sealed_lines` with its checksum; files without one pass.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: it is damaged, or was edited without removing the comment.
+    """
+    content = read_bytes(path, MAX_YAML_BYTES)
+    if (comment := _LINES_SUM.search(content)) is not None:
+        found = f"{zlib.crc32(content[: comment.start()]):08x}"
+        if found != comment[1].decode():
+            error = damaged(Path(path), comment[1].decode(), found)
+            raise ValueError(f"{error}; delete the last line of a file that you have edited")
 
 
 def read_manifest(

@@ -216,17 +216,6 @@ def test_links_that_lead_out_of_a_directory_need_a_flag(tmp_path):
     read_manifest(tmp_path / "within", "dataset")
 
 
-def test_what_a_killed_writer_of_a_file_left_goes_with_the_next(tmp_path):
-    own_number = [sys.executable, "-c", "import os; print(os.getpid())"]
-    number = int(subprocess.run(own_number, capture_output=True, check=True).stdout)
-    dead = tmp_path / f".scores.npy.partial-{number}"
-    alive = tmp_path / ".scores.npy.partial-1"
-    for left in (dead, alive):
-        left.touch()
-    write_atomically(tmp_path / "scores.npy", "text")
-    assert names(tmp_path) == [alive.name, "scores.npy"]
-
-
 def test_only_a_directory_of_the_same_kind_is_replaced(tmp_path):
     for name in ("page", "model"):
         with staged_directory(tmp_path / name) as staging:

@@ -33,6 +33,8 @@ from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.documents import one_line
 from dlrm.files import staged_directory
+from dlrm.locks import unreplaced
+from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
 from dlrm.serving import platforms
 from dlrm.serving.compare import Agreement, agreement, compare_tables, score_rows, table_lines
@@ -40,7 +42,7 @@ from dlrm.serving.exportable import example_like, exportable
 from dlrm.serving.inputs import Inputs, RowError
 from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, load, probability
 from dlrm.serving.quantize import PRECISIONS, QuantizedTables, quantize_tables
-from dlrm.serving.reader import FACTS
+from dlrm.serving.reader import FACTS, KIND
 from dlrm.serving.scorer import ONNX
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
@@ -233,7 +235,7 @@ def _version(options: argparse.Namespace, directory: Path) -> int:
 
 def _load(options: argparse.Namespace) -> Export:
     """Loads the checkpoint and the rows to compare on, which must match the model."""
-    with checkpoint_in_use(options.checkpoint) as path:
+    with checkpoint_in_use(options.checkpoint) as path, unreplaced(path):
         return _load_from(path, options)
 
 
@@ -375,6 +377,7 @@ def _write_new(options: argparse.Namespace, export: Export, version: int) -> lis
                 _write_facts(directory, export)
                 _write_transform(directory, export)
                 repository.write_backend(directory, "transform_model.py")
+                write_manifest(directory, KIND)
     raise AssertionError("the model itself is always among them")
 
 
@@ -431,7 +434,9 @@ def _write_version(directory: Path, export: Export) -> list[str]:
                 _write_transform(directory, export)
             repository.write_backend(directory, "scoring_model.py")
     found = _compare(export, score_rows(score, inputs))
-    return _report(directory, export, found)
+    lines = _report(directory, export, found)
+    write_manifest(directory, KIND)
+    return lines
 
 
 def _compare(export: Export, scores: np.ndarray) -> Agreement:
@@ -522,6 +527,7 @@ def _write_facts(directory: Path, export: Export) -> None:
         "output_kind": serving.output_kind,
         "checkpoint": export.predictor.path.name,
         "dlrm_version": dlrm.__version__,
+        "has_manifest": True,
     }
     if serving.lists:
         transform = export.predictor.transform

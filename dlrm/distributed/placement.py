@@ -7,6 +7,7 @@ from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 from dlrm.documents import brief, read_yaml
+from dlrm.manifest import check_lines, sealed_lines
 
 _COPIED = "all"  # instead of a rank
 _KEYS = {"ranks", "embedding_dim", "tables"}
@@ -187,6 +188,7 @@ def read_placement(
         ValueError: it is for other tables or ranks, has an unknown key, or is not a placement; the
             message names the file and the expectation.
     """
+    check_lines(path)
     document = read_yaml(path)
     _check_keys(path, "", document, _KEYS)
     for key, expected, what in (
@@ -263,7 +265,7 @@ def _listed(keys: set[str]) -> str:
 
 
 def placement_text(placement: Placement, names: Sequence[str]) -> str:
-    """Returns a placement as YAML, one line per piece, which `read_placement` reads.
+    """Returns a placement as YAML, one line per piece, with a checksum; `read_placement` reads it.
 
     Args:
         placement: the placement.
@@ -287,7 +289,7 @@ def placement_text(placement: Placement, names: Sequence[str]) -> str:
                 if not piece.has_all_columns:
                     parts.append(f"columns: [{piece.columns[0]}, {piece.columns[1]}]")
                 lines.append(f"  - {{{', '.join(parts)}}}")
-    return "\n".join(lines) + "\n"
+    return sealed_lines("\n".join(lines) + "\n")
 
 
 def _quoted(name: str) -> str:

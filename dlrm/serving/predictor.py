@@ -4,6 +4,7 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.lists import missing_features
-from dlrm.files import MANIFEST, check_local, in_use, staged_directory
+from dlrm.files import MANIFEST, check_local, staged_directory
+from dlrm.locks import ReplacedError, in_use, unreplaced
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
@@ -35,10 +37,11 @@ from dlrm.train.checkpoints.checkpoint import (
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.checkpoints.ensemble import member_checkpoints
 from dlrm.train.checkpoints.rows import STORES
-from dlrm.train.checkpoints.saved_model import read_saved, write_saved
+from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
 from dlrm.train.metrics import click_metrics, unscored_text
 
 BATCH_SIZE = 32768  # the default of --test_batch_size
+_ATTEMPTS = 100  # to load a checkpoint that is being replaced again and again
 
 
 def load(
@@ -65,14 +68,19 @@ def load(
     """
     check_local(checkpoint, "checkpoint")
     check_local(dataset or "", "dataset")
-    with checkpoint_in_use(checkpoint) as path:
-        if dataset:
-            note = compare_transforms(path, dataset, allow_other_transform, allow_links=allow_links)
-            if note:
-                say(note)
-        model = load_model(path)
-        transform = load_transform(path, model.config, dataset)
-        recalibration = load_recalibration(path)
+    for _ in range(_ATTEMPTS):
+        with suppress(ReplacedError), checkpoint_in_use(checkpoint) as path, unreplaced(path):
+            note = dataset and compare_transforms(
+                path, dataset, allow_other_transform, allow_links=allow_links
+            )
+            model = load_model(path)
+            transform = load_transform(path, model.config, dataset)
+            recalibration = load_recalibration(path)
+            break
+    else:
+        raise ReplacedError(f"{checkpoint}: replaced {_ATTEMPTS} times while it was read")
+    if note:
+        say(note)
     return Predictor(model, transform, path, recalibration=recalibration)
 
 
@@ -235,18 +243,21 @@ class Predictor:
             ValueError: `directory` is a URI.
         """
         check_local(directory, "directory")
-        with in_use(self.path) as stays:
+        if not overwrite and Path(directory, MANIFEST).is_file():
+            raise FileExistsError(
+                f"{directory}: exists and is not empty; overwrite=True replaces a checkpoint"
+            )
+        replace = "checkpoint" if overwrite else False
+        with (
+            staged_directory(directory, replace) as staging,
+            in_use(self.path) as stays,
+            unreplaced(self.path) if stays else nullcontext(),
+        ):
             if not stays:
                 raise FileNotFoundError(f"{self.path}: the model's checkpoint is gone")
-            if not overwrite and Path(directory, MANIFEST).is_file():
-                raise FileExistsError(
-                    f"{directory}: exists and is not empty; overwrite=True replaces a checkpoint"
-                )
-            replace = "checkpoint" if overwrite else False
             if read_config(self.path).get(STORES):
-                write_saved(read_saved(self.path), directory, replace)
-                return
-            with staged_directory(directory, replace) as staging:
+                fill_saved(read_saved(self.path), staging)
+            else:
                 shutil.copytree(self.path, staging, dirs_exist_ok=True)
 
     @property

@@ -12,17 +12,36 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.documents import read_json
-from dlrm.files import within
+from dlrm.files import MANIFEST, within
+from dlrm.manifest import read_manifest
 from dlrm.serving.inputs import Inputs, check_lengths, check_shapes, check_values
 from dlrm.serving.rows import RowTransform, text_of_tensors
 
 FACTS = "model.json"
+KIND = "served model"  # of the manifest of a version
 NUMERICAL, IDS, LENGTHS, WEIGHTS = "input__0", "input__1", "input__2", "input__3"
 RAW = "raw__0"
 MOST_IDS = 1 << 27  # of a request without a limit per row
 Request = dict[str, np.ndarray]  # input -> tensor, without omitted inputs
 Item = TypeVar("Item")
 Answer = TypeVar("Answer")
+
+
+def check_version(directory: Path) -> None:
+    """Compares all files of a version of a served model with their checksums.
+
+    A damaged network would give finite scores, which no check of requests notices. Versions that
+    earlier releases exported have no checksums.
+
+    Args:
+        directory: the version.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
+    """
+    facts = read_json(directory / FACTS) if (directory / FACTS).is_file() else {}
+    if (directory / MANIFEST).is_file() or facts.get("has_manifest", False):
+        read_manifest(directory, KIND, check_crc=True)
 
 
 def max_rows(config: Mapping[str, Any]) -> int:
@@ -73,9 +92,13 @@ class Reader:
 
     Attributes:
         transform: transform of raw rows; None if the model was exported without it.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
     """
 
     def __init__(self, directory: Path, max_rows: int) -> None:
+        check_version(directory)
         folder = directory / layout.TRANSFORM
         fitted = [f"{layout.TRANSFORM}/{path.name}" for path in folder.glob("*")]
         for name in (FACTS, *fitted):

@@ -15,7 +15,8 @@ from typing import Any, TypeVar
 import numpy as np
 from torch import Tensor
 
-from dlrm.files import make_directories, sync, write_atomically
+from dlrm.files import make_directories, write_atomically
+from dlrm.locks import sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
 from dlrm.store.layout import Block, Layout, check_layout, numpy_name

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from dlrm.documents import parse_json
-from dlrm.files import sync, write_atomically
+from dlrm.files import write_atomically
+from dlrm.locks import sync
 
 HEADER = 512
 _CHUNK = struct.Struct("<4sIII")

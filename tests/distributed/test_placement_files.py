@@ -1,5 +1,7 @@
 """Placements cover every table, and people can read and edit their YAML."""
 
+from contextlib import suppress
+
 import pytest
 import yaml
 from hypothesis import given
@@ -46,6 +48,24 @@ def test_a_placement_is_read_as_it_was_written(tmp_path):
         ],
     }
     assert placement.tables_by_rank() == [[0], [0, 1]]
+
+
+def test_a_damaged_or_edited_placement_is_named(tmp_path):
+    pieces = (Piece(0, (0, 10), (0, 8), 0, (10, 8)), Piece(1, (0, 3), (0, 8), 1, (3, 8)))
+    path = tmp_path / "plan.yaml"
+    whole = placement_text(Placement(ROWS, DIM, RANKS, pieces), ["a", "b"])
+    path.write_text(edited := whole.replace("rank: 1", "rank: 0"))
+    with pytest.raises(ValueError, match=r"plan\.yaml: expected CRC-32 .* you have edited$"):
+        read_placement(path, ROWS, DIM, RANKS)
+    path.write_text("".join(edited.splitlines(keepends=True)[:-1]))
+    assert read_placement(path, ROWS, DIM, RANKS).tables_by_rank() == [[0, 1], []]
+    for place in range(0, 8 * len(whole), 7):
+        damaged = bytearray(whole.encode())
+        damaged[place // 8] ^= 1 << place % 8
+        path.write_bytes(damaged)
+        with suppress(ValueError):
+            found = read_placement(path, ROWS, DIM, RANKS)
+            assert found.pieces == pieces  # the bit was in the comment
 
 
 @given(st.integers(1, 5), st.data())

@@ -28,7 +28,7 @@ def test_what_killed_spark_left_goes_with_the_next(tmp_path, monkeypatch):
         (own,) = os.environ["SPARK_LOCAL_DIRS"].split(",")
         assert Path(own).parent == folder
         assert not list(folder.rglob("data"))
-        Path(own).mkdir()
+        (Path(own) / "data").touch()
     assert [path.name for path in folder.iterdir()] == ["of another"]
     assert os.environ["SPARK_LOCAL_DIRS"] == str(folder)
 

@@ -1,12 +1,14 @@
 """`dlrm.scripts.tune` searches settings on training rows only, and resumes after any end."""
 
 import json
+import random
 import shutil
 import time
 
 import forked
 import numpy as np
 import pytest
+from absl import flags
 from small_dataset import write_dataset
 
 import dlrm
@@ -15,6 +17,7 @@ from dlrm.data.clicks.bags import Bags, ListField
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
+from dlrm.scripts.common.command import parse_flags
 from dlrm.scripts.tune.command import main
 from dlrm.scripts.tune.folds import Part, write_part
 from dlrm.scripts.tune.halving import Rung, plan
@@ -116,6 +119,80 @@ def test_a_search_that_was_killed_goes_on(searched, dataset, space, tmp_path):
     assert main(words) == 0
     assert {path: path.read_bytes() for path in first} == first  # times included
     assert results(tmp_path / "out") == results(searched)
+
+
+def flip(path, random):
+    """Flips a bit of a file; returns its content before."""
+    whole = path.read_bytes()
+    damaged, place = bytearray(whole), random.randrange(8 * len(whole))
+    damaged[place // 8] ^= 1 << place % 8
+    path.write_bytes(damaged)
+    return whole
+
+
+def test_a_damaged_result_is_made_again(searched, dataset, space, tmp_path, capsys):
+    shutil.copytree(searched, tmp_path / "out")
+    damaged = min((tmp_path / "out/results").iterdir())
+    content = damaged.read_text()
+    damaged.write_text(content.replace('"auc": 0.', '"auc": 0.9'))
+    assert main(arguments(dataset, space, tmp_path / "out")) == 0
+    said = capsys.readouterr().out
+    assert f"trained again, since its result is damaged: {damaged}: expected CRC-32" in said
+    assert results(tmp_path / "out") == results(searched)
+
+
+def test_a_damaged_search_is_named(searched, dataset, space, tmp_path, capsys):
+    shutil.copytree(searched, tmp_path / "out")
+    begun = tmp_path / "out/search.json"
+    begun.write_bytes((searched / "search.json").read_bytes().replace(b"0", b"1", 1))
+    error = refused(capsys, *arguments(dataset, space, tmp_path / "out"))
+    assert f"{begun}: expected CRC-32" in error
+
+
+def test_a_search_of_the_release_before_goes_on(searched, dataset, space, tmp_path):
+    """It wrote no checksums."""
+    shutil.copytree(searched, tmp_path / "out")
+    for path in [tmp_path / "out/search.json", *(tmp_path / "out/results").iterdir()]:
+        facts = json.loads(path.read_text())
+        del facts["own_crc32"]
+        path.write_text(json.dumps(facts, indent=1) + "\n")
+    before = {path: path.read_bytes() for path in (tmp_path / "out/results").iterdir()}
+    assert main(arguments(dataset, space, tmp_path / "out")) == 0
+    assert {path: path.read_bytes() for path in before} == before
+    assert results(tmp_path / "out") == results(searched)
+
+
+def test_damaged_flags_are_not_used(searched, tmp_path):
+    path = tmp_path / "best.flags"
+    text = (searched / "best.flags").read_text()
+    path.write_text(text.replace("--batch_size=128", "--batch_size=129"))
+    with pytest.raises(ValueError, match=r"best\.flags: expected CRC-32 .* that you have edited$"):
+        parse_flags(flags.FlagValues(), ["main", f"--flagfile={path}"])
+    edited = path.read_text().splitlines()[:-1]
+    path.write_text("\n".join(edited))
+    with pytest.raises(ValueError, match="Unknown command line flag"):  # it is read
+        parse_flags(flags.FlagValues(), ["main", f"--flagfile={path}"])
+
+
+@pytest.mark.slow
+def test_a_hundred_flips_in_a_search_change_no_result(searched, dataset, space, tmp_path, capsys):
+    """Results are made again; what cannot be is named."""
+    seed, named = 20261125, 0
+    draw = random.Random(seed)
+    output = tmp_path / "out"
+    for number in range(100):
+        shutil.copytree(searched, output)
+        files = sorted(path for path in output.rglob("*") if path.suffix in (".json", ".flags"))
+        path = files[number % len(files)]
+        flip(path, draw)
+        if path.name == "search.json":
+            assert path.name in refused(capsys, *arguments(dataset, space, output))
+            named += 1
+        else:
+            assert main(arguments(dataset, space, output)) == 0
+            assert results(output) == results(searched), path
+        shutil.rmtree(output)
+    print(f"100 flips, seed {seed}: {named} named, {100 - named} without effect")
 
 
 @pytest.mark.slow

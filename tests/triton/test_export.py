@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -19,7 +20,10 @@ import trained_model
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.sources import native
+from dlrm.manifest import write_manifest
 from dlrm.serving import platforms
+from dlrm.serving.reader import KIND
+from dlrm.serving.scorer import Scorer
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
 from dlrm.train.checkpoints.saved_model import read_saved
@@ -73,6 +77,33 @@ def config_of(directory):
 def exported(export, trained, tmp_path_factory):
     """A repository with the model, exported without flags; tests must not change it."""
     return export(trained, tmp_path_factory.mktemp("exported"))
+
+
+def flip(path, draw):
+    """Flips a bit of a file; returns a function that undoes it."""
+    whole = path.read_bytes()
+    damaged, place = bytearray(whole), draw.randrange(8 * len(whole))
+    damaged[place // 8] ^= 1 << place % 8
+    path.write_bytes(damaged)
+    return lambda: path.write_bytes(whole)
+
+
+@pytest.mark.parametrize("flips", [30, pytest.param(200, marks=pytest.mark.slow)])
+def test_a_flipped_bit_in_any_file_of_a_version_is_named(exported, tmp_path, flips):
+    version, seed = tmp_path / "1", 20261125
+    shutil.copytree(exported / "model" / "1", version)
+    files = sorted(path for path in version.rglob("*") if path.is_file() and path.stat().st_size)
+    draw = random.Random(seed)
+    Scorer(version, 10)
+    for number in range(flips):
+        path = draw.choice(files) if number >= len(files) else files[number]
+        undo = flip(path, draw)
+        with pytest.raises(ValueError, match=re.escape(path.name)):
+            Scorer(version, 10)
+        undo()
+    (version / "manifest.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"manifest\.json: no such file"):
+        Scorer(version, 10)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -269,6 +300,7 @@ def test_an_exported_version_runs_alone(exported, trained, tmp_path, library):
     elif library == "of another version":
         source = version / "dlrm" / "data" / "sources" / "native.py"
         source.write_text(source.read_text().replace("\n_VERSION = ", "\n_VERSION = 9"))
+    write_manifest(version, KIND)  # as if exported so
     lines = [line.split("\t", 1)[1] for line in trained.lines[:50]]
     done = subprocess.run(
         [sys.executable, "-I", "-c", ALONE, version],

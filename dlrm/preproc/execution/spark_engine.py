@@ -5,12 +5,10 @@ every node mounts at the same path, so Spark converts, sorts and keeps nothing.
 """
 
 import gc
-import glob
 import importlib
 import logging
 import os
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm.files import is_running
+from dlrm.locks import OwnedDirectory, remove_abandoned
 from dlrm.preproc.execution.engines import EngineError, TaskError, return_memory
 
 if TYPE_CHECKING:
@@ -223,21 +221,21 @@ def own_local_folders() -> Iterator[None]:
     if not given:
         yield
         return
-    name, own, made = f".dlrm-spark-{os.uname().nodename}-", [], []
+    prefix = f".dlrm-spark-{os.uname().nodename}-"
+    own: list[OwnedDirectory] = []
+    made = []
     for folder in map(Path, filter(None, given.split(","))):
-        left = [path for path in folder.glob(f"{glob.escape(name)}*") if not is_running(path)]
-        if left or not os.path.lexists(folder):
+        if remove_abandoned(folder, prefix) or not os.path.lexists(folder):
             made.append(folder)
-        for path in left:
-            shutil.rmtree(path, ignore_errors=True)
-        own.append(folder / f"{name}{os.getpid()}")
-    os.environ["SPARK_LOCAL_DIRS"] = ",".join(map(str, own))
+        folder.mkdir(parents=True, exist_ok=True)
+        own.append(OwnedDirectory(folder, prefix))
+    os.environ["SPARK_LOCAL_DIRS"] = ",".join(str(one.path) for one in own)
     try:
         yield
     finally:
         os.environ["SPARK_LOCAL_DIRS"] = given
-        for path in own:
-            shutil.rmtree(path, ignore_errors=True)
+        for one in own:
+            one.remove()
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()

@@ -29,6 +29,7 @@ from dlrm.files import (
     MANIFEST,
     check_replaceable,
     publish_directory,
+    restore_replaced,
     staged_file,
     sync_tree,
     tidy_after_killed,
@@ -84,7 +85,7 @@ class WorkFolder:
     def is_published(self) -> bool:
         """Returns whether `final` is the output of this run, with all its files."""
         manifest = self.final / MANIFEST
-        if self.output.exists() or not manifest.is_file():
+        if not manifest.is_file():
             return False
         if self.result("described") is None or self.result("manifest") != _digest(manifest):
             return False
@@ -194,6 +195,8 @@ def open_work_folder(
     with _locked(folder):
         for removed in folder.glob(f"*{_REMOVED}"):
             shutil.rmtree(removed)
+        for run in folder.iterdir():
+            restore_replaced(run, final)
         if restart or (folder / _FACTS).exists() and not _is_to_go_on(folder, work):
             _empty(folder)
             (folder / _FACTS).unlink(missing_ok=True)

@@ -25,7 +25,8 @@ from dlrm.data.transform.dictionaries import (
 from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
-from dlrm.files import staged_file, sync
+from dlrm.files import staged_file
+from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets

@@ -17,7 +17,7 @@ from dlrm.mapped_files import map_npy
 
 def remove_unfinished(directory: Path) -> None:
     """Removes unfinished files of `staged_file` by killed processes, anywhere in a directory."""
-    for partial in directory.rglob(".*.partial-[0-9]*"):
+    for partial in directory.rglob(".*.partial-*"):
         partial.unlink(missing_ok=True)
 
 

@@ -5,7 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from dlrm.files import MANIFEST, in_use
+from dlrm.files import MANIFEST
+from dlrm.locks import in_use
 from dlrm.model.config import ARCHITECTURE
 from dlrm.train.checkpoints.diff import shape_of, statistics, weights_of
 from dlrm.train.checkpoints.directory import (

@@ -1,11 +1,14 @@
 """Runs commands with absl's global flags: errors end in one line and an exit code."""
 
+import re
 from collections.abc import Callable
+from pathlib import Path
 
 from absl import app, flags
 
 from dlrm.command_line import fail, raise_file_limit
 from dlrm.files import check_all_local, check_local
+from dlrm.manifest import check_lines
 
 
 def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
@@ -16,6 +19,10 @@ def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
             expected, or a file without flags.
     """
     raise_file_limit()
+    for argument in arguments:
+        found = re.fullmatch(r"--?flagfile=(.+)", argument)
+        if found and Path(found[1]).is_file():
+            check_lines(found[1])
     try:
         rest = values(arguments)
     except flags.Error as error:

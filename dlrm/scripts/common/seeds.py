@@ -11,7 +11,7 @@ from dlrm.command_line import aligned
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import launch
-from dlrm.files import remove_unused
+from dlrm.locks import remove_unused
 from dlrm.model.ensemble import Ensemble
 from dlrm.scripts.common.config_flags import Values
 from dlrm.serving.predictor import Predictor, load_one

@@ -27,9 +27,10 @@ from dlrm.api.training import SETTINGS
 from dlrm.command_line import Parser, fail
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
-from dlrm.documents import brief, read_json
+from dlrm.documents import brief
 from dlrm.files import make_directories, write_atomically
 from dlrm.limits import check_processes
+from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.tune.folds import ORDERS, Part, read_checksums
 from dlrm.scripts.tune.halving import METRICS, Search, Trial, plan
 from dlrm.scripts.tune.report import FLAGS, PNG, table, write
@@ -192,9 +193,9 @@ def _begin(options: argparse.Namespace, space: Space) -> None:
         if output.exists() and (not output.is_dir() or any(output.iterdir())):
             raise FileExistsError(f"{output}: exists, and is no search; name another --output")
         make_directories(output)
-        write_atomically(path, json.dumps(found, indent=1) + "\n")
+        write_atomically(path, sealed_json(found))
         return
-    begun = read_json(path)
+    begun = read_sealed(path)
     others = f"; {output} was begun with the former, so name another --output"
     for name in begun["files"]:
         if name not in found["files"]:

@@ -19,8 +19,8 @@ import torch
 
 from dlrm.api.training import judge_settings
 from dlrm.data.workers import InOrder, workers
-from dlrm.documents import read_json
 from dlrm.files import make_directories, write_atomically
+from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.tune.folds import Part, write_part
 
 METRICS = {"auc": -1, "log_loss": 1}  # name -> sign that makes lower values better
@@ -151,7 +151,7 @@ class Search:
         """Trains trials without a result file, and sets the results of all trials."""
         rung = self.rungs[number]
         jobs = [self._job(trial, fold, rung) for trial in trials for fold in range(rung.folds)]
-        missing = [job for job in jobs if not job.result.exists()]
+        missing = [job for job in jobs if not _is_whole(job.result, say)]
         say(
             f"rung {number + 1} of {len(self.rungs)}: {_counted(len(trials), 'trial')}, "
             f"{_counted(rung.folds, 'fold')}, {rung.share:.0%} of the rows; "
@@ -193,7 +193,7 @@ def train(job: Job) -> str:
         raise ValueError(f"trial {job.trial} ({chosen}): {error}") from error
     seconds = time.perf_counter() - began
     content = {"settings": job.settings, "result": result, "seconds": seconds}
-    write_atomically(job.result, json.dumps(content, indent=1) + "\n")
+    write_atomically(job.result, sealed_json(content))
     return f"  trial {job.trial}, {job.dataset.name}: {shown}  ({seconds:.1f} s)"
 
 
@@ -201,8 +201,20 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
+def _is_whole(result: Path, say: Any) -> bool:
+    """Returns whether there is a result; a damaged one is reported, and counts as missing."""
+    if not result.exists():
+        return False
+    try:
+        read_sealed(result)
+    except ValueError as error:
+        say(f"  trained again, since its result is damaged: {error}")
+        return False
+    return True
+
+
 def _read(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    content = read_json(path)
+    content = read_sealed(path)
     saved = {name: value for name, value in content["settings"].items() if name in settings}
     if saved != json.loads(json.dumps(settings)):
         raise ValueError(f"{path}: the result of other settings: expected {settings}, got {saved}")

@@ -1,6 +1,5 @@
 """Results of a search: a table, JSON, a picture, and flags for `dlrm.scripts.main`."""
 
-import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ import numpy as np
 
 from dlrm.command_line import aligned, flags_of, text_of
 from dlrm.files import staged_file, write_atomically
+from dlrm.manifest import sealed_json, sealed_lines
 from dlrm.scripts.tune.halving import METRICS, Rung, Trial
 
 JSON, PNG, TABLE, FLAGS = "tuning.json", "tuning.png", "tuning.txt", "best.flags"
@@ -77,8 +77,8 @@ def write(
         "best": dict(best),
     }
     write_atomically(directory / TABLE, "\n".join(table(trials, rungs, metric)) + "\n")
-    write_atomically(directory / JSON, json.dumps(facts, indent=1) + "\n")
-    write_atomically(directory / FLAGS, "\n".join(flags_of(best)) + "\n")
+    write_atomically(directory / JSON, sealed_json(facts))
+    write_atomically(directory / FLAGS, sealed_lines("\n".join(flags_of(best)) + "\n"))
     return draw(trials, rungs, metric, directory / PNG)
 
 

@@ -12,15 +12,8 @@ from typing import Any
 
 from dlrm.distributed import World, agreed, from_first
 from dlrm.documents import brief
-from dlrm.files import (
-    MANIFEST,
-    in_use,
-    make_directories,
-    remove_unused,
-    sync,
-    tidy_leftovers,
-    write_atomically,
-)
+from dlrm.files import MANIFEST, make_directories, tidy_leftovers, write_atomically
+from dlrm.locks import in_use, new_suffix, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.row_store import RowStore
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
@@ -66,7 +59,7 @@ class CheckpointDirectory:
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
         self._store: RowStore | None = None
-        probe = self.path / f".writable.partial-{os.getpid()}"
+        probe = self.path / f".writable.partial-{new_suffix()}"
         with agreed(world, OSError):
             if world.rank == 0:
                 make_directories(self.path)

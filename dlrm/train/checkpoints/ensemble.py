@@ -13,7 +13,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dlrm.files import in_use, staged_directory
+from dlrm.files import staged_directory
+from dlrm.locks import in_use
 from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.saved_model import attached_to

@@ -87,23 +87,28 @@ def write_saved(
         OSError: the checkpoint cannot be written, or something is already there.
     """
     with staged_directory(directory, replace) as staging:
-        (staging / "tables").mkdir()
-        for index, table in enumerate(saved.tables):
-            table.copy_to(staging / "tables" / f"{index}.bin")
-        save_file(saved.dense, staging / "dense.safetensors")
-        for name in ("optimizer.safetensors", "rng.safetensors"):
-            save_file({}, staging / name)
-        tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
-        kept = {name: value for name, value in saved.config.items() if name != STORES}
-        config = {**kept, "optimizers": [], "tables": tables}
-        for name, value in (("config.json", config), ("progress.json", saved.progress)):
-            (staging / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-        for folder in saved.attached:
-            shutil.copytree(folder, staging / folder.name)
-        has_transform = any(folder.name == "transform" for folder in saved.attached)
-        card = model_card(config, saved.progress, has_transform)
-        (staging / MODEL_CARD).write_text(card, encoding="utf-8")
-        write_manifest(staging, "checkpoint")
+        fill_saved(saved, staging)
+
+
+def fill_saved(saved: SavedModel, directory: Path) -> None:
+    """Writes the files of `write_saved` into an empty directory."""
+    (directory / "tables").mkdir()
+    for index, table in enumerate(saved.tables):
+        table.copy_to(directory / "tables" / f"{index}.bin")
+    save_file(saved.dense, directory / "dense.safetensors")
+    for name in ("optimizer.safetensors", "rng.safetensors"):
+        save_file({}, directory / name)
+    tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
+    kept = {name: value for name, value in saved.config.items() if name != STORES}
+    config = {**kept, "optimizers": [], "tables": tables}
+    for name, value in (("config.json", config), ("progress.json", saved.progress)):
+        (directory / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    for folder in saved.attached:
+        shutil.copytree(folder, directory / folder.name)
+    has_transform = any(folder.name == "transform" for folder in saved.attached)
+    card = model_card(config, saved.progress, has_transform)
+    (directory / MODEL_CARD).write_text(card, encoding="utf-8")
+    write_manifest(directory, "checkpoint")
 
 
 def attached_to(path: Path) -> list[Path]:

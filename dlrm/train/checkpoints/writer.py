@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
 from dlrm.distributed.placement import Piece
-from dlrm.files import publish_directory, stage_directory
+from dlrm.files import StagedDirectory
 from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
 from dlrm.train.checkpoints.rows import STORES
@@ -69,12 +69,14 @@ class CheckpointWriter:
             if parameters.store is not None:
                 self._store = parameters.store.checkpoint()
         self._attached, self._copy = attached, in_background
-        paths = None
+        self._staged: StagedDirectory | None = None  # of the first rank
+        path = None
         with agreed(world, OSError):
             if world.rank == 0:
-                paths = stage_directory(directory)
-                (paths[1] / "tables").mkdir()
-        self._final, self._staging = from_first(paths, world)  # type: ignore[misc]
+                self._staged = StagedDirectory(directory)
+                path = self._staged.path
+                (path / "tables").mkdir()
+        self._staging: Path = from_first(path, world)  # type: ignore[assignment]
         self._tables: dict[int, dict[str, Any]] = {}
         self._kinds = [type(optimizer).__name__ for optimizer in parameters.optimizers]
         writers = ThreadPoolExecutor(_WRITERS, thread_name_prefix="dlrm-checkpoint")
@@ -103,11 +105,12 @@ class CheckpointWriter:
                 checksums = {name: sums for name, sums in found.items() if sums}
             ours = gather((checksums, self._tables, self._kinds, self._store), self._world)
             with agreed(self._world, OSError):
-                if self._world.rank == 0:
-                    self._publish(ours)
+                if self._staged is not None:
+                    self._describe(ours)
+                    self._staged.publish()
         except BaseException:
-            if self._world.rank == 0:
-                shutil.rmtree(self._staging, ignore_errors=True)
+            if self._staged is not None:
+                self._staged.remove()
             raise
 
     def _files(self, parameters: Parameters) -> "list[tuple[str, _Rows | dict[str, Tensor]]]":
@@ -157,7 +160,7 @@ class CheckpointWriter:
             return torch.empty_like(tensor, device="cpu").copy_(tensor).contiguous()
         return tensor.contiguous()
 
-    def _publish(self, ours: list[tuple[dict, dict, list[str], dict | None]]) -> None:
+    def _describe(self, ours: list[tuple[dict, dict, list[str], dict | None]]) -> None:
         tables = dict(sorted(item for _, own, _, _ in ours for item in own.items()))
         kinds = max((kinds for _, _, kinds, _ in ours), key=len)  # a rank without tables has fewer
         config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
@@ -169,10 +172,9 @@ class CheckpointWriter:
         (self._staging / MODEL_CARD).write_text(card, encoding="utf-8")
         if self._attached:
             target = self._staging / self._attached.name
-            shutil.copytree(self._attached, target, copy_function=link_or_copy)
+            shutil.copytree(self._attached, target)
         checksums = {name: crc for own, _, _, _ in ours for name, crc in own.items()}
         write_manifest(self._staging, "checkpoint", checksums)
-        publish_directory(self._staging, self._final)
 
 
 class _Rows:

@@ -1,0 +1,251 @@
+"""What a running writer owns is left alone, and what an ended one left is removed or restored."""
+
+import errno
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from dlrm import files, locks
+from dlrm.files import staged_directory, staged_file, write_atomically
+from dlrm.manifest import read_manifest, write_manifest
+
+
+def names(directory):
+    return sorted(path.name for path in directory.iterdir())
+
+
+@contextmanager
+def other_process(work):
+    """Runs `work(pause)` in a fork until it calls `pause`, then until the block ends.
+
+    Yields a function that kills it instead.
+    """
+    (reached, reaching), (going, go) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(go)
+        status = 1
+        try:
+            work(lambda: (os.write(reaching, b"."), os.read(going, 1)))
+            status = 0
+        finally:
+            os._exit(status)
+    os.close(going)
+    assert os.read(reached, 1) == b"."
+    killed = []
+    try:
+        yield lambda: killed.append(os.kill(pid, signal.SIGKILL))
+    finally:
+        os.close(go)
+        status = os.waitpid(pid, 0)[1]
+        for end in (reached, reaching):
+            os.close(end)
+    assert bool(killed) or status == 0
+
+
+@pytest.fixture(params=[True, False], ids=["exchange", "two renames"])
+def exchanges(request, monkeypatch):
+    """Whether the system can exchange two names."""
+    if not request.param:
+        monkeypatch.setattr(files, "exchange", lambda one, other: False)
+    return request.param
+
+
+def write(final, text, pause=lambda: None, replace=True):
+    """Writes a directory of two files with the same text, of which a mixture can be told."""
+    with staged_directory(final, replace) as staging:
+        (staging / "one").write_text(text)
+        pause()
+        (staging / "two").write_text(text)
+        write_manifest(staging, "dataset", text=text)
+
+
+def content(final):
+    read_manifest(final, "dataset", check_crc=True)
+    return {(final / name).read_text() for name in ("one", "two")}
+
+
+def test_writers_with_one_process_id_do_not_mix_what_they_write(tmp_path, monkeypatch, exchanges):
+    """As in two containers, in each of which the writer is process 1."""
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    final = tmp_path / "dataset"
+    write(final, "first")
+    with other_process(lambda pause: write(final, "second", pause)):
+        write(final, "third")
+        assert content(final) == {"third"}
+    assert content(final) == {"second"}
+    assert names(tmp_path) == ["dataset"]
+
+
+def test_a_successor_with_the_same_process_id_removes_what_a_killed_writer_left(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+    final = tmp_path / "dataset"
+    with other_process(lambda pause: write(final, "killed", pause)) as kill:
+        kill()
+    assert len(names(tmp_path)) == 1
+    write(final, "next")
+    assert content(final) == {"next"}
+    assert names(tmp_path) == ["dataset"]
+
+
+def test_a_file_that_is_being_written_is_left_to_its_writer(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "getpid", lambda: 1)
+
+    def write_slowly(pause):
+        with staged_file(tmp_path / "scores") as partial:
+            partial.write_text("slow")
+            pause()
+
+    with other_process(write_slowly):
+        write_atomically(tmp_path / "scores", "fast")
+        assert (tmp_path / "scores").read_text() == "fast"
+    assert (tmp_path / "scores").read_text() == "slow"
+    with other_process(write_slowly) as kill:
+        kill()
+    assert len(names(tmp_path)) == 2
+    write_atomically(tmp_path / "scores", "next")
+    assert names(tmp_path) == ["scores"]
+
+
+def test_without_locks_nothing_of_another_process_is_removed(tmp_path, monkeypatch):
+    def no_locks(descriptor, kind):
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(locks.fcntl, "flock", no_locks)
+    final = tmp_path / "dataset"
+    with other_process(lambda pause: write(final, "slow", pause)):
+        write(final, "fast")
+        assert content(final) == {"fast"}
+    assert content(final) == {"slow"}
+    assert names(tmp_path) == ["dataset"]
+
+
+def test_a_directory_that_appeared_meanwhile_is_kept(tmp_path):
+    final = tmp_path / "dataset"
+
+    def appear():
+        write(final, "first")
+
+    with pytest.raises(FileExistsError, match="dataset: another process has written it meanwhile"):
+        write(final, "second", appear, replace=False)
+    assert content(final) == {"first"}
+    assert names(tmp_path) == ["dataset"]
+
+
+def test_what_earlier_versions_left_is_restored_or_removed(tmp_path):
+    """They named leftovers by the writer's process, and moved a replaced directory beside it."""
+    final = tmp_path / "dataset"
+    write(tmp_path / ".dataset.old-1", "old")
+    (tmp_path / ".dataset.partial-1").mkdir()
+    with pytest.raises(FileExistsError, match="not empty"):
+        write(final, "new", replace=False)
+    assert content(final) == {"old"}
+    assert names(tmp_path) == ["dataset"]
+
+
+def test_a_reader_never_finds_a_gap_or_a_mixture(tmp_path):
+    final, rounds = tmp_path / "dataset", 30
+    write(final, "0")
+    over = threading.Event()
+    found = []
+
+    def read():
+        while not over.is_set():
+            try:
+                with locks.unreplaced(final):
+                    texts = content(final)
+            except locks.ReplacedError:
+                continue
+            found.append(len(texts))
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    try:
+        for number in range(rounds):
+            write(final, str(number))
+    finally:
+        over.set()
+        reader.join()
+    assert set(found) == {1}
+
+
+def test_an_error_of_a_replaced_directory_says_so(tmp_path):
+    final = tmp_path / "dataset"
+    write(final, "first")
+
+    def read_replaced():
+        with locks.unreplaced(final):
+            write(final, "second")
+            raise ValueError("damaged")
+
+    with pytest.raises(locks.ReplacedError, match="dataset: was replaced"):
+        read_replaced()
+    with pytest.raises(ValueError, match="damaged"), locks.unreplaced(final):
+        raise ValueError("damaged")
+
+
+@pytest.mark.slow
+def test_two_process_namespaces_on_one_folder(tmp_path):
+    """Writers that are both process 1 of their namespaces replace one directory in turns."""
+    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+    unshare = shutil.which("unshare")
+    if not unshare or subprocess.run([*isolated, "true"], check=False).returncode:
+        pytest.skip("no process namespaces here")
+    code = (
+        "import os, sys, time\n"
+        "from pathlib import Path\n"
+        "sys.path.insert(0, sys.argv[3])\n"
+        "from tests.test_locks import write\n"
+        "assert os.getpid() == 1\n"
+        "for _ in range(100):\n"
+        "    write(Path(sys.argv[1]), sys.argv[2], lambda: time.sleep(0.002))\n"
+    )
+    final, root = tmp_path / "dataset", Path(__file__).parents[1]
+    write(final, "0")
+    running = [
+        subprocess.Popen([*isolated, sys.executable, "-c", code, str(final), text, str(root)])
+        for text in ("first", "second")
+    ]
+    while any(process.poll() is None for process in running):
+        try:
+            with locks.unreplaced(final):
+                texts = content(final)
+        except locks.ReplacedError:
+            continue
+        assert len(texts) == 1
+    assert [process.returncode for process in running] == [0, 0]
+    assert names(tmp_path) == ["dataset"]
+
+
+@pytest.mark.slow
+def test_ten_thousand_reads_beside_five_hundred_replacements(tmp_path):
+    final = tmp_path / "dataset"
+    write(final, "0")
+
+    pid = os.fork()
+    if not pid:
+        for number in range(500):
+            write(final, str(number))
+        os._exit(0)
+    reads = again = 0
+    running = True
+    while running or reads < 10_000:
+        running = running and os.waitpid(pid, os.WNOHANG)[0] == 0
+        try:
+            with locks.unreplaced(final):
+                texts = content(final)
+        except locks.ReplacedError:
+            again += 1
+            continue
+        assert len(texts) == 1
+        reads += 1
+    print(f"{reads} reads, {again} more interrupted by a replacement")
