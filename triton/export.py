@@ -292,11 +292,9 @@ def _generated(predictor: Predictor, serving: Serving, options: argparse.Namespa
     config, transform = predictor.model.config, predictor.transform
     needs_dataset = options.dataset or options.embedding_precision != "fp32"
     if needs_dataset or transform is None or transform.longest:
-        trained = read_config(predictor.path).get("flags", {})
         raise ValueError(
             "--dataset: expected the directory of a dataset, whose real rows the exported model "
-            f"is judged by; {predictor.path} was trained on {trained.get('dataset')} "
-            f"({trained.get('dataset_type')}), which is not there; "
+            f"is judged by; {_trained_on(predictor.path)}; "
             "dlrm.Dataset.from_arrow(frame, schema, DIR) writes one from a table"
         )
     rows, draw = max(options.verify_rows, 1), np.random.default_rng(0)
@@ -304,6 +302,14 @@ def _generated(predictor: Predictor, serving: Serving, options: argparse.Namespa
     ids = draw.integers(0, config.table_sizes, (rows, len(config.table_sizes)))
     inputs = Inputs(numerical.astype(serving.numerical_dtype), ids.astype(serving.ids_dtype))
     return Reference(None, "", inputs, np.zeros(rows, np.float32), predictor.logits_of(inputs))
+
+
+def _trained_on(checkpoint: Path) -> str:
+    trained = read_config(checkpoint).get("flags", {})
+    if not trained.get("dataset"):
+        return f"{checkpoint} does not name the dataset that it was trained on"
+    kind = trained.get("dataset_type")
+    return f"{checkpoint} was trained on {trained['dataset']} ({kind}), which is not there"
 
 
 def _reference(

@@ -14,6 +14,7 @@ restrictions.
 
 import importlib.util
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -43,6 +44,8 @@ def main() -> None:
     options, others = parser.parse_known_args()
     if not options.model_repository.is_dir():
         fail(f"{options.model_repository}: no such directory (--model-repository)")
+    if problem := unserved(options.model_repository):
+        fail(problem)
     explicit = "explicit" in others or "--model-control-mode=explicit" in others
     if explicit and restrictions(others) and not any("--load-model" in flag for flag in others):
         fail(
@@ -67,6 +70,19 @@ def main() -> None:
             *others,
         ]
         sys.exit(run(command, environment(package)))
+
+
+def unserved(repository: Path) -> str | None:
+    """Returns which model needs a backend that this server lacks, and what to do; else None."""
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        text = path.read_text(encoding="utf-8")
+        named = re.search(r'^ *(?:backend|platform) *: *"([^"]*)"', text, re.MULTILINE)
+        if named and named[1] not in ("python", "ensemble"):
+            return (
+                f"{path.parent}: needs Triton's {named[1]}, and this server has the python backend "
+                "only: export.py --python writes a model for it; other servers serve this one"
+            )
+    return None
 
 
 def find_package() -> Path:

@@ -175,6 +175,23 @@ def test_nvidias_deployer_writes_what_export_writes(
         assert capsys.readouterr().err.startswith(f"error: {message}")
 
 
+def test_a_version_is_filled_where_a_polling_server_does_not_look(
+    export, trained, tmp_path, monkeypatch
+):
+    repository, seen = tmp_path / "repository", []
+    write = platforms.write_onnx
+
+    def watched(*arguments):
+        seen.append({path.relative_to(repository).parts[:2] for path in repository.rglob("*")})
+        return write(*arguments)
+
+    monkeypatch.setattr(platforms, "write_onnx", watched)
+    export(trained, repository)
+    export(trained, repository, "--update")
+    assert seen == [set(), {("model",), ("model", "1"), ("model", "config.pbtxt")}]
+    assert [path.name for path in tmp_path.iterdir()] == ["repository"]
+
+
 def test_modules_run_by_the_names_that_nvidia_prints(trained, tmp_path):
     root = Path(__file__).parent.parent.parent
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
