@@ -22,9 +22,8 @@ def _hide_triton_folder() -> None:
 
     Python started in the repository root finds the folder as a namespace package of that name;
     torch then believes the compiler is there, and `torch.optim` and `torch.compile` fail on it.
+    `python -m triton.deployer` has imported it already.
     """
-    if "triton" in sys.modules:
-        return
     spec = importlib.util.find_spec("triton")
     if spec is not None and spec.origin is None:
         sys.modules["triton"] = None  # type: ignore[assignment]  # "import triton" now fails, as it should

@@ -192,7 +192,9 @@ def errors_named(path: str | os.PathLike) -> Iterator[None]:
 
 
 @contextmanager
-def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> Iterator[Path]:
+def staged_directory(
+    path: str | os.PathLike, replace: bool | str = False, beside: Path | None = None
+) -> Iterator[Path]:
     """Yields a new directory that becomes `path` when the block ends without an error.
 
     After an error the new directory is removed, and `path` is unchanged.
@@ -202,13 +204,15 @@ def staged_directory(path: str | os.PathLike, replace: bool | str = False) -> It
         replace: whether to replace an existing directory at `path`; a kind, as in a manifest,
             allows only directories of that kind. Only a directory with a manifest, which this
             package wrote, is replaced, so that a mistyped path loses nothing.
+        beside: path beside which to fill the new directory, on the same file system; None means
+            `path`.
 
     Raises:
         FileExistsError: `path` exists and may not be replaced.
         OSError: nothing can be written there.
         ValueError: `path` is a URI.
     """
-    staged = StagedDirectory(path, replace)
+    staged = StagedDirectory(path, replace, beside)
     try:
         with errors_named(path):
             yield staged.path
@@ -222,21 +226,24 @@ class StagedDirectory:
     """The directory of `staged_directory`, for callers without a block.
 
     Args:
-        path, replace: see `staged_directory`, also for errors.
+        path, replace, beside: see `staged_directory`, also for errors.
 
     Attributes:
         final: the directory that it becomes, without links.
         path: the directory to fill.
     """
 
-    def __init__(self, path: str | os.PathLike, replace: bool | str = False) -> None:
+    def __init__(
+        self, path: str | os.PathLike, replace: bool | str = False, beside: Path | None = None
+    ) -> None:
         check_local(path)
         self.final = Path(path).resolve()  # replaces the target of a link, not the link
-        tidy_after_killed(self.final)
+        place = self.final if beside is None else beside.resolve()
+        tidy_after_killed(place)
         check_replaceable(self.final, replace)
         make_directories(self.final.parent)
         self._replace = bool(replace)
-        self._owned = OwnedDirectory(self.final.parent, _prefix(self.final))
+        self._owned = OwnedDirectory(place.parent, _prefix(place))
         self.path = self._owned.path / "content"
         self.path.mkdir()
 

@@ -6,7 +6,7 @@
 #                          names binary_dataset/ itself
 #     ENGINE               spark, or local: the same without Spark and Java (default spark)
 #     SPARK_LOCAL_DIRS     for files of Spark's own (default $OUTPUT_PATH/spark-tmp, removed at the end)
-#     TOTAL_CORES          cores in all (default: those of this machine)
+#     TOTAL_CORES          cores in all (default: those of this machine, and no more without a cluster)
 #     TOTAL_MEMORY         memory in all, in GiB (default: half of this machine's); on a cluster that
 #                          of the driver and of each executor
 #     FREQUENCY_LIMIT      how often a value must occur to get an id (default 15)
@@ -59,7 +59,8 @@ case " $* " in
 esac
 if [[ $ENGINE != local ]]; then "$here/check_java.sh"; fi
 
-TOTAL_CORES=${TOTAL_CORES:-$(nproc)}
+cores=$(env -u OMP_NUM_THREADS -u OMP_THREAD_LIMIT nproc) # which takes these for a number of cores
+TOTAL_CORES=${TOTAL_CORES:-$cores}
 if [[ -z ${TOTAL_MEMORY:-} ]]; then
   TOTAL_MEMORY=$(awk '/^MemTotal:/ { gib = int($2 / 2 / 1048576); print gib < 2 ? 2 : gib }' /proc/meminfo)
 fi
@@ -69,6 +70,10 @@ for name in TOTAL_CORES TOTAL_MEMORY; do
     exit 1
   fi
 done
+if [[ -z ${SPARK_MASTER:-} ]] && ((TOTAL_CORES > cores)); then
+  echo "note: TOTAL_CORES=$TOTAL_CORES: this machine has $cores, which are used"
+  TOTAL_CORES=$cores
+fi
 export SPARK_LOCAL_DIRS=${SPARK_LOCAL_DIRS:-$OUTPUT_PATH/spark-tmp}
 
 exec "$PYTHON" "$here/spark_data_utils.py" --mode prepare \

@@ -21,6 +21,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.client`
+
 import numpy as np
 import torch
 import tritonclient.grpc

@@ -8,6 +8,9 @@ determines the architecture: contradicting flags are refused.
 
 import argparse
 import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.deployer`
 
 import export
 from command_line import new_parser

@@ -13,11 +13,13 @@ import json
 import os
 import shutil
 import sys
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.export`
 
 import numpy as np
 import repository
@@ -30,7 +32,7 @@ from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
-from dlrm.files import staged_directory
+from dlrm.files import make_directories, staged_directory
 from dlrm.locks import unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
@@ -287,11 +289,9 @@ def _generated(predictor: Predictor, serving: Serving, options: argparse.Namespa
     config, transform = predictor.model.config, predictor.transform
     needs_dataset = options.dataset or options.embedding_precision != "fp32"
     if needs_dataset or transform is None or transform.longest:
-        trained = read_config(predictor.path).get("flags", {})
         raise ValueError(
             "--dataset: expected the directory of a dataset, whose real rows the exported model "
-            f"is judged by; {predictor.path} was trained on {trained.get('dataset')} "
-            f"({trained.get('dataset_type')}), which is not there; "
+            f"is judged by; {_trained_on(predictor.path)}; "
             "dlrm.Dataset.from_arrow(frame, schema, DIR) writes one from a table"
         )
     rows, draw = max(options.verify_rows, 1), np.random.default_rng(0)
@@ -299,6 +299,14 @@ def _generated(predictor: Predictor, serving: Serving, options: argparse.Namespa
     ids = draw.integers(0, config.table_sizes, (rows, len(config.table_sizes)))
     inputs = Inputs(numerical.astype(serving.numerical_dtype), ids.astype(serving.ids_dtype))
     return Reference(None, "", inputs, np.zeros(rows, np.float32), predictor.logits_of(inputs))
+
+
+def _trained_on(checkpoint: Path) -> str:
+    trained = read_config(checkpoint).get("flags", {})
+    if not trained.get("dataset"):
+        return f"{checkpoint} does not name the dataset that it was trained on"
+    kind = trained.get("dataset_type")
+    return f"{checkpoint} was trained on {trained['dataset']} ({kind}), which is not there"
 
 
 def _reference(
@@ -362,7 +370,7 @@ def _write_new(options: argparse.Namespace, export: Export, version: int) -> lis
     """Writes new models: all of them, or none."""
     with ExitStack() as staged:
         for name, config in _configs(options.triton_model_name, export).items():
-            top = staged.enter_context(staged_directory(options.save_dir / name))
+            top = staged.enter_context(_staged(options.save_dir / name, options.save_dir))
             repository.write_config(top, config)
             directory = top / str(version)
             directory.mkdir()
@@ -372,7 +380,7 @@ def _write_new(options: argparse.Namespace, export: Export, version: int) -> lis
                 _write_facts(directory, export)
                 _write_transform(directory, export)
                 repository.write_backend(directory, "transform_model.py")
-                write_manifest(directory, KIND)
+                _finish(directory)
     raise AssertionError("the model itself is always among them")
 
 
@@ -400,8 +408,22 @@ def _write_update(options: argparse.Namespace, export: Export, version: int) -> 
             "cannot take a new transform and new tables at one instant, as --python does; use "
             "another --triton-model-name"
         )
-    with staged_directory(top / str(version)) as directory:
+    with _staged(top / str(version), options.save_dir) as directory:
         return _write_version(directory, export)
+
+
+def _staged(path: Path, repository: Path) -> AbstractContextManager[Path]:
+    """Returns `staged_directory(path)`, filled where a polling server does not look.
+
+    Such a server takes every directory of the repository for a model, and loads all versions of a
+    model again if anything in its directory changes. If nothing can be written beside the
+    repository, or it is a file system of its own, it logs an error until the export is complete.
+    """
+    make_directories(repository)
+    parent = repository.resolve().parent
+    same = parent.stat().st_dev == repository.stat().st_dev
+    beside = repository if same and os.access(parent, os.W_OK | os.X_OK) else repository / "model"
+    return staged_directory(path, beside=beside)
 
 
 def _write_version(directory: Path, export: Export) -> list[str]:
@@ -430,8 +452,14 @@ def _write_version(directory: Path, export: Export) -> list[str]:
             repository.write_backend(directory, "scoring_model.py")
     found = _compare(export, score_rows(score, inputs))
     lines = _report(directory, export, found)
-    write_manifest(directory, KIND)
+    _finish(directory)
     return lines
+
+
+def _finish(directory: Path) -> None:
+    """Completes a version, whose files have been written."""
+    write_manifest(directory, KIND)
+    repository.keep_bytecode_out(directory)
 
 
 def _compare(export: Export, scores: np.ndarray) -> Agreement:

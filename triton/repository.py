@@ -249,6 +249,17 @@ def write_backend(directory: Path, script: str) -> None:
         shutil.copyfile(source, target)
 
 
+def keep_bytecode_out(directory: Path) -> None:
+    """Keeps Python from writing bytecode beside the modules of a version.
+
+    A polling server would take it for a change and load the version a second time. Where it makes
+    a directory of bytecode there is an empty file of that name, which Python accepts silently.
+    The server's Python reads no environment variable that would prevent it.
+    """
+    for folder in {path.parent for path in directory.rglob("*.py")}:
+        (folder / "__pycache__").touch()
+
+
 def _sources(modules: Iterable[str]) -> set[Path]:
     """Returns the files of modules of dlrm, and of all modules of dlrm that they import."""
     found: set[Path] = set()

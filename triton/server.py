@@ -14,6 +14,7 @@ restrictions.
 
 import importlib.util
 import os
+import re
 import secrets
 import signal
 import subprocess
@@ -22,10 +23,11 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.server`
+
 from command_line import new_parser
 
 from dlrm.command_line import exit_code_of, fail
-from dlrm.serving.reader import check_version
 
 NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver's names
 
@@ -47,12 +49,8 @@ def _run() -> int:
     options, others = parser.parse_known_args()
     if not options.model_repository.is_dir():
         fail(f"{options.model_repository}: no such directory (--model-repository)")
-    for version in sorted(options.model_repository.glob("*/[0-9]*/")):
-        if not (version / "model.py").exists():  # which compares the files itself
-            try:
-                check_version(version)
-            except (ValueError, OSError) as error:
-                fail(error)
+    if problem := unserved(options.model_repository):
+        fail(problem)
     explicit = "explicit" in others or "--model-control-mode=explicit" in others
     if explicit and restrictions(others) and not any("--load-model" in flag for flag in others):
         fail(
@@ -74,6 +72,19 @@ def _run() -> int:
             *others,
         ]
         return run(command, environment(package))
+
+
+def unserved(repository: Path) -> str | None:
+    """Returns which model needs a backend that this server lacks, and what to do; else None."""
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        text = path.read_text(encoding="utf-8")
+        named = re.search(r'^ *(?:backend|platform) *: *"([^"]*)"', text, re.MULTILINE)
+        if named and named[1] not in ("python", "ensemble"):
+            return (
+                f"{path.parent}: needs Triton's {named[1]}, and this server has the python backend "
+                "only: export.py --python writes a model for it; other servers serve this one"
+            )
+    return None
 
 
 def find_package() -> Path:

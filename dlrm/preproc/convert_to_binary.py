@@ -83,7 +83,8 @@ class _BinaryFile(SplitWriter):
     """Writes the rows of a split as NVIDIA's words of four bytes; see `SplitWriter`."""
 
     def __enter__(self) -> "_BinaryFile":
-        self._file = open(self._spec.directory / f"{self._split}_data.bin", "xb")  # noqa: SIM115
+        name = "val" if self._split == "validation" else self._split  # as split_dataset.py reads it
+        self._file = open(self._spec.directory / f"{name}_data.bin", "xb")  # noqa: SIM115
         return self
 
     def __exit__(self, *error: Any) -> None:

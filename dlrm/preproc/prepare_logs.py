@@ -24,6 +24,7 @@ from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.clicks.layout import one_class_note, write_model_size
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS, Transform
+from dlrm.limits import check_processes
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.work_folder import open_work_folder, shared_folders
@@ -77,6 +78,7 @@ def _check_mode(flags: argparse.Namespace) -> None:
         raise ValueError(
             "--model_size_file: is for --mode transform; prepare writes model_size.json"
         )
+    check_processes("--cores", flags.cores)
     for name, why in _UNUSED.items():
         if getattr(flags, name):
             _say(f"note: --{name} is not used: {why}")
@@ -246,11 +248,15 @@ def _days(flags: argparse.Namespace) -> list[Path]:
     """Returns the files of `--days`, or `--input_file`."""
     if flags.input_file is not None:
         return [flags.input_file]
-    days = find_days(_required(flags, "input_folder"), flags.num_days)
-    first, last = flags.days or (0, len(days) - 1)
-    if last >= len(days):
-        raise ValueError(f"--days {first}-{last}: expected days within 0-{len(days) - 1}")
-    return days[first : last + 1]
+    try:
+        return find_days(_required(flags, "input_folder"), flags.num_days, flags.days)
+    except (FileNotFoundError, ValueError) as error:
+        if flags.days is not None or not flags.input_folder.is_dir():
+            raise
+        raise type(error)(
+            f"{error}; --days A-B needs these days only, --input_file names one file, and --half "
+            "first or second takes a half of the rows"
+        ) from None
 
 
 def _range(text: str) -> tuple[int, int]:

@@ -202,7 +202,7 @@ def read_run(checkpoint: Path) -> Run:
         {k: v for k, v in config["flags"].items() if k not in _PLACES},
         metrics,
         list(best),
-        int(progress.get("step", 0)),
+        int(progress.get("step") or 0),  # NVIDIA's checkpoints may have none
         int(progress["best"]["step"]) if best else None,
         curve,
         [entry for entry in history if "lr" not in entry],

@@ -291,16 +291,15 @@ def open_predictor(checkpoint: str, source: str | None) -> Predictor:
     allowed = FLAGS.allow_other_transform
     predictor = load(checkpoint, FLAGS.dataset or scored, allowed, print, FLAGS.allow_links)
     predictor.batch_size = FLAGS.batch_size
-    if FLAGS.dataset and scored:
-        fitted = predictor.transform.directory if predictor.transform else None
-        if note := _compared(fitted or predictor.path, scored):
+    if FLAGS.dataset and scored and Path(FLAGS.dataset).resolve() != Path(scored).resolve():
+        own = (predictor.path / layout.TRANSFORM).is_dir()
+        fitted, kind = (predictor.path, "checkpoint") if own else (FLAGS.dataset, layout.KIND)
+        note = compare_transforms(
+            fitted, scored, allowed, allow_links=FLAGS.allow_links, source_kind=kind
+        )
+        if note:
             print(note)
     return predictor
-
-
-def _compared(source: Path, scored: str) -> str | None:
-    allowed = FLAGS.allow_other_transform
-    return compare_transforms(source, scored, allowed, allow_links=FLAGS.allow_links)
 
 
 def value_shares(predictor: Predictor) -> Shares:

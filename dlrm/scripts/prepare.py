@@ -19,6 +19,7 @@ from absl import flags
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
+from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
@@ -200,6 +201,7 @@ def _options(by_files: bool) -> TableOptions:
 
 
 def _engine(output: Path, query: SparkQuery | None):
+    check_processes("--cores", FLAGS.cores)  # before anything is written
     settings = spark_settings(query)
     log = output.resolve().parent / "spark.log"
     return lambda: open_engine(

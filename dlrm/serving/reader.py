@@ -136,6 +136,8 @@ class Reader:
                 f"{name}: expected [rows, width] of up to {self._max_rows} rows and a width of up "
                 f"to {width}, got {list(shape)}"
             )
+        if not shape[0]:
+            raise ValueError(f"{name}: expected 1 row or more, got none")
 
     def _most_ids(self) -> int:
         """Returns the maximum ids of a request."""

@@ -35,7 +35,7 @@ def models_are_whole(folder):
 
 
 def versions_are_whole(folder):
-    for version in (folder / "model").glob("[0-9]*"):
+    for version in (folder / "repository/model").glob("[0-9]*"):
         whole(version, "served model")
 
 
@@ -44,7 +44,7 @@ def versions_are_whole(folder):
     [
         ("recalibrate", models_are_whole, {"made"}),
         ("save", models_are_whole, {"made"}),
-        ("update", versions_are_whole, {"model"}),
+        ("update", versions_are_whole, {"repository"}),
     ],
 )
 def test_twenty_kills_leave_whole_models(forks, trained, tmp_path, name, check, names):

@@ -33,8 +33,9 @@ def save(checkpoint, folder):
 def update(checkpoint, folder):
     """Adds a version to an exported model."""
     os.getpid = lambda: 1
-    words = [f"--checkpoint={checkpoint}", f"--save-dir={folder}", "--ts-trace", "--no-raw"]
-    update = ["--update"] * (folder / "model").exists()
+    repository = folder / "repository"
+    words = [f"--checkpoint={checkpoint}", f"--save-dir={repository}", "--ts-trace", "--no-raw"]
+    update = ["--update"] * (repository / "model").exists()
     exporter.run(exporter.parse([*words, *update]))
 
 

@@ -115,6 +115,7 @@ def test_a_library_of_another_machine_is_logged_and_left_alone(tmp_path, native)
 def test_torch_works_in_a_directory_with_a_triton_folder(tmp_path):
     (tmp_path / "triton").mkdir()  # like the repository's: no Triton compiler
     code = (
+        "import triton\n"  # as `python -m triton.deployer` does
         "import dlrm.ops, torch\n"
         "torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=1)\n"
         "torch.compile(lambda x: x + 1, backend='aot_eager')(torch.zeros(1))\n"

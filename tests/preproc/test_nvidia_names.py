@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import subprocess
 import sys
 
@@ -39,18 +40,20 @@ def raw(tmp_path):
 def test_the_whole_path_takes_nvidias_arguments_and_variables(raw, tmp_path, words):
     output = tmp_path / "an output" / "binary_dataset"
     paths = {"download_dir": str(raw), "final_output_dir": str(output)}
-    done = script("prepare_dataset.sh", *words, *SMALL, **paths, spark_output_path="/nowhere")
+    others = {"spark_output_path": "/nowhere", "TOTAL_CORES": "80000"}
+    done = script("prepare_dataset.sh", *words, *SMALL, **paths, **others)
     assert done.returncode == 0, done.stderr
     assert binary_files(output) == reference_dataset(day_files(raw), 2, 3, limit=lambda column: 1)
     machine = next(word for word in words if word in ("GPU", "DGX2"))
     assert f"note: {machine}: preprocessing runs on processor cores here" in done.stdout
     assert "note: spark_output_path is not used" in done.stdout
+    assert done.stdout.count("TOTAL_CORES=80000: this machine has ") == 1
 
 
-@pytest.mark.parametrize("machine", [["CPU"], []])
-def test_spark_takes_its_paths_as_arguments(raw, tmp_path, machine):
+@pytest.mark.parametrize(("name", "machine"), [("run_spark.sh", ["CPU"]), ("run-spark.sh", [])])
+def test_spark_takes_its_paths_as_arguments(raw, tmp_path, name, machine):
     words = [*machine, str(raw), str(tmp_path / "out"), "1", *SMALL]
-    done = script("run_spark.sh", *words, FREQUENCY_LIMIT="9")
+    done = script(name, *words, FREQUENCY_LIMIT="9")
     assert done.returncode == 0, done.stderr
     expected = reference_dataset(day_files(raw), 2, 3, limit=lambda column: 1)
     assert binary_files(tmp_path / "out" / "binary_dataset") == expected
@@ -69,6 +72,8 @@ def test_spark_takes_its_paths_as_arguments(raw, tmp_path, machine):
         ("prepare_dataset.sh", ["15", "TPU"], {}, "TPU: expected a frequency limit, CPU or GPU"),
         ("run_spark.sh", ["CPU", "/in"], {}, "/in: expected [CPU] INPUT_PATH OUTPUT_PATH"),
         ("prepare_dataset.sh", [], {"final_output_dir": "/x"}, "final_output_dir=/x: expected a f"),
+        ("verify_criteo_downloaded.sh", ["/no"], {"INPUT_PATH": "/"}, "/no: no such folder of day"),
+        ("verify_criteo_downloaded.sh", ["/", "/"], {}, "/ /: expected one folder of day files"),
     ],
 )
 def test_what_is_not_served_is_one_line(name, words, variables, message):
@@ -106,6 +111,37 @@ def test_the_steps_take_nvidias_flags(raw, tmp_path):
         assert message in refused.stderr
 
 
+def test_a_folder_with_half_of_the_last_day_is_transformed(raw, tmp_path):
+    write_days(tmp_path / "three", GOOD, GOOD * 3, GOOD * 2)
+    common = (f"--model_folder={tmp_path / 'models'}", *SMALL, "--output_ordering=input")
+    fitted = spark_data_utils(
+        "--mode=generate_models", f"--input_folder={raw}", "--frequency_limit=1", *common
+    )
+    assert fitted.returncode == 0, fitted.stderr
+    (tmp_path / "half").mkdir()
+    lines = (tmp_path / "three" / "day_2").read_text().splitlines(keepends=True)
+    (tmp_path / "half" / "day_2").write_text("".join(lines[: len(lines) // 2]))
+
+    def transform(name, *words):
+        output = f"--output_folder={tmp_path / name / 'out'}"
+        folder = f"--input_folder={tmp_path / name}"
+        return spark_data_utils("--mode=transform", *common, folder, output, *words)
+
+    for name, *words in (("half", "--days=2-2"), ("three", "--days=2-2", "--half=first")):
+        done = transform(name, *words)
+        assert done.returncode == 0, done.stderr
+    assert binary_files(tmp_path / "half" / "out") == binary_files(tmp_path / "three" / "out")
+    for words, message in (
+        ([], "day_0: missing, though there is a day_2; .*--days A-B .*--input_file .*--half first"),
+        (["--days=1-2"], r"day_1: missing; expected day_1 to day_2 \(--days\)"),
+        (["--days=2-2", "--cores=100000"], "--cores 100000: expected 1 to"),
+    ):
+        refused = transform("half", *words, f"--output_folder={tmp_path / 'refused'}")
+        assert refused.returncode == 1
+        assert re.search(message, refused.stderr), refused.stderr
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("refused")]
+
+
 def test_parquet_becomes_binary_rows_and_these_a_file_a_feature(tmp_path):
     random, rows = np.random.default_rng(0), {"train": 200, "test": 50, "validation": 51}
     tables = {}
@@ -120,6 +156,8 @@ def test_parquet_becomes_binary_rows_and_these_a_file_a_feature(tmp_path):
     others = [f"--intermediate_dir={tmp_path / 'i'}", "--parallel_jobs=40"]
     done = forked.run(PREPROC / "parquet_to_binary.py", *words, *others)
     assert done.returncode == 0, done.stderr
+    names = sorted(path.name for path in (tmp_path / "binary").glob("*.bin"))
+    assert names == ["test_data.bin", "train_data.bin", "val_data.bin"]  # as NVIDIA's reader wants
     row = np.fromfile(tmp_path / "binary" / "train_data.bin", "<i4").reshape(200, 6)[7]
     assert row[0] == tables["train"]["label"][7]
     assert row[1:3].view("<f4").tolist() == [tables["train"][f"n{i}"][7] for i in range(2)]

@@ -124,7 +124,7 @@ OURS = {
     "max_grad_norm": None,
     "seeds": None,
     "precision": None,
-    "inference_benchmark_runtimes": ["native", "eager", "torchscript", "onnx", "aot"],
+    "inference_benchmark_runtimes": ["native"],
     "keep_checkpoints": 1,
     "mlp_optimizer": "sgd",
     "numerical_bins": 256,

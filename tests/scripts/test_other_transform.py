@@ -1,6 +1,8 @@
 """Every command that brings a model and a dataset together compares their transforms first."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +14,8 @@ from small_dataset import MODEL, RUN, write_dataset
 import dlrm
 from dlrm.serving.recalibration import load_recalibration, of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia
+from dlrm.train.checkpoints.saved_model import read_saved, write_saved
 
 DIFFERS = r"its transform is not that of .*: categorical 0: id 1 is \w{8} for the model and \w{8}"
 COMMANDS = {
@@ -46,6 +50,27 @@ def test_what_was_silent_cost_the_auc(command, trained, other_ids):
     wrong = command(*tested, "--allow_other_transform", data=other_ids, model=[])
     assert right["auc"] > 0.7
     assert wrong["auc"] < right["auc"] - 0.1
+
+
+def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, other_ids, tmp_path):
+    saved = read_saved(find_checkpoint(trained.checkpoint))
+    write_nvidia(saved, tmp_path / "theirs")
+    shutil.rmtree(tmp_path / "theirs" / "transform")  # NVIDIA's program saves none
+    write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "ours")
+    aucs = set()
+    for form in ("theirs", "ours"):
+        known = [f"--checkpoint={tmp_path / form}", f"--dataset={trained.dataset}"]
+        scores = [*known, f"--output={tmp_path / 'scores.npy'}"]
+        for name, *words in (
+            ("evaluate", *known, "--bootstrap=0", f"--against={trained.checkpoint}"),
+            ("predict", *scores, f"--input={trained.dataset}"),
+        ):
+            done = forked.run(f"dlrm.scripts.{name}", *words)
+            assert done.returncode == 0, done.stderr
+            aucs.add(re.search(r"\bauc +(\d\.\d{4})", done.stdout)[1])
+    assert len(aucs) == 1
+    refused = forked.run("dlrm.scripts.predict", *scores, f"--input={other_ids}")
+    assert (refused.returncode, bool(re.search(DIFFERS, refused.stderr))) == (1, True)
 
 
 def test_a_run_does_not_go_on_with_another_transform(command, trained, other_ids):

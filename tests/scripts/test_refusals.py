@@ -291,6 +291,20 @@ def test_more_processes_or_tasks_than_are_of_use_are_refused(tmp_path, flag, mes
     assert message in line
 
 
+def test_too_many_cores_leave_nothing_behind(tmp_path):
+    (tmp_path / "day_0").write_text("1\t1\tab\n")
+    (tmp_path / "day_1").write_text("1\t1\tab\n")
+    (tmp_path / "t.csv").write_text("bought,shop\n1,2\n0,3\n")
+    (tmp_path / "s.yaml").write_text("label: bought\ncategorical: [shop]\n")
+    table = (f"--input={tmp_path / 't.csv'}", f"--schema={tmp_path / 's.yaml'}")
+    for words in (
+        (LOGS, f"--input_folder={tmp_path}", f"--output_folder={tmp_path / 'out'}"),
+        ("dlrm.scripts.prepare", *table, f"--output={tmp_path / 'out'}"),
+    ):
+        assert "--cores 100000: expected 1 to" in refused(*words, "--cores=100000")
+        assert not list(tmp_path.glob("*out*"))
+
+
 def test_a_directory_that_another_may_have_made_is_not_used(tmp_path):
     (tmp_path / "shared").mkdir()
     (tmp_path / "shared").chmod(0o1777)

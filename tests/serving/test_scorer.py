@@ -83,11 +83,6 @@ def test_what_is_wrong_is_said(reader, request_, message):
         raise error
 
 
-def test_no_rows_are_no_error(reader):
-    (none,) = reader.read([{"raw__0": np.empty((0, 4), np.uint8)}])
-    assert none.ids.shape == (0, 2)
-
-
 def zeros(*shape, dtype=np.uint8):
     return np.zeros(shape, dtype)
 
@@ -99,6 +94,11 @@ FAULTS = [
     ({"raw__0": zeros(2)}, r"raw__0: expected \[rows, width\] .*, got \[2\]"),
     ({"raw__0": zeros(1, 2, 3)}, r"raw__0: expected .*, got \[1, 2, 3\]"),
     ({"raw__0": zeros(2**62, 0)}, r"up to 100 rows .*, got \[4611686018427387904, 0\]"),
+    ({"raw__0": zeros(0, 4)}, "raw__0: expected 1 row or more, got none"),
+    (
+        {"input__0": ROWS[:0], "input__1": COLUMNS[:0]},
+        "input__[01]: expected 1 row or more, got none",
+    ),
     ({"raw__0": zeros(101, 2)}, r"up to 100 rows .*, got \[101, 2\]"),
     ({"raw__0": zeros(1, 2**20 + 1)}, r"a width of up to 1048576, got \[1, 1048577\]"),
     ({"raw__0": zeros(1, 4, dtype=np.int32)}, "raw__0: expected uint8, got int32"),

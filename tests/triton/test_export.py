@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import os
 import random
 import re
 import shutil
@@ -60,7 +61,6 @@ def test_a_model_of_a_table_in_memory_is_judged_by_generated_rows(export, tmp_pa
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4)
 
 
-SERVER = Path(__file__).parents[2] / "triton" / "server.py"
 PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
 
 
@@ -104,18 +104,6 @@ def test_a_flipped_bit_in_any_file_of_a_version_is_named(exported, tmp_path, fli
     (version / "manifest.json").unlink()
     with pytest.raises(FileNotFoundError, match=r"manifest\.json: no such file"):
         Scorer(version, 10)
-
-
-def test_the_server_compares_what_its_backends_do_not(tmp_path):
-    version = tmp_path / "model" / "1"
-    version.mkdir(parents=True)
-    (version / "model.pt").write_bytes(b"network")
-    write_manifest(version, KIND)
-    (version / "model.pt").write_bytes(b"metwork")
-    server = [sys.executable, SERVER, "--model-repository", tmp_path]
-    done = subprocess.run(server, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert re.search(r"^error: .*/1/model\.pt: expected CRC-32 .*damaged", done.stderr)
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)
@@ -185,6 +173,47 @@ def test_nvidias_deployer_writes_what_export_writes(
         with pytest.raises(SystemExit):
             deploy(*words)
         assert capsys.readouterr().err.startswith(f"error: {message}")
+
+
+def test_a_version_is_filled_where_a_polling_server_does_not_look(
+    export, trained, tmp_path, monkeypatch
+):
+    repository, seen = tmp_path / "repository", []
+    write = platforms.write_onnx
+
+    def watched(*arguments):
+        seen.append({path.relative_to(repository).parts[:2] for path in repository.rglob("*")})
+        return write(*arguments)
+
+    monkeypatch.setattr(platforms, "write_onnx", watched)
+    export(trained, repository)
+    export(trained, repository, "--update")
+    assert seen == [set(), {("model",), ("model", "1"), ("model", "config.pbtxt")}]
+    assert [path.name for path in tmp_path.iterdir()] == ["repository"]
+
+
+def test_modules_run_by_the_names_that_nvidia_prints(trained, tmp_path):
+    root = Path(__file__).parent.parent.parent
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    commands = {
+        "deployer": ["--ts-script", "--save-dir", tmp_path, "--"]
+        + ["--model_checkpoint", trained.checkpoint, "--dataset", trained.dataset],
+        **dict.fromkeys(("client", "server"), ["--help"]),
+    }
+    running = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", f"triton.{name}", *words],
+            cwd=root,
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        )
+        for name, words in commands.items()
+    }
+    for name, process in running.items():
+        _, said = process.communicate()
+        assert process.returncode == 0, (name, said.decode())
+    assert (tmp_path / "model" / "1" / "model.pt").is_file()
 
 
 def test_the_configuration_says_what_the_flags_said(export, trained, tmp_path):

@@ -153,6 +153,23 @@ def test_models_that_only_clients_could_load_are_refused(monkeypatch, tmp_path, 
     )
 
 
+@pytest.mark.parametrize("platform", ["onnxruntime_onnx", "pytorch_libtorch"])
+def test_models_of_other_backends_are_refused(monkeypatch, tmp_path, capsys, platform):
+    monkeypatch.syspath_prepend(SCRIPTS)
+    script = importlib.import_module("server")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "config.pbtxt").write_text(f'name: "model"\nplatform: "{platform}"\n')
+    monkeypatch.setattr(sys, "argv", ["server.py", f"--model-repository={tmp_path}"])
+    with pytest.raises(SystemExit):
+        script.main()
+    line = (
+        f"error: {tmp_path / 'model'}: needs Triton's {platform}, and this server has the python "
+    )
+    said = capsys.readouterr().err
+    assert said.startswith(line)
+    assert "export.py --python" in said
+
+
 def test_batches_beyond_the_largest_request_are_divided(server, trained, tmp_path):
     log = tmp_path / "log"
     log.write_text("\n".join(trained.lines * 5) + "\n")
@@ -272,6 +289,10 @@ def test_a_new_version_comes_without_a_gap(server, export, trained, expected):
         for one in found[version]:
             np.testing.assert_allclose(one, logits, rtol=1e-4, atol=1e-5)
     assert 1e-4 < np.abs(new - expected[:100]).max() < 0.1  # int8 tables
+    log = (server.repository.parent / "log").read_text()
+    assert log.count("TRITONBACKEND_ModelInstanceInitialize: swapped_") == 2  # each version once
+    assert "Poll failed" not in log
+    assert not [path for path in server.repository.rglob("__pycache__") if path.is_dir()]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])

@@ -30,6 +30,7 @@ def compare_transforms(
     allowed: bool = False,
     verify_data: str = "first",
     allow_links: bool = False,
+    source_kind: str = "checkpoint",
 ) -> str | None:
     """Compares the transform of a checkpoint with that of a dataset, both in their `transform/`.
 
@@ -41,6 +42,8 @@ def compare_transforms(
         allowed: continue in spite of differences.
         verify_data: when to verify the checksums of the dataset's transform; see `Verifier`.
         allow_links: whether the dataset's files may be symbolic links that lead out of it.
+        source_kind: kind of `checkpoint` in its manifest; `layout.KIND` if the model has no
+            transform of its own and uses that of a dataset.
 
     Returns:
         A line about what could not be compared or differs by permission, or None.
@@ -49,7 +52,7 @@ def compare_transforms(
         ValueError: the transforms differ, or a file of one is damaged; the message has the details.
         FileNotFoundError: a file of a transform is missing.
     """
-    model = _load(Path(checkpoint), "checkpoint", "always", None)
+    model = _load(Path(checkpoint), source_kind, "always", None)
     here = None if dataset is None else _load(Path(dataset), layout.KIND, verify_data, allow_links)
     if model is None:
         return None

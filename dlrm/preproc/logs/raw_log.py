@@ -73,13 +73,17 @@ class Block(NamedTuple):
         return len(self.lines.labels)
 
 
-def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
+def find_days(
+    folder: Path, num_days: int | None = None, days: tuple[int, int] | None = None
+) -> list[Path]:
     """Returns `day_0`, `day_1`, ... of a folder, each plain, `.gz` or `.zst`.
 
     Args:
         folder: their directory. Files with other names are ignored, except unknown forms `day_N.*`,
             which are errors, since the last day is held out and must be known.
         num_days: expected number of days; None takes all.
+        days: first and last day to return; the folder need not have others. None returns all,
+            which must be 2 or more, without a gap.
 
     Raises:
         FileNotFoundError: the folder or a day is missing.
@@ -96,27 +100,30 @@ def find_days(folder: Path, num_days: int | None = None) -> list[Path]:
             present.setdefault(int(name[1]), []).append(path)
         elif other := re.match(r"day_(\d+)\.", path.name):
             unknown.append((int(other[1]), path))
+    last = max(present, default=-1)
+    wanted = range(last + 1) if days is None else range(days[0], days[1] + 1)
     for day, path in unknown:
-        if day not in present:
+        if day not in present and (days is None or day in wanted):
             raise ValueError(
                 f"{path}: expected day_{day}, plain or as .gz or .zst, beside it or instead: the "
                 "last day is held out for testing, so no day may be overlooked"
             )
-    last = max(present, default=-1)
-    if missing := sorted(set(range(last + 1)) - set(present)):
-        raise FileNotFoundError(
-            f"{folder / f'day_{missing[0]}'}: missing, though there is a day_{last}; expected "
-            f"day_0 to day_{last} without a gap"
+    if missing := sorted(set(wanted) - set(present)):
+        expected = (
+            f"missing, though there is a day_{last}; expected day_0 to day_{last} without a gap"
+            if days is None
+            else f"missing; expected day_{days[0]} to day_{days[1]} (--days)"
         )
+        raise FileNotFoundError(f"{folder / f'day_{missing[0]}'}: {expected}")
     found = f"day_0 to day_{last}" if present else "none"
     if num_days is not None and len(present) != num_days:
         raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), got {found}")
-    if len(present) < 2:
+    if days is None and len(present) < 2:
         raise ValueError(
             f"{folder}: expected day files day_0, day_1, ..., at least 2 since the last one is "
             f"held out for testing, or train.txt; got {found}"
         )
-    return [_one_form(present[day]) for day in range(last + 1)]
+    return [_one_form(present[day]) for day in wanted]
 
 
 def find_file(folder: Path, name: str) -> Path | None:

@@ -23,7 +23,7 @@ def inference_benchmark(
 ) -> dict[str, float]:
     """Returns latencies and throughput; keys without a runtime are those of the native model.
 
-    The results are also printed as a table at the end.
+    Each result is also printed when it is measured, as a row of a table.
 
     Args:
         task: the model.
@@ -43,10 +43,11 @@ def inference_benchmark(
                 f"--inference_benchmark_batch_sizes {size}: expected 1 to "
                 f"{test.num_samples}, the rows of the test set"
             )
-    summary, rows = {}, [_HEAD]
+    summary = {}
     names = _other_runtimes(task, values, log)
     others = open_runtimes(task.model, names, test.batch(0), log.line)
     with task.weights_unchanged(), others as runtimes:
+        log.line(_HEAD)
         for size in sizes:
             for name, predict in {"native": task.infer, **runtimes}.items():
                 latency = _latency(predict, size, values, task.world.device)
@@ -55,12 +56,9 @@ def inference_benchmark(
                     summary[f"{which}_inference_latency_{end}"] = getattr(latency, which)
                 summary[f"mean_inference_throughput_{end}"] = latency.samples_per_second
                 times = (f"{1e3 * t:10.3f}" for t in (latency.p50, latency.p95, latency.p99))
-                rows.append(
+                log.line(
                     f"{size:>6}  {name:<12}{''.join(times)}{latency.samples_per_second:12,.0f}"
                 )
-                log.line(f"measured batch {size}, {name}")
-    for row in rows:
-        log.conclude(row)
     return summary
 
 

@@ -93,6 +93,8 @@ def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
     Raises:
         FileNotFoundError, ValueError: the checkpoint is incomplete; the message names the file.
     """
+    if is_nvidia(directory):
+        return read_nvidia(directory).progress
     _check_manifest(directory, "progress.json")
     return read_json(Path(directory, "progress.json"))
 
