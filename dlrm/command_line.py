@@ -13,7 +13,7 @@ from dlrm.documents import cell, one_line
 from dlrm.files import check_all_local
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
-_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
+_WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 def fail(error: object, code: int = 1) -> NoReturn:

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -61,14 +62,11 @@ def process_pool(processes: int) -> ProcessPoolExecutor:
 
 def _start_tracker() -> None:
     """Starts the process that frees semaphores after a `kill -9`, without its warning of them."""
-    before = os.environ.get("PYTHONWARNINGS")
-    os.environ["PYTHONWARNINGS"] = ",".join(filter(None, [before, "ignore:resource_tracker"]))
+    sys.warnoptions.append("ignore:resource_tracker")  # which it inherits
     try:
         resource_tracker.ensure_running()
     finally:
-        del os.environ["PYTHONWARNINGS"]
-        if before is not None:
-            os.environ["PYTHONWARNINGS"] = before
+        sys.warnoptions.pop()
 
 
 class _Process(SpawnProcess):

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tarfile
 
+import forked
 import numpy as np
 import pytest
 
@@ -491,3 +492,23 @@ def test_real_photographs_become_a_dataset(shared_data, tmp_path, root):
     images, labels = train.read(np.arange(train.num_samples))
     assert np.bincount(labels.numpy()).min() > 100
     assert images.float().std((1, 2, 3)).min() > 5  # none is plain
+
+
+def prepare_without_pillow(words, path):
+    for name in [*sys.modules]:
+        if name.partition(".")[0] == "PIL" or name.startswith("dlrm.preproc.images.shards"):
+            del sys.modules[name]
+    sys.modules["PIL"] = None
+    sys.stderr = path.open("w", buffering=1)
+    sys.exit(main(words))
+
+
+def test_a_missing_pillow_is_an_error_of_the_command_and_not_of_its_import(folder, tmp_path):
+    words = [f"--source={folder}", f"--output={tmp_path / 'out'}", "--test_fraction=0.2"]
+    path = tmp_path / "line"
+    process = forked.CONTEXT.Process(target=prepare_without_pillow, args=(words, path))
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    assert path.read_text().startswith("error: ")
+    assert path.read_text().endswith("; pip install 'dlrm[images]' has what is missing\n")

@@ -8,6 +8,7 @@ import forked
 import pytest
 
 from dlrm.data.transform.schema import Schema
+from dlrm.preproc.simulate_logs import Simulation, simulate
 from dlrm.scripts.schema import with_derived
 
 ROWS = "".join(f"{i % 40},{'?' if i % 9 == 0 else 'ab'[i % 2]},{'yes' * (i % 4 == 0) or 'no'}\n"
@@ -151,6 +152,33 @@ def test_flags_of_tables_are_refused_for_logs(tmp_path, flag):
     done = forked.run("dlrm.scripts.prepare", *arguments, cwd=tmp_path)
     assert done.returncode != 0
     assert f"{flag.partition('=')[0]}: is for schemas of tables" in done.stderr
+
+
+LOGS_ONLY = (
+    *("--num_days=2", "--num_numerical=2", "--num_categorical=3", "--frequency_limit=1,4:3"),
+    *("--dictionary_days=0-0", "--numeric_transform=nvidia", "--output_format=binary"),
+)
+
+
+def test_logs_take_the_options_of_logs(tmp_path):
+    simulate(Simulation(rows=300, days=2, num_numerical=2, num_categorical=3), tmp_path / "raw")
+    common = (*LOGS_ONLY, "--engine=local", "--cores=1")
+    words = ("--schema=criteo", "--input=raw", "--output=a", *common)
+    done = forked.run("dlrm.scripts.prepare", *words, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    words = ("--input_folder=raw", "--output_folder=b", *common)
+    assert forked.run("dlrm.preproc.prepare_logs", *words, cwd=tmp_path).returncode == 0
+    for name in ("train_data.bin", "test_data.bin", "transform/transform.json"):
+        one, other = (tmp_path / folder / "binary_dataset" / name for folder in "ab")
+        assert one.read_bytes() == other.read_bytes()
+
+
+@pytest.mark.parametrize("flag", LOGS_ONLY)
+def test_options_of_logs_are_refused_for_tables(flag, tmp_path):
+    words = ["--schema=schema.yaml", "--input=x", "--output=out", flag]
+    done = forked.run("dlrm.scripts.prepare", *words, cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"{flag.partition('=')[0]}: is for --schema criteo" in done.stderr
 
 
 def drafted(tmp_path, files, *words):

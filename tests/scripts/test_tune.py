@@ -290,6 +290,20 @@ def test_a_trial_that_diverges_is_the_last(dataset, tmp_path, capsys):
     )  # before the roles
 
 
+@pytest.mark.parametrize(
+    ("facts", "message"),
+    [
+        ({"lr": "fast"}, "space.yaml: lr: expected float, got 'fast'"),
+        ({"lr": [0.1, "fast"]}, "space.yaml: lr: expected float, got 'fast'"),
+        ({"epochs": {"low": 0.5, "high": 2}}, "space.yaml: epochs: expected int, got 0.5"),
+        ({"wide": [True, 1]}, "space.yaml: wide: expected bool, got 1"),
+    ],
+)
+def test_a_value_of_another_type_is_refused_before_a_trial_runs(facts, message):
+    with pytest.raises(ValueError, match=message):
+        Space.of_facts(facts, [*KNOWN], "space.yaml")
+
+
 def test_rungs_end_with_all_there_is():
     assert plan(27, 3, 3, 1) == [Rung(27, 1, 3**-2), Rung(9, 1, 3**-1), Rung(3, 1, 1.0)]
     assert plan(9, 3, 3, 5) == [Rung(9, 1, 1.0), Rung(3, 2, 1.0), Rung(1, 5, 1.0)]
