@@ -38,7 +38,7 @@ def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
     _, _, module, *flags = shlex.split(command)
     trained = forked.run(module, *flags, "--max_steps=3", "--base_device=cpu", cwd=tmp_path)
     assert trained.returncode == 0, trained.stderr
-    assert "--recipe auto, of 320 training rows" in trained.stdout
+    assert "--recipe auto, of 288 training rows" in trained.stdout
     assert (tmp_path / "run").is_dir()
 
 
