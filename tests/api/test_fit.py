@@ -313,7 +313,7 @@ def test_the_guide_example_runs(root, tmp_path, monkeypatch):
 def test_tables_in_a_store_are_trained_to_the_same_bits(dataset, tmp_path):
     path = tmp_path / "run"
     where = {"table_memory": "17MB", "table_store": str(tmp_path / "store")}
-    parts = {"gradient_accumulation_steps": 2}
+    parts = {"gradient_accumulation_steps": 2, "ema_decay": 0.9}
     trained = dlrm.fit(
         dataset, base_device="cpu", **SETTINGS, save_checkpoint_path=path, **where, **parts
     )

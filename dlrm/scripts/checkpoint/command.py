@@ -165,6 +165,8 @@ def _convert(source: Path) -> int:
         order = write_nvidia(saved, FLAGS.output, FLAGS.feature_order, FLAGS.interaction_padding)
         print(f"feature order: {order}")
         print("the state of optimizers is left out: NVIDIA's format has none")
+        if saved.average:
+            print("the EMA of the weights is left out, so scores differ: NVIDIA's format has none")
         if any(folder.name == RECALIBRATION for folder in saved.attached):
             print("the recalibration is left out: NVIDIA's format has none")
     rows = sum(table.rows for table in saved.tables)

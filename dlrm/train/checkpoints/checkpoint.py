@@ -34,7 +34,7 @@ from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
 from dlrm.train.checkpoints.rows import Rows, saved_tables
-from dlrm.train.checkpoints.saved_model import SavedModel
+from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
 from dlrm.train.checkpoints.state import (
     INTEGER,
     Parameters,
@@ -59,7 +59,6 @@ __all__ = [
     "save_checkpoint",
 ]
 
-AVERAGE = "average.safetensors"
 _ROWS_AT_ONCE = 1 << 16  # of a table that is converted while it is copied
 
 

@@ -21,6 +21,8 @@ from dlrm.train.checkpoints.rows import STORES, Rows, saved_tables
 from dlrm.train.checkpoints.state import checked_config, read_tensors, refuse_ensemble
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
+AVERAGE = "average.safetensors"
+
 
 @dataclass(frozen=True)
 class SavedModel:
@@ -35,6 +37,7 @@ class SavedModel:
         tables: the embedding tables.
         table_state: for each table, the optimizer state of its rows.
         optimizer: other state of the optimizers.
+        average: EMA of `dense`, which is scored with instead; empty for none.
         attached: further directories in it, such as the dataset's transform.
         notes: remarks about another format, by name.
     """
@@ -47,6 +50,7 @@ class SavedModel:
     tables: list[Rows]
     table_state: list[dict[str, Rows]] = field(default_factory=list)
     optimizer: dict[str, Tensor] = field(default_factory=dict)
+    average: dict[str, Tensor] = field(default_factory=dict)
     attached: list[Path] = field(default_factory=list)
     notes: dict[str, str] = field(default_factory=dict)
 
@@ -69,8 +73,9 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     refuse_ensemble(path, config)
     tables, state = saved_tables(path, config)
     dense, optimizer = (read_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
-    attached = attached_to(path)
-    return SavedModel(path, "dlrm", config, progress, dense, tables, state, optimizer, attached)
+    average = read_tensors(path / AVERAGE) if (path / AVERAGE).exists() else {}
+    state_of_all = (tables, state, optimizer, average, attached_to(path))
+    return SavedModel(path, "dlrm", config, progress, dense, *state_of_all)
 
 
 def write_saved(
@@ -96,6 +101,8 @@ def fill_saved(saved: SavedModel, directory: Path) -> None:
     for index, table in enumerate(saved.tables):
         table.copy_to(directory / "tables" / f"{index}.bin")
     save_file(saved.dense, directory / "dense.safetensors")
+    if saved.average:
+        save_file(saved.average, directory / AVERAGE)
     for name in ("optimizer.safetensors", "rng.safetensors"):
         save_file({}, directory / name)
     tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
