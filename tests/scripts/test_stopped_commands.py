@@ -136,11 +136,11 @@ def test_a_full_disk_is_a_line_with_a_path(name, size, work, tmp_path):
         pytest.skip("no unshare, which mounts a small disk")
     unshare = ["unshare", "-rm", "sh", "-c", MOUNT, size, str(tmp_path)]
     env = {**os.environ, "PYTHONPATH": str(ROOT), "DISK": str(tmp_path)}
-    options = {"check": False, "cwd": work, "env": env, "capture_output": True, "text": True}
-    if subprocess.run([*unshare, "true"], **options).returncode:
+    options = {"cwd": work, "env": env, "capture_output": True, "text": True}
+    if subprocess.run([*unshare, "true"], check=False, **options).returncode:
         pytest.skip("a user may not mount a small disk here")
     words = FULL[name].format(tmp_path).replace("ROOT", str(ROOT)).split()
-    done = subprocess.run([*unshare, sys.executable, *words], **options)
+    done = subprocess.run([*unshare, sys.executable, *words], check=False, **options)
     if done.returncode == 0:
         return
     *notes, line = done.stderr.splitlines()
