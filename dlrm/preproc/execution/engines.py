@@ -140,16 +140,18 @@ def _tried(task: Callable[[Any], None], item: Any) -> None:
 @contextmanager
 def thread_engine(cores: int) -> Iterator[ThreadEngine]:
     """Starts one thread per core, and waits for their tasks at the end of the block."""
-    with ThreadPoolExecutor(cores) as pool:
+    pool = ThreadPoolExecutor(cores)
+    try:
         yield ThreadEngine(cores, pool)
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _run_once(pool: Executor, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-    futures = [pool.submit(task, item) for item in items]
-    try:
-        done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-        for future in done:
-            future.result()
-    finally:
-        for future in futures:
-            future.cancel()
+    """Calls a task with every item; after an error the pool's end cancels those that wait.
+
+    To cancel one here would make the pool's own thread print a traceback if processes die.
+    """
+    done, _ = wait([pool.submit(task, item) for item in items], return_when=FIRST_EXCEPTION)
+    for future in done:
+        future.result()
