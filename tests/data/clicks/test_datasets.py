@@ -144,6 +144,34 @@ def test_a_subset_is_the_first_batches_of_the_training_split_only(tmp_path, subs
     assert_batches_are(datasets.train, written["train"], 10, range(batches))
 
 
+def rows_of(data, rows):
+    ids = [column[rows] for column in data["ids"]]
+    return {"numerical": data["numerical"][rows], "labels": data["labels"][rows], "ids": ids}
+
+
+def assert_set_aside(config, written, kept):
+    """Asserts that `train` has the first `kept` rows and `set_aside` all others."""
+    datasets = open_datasets(config)
+    train, aside = (rows_of(written["train"], rows) for rows in (slice(kept), slice(kept, None)))
+    assert_batches_are(datasets.train, train, 10, range(len(datasets.train)))
+    assert_batches_are(datasets.set_aside, aside, 4, range(len(datasets.set_aside)))
+    others = len(written["train"]["labels"]) - kept
+    expected = {"train": kept, "test": len(written["test"]["labels"]), "set_aside": others}
+    assert datasets.rows() == expected
+
+
+@pytest.mark.parametrize(("share", "kept"), [(0.1, 96), (0.25, 80), (0.995, 1)])
+def test_the_last_training_rows_are_set_aside(tmp_path, share, kept):
+    written = write_dataset(tmp_path, {"train": 107, "test": 31})
+    config = DataConfig(str(tmp_path), batch_size=10, test_batch_size=4, set_aside=share)
+    assert_set_aside(config, written, kept)
+
+
+def test_the_last_rows_of_a_binary_dataset_are_set_aside(binary):
+    directory, written = binary
+    assert_set_aside(binary_config(directory, set_aside=0.3), written, 18)
+
+
 # Binary datasets: 160 bytes per row in NVIDIA's, 4 * (1 + numericals + tables) in general.
 
 
@@ -308,6 +336,11 @@ def test_the_feature_specification_may_have_another_name(tmp_path):
         ({"test_batch_size": -1}, "--test_batch_size: .* got -1"),
         ({"dataset_subset": 0.0}, r"--dataset_subset: .*\(0, 1\], got 0"),
         ({"dataset_subset": 1.5}, "--dataset_subset: .* got 1.5"),
+        ({"set_aside": -0.1}, r"--set_aside: expected a share in \[0, 1\), got -0.1"),
+        (
+            {"set_aside": 0.1, "dataset": None, "dataset_type": "synthetic_gpu"},
+            "--set_aside 0.1: expected rows of a dataset, got --dataset_type synthetic_gpu",
+        ),
         ({"seed": -1}, "--seed: .* got -1"),
         ({"num_numerical_features": -1}, "--num_numerical_features: .* got -1"),
         ({"synthetic_ids": "zipf"}, "--synthetic_ids: expected one of uniform, power_law"),
