@@ -188,6 +188,15 @@ def test_a_cluster_without_a_fitting_worker_is_not_waited_for_without_end(java, 
     assert "spark.dlrm.startTimeout=600s waits longer" in error
 
 
+@pytest.mark.slow
+def test_a_master_that_does_not_answer_is_said(java, raw, tmp_path):
+    pytest.importorskip("pyspark")
+    run = start(raw, tmp_path / "out", *driver_of(free_port()), stderr=subprocess.PIPE)
+    error = run.communicate(timeout=180)[1]
+    assert run.returncode == 1
+    assert re.match("error: Spark .*All masters are unresponsive! Giving up", error), error
+
+
 @pytest.fixture
 def nobody():
     """Returns a folder that all may enter, and the Python of another user and its PYTHONPATH."""

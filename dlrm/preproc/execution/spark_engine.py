@@ -90,9 +90,11 @@ class SparkEngine:
         timer.start()
         probed = 0
         try:
-            while (cores := self.cores) > probed:  # more are known once executors have registered
-                self.run(_START, partial(_probe, [os.fspath(one) for one in folders]), range(cores))
-                probed = cores
+            with _failures():
+                while (cores := self.cores) > probed:  # more once executors have registered
+                    probe = partial(_probe, [os.fspath(folder) for folder in folders])
+                    self.run(_START, probe, range(cores))
+                    probed = cores
         except TaskError as error:
             raise EngineError(
                 f"{error}. Every executor needs this directory under the same path, and may write "
@@ -100,6 +102,8 @@ class SparkEngine:
             ) from error
         except EngineError as error:
             if not late.is_set():
+                if self._spark._jsc.sc().isStopped():  # as when there is no master
+                    raise EngineError(f"Spark stopped: {_reason(log) or error}") from error
                 raise
             reason = _reason(log) or "no executor has registered, or none has a free core"
             raise EngineError(
@@ -120,14 +124,16 @@ class SparkEngine:
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""
+        names = ("spark.jobGroup.id", "spark.job.description")
+        before = {name: self._spark.getLocalProperty(name) for name in names}
         self._spark.setJobGroup(stage, stage)
         named = _named(task, self._umask, _host_and_user())
         try:
             with _failures():
                 self._spark.parallelize(items, max(len(items), 1)).foreach(named)
         finally:
-            for name in ("spark.jobGroup.id", "spark.job.description"):
-                self._spark.setLocalProperty(name, None)  # type: ignore[arg-type]
+            for name, value in before.items():
+                self._spark.setLocalProperty(name, value)  # type: ignore[arg-type]
 
 
 def _umask() -> int:
@@ -157,7 +163,8 @@ def _probe(folders: Sequence[str], _: int) -> None:
             step = "remove"
             path.unlink()
         except OSError as error:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
             raise OSError(error.errno, f"{error.strerror}: cannot {step} a file", folder) from None
 
 
@@ -268,7 +275,6 @@ def spark_engine(
     """
     try:
         from pyspark import SparkConf, SparkContext
-        from pyspark.errors import PySparkException
     except ImportError as error:
         raise EngineError(
             f"{sys.executable} has no pyspark ({error}); install it with: "
@@ -304,15 +310,14 @@ def spark_engine(
                 with _standard_error_to(log), _failures():
                     spark = SparkContext(conf=conf)
             except EngineError as error:
-                reason = _reason(log) if own else ""
-                raise EngineError(f"{error}{reason and f'; Spark says: {reason}'}") from error
+                reason, cause = _reason(log) if own else "", str(error).partition(": ")[2]
+                shown = f"{cause}; its log: {reason}" if reason else cause
+                raise EngineError(f"Spark did not start: {shown}") from error
             spark.pythonExec = spark.getConf().get("spark.pyspark.python", spark.pythonExec)
             try:
                 yield _started(spark, folders, log if own else None, say)
             finally:
                 _stop(spark)
-    except PySparkException as error:
-        raise EngineError(f"Spark did not start: {error}{hint}") from error
     except EngineError as error:
         raise EngineError(f"{error}{hint}") from error
 
@@ -323,6 +328,7 @@ def _started(
     engine = SparkEngine(spark)
     if engine.address:
         say(f"Spark UI: {engine.address}")
+        sys.stdout.flush()  # executors may be long in coming
     engine.start(folders, log)
     return engine
 
