@@ -9,25 +9,32 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
+from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
+from urllib.request import urlopen
 
 import forked
 import pyarrow as pa
 import pytest
+from PIL import Image
 from pyarrow import parquet
 
 from dlrm.preproc import simulate_logs
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md"))]
+FOLDERS = [ROOT / "preproc" / "README.md", ROOT / "triton" / "README.md"]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md")), *FOLDERS]
 # The other pages take minutes or run nothing here.
-QUICK = ("README", "click-logs", "click-models", "from-nvidia", "from-torchrec", "serving")
+QUICK = ("root", "click-logs", "click-models", "from-nvidia", "from-torchrec", "serving")
 MODEL = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
 TRAINING = [
     *("--base_device=cpu", "--batch_size=64", "--test_batch_size=400", "--max_steps=6"),
@@ -100,10 +107,12 @@ def run(statement: str, folder: Path) -> None:
     """Runs a command as a reader would, at reduced size."""
     python = re.match(r"python (-m )?([\w./]+)", statement)
     if python:
-        words = reduced(shlex.split(statement, comments=True))
+        words = reduced(expanded(shlex.split(statement, comments=True), folder))
         module, *arguments = words[2 if python[1] else 1 :]
         name = module if python[1] else ROOT / module
-        done = forked.run(name, *arguments, cwd=folder, env=environment(), timeout=600)
+        curves = "--plot" in arguments
+        options = {"cwd": folder, "env": environment(), "timeout": 600, "curves": curves}
+        done = forked.run(name, *arguments, **options)
     else:
         if "torchrun" in statement:
             statement = shlex.join(reduced(shlex.split(statement, comments=True)))
@@ -115,6 +124,42 @@ def run(statement: str, folder: Path) -> None:
         done = subprocess.run(command, cwd=folder, check=False, **options)
     expected = (0, 1) if "checkpoint diff" in statement else (0,)  # 1: the models differ
     assert done.returncode in expected, f"{statement}\n{done.stdout[-2000:]}{done.stderr}"
+
+
+def expanded(words: list[str], folder: Path) -> list[str]:
+    """Returns words with patterns replaced by the paths that match, as a shell does."""
+    found = [sorted(glob(word, root_dir=folder)) if "*" in word else [word] for word in words]
+    return [path for paths in found for path in paths]
+
+
+@contextmanager
+def served(statement: str, folder: Path) -> Iterator[None]:
+    """Runs the server of a page, at its usual ports, for the block."""
+    script, *words = shlex.split(statement)[1:]
+    with (
+        open(folder / "server.log", "w") as log,
+        subprocess.Popen(
+            [sys.executable, ROOT / script, *words], cwd=folder, stdout=log, stderr=log
+        ) as process,
+    ):
+        try:
+            end = time.monotonic() + 60
+            while time.monotonic() < end and process.poll() is None:
+                try:
+                    urlopen("http://127.0.0.1:8000/v2/health/ready", timeout=5).close()
+                    break
+                except OSError:
+                    time.sleep(0.2)
+            assert process.poll() is None, (folder / "server.log").read_text()[-2000:]
+            yield
+        finally:
+            process.send_signal(signal.SIGTERM)
+
+
+def name_of(page: Path) -> str:
+    """Returns the name of a page: that of its folder, for the README of one."""
+    folder = "root" if page.parent == ROOT else page.parent.name
+    return folder if page.stem == "README" else page.stem
 
 
 def environment() -> dict[str, str]:
@@ -215,7 +260,9 @@ def flags_file() -> str:
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=() if page.stem in QUICK else pytest.mark.slow, id=page.stem)
+        pytest.param(
+            page, marks=() if name_of(page) in QUICK else pytest.mark.slow, id=name_of(page)
+        )
         for page in PAGES
     ],
 )
@@ -231,6 +278,45 @@ def test_the_commands_of_a_page_run_in_order(page, places, trained, tmp_path, mo
         (tmp_path / "run").symlink_to(trained.checkpoint)
     if page.stem == "serving":
         places = {"/path/to/write/binary_dataset": trained.dataset, **places}
+    if page in FOLDERS:
+        write_inputs(tmp_path, places, trained)
+    with ExitStack() as servers:
+        run_blocks(runnable, tmp_path, places, frames, servers)
+
+
+def write_inputs(folder: Path, places: dict[str, Path], trained: Any) -> None:
+    """Writes what the pages of folders assume: the demo's files, requests, images and text."""
+    (folder / "binary_dataset").symlink_to(folder / "out" / "binary_dataset")
+    lines = (places["/path/with/day_files"] / "day_7").read_text().splitlines()
+    (folder / "requests.tsv").write_text("".join(f"{x.partition(chr(9))[2]}\n" for x in lines))
+    places["/path/with/logs"] = places["/path/with/day_files"]
+    demo = folder / "demo"
+    for name, target in (
+        ("run-1/checkpoints", trained.checkpoint),
+        ("dataset-raw-700000-8/binary_dataset", trained.dataset),
+        ("raw-700000-8/day_7", trained.log),
+    ):
+        (demo / name).parent.mkdir(parents=True, exist_ok=True)
+        (demo / name).symlink_to(target)
+    places.pop("day_7")
+    for kind in ("cats", "dogs"):
+        (folder / "IMAGES" / kind).mkdir(parents=True)
+        for i in range(170):  # a batch of 256 without the share for testing
+            Image.new("RGB", (9, 8), (i, i, i)).save(folder / "IMAGES" / kind / f"{i}.png")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"word{i}" for i in range(50))]
+    (folder / "vocab.txt").write_text("\n".join(words) + "\n")
+    sentence = " ".join(f"word{i}" for i in range(12))
+    (folder / "TEXT").write_text("\n\n".join("\n".join([sentence] * 20) for _ in range(30)) + "\n")
+
+
+def run_blocks(
+    runnable: list[Block],
+    tmp_path: Path,
+    places: dict[str, Path],
+    frames: dict[str, Any],
+    servers: ExitStack,
+) -> None:
+    """Runs blocks in order; a server runs until `servers` are closed."""
     for block in runnable:
         if block.language == "yaml" and block.text.startswith("version: 1"):
             (tmp_path / "items.yaml").write_text(block.text)
@@ -238,7 +324,10 @@ def test_the_commands_of_a_page_run_in_order(page, places, trained, tmp_path, mo
             exec(block.text, dict(frames))
         elif block.language == "bash":
             for statement in statements(placed(block.text, places)):
-                run(statement, tmp_path)
+                if statement.startswith("python triton/server.py"):
+                    servers.enter_context(served(statement, tmp_path))
+                else:
+                    run(statement, tmp_path)
 
 
 def known_flags() -> dict[str, set[str]]:
@@ -251,7 +340,7 @@ def known_flags() -> dict[str, set[str]]:
     return flags
 
 
-@pytest.mark.parametrize("page", PAGES, ids=[page.stem for page in PAGES])
+@pytest.mark.parametrize("page", PAGES, ids=map(name_of, PAGES))
 def test_flags_of_every_command_exist_also_where_it_is_not_run(page):
     known, unknown = known_flags(), []
     for block in blocks(page):
