@@ -194,18 +194,19 @@ def test_an_error_of_a_replaced_directory_says_so(tmp_path):
 
 
 @pytest.mark.slow
-def test_two_process_namespaces_on_one_folder(tmp_path):
-    """Writers that are both process 1 of their namespaces replace one directory in turns."""
-    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--fork"]
+def test_two_containers_on_one_folder(tmp_path):
+    """Both writers are process 1, of hosts with other names, and replace one directory in turns."""
+    isolated = ["unshare", "--user", "--map-root-user", "--pid", "--uts", "--fork"]
     unshare = shutil.which("unshare")
     if not unshare or subprocess.run([*isolated, "true"], check=False).returncode:
         pytest.skip("no process namespaces here")
     code = (
-        "import os, sys, time\n"
+        "import os, socket, sys, time\n"
         "from pathlib import Path\n"
         "sys.path.insert(0, sys.argv[3])\n"
         "from tests.test_locks import write\n"
         "assert os.getpid() == 1\n"
+        "socket.sethostname(sys.argv[2])\n"
         "for _ in range(100):\n"
         "    write(Path(sys.argv[1]), sys.argv[2], lambda: time.sleep(0.002))\n"
     )

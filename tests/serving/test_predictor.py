@@ -2,6 +2,7 @@
 
 import math
 import shutil
+import threading
 
 import numpy as np
 import pytest
@@ -184,3 +185,25 @@ def test_equal_logits_have_equal_probabilities():
     logits = np.full(1003, 2.837, np.float32)  # torch's sigmoid rounds the last of them otherwise
     (chance,) = np.unique(probability(logits))
     assert chance == pytest.approx(1 / (1 + math.exp(-2.837)), rel=1e-7)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_replaced_again_and_again_is_always_loaded(trained, tmp_path):
+    """Of 93 loads one failed, when a directory was replaced by two renames."""
+    model = dlrm.load(trained.checkpoint)
+    model.save(tmp_path / "model")
+    expected = model.logits(rows := [line.split("\t", 1)[1] for line in trained.lines[:20]])
+    over = threading.Event()
+
+    def replace():
+        while not over.is_set():
+            model.save(tmp_path / "model", overwrite=True)
+
+    replacing = threading.Thread(target=replace)
+    replacing.start()
+    try:
+        for _ in range(300):
+            np.testing.assert_array_equal(dlrm.load(tmp_path / "model").logits(rows), expected)
+    finally:
+        over.set()
+        replacing.join()
