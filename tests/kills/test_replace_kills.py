@@ -18,7 +18,7 @@ def forks():
         yield started
 
 
-@pytest.mark.parametrize("exchange", [True, False])
+@pytest.mark.parametrize("exchange", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_kill_at_any_call_leaves_the_old_or_the_new(forks, tmp_path, exchange):
     final, began, faults = tmp_path / "dataset", time.monotonic(), []
 

@@ -190,6 +190,7 @@ def test_rows_are_not_set_aside_where_others_choose_and_report(dataset, two_spli
         dlrm.fit(two_splits, set_aside=1e-9, base_device="cpu")
 
 
+@pytest.mark.slow
 def test_pages_name_the_role_of_their_rows(dataset, two_splits, monkeypatch, tmp_path, capsys):
     monkeypatch.chdir(tmp_path)
     for name, data, recipe in (("one", dataset, []), ("two", two_splits, ["--recipe=auto"])):
