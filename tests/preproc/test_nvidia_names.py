@@ -111,6 +111,7 @@ def test_the_steps_take_nvidias_flags(raw, tmp_path):
         assert message in refused.stderr
 
 
+@pytest.mark.slow
 def test_a_folder_with_half_of_the_last_day_is_transformed(raw, tmp_path):
     write_days(tmp_path / "three", GOOD, GOOD * 3, GOOD * 2)
     common = (f"--model_folder={tmp_path / 'models'}", *SMALL, "--output_ordering=input")
