@@ -221,7 +221,8 @@ def open_work_folder(
             _check_ours(folder)
             _write(folder / _FACTS, {"kind": _KIND, "facts": facts})
         work.path.mkdir(exist_ok=True)
-        yield work
+        with errors_named(work.path):
+            yield work
 
 
 def _what_is_there(final: Path) -> str:
