@@ -375,7 +375,7 @@ from dlrm.train.checkpoints import writer as checkpoint_writer
 from dlrm.scripts import main
 write, saves = checkpoint_writer._write, set()
 def watched_write(path, content):
-    saves.add(path.parts[-3] if path.parent.name == "tables" else path.parts[-2])
+    saves.add(path.parts[-4] if path.parent.name == "tables" else path.parts[-3])
     if len(saves) == 2 and os.environ["RANK"] == "1":
         {act}
     return write(path, content)

@@ -153,7 +153,8 @@ def test_nvidias_deployer_writes_what_export_writes(
     def deploy(*words):
         words = [f"--save-dir={tmp_path}", *words]
         monkeypatch.setattr(sys, "argv", ["deployer.py", "--python", "--deploy_cpu", *words])
-        deployer.main()
+        if code := deployer.main():
+            sys.exit(code)
 
     model = ["--", f"--model_checkpoint={trained.checkpoint}"]
     sizes = ["--embedding_dim", "8", "--top_mlp_sizes", "32", "1", "--interaction_op", "dot"]
