@@ -27,7 +27,7 @@ from dlrm.train.checkpoints.checkpoint import Parameters
 from dlrm.train.ema import EMA
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import PrecisionConfig
-from dlrm.train.reports.roles import Roles
+from dlrm.train.reports.roles import OF_NVIDIA, Roles
 from dlrm.train.schedule import ScheduleConfig
 from dlrm.train.task import TrainConfig
 
@@ -48,7 +48,7 @@ class SplitBatches(NamedTuple):
     train: Batches | LookedUpAhead
     chooses: Batches
     reports: Batches | None
-    roles: Roles
+    roles: Roles = OF_NVIDIA
 
 
 def roles_of(datasets: Datasets) -> Roles:

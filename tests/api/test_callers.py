@@ -111,10 +111,10 @@ def test_tf32_holds_for_the_training_alone(allowed, dataset, monkeypatch):
 def test_a_checkpoint_records_the_rows_of_each_split_and_no_temporary_folder(dataset, tmp_path):
     dlrm.fit(dataset, save_checkpoint_path=tmp_path / "named", **SETTINGS)
     named = find_checkpoint(tmp_path / "named")
-    assert read_config(named)["splits"] == {"train": 480, "test": 120}
+    assert read_config(named)["splits"] == {"train": 432, "set_aside": 48, "test": 120}
     card = (named / MODEL_CARD).read_text()
     assert f"* source: `{dataset.path}`" in card
-    assert "* rows: train 480, test 120" in card
+    assert "* rows: train 432, test 120, set_aside 48" in card
     dlrm.fit(table(), SCHEMA, save_checkpoint_path=tmp_path / "run", **SETTINGS)
     card = (find_checkpoint(tmp_path / "run") / MODEL_CARD).read_text()
     assert "* source: a table in memory" in card
@@ -189,7 +189,7 @@ def test_a_forked_child_of_a_process_that_has_trained_trains_and_scores(dataset)
 
 def test_a_rate_of_0_in_most_of_the_run_is_a_warning(dataset):
     schedule = {"warmup_steps": 0, "decay_start_step": 1, "decay_steps": 1}
-    with pytest.warns(UserWarning, match="rate is 0 from step 2 on, so 7 of this run's 8") as found:
+    with pytest.warns(UserWarning, match="rate is 0 from step 2 on, so 6 of this run's 7") as found:
         dlrm.fit(dataset, **schedule, **SETTINGS)
     assert found[0].filename == __file__
 

@@ -19,6 +19,7 @@ from archives import ARCHIVES, SCORES, Written
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.verification import MEMORY
 from dlrm.scripts.checkpoint import command as checkpoint_tool
+from dlrm.scripts.common.command import parse_flags
 from dlrm.scripts.verify_dataset import verify
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 
@@ -166,7 +167,8 @@ def test_a_checkpoint_is_inspected(written, name, monkeypatch, capsys):
     monkeypatch.setattr(checkpoint_tool, "FLAGS", absl_flags.FlagValues())
     checkpoint_tool.define_flags(checkpoint_tool.FLAGS)
     path = written.folder / "runs" / name / f"step-{run['step']:09d}"
-    words = checkpoint_tool.parse(["checkpoint", "inspect", "--check", "--json", str(path)])
+    words = ["checkpoint", "inspect", "--check", "--json", str(path)]
+    words = parse_flags(checkpoint_tool.FLAGS, words)
     assert checkpoint_tool.main(words) == 0
     assert json.loads(capsys.readouterr().out)["step"] == run["step"]
 

@@ -40,16 +40,16 @@ def checkpoint_tool(monkeypatch, capsys):
     """Runs `dlrm.scripts.checkpoint` in this process; returns what subprocess.run does."""
     from absl import flags
 
+    from dlrm.command_line import exit_code_of
     from dlrm.scripts.checkpoint import command as script
+    from dlrm.scripts.common.command import parse_flags
 
     def run(*words):
         monkeypatch.setattr(script, "FLAGS", flags.FlagValues())
         script.define_flags(script.FLAGS)
         capsys.readouterr()
-        try:
-            code = script.main(script.parse(["checkpoint", *map(str, words)]))
-        except SystemExit as ended:
-            code = ended.code
+        arguments = ["checkpoint", *map(str, words)]
+        code = exit_code_of(lambda: script.main(parse_flags(script.FLAGS, arguments)), code=2)
         return subprocess.CompletedProcess(words, code, *capsys.readouterr())
 
     return run
