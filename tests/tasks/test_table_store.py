@@ -182,7 +182,7 @@ def test_a_checkpoint_is_tested_with_few_rows_in_memory(tmp_path):
         run = Run(tmp_path / f"again-{stored}", stored)
         parameters = averaged(Parameters(run.task.model, run.task.table_parameters()))
         load_checkpoint(path, parameters)
-        losses.append(run.task.evaluate(run.batches.test))
+        losses.append(run.task.evaluate(run.batches.chooses))
     assert losses[0] == losses[1]
     assert not (tmp_path / "again-True" / "store").exists()
 
