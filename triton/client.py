@@ -77,8 +77,11 @@ class Figures:
 
 def main() -> int:
     """Runs the command; returns its exit status."""
-    errors = (ValueError, OSError, InferenceServerException)
-    return exit_code_of(lambda: run(parse(sys.argv[1:])), errors)
+
+    def act() -> None:
+        run(parse(sys.argv[1:]))
+
+    return exit_code_of(act, (ValueError, OSError, InferenceServerException))
 
 
 def parse(arguments: list[str]) -> argparse.Namespace:
