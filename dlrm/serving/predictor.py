@@ -19,6 +19,7 @@ from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.lists import missing_features
 from dlrm.files import MANIFEST, check_local, staged_directory
 from dlrm.locks import ReplacedError, in_use, unreplaced
+from dlrm.manifest import read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
@@ -36,7 +37,7 @@ from dlrm.train.checkpoints.checkpoint import (
     read_shape,
 )
 from dlrm.train.checkpoints.directory import checkpoint_in_use
-from dlrm.train.checkpoints.ensemble import member_checkpoints
+from dlrm.train.checkpoints.ensemble import MEMBERS, member_checkpoints
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
 from dlrm.train.metrics import click_metrics, unscored_text
@@ -394,7 +395,8 @@ def probability(logits: np.ndarray) -> np.ndarray:
 
 def load_model(path: Path, device: str = "cpu") -> DLRM | Ensemble:
     """Makes the network or networks that a checkpoint describes, and loads the weights."""
-    if members := member_checkpoints(path):
+    if members := member_checkpoints(path):  # which compare their own files with checksums
+        read_manifest(path, "checkpoint", True, lambda name: not name.startswith(f"{MEMBERS}/"))
         return Ensemble([load_one(member, device) for member in members]).eval()
     return load_one(path, device)
 
