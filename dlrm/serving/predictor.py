@@ -37,9 +37,10 @@ from dlrm.train.checkpoints.checkpoint import (
     read_shape,
 )
 from dlrm.train.checkpoints.directory import checkpoint_in_use
-from dlrm.train.checkpoints.ensemble import MEMBERS, member_checkpoints
+from dlrm.train.checkpoints.ensemble import member_checkpoints
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
+from dlrm.train.checkpoints.state import MEMBERS
 from dlrm.train.metrics import click_metrics, unscored_text
 
 BATCH_SIZE = 32768  # the default of --test_batch_size
