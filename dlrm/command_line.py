@@ -1,10 +1,13 @@
 """The ends of commands, with errors on one line that begins with `error:`, and their tables."""
 
 import argparse
+import math
 import os
 import resource
 import signal
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
@@ -13,6 +16,7 @@ from dlrm.documents import cell, one_line
 from dlrm.files import check_all_local
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
+_REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal of output
 _WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -40,7 +44,8 @@ def exit_code_of(
     with terminable():
         try:
             result = act() or 0
-            sys.stdout.flush()
+            if sys.stdout is not None:  # as after `>&-`
+                sys.stdout.flush()
             return result
         except errors as error:
             return say_error(unwritten_output() or error, code)
@@ -52,7 +57,8 @@ def exit_code_of(
 def unwritten_output() -> OSError | None:
     """Returns the error of standard output, if it cannot be written, and closes it."""
     try:
-        sys.stdout.flush()
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except OSError as error:
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # Python flushes it at its end
         return OSError(error.errno, error.strerror, "standard output")
@@ -73,18 +79,22 @@ class Terminated(SystemExit):
 def terminable(at_once: bool = False) -> Iterator[None]:
     """Makes SIGTERM raise `Terminated` within the block, so that unfinished output is removed.
 
-    Later ones are ignored until the block ends, so that they do not interrupt the removal. At the
-    end the former handlers are restored, unless the block has left one of its own.
+    Others within the next seconds are ignored, so that they do not interrupt the removal. At the
+    end the former handlers are restored, unless the block has left one of its own. Only the main
+    thread of a process can handle signals; in others the block runs as it is.
 
     Args:
         at_once: whether SIGTERM ends the process as if it were not handled.
     """
-    arrived = False
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    arrived = -math.inf
 
     def stop(*_: object) -> None:
         nonlocal arrived
-        if not arrived:
-            arrived = True
+        if time.monotonic() > arrived + _REMOVAL_SECONDS:  # Python may have dropped the first
+            arrived = time.monotonic()
             raise Terminated(128 + signal.SIGTERM)
 
     handler = signal.SIG_DFL if at_once else stop
@@ -100,10 +110,14 @@ def terminable(at_once: bool = False) -> Iterator[None]:
 
 
 def end_while_imported() -> None:
-    """Makes Ctrl-C and SIGTERM end the process in a line, while Python imports a command.
+    """Makes Ctrl-C and SIGTERM end the process in a line, while Python imports a command of ours.
 
-    Importing torch takes seconds, in which nothing is written yet.
+    Importing torch takes seconds, in which nothing is written yet. In a user's program, which
+    `python -m` may run as well, nothing changes.
     """
+    words = [*sys.orig_argv, ""]
+    if "-m" not in words or not words[words.index("-m") + 1].startswith("dlrm."):
+        return
 
     def end(number: int, _: object) -> None:
         os._exit(say_error(_WORDS[signal.Signals(number)], 128 + number))

@@ -258,6 +258,7 @@ class StagedDirectory:
 
     def remove(self) -> None:
         """Removes what is not published: the directory, or the content that it replaced."""
+        restore_replaced(self._owned.path, self.final)  # after Ctrl-C between two renames
         self._owned.remove()
 
 

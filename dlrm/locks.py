@@ -46,12 +46,14 @@ class OwnedDirectory:
             self.path = parent / f"{prefix}{new_suffix()}"
             self.path.mkdir()
             lock = try_lock(self.path / _LOCK)
-        self._lock = lock
+        self._lock: int | None = lock
 
     def remove(self) -> None:
-        """Removes the directory and releases its lock."""
-        shutil.rmtree(self.path, ignore_errors=True)
-        os.close(self._lock)
+        """Removes the directory and releases its lock, once."""
+        if self._lock is not None:
+            shutil.rmtree(self.path, ignore_errors=True)
+            lock, self._lock = self._lock, None
+            os.close(lock)
 
 
 def new_suffix() -> str:
@@ -129,8 +131,9 @@ def remove_tree(directory: Path) -> None:
     """Removes a directory that other processes may be removing as well."""
 
     def check(function: object, path: str, error: tuple[Any, BaseException, Any]) -> None:
-        if not isinstance(error[1], FileNotFoundError):
-            raise error[1]
+        found = error[1]
+        if not isinstance(found, OSError) or found.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise found
 
     shutil.rmtree(directory, onerror=check)
 

@@ -204,6 +204,11 @@ def check_lines(path: str | os.PathLike) -> None:
         if found != comment[1].decode():
             error = damaged(Path(path), comment[1].decode(), found)
             raise ValueError(f"{error}; delete the last line of a file that you have edited")
+    elif b"# CRC-32 of the lines above" in content:
+        raise ValueError(
+            f"{path}: expected the checksum in a last line of its own: damaged; copy or make it "
+            "again; delete that line of a file that you have edited"
+        )
 
 
 def read_manifest(

@@ -80,11 +80,24 @@ def test_sigterm_removes_what_was_being_written_even_if_it_comes_twice(tmp_path,
     assert signal.getsignal(signal.SIGTERM) == before
 
 
-def import_and_stop(number, path):
+def import_and_stop(number, path, module):
     sys.stderr = path.open("w", buffering=1)
+    sys.orig_argv = ["python", "-m", module]
     sys.argv = ["-m", "--flag"]  # as while Python imports the package of a command
     importlib.reload(dlrm.scripts)
     os.kill(os.getpid(), number)
+
+
+MAIN = "dlrm.scripts.main"
+
+
+def test_a_program_of_the_user_that_imports_commands_keeps_its_signals(tmp_path):
+    arguments = (signal.SIGTERM, tmp_path / "line", "program")
+    process = forked.CONTEXT.Process(target=import_and_stop, args=arguments)
+    process.start()
+    process.join()
+    assert process.exitcode == -signal.SIGTERM
+    assert (tmp_path / "line").read_text() == ""
 
 
 @pytest.mark.parametrize(
@@ -92,7 +105,7 @@ def import_and_stop(number, path):
     [(signal.SIGINT, 130, "interrupted"), (signal.SIGTERM, 143, "terminated")],
 )
 def test_a_command_that_is_being_imported_ends_in_a_line(number, code, word, tmp_path):
-    process = forked.CONTEXT.Process(target=import_and_stop, args=(number, tmp_path / "line"))
+    process = forked.CONTEXT.Process(target=import_and_stop, args=(number, tmp_path / "line", MAIN))
     process.start()
     process.join()
     assert process.exitcode == code

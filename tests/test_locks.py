@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dlrm import files, locks
-from dlrm.files import staged_directory, staged_file, write_atomically
+from dlrm.files import StagedDirectory, staged_directory, staged_file, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
 
@@ -127,6 +127,32 @@ def test_without_locks_nothing_of_another_process_is_removed(tmp_path, monkeypat
         assert content(final) == {"fast"}
     assert content(final) == {"slow"}
     assert names(tmp_path) == ["dataset"]
+
+
+def test_ctrl_c_between_two_renames_keeps_the_old_directory(tmp_path, monkeypatch):
+    final, rename = tmp_path / "dataset", os.rename
+    write(final, "old")
+
+    def interrupted(source, target):
+        rename(source, target)
+        if Path(source) == final:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(files, "exchange", lambda one, other: False)
+    monkeypatch.setattr(os, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        write(final, "new")
+    assert content(final) == {"old"}
+    assert names(tmp_path) == ["dataset"]
+
+
+def test_a_directory_is_removed_once(tmp_path):
+    staged = StagedDirectory(tmp_path / "dataset")
+    staged.publish()
+    with open(tmp_path / "other", "w") as other:  # it may get the descriptor of the lock
+        staged.remove()
+        other.write("text")
+    assert (tmp_path / "other").read_text() == "text"
 
 
 def test_a_directory_that_appeared_meanwhile_is_kept(tmp_path):

@@ -13,6 +13,7 @@ import json
 import os
 import shutil
 import sys
+import tempfile
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -421,9 +422,24 @@ def _staged(path: Path, repository: Path) -> AbstractContextManager[Path]:
     """
     make_directories(repository)
     parent = repository.resolve().parent
-    same = parent.stat().st_dev == repository.stat().st_dev
-    beside = repository if same and os.access(parent, os.W_OK | os.X_OK) else repository / "model"
+    beside = repository if _can_rename(parent, repository) else repository / "model"
     return staged_directory(path, beside=beside)
+
+
+def _can_rename(source: Path, target: Path) -> bool:
+    """Returns whether files can be renamed into another directory, which a bind mount prevents."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=source, prefix=".", delete=False) as file:
+            probe = Path(file.name)
+    except OSError:
+        return False
+    try:
+        probe = probe.rename(target / probe.name)
+    except OSError:
+        return False
+    finally:
+        probe.unlink()
+    return True
 
 
 def _write_version(directory: Path, export: Export) -> list[str]:

@@ -281,7 +281,8 @@ def _own_cuda_device(device: str, found: Launch) -> str:
     if device != "cuda":
         raise ValueError(f"--base_device {device}: expected cuda, of which each process takes one")
     count = torch.cuda.device_count()
-    if count == 1 and _with_slurm(os.environ) is not os.environ:
+    own = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"} & {*os.environ}
+    if count == 1 and own and _with_slurm(os.environ) is not os.environ:
         torch.cuda.set_device(0)  # srun --gpus-per-task shows each task its own
         return "cuda:0"
     if found.local_size > count:

@@ -172,6 +172,11 @@ def test_damaged_flags_are_not_used(searched, tmp_path):
     path.write_text(text.replace("--batch_size=128", "--batch_size=129"))
     with pytest.raises(ValueError, match=r"best\.flags: expected CRC-32 .* that you have edited$"):
         parse_flags(flags.FlagValues(), ["main", f"--flagfile={path}"])
+    with pytest.raises(ValueError, match=r"best\.flags: expected CRC-32"):
+        parse_flags(flags.FlagValues(), ["main", "--flagfile", str(path)])
+    (tmp_path / "outer").write_text(f"--flagfile={path}\n")
+    with pytest.raises(ValueError, match=r"best\.flags: expected CRC-32"):
+        parse_flags(flags.FlagValues(), ["main", f"--flagfile={tmp_path / 'outer'}"])
     edited = path.read_text().splitlines()[:-1]
     path.write_text("\n".join(edited))
     with pytest.raises(ValueError, match="Unknown command line flag"):  # it is read

@@ -19,10 +19,7 @@ def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
             expected, or a file without flags.
     """
     raise_file_limit()
-    for argument in arguments:
-        found = re.fullmatch(r"--?flagfile=(.+)", argument)
-        if found and Path(found[1]).is_file():
-            check_lines(found[1])
+    _check_flag_files(arguments)
     try:
         rest = values(arguments)
     except flags.Error as error:
@@ -37,6 +34,19 @@ def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
     check_all_local((f"--{flag.name}", flag.value) for flag in given)
     check_all_local(("", argument) for argument in rest[1:])
     return rest
+
+
+def _check_flag_files(words: list[str], outer: tuple[Path, ...] = ()) -> None:
+    """Compares flag files, and those that they name, with their checksums, if they have any."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--":
+            return
+        if found := re.fullmatch(r"--?flagfile(?:=(.*))?", word):
+            path = Path(following if found[1] is None else found[1]).expanduser()
+            if path.is_file() and path not in outer:
+                check_lines(path)
+                lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+                _check_flag_files([line.strip() for line in lines], (*outer, path))
 
 
 def run_command(main: Callable[[list[str]], int | None], code: int = 1, hint: str = "") -> None:

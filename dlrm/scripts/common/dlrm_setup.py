@@ -170,7 +170,8 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
         session.held_checkpoint(values["load_checkpoint_path"], world)
     )
     if values["mode"] != "train":  # a test weights rows as the training's tests did
-        values = run.with_saved_flags(values, checkpoint, ["sample_weights"])
+        with agreed(world, *session.USER_ERRORS):
+            values = run.with_saved_flags(values, checkpoint, ["sample_weights"])
     whole = _open_datasets(values, world)
     with agreed(world, *session.USER_ERRORS):
         _check_numericals(values, whole)

@@ -64,7 +64,8 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     try:
         with terminable(at_once=launch().size > 1):
             run()
-            sys.stdout.flush()
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except OtherRankError:
         code = 1
     except StoppedError as stopped:
