@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
+from types import SimpleNamespace
 from typing import Any
 
 from dlrm.documents import brief, read_json
@@ -173,10 +174,14 @@ _OF_WRITING = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 @contextmanager
-def errors_named(path: str | os.PathLike) -> Iterator[None]:
+def errors_named(path: str | os.PathLike, staged: Path | None = None) -> Iterator[None]:
     """Gives errors of writing a file within the block its path, where they have none.
 
     A full disk is noticed in `write`, which knows no name. The errors stay OSErrors.
+
+    Args:
+        path: the file, or the directory of several.
+        staged: where its content is written; errors name the place that it will have.
     """
     try:
         yield
@@ -184,6 +189,10 @@ def errors_named(path: str | os.PathLike) -> Iterator[None]:
         source, target, reason = error.args[0][0]
         raise OSError(f"{source}, copied to {target}: {reason}") from error
     except OSError as error:
+        name = error.filename if isinstance(error.filename, str | os.PathLike) else None
+        if staged is not None and name is not None and Path(name).is_relative_to(staged):
+            final = os.fspath(Path(path, Path(name).relative_to(staged)))
+            raise type(error)(error.errno, error.strerror, final) from error
         if error.filename is None and error.errno in _OF_WRITING:
             raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
         if type(error) is OSError and error.errno is None and os.fspath(path) not in str(error):
@@ -214,7 +223,7 @@ def staged_directory(
     """
     staged = StagedDirectory(path, replace, beside)
     try:
-        with errors_named(path):
+        with errors_named(path, staged.path):
             yield staged.path
             staged.publish()
     except BaseException:
@@ -430,10 +439,10 @@ def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[
         for left in abandoned(final.parent, _prefix(final)):
             if left.is_file():
                 left.unlink()
-        with _naming(final, partial):
+        with errors_named(final, partial):
             lock = try_lock(partial)
     try:
-        with _naming(final, partial):
+        with errors_named(final, partial):
             yield partial
             sync(partial)
             partial.replace(final)
@@ -447,16 +456,16 @@ def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[
             os.close(lock)
 
 
-@contextmanager
-def _naming(final: Path, partial: Path) -> Iterator[None]:
-    """Names `final` in errors that name no file, or `partial`."""
-    try:
-        with errors_named(final):
-            yield
-    except OSError as error:
-        if error.filename not in (str(partial), partial):
-            raise
-        raise OSError(error.errno, error.strerror, str(final)) from None
+def write_array(path: str | os.PathLike, array: Any) -> None:
+    """Writes a NumPy array as `numpy.save` does, and raises OSError for a full disk.
+
+    `numpy.save` writes files of the system through a buffer of its own, and does not report that
+    the last bytes of it could not be written.
+    """
+    from numpy.lib import format as npy
+
+    with open(path, "wb") as file:
+        npy.write_array(SimpleNamespace(write=file.write), array, allow_pickle=False)
 
 
 def write_atomically(path: str | os.PathLike, text: str) -> None:

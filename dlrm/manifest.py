@@ -19,7 +19,7 @@ BLOCK_BYTES = 1 << 22  # of a file, each with its own checksum
 _VERSIONS = (1, 2)  # version 1 has neither sums of blocks nor its own sum
 _SEAL = "own_crc32"
 _OWN_SUM = re.compile(rb'("own_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
-_LINES_SUM = re.compile(rb"^# CRC-32 of the lines above: ([0-9a-f]{8}); [^\n]*\n\Z", re.MULTILINE)
+_LINES_SUM = re.compile(rb"\A# CRC-32 of the lines below: ([0-9a-f]{8}); [^\n]*\n")
 _ZEROED = rb"\g<1>00000000\g<3>"
 _PREPARED_BY = {
     "image dataset": "preproc/prepare_images.py",
@@ -186,9 +186,9 @@ def read_sealed(path: Path) -> dict[str, Any]:
 
 
 def sealed_lines(text: str) -> str:
-    """Returns lines for programs and for people, and their checksum as a comment."""
+    """Returns lines for programs and for people, after their checksum as a comment."""
     sums = f"{zlib.crc32(text.encode()):08x}"
-    return f"{text}# CRC-32 of the lines above: {sums}; delete this line if you edit them\n"
+    return f"# CRC-32 of the lines below: {sums}; delete this line if you edit them\n{text}"
 
 
 def check_lines(path: str | os.PathLike) -> None:
@@ -200,13 +200,13 @@ def check_lines(path: str | os.PathLike) -> None:
     """
     content = read_bytes(path, MAX_YAML_BYTES)
     if (comment := _LINES_SUM.search(content)) is not None:
-        found = f"{zlib.crc32(content[: comment.start()]):08x}"
+        found = f"{zlib.crc32(content[comment.end() :]):08x}"
         if found != comment[1].decode():
             error = damaged(Path(path), comment[1].decode(), found)
-            raise ValueError(f"{error}; delete the last line of a file that you have edited")
-    elif b"# CRC-32 of the lines above" in content:
+            raise ValueError(f"{error}; delete the first line of a file that you have edited")
+    elif b"# CRC-32 of the lines below" in content:
         raise ValueError(
-            f"{path}: expected the checksum in a last line of its own: damaged; copy or make it "
+            f"{path}: expected the checksum in a first line of its own: damaged; copy or make it "
             "again; delete that line of a file that you have edited"
         )
 

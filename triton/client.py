@@ -35,7 +35,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
-from dlrm.files import errors_named
+from dlrm.files import errors_named, write_array
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.reader import RAW, max_rows, named
@@ -176,8 +176,9 @@ def run(options: argparse.Namespace) -> list[Figures]:
     if labels is not None:
         print(f"AUC {_auc(scores, labels):.6f}")
     if options.output:
-        with errors_named(options.output):
-            np.save(options.output, scores)
+        path = options.output.with_suffix(options.output.suffix or ".npy")
+        with errors_named(path):
+            write_array(path, scores)
     if options.report:
         with errors_named(options.report):
             options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")

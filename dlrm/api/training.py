@@ -330,7 +330,7 @@ def _trained(
             if store is not None:
                 store.close()
     roles = trainer.roles
-    check_scores(task, str(dataset.path), roles.reports or roles.chooses)
+    check_scores(task, datasets, str(dataset.path), roles.reports or roles.chooses)
     return results, roles
 
 

@@ -213,7 +213,7 @@ def _train(setup: DLRMSetup, datasets: Datasets, watch: Watch) -> dict[str, floa
     summary: dict[str, Any] = driver.train(setup, watch, trainer, begin, *batches)
     roles = batches.roles
     # The trainer checks the scores of other tests.
-    check_scores(task, setup.data_name, roles.reports or roles.chooses)
+    check_scores(task, setup.whole, setup.data_name, roles.reports or roles.chooses)
     if note := metrics_note(summary):
         watch.log.line(note)
     if values["recipe"] is not None or values["set_aside"]:  # NVIDIA's summary has no roles
@@ -236,7 +236,7 @@ def _test(setup: DLRMSetup, data: Dataset, watch: Watch) -> dict[str, float]:
     began = time.perf_counter()
     metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: watch.dog.beat(0)))
     seconds = time.perf_counter() - began
-    check_scores(task, setup.data_name, "test")
+    check_scores(task, setup.whole, setup.data_name, "test")
     shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
     log.line(f"Finished testing: {shown}")
     weighted = setup.values["sample_weights"] and _has_weights(setup.values, "test")

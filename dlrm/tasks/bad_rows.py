@@ -47,7 +47,7 @@ def _bad_id(datasets: Datasets, name: str) -> str | None:
                 if batch.lengths is not None and batch.lengths[row, table] > 1:
                     within = f", place {first - int((place < place[first]).sum())} of the list"
                 return (
-                    f"{name}: {split} row {index * data.batch_size + row}, feature "
+                    f"{name}: {datasets.row_text(split, index * data.batch_size + row)}, feature "
                     f"{data.categorical_names[table]}{within}: expected an id from 0 to "
                     f"{data.table_sizes[table] - 1}, got {ids[first].item()}. "
                     "--hash_indices takes ids modulo the size of their table"
@@ -55,11 +55,12 @@ def _bad_id(datasets: Datasets, name: str) -> str | None:
     return None
 
 
-def check_scores(task: Recommendation, name: str, split: str) -> None:
+def check_scores(task: Recommendation, datasets: Datasets, name: str, split: str) -> None:
     """Raises an error if the last evaluation had a score that is NaN or infinite.
 
     Args:
         task: the evaluated task, on all ranks.
+        datasets: the dataset's splits.
         name: name of the dataset.
         split: the split that was evaluated.
 
@@ -70,4 +71,4 @@ def check_scores(task: Recommendation, name: str, split: str) -> None:
     with agreed(task.world, ValueError):
         if task.unscored and task.world.rank == 0:
             row, score = task.unscored
-            raise ValueError(f"{name}: {split} row {row}: {unscored_text(score)}")
+            raise ValueError(f"{name}: {datasets.row_text(split, row)}: {unscored_text(score)}")

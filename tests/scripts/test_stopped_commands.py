@@ -1,5 +1,6 @@
 """Commands in processes of their own that are stopped as from a terminal, or whose disk is full."""
 
+import json
 import os
 import random
 import re
@@ -14,6 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+import yaml
+from PIL import Image
+from pyarrow import csv
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,6 +46,7 @@ def work(tmp_path_factory):
         "item": [f"item {item}" for item in draw.integers(0, 100_000, rows)],
     }
     pq.write_table(pa.table(columns), path / "rows.parquet")
+    csv.write_csv(pa.table(columns).slice(0, 50_000), path / "rows.csv")
     python = (sys.executable, "-m")
     run(
         *python, *["dlrm.scripts.schema", "--input", "rows.parquet", "--label", "clicked"], cwd=path
@@ -52,6 +57,30 @@ def work(tmp_path_factory):
     run(*python, *train.split(), "--save_checkpoint_path=run", cwd=path)
     simulate = "dlrm.preproc.simulate_logs --output days --rows 400000 --days 2"
     run(*python, *simulate.split(), cwd=path)
+    width, tables = 4 * (1 + 13 + 26), {f"cat_{i}.bin": 99 for i in range(26)}
+    for split in ("train", "test"):
+        (path / "binary").mkdir(exist_ok=True)
+        (path / f"binary/{split}_data.bin").write_bytes(bytes(20_000 * width))
+    (path / "binary/model_size.json").write_text(json.dumps(tables))
+    spec = {
+        "feature_spec": {name: {"dtype": "int32", "cardinality": 99} for name in ("label", "item")},
+        "source_spec": {
+            split: [{"type": "csv", "features": ["label", "item"], "files": [f"{split}.csv"]}]
+            for split in ("train", "test")
+        },
+        "channel_spec": {"label": ["label"], "numerical": [], "categorical": ["item"]},
+    }
+    (path / "csv.yaml").write_text(yaml.safe_dump(spec))
+    (path / "text").mkdir()
+    words = np.array(["a", "cat", "saw", "the", "dog"])[draw.integers(0, 5, (20_000, 12))]
+    (path / "text/all.txt").write_text("\n\n".join(" ".join(line) for line in words.tolist()))
+    tokens = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "cat", "saw", "the", "dog")
+    (path / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    for label in range(2):
+        (path / f"images/{label}").mkdir(parents=True)
+        for image in range(20):
+            pixels = draw.integers(0, 256, (256, 256, 3), np.uint8)
+            Image.fromarray(pixels).save(path / f"images/{label}/{image}.png")
     return path
 
 
@@ -126,6 +155,23 @@ FULL = {
     "tune": "-m dlrm.scripts.tune --dataset=data --output={}/o --trials=1",
     "export": "ROOT/triton/export.py --checkpoint=run --save-dir={}/o",
     "simulate": "-m dlrm.preproc.simulate_logs --output={}/o --rows=100000",
+    "transcode": "-m dlrm.scripts.transcode --input=rows.csv --label=clicked --numerical=price "
+    "--categorical=item --output={}/o",
+    "gen_csv": "-m dlrm.scripts.gen_csv --feature_spec_in=csv.yaml --output={}/o --size=100000",
+    "split_dataset": "-m dlrm.scripts.split_dataset --dataset=binary --numerical_features=13 "
+    "--output={}/o",
+    "synthetic": "-m dlrm.scripts.prepare_synthetic_dataset --synthetic_dataset_dir={}/o "
+    "--synthetic_dataset_num_entries=100000 --synthetic_dataset_table_sizes=9,9",
+    "text": "-m dlrm.preproc.prepare_text --source=text --output={}/o --vocab_file=vocab.txt "
+    "--max_seq_length=64 --input_format=sentences --processes=2",
+    "images": "-m dlrm.preproc.prepare_images --source=images --output={}/o --cores=2 "
+    "--test_fraction=0.2",
+    "bert": "-m dlrm.scripts.bert --mode=pretrain --data=generated --num_layers=1 --num_heads=2 "
+    "--hidden_size=64 --intermediate_size=128 --synthetic_dataset_num_entries=32 --batch_size=4 "
+    "--vocab_size=9000 --max_seq_length=16 --lr=1e-3 --max_steps=2 --save_checkpoint_path={}/o",
+    "cnn": "-m dlrm.scripts.cnn --model=efficientnet_b0 --norm=group --image_size=32 --num_classes=7 "
+    "--data=generated --synthetic_dataset_num_entries=16 --batch_size=4 --optimizer=momentum --lr=0.01 "
+    "--max_steps=2 --save_checkpoint_path={}/o",
 }
 
 

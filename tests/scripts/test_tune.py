@@ -177,7 +177,10 @@ def test_damaged_flags_are_not_used(searched, tmp_path):
     (tmp_path / "outer").write_text(f"--flagfile={path}\n")
     with pytest.raises(ValueError, match=r"best\.flags: expected CRC-32"):
         parse_flags(flags.FlagValues(), ["main", f"--flagfile={tmp_path / 'outer'}"])
-    edited = path.read_text().splitlines()[:-1]
+    path.write_text("\n".join(text.splitlines()[:-1]) + "\n")  # cut at a line
+    with pytest.raises(ValueError, match=r"best\.flags: expected CRC-32"):
+        parse_flags(flags.FlagValues(), ["main", f"--flagfile={path}"])
+    edited = path.read_text().splitlines()[1:]
     path.write_text("\n".join(edited))
     with pytest.raises(ValueError, match="Unknown command line flag"):  # it is read
         parse_flags(flags.FlagValues(), ["main", f"--flagfile={path}"])

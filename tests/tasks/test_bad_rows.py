@@ -5,6 +5,7 @@ import torch
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.datasets import Datasets
+from dlrm.data.prefetch import BatchedRows
 from dlrm.tasks.bad_rows import bad_ids_named
 
 ONE_EACH = [(torch.tensor([[1, 2], [9, 4], [3, 9]]), None)]
@@ -50,3 +51,10 @@ def named(batches, batch_size, sizes):
 )
 def test_the_first_bad_id_is_named_by_row_and_feature(batches, batch_size, sizes, message):
     assert message in named(batches, batch_size, sizes)
+
+
+def test_a_row_that_is_set_aside_has_its_number_among_the_training_rows():
+    aside = BatchedRows(10, 2, part=(0.7, 1.0))
+    datasets = Datasets(BatchedRows(10, 2, part=(0.0, 0.7)), aside, None, aside)
+    assert datasets.row_text("set_aside", 2) == "train row 9 (set aside)"
+    assert datasets.row_text("test", 2) == "test row 2"

@@ -11,6 +11,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.random_samples import RandomDataset
 from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
 from dlrm.data.clicks.synthetic import IDS, SHAPES, SyntheticDataset, ensure_synthetic_dataset
+from dlrm.data.prefetch import BatchedRows
 from dlrm.data.verification import VERIFY_DATA, Verifier
 from dlrm.limits import check_features, check_memory
 
@@ -61,6 +62,13 @@ class Datasets(_Splits):
         """Returns the splits that there are, by name."""
         found = {**self._asdict(), "set_aside": self.set_aside}
         return {name: one for name, one in found.items() if one is not None}
+
+    def row_text(self, split: str, row: int) -> str:
+        """Returns the words for a row of a split; a row set aside has its number in the file."""
+        if split != "set_aside":
+            return f"{split} row {row}"
+        assert isinstance(self.set_aside, BatchedRows)
+        return f"train row {self.set_aside.rows(0)[0] + row} (set aside)"
 
     def rows(self) -> dict[str, int]:
         """Returns the number of rows of each split, by name."""

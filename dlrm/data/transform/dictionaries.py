@@ -11,6 +11,7 @@ import numpy as np
 
 from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts
 from dlrm.documents import brief
+from dlrm.files import write_array
 from dlrm.mapped_files import map_npy
 
 DEFAULT_FREQUENCY_LIMIT = 15
@@ -139,7 +140,7 @@ class FrequencyLimit:
 
 def save_dictionary(directory: str | os.PathLike, index: int, dictionary: np.ndarray) -> None:
     """Writes one dictionary of a transform, so that many processes can write one transform."""
-    np.save(dictionary_path(directory, index), dictionary, allow_pickle=False)
+    write_array(dictionary_path(directory, index), dictionary)
 
 
 def dictionary_path(directory: str | os.PathLike, index: int) -> Path:
@@ -150,8 +151,7 @@ def dictionary_path(directory: str | os.PathLike, index: int) -> Path:
 def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
     """Creates a file of a dictionary and returns it as a mapped array to fill."""
     if size == 0:
-        with open(path, "wb") as file:
-            np.save(file, np.empty(0, dtype), allow_pickle=False)
+        write_array(path, np.empty(0, dtype))
         return np.empty(0, dtype)
     dictionary = np.lib.format.open_memmap(path, "w+", dtype, (size,))
     reserve(path)

@@ -34,7 +34,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transformed
 from dlrm.data.transform.values import NUMBER, KnownTexts
 from dlrm.documents import brief, read_json
-from dlrm.files import write_atomically
+from dlrm.files import write_array, write_atomically
 
 FILE = "table.json"
 _VERSION = 1
@@ -335,7 +335,7 @@ class TableTransform:
         Path(directory).mkdir(parents=True, exist_ok=True)
         for arrays in self._arrays():
             for name, array in arrays.items():
-                np.save(Path(directory, name), array, allow_pickle=False)
+                write_array(Path(directory, name), array)
         save_facts(directory, self)
 
     @staticmethod

@@ -43,7 +43,7 @@ _OWN_CLUSTER = {
 }
 
 
-_START = "start"  # the first stage
+_START = "dlrm start"  # the first stage
 _DEADLINE = "spark.dlrm.startTimeout"
 
 
@@ -85,10 +85,11 @@ class SparkEngine:
                 message has Spark's reason, or the executor's host, user and directory.
         """
         deadline, late = _seconds(self._spark.getConf().get(_DEADLINE, "120s")), threading.Event()
-        timer = threading.Timer(deadline, self._cancel_unless_begun, [late])
-        timer.daemon = True
-        timer.start()
-        probed = 0
+        over, probed = threading.Event(), 0
+        watch = threading.Thread(
+            target=self._cancel_without_progress, args=(deadline, over, late), daemon=True
+        )
+        watch.start()
         try:
             with _failures():
                 while (cores := self.cores) > probed:  # more once executors have registered
@@ -111,16 +112,23 @@ class SparkEngine:
                 "waits longer"
             ) from error
         finally:
-            timer.cancel()
+            over.set()
 
-    def _cancel_unless_begun(self, late: threading.Event) -> None:
-        """Ends the first stage if none of its tasks has begun."""
-        tracker = self._spark.statusTracker()
-        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(_START)]
-        stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
-        if not any(s.numActiveTasks + s.numCompletedTasks + s.numFailedTasks for s in stages if s):
-            late.set()
-            self._spark.cancelJobGroup(_START)
+    def _cancel_without_progress(
+        self, deadline: int, over: threading.Event, late: threading.Event
+    ) -> None:
+        """Ends the first stage once no task runs, and none has ended within the deadline."""
+        tracker, before = self._spark.statusTracker(), 0
+        while not over.wait(deadline):
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(_START)]
+            ids = [stage for job in jobs if job for stage in job.stageIds]
+            stages = [stage for stage in map(tracker.getStageInfo, ids) if stage]
+            ended = sum(stage.numCompletedTasks + stage.numFailedTasks for stage in stages)
+            if ended == before and not any(stage.numActiveTasks for stage in stages):
+                late.set()
+                self._spark.cancelJobGroup(_START)
+                return
+            before = ended
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""

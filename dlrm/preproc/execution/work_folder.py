@@ -221,7 +221,7 @@ def open_work_folder(
             _check_ours(folder)
             _write(folder / _FACTS, {"kind": _KIND, "facts": facts})
         work.path.mkdir(exist_ok=True)
-        with errors_named(work.path):
+        with errors_named(final, work.output):
             yield work
 
 

@@ -25,7 +25,7 @@ from dlrm.data.transform.dictionaries import (
 from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
-from dlrm.files import staged_file
+from dlrm.files import staged_file, write_array
 from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
@@ -243,8 +243,8 @@ def _fit_texts(column: int, job: FitJob) -> int:
 
 
 def _save(path: Path, array: np.ndarray) -> None:
-    with staged_file(path, one_of_many=True) as partial, open(partial, "wb") as file:
-        np.save(file, array, allow_pickle=False)
+    with staged_file(path, one_of_many=True) as partial:
+        write_array(partial, array)
 
 
 def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:

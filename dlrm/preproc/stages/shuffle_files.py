@@ -5,13 +5,12 @@ the buckets. It is like a shuffle in Spark, but on the storage of the dataset, s
 the processes and killed runs can resume, and it works with every engine.
 """
 
-import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from dlrm.files import staged_file
+from dlrm.files import staged_file, write_array
 from dlrm.mapped_files import map_npy
 
 
@@ -46,10 +45,8 @@ def write_buckets(
         [("begin", np.int64), ("end", np.int64), ("counts", np.int64, counts.shape[1:])],
     )
     index["begin"], index["end"], index["counts"] = ends - np.diff(ends, prepend=0), ends, counts
-    text = io.BytesIO()  # np.save does not report why a write failed
-    np.save(text, index, allow_pickle=False)
     with staged_file(_index(path)) as partial:
-        partial.write_bytes(text.getbuffer())
+        write_array(partial, index)
 
 
 def read_bucket(paths: Sequence[Path], bucket: int) -> Iterator[tuple[bytes, np.ndarray]]:

@@ -107,7 +107,7 @@ class CheckpointWriter:
             ours = gather((checksums, self._tables, self._kinds, self._store), self._world)
             with agreed(self._world, OSError):
                 if self._staged is not None:
-                    with errors_named(self._staged.final):
+                    with errors_named(self._staged.final, self._staged.path):
                         self._describe(ours)
                         self._staged.publish()
         except BaseException:
