@@ -13,7 +13,6 @@ import json
 import os
 import shutil
 import sys
-import tempfile
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from functools import partial
@@ -34,7 +33,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.files import make_directories, staged_directory
-from dlrm.locks import unreplaced
+from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
 from dlrm.serving import platforms
@@ -427,18 +426,17 @@ def _staged(path: Path, repository: Path) -> AbstractContextManager[Path]:
 
 
 def _can_rename(source: Path, target: Path) -> bool:
-    """Returns whether files can be renamed into another directory, which a bind mount prevents."""
-    try:
-        with tempfile.NamedTemporaryFile(dir=source, prefix=".", delete=False) as file:
-            probe = Path(file.name)
-    except OSError:
+    """Returns whether files can be renamed into another directory, which a bind mount prevents.
+
+    The system compares the mounts before it looks for the file, so none is needed.
+    """
+    if not os.access(source, os.W_OK | os.X_OK) or source.stat().st_dev != target.stat().st_dev:
         return False
+    name = f".{new_suffix()}"
     try:
-        probe = probe.rename(target / probe.name)
-    except OSError:
-        return False
-    finally:
-        probe.unlink()
+        os.rename(source / name, target / name)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
     return True
 
 

@@ -169,9 +169,9 @@ FULL = {
     "bert": "-m dlrm.scripts.bert --mode=pretrain --data=generated --num_layers=1 --num_heads=2 "
     "--hidden_size=64 --intermediate_size=128 --synthetic_dataset_num_entries=32 --batch_size=4 "
     "--vocab_size=9000 --max_seq_length=16 --lr=1e-3 --max_steps=2 --save_checkpoint_path={}/o",
-    "cnn": "-m dlrm.scripts.cnn --model=efficientnet_b0 --norm=group --image_size=32 --num_classes=7 "
-    "--data=generated --synthetic_dataset_num_entries=16 --batch_size=4 --optimizer=momentum --lr=0.01 "
-    "--max_steps=2 --save_checkpoint_path={}/o",
+    "cnn": "-m dlrm.scripts.cnn --model=efficientnet_b0 --norm=group --image_size=32 "
+    "--num_classes=7 --data=generated --synthetic_dataset_num_entries=16 --batch_size=4 "
+    "--optimizer=momentum --lr=0.01 --max_steps=2 --save_checkpoint_path={}/o",
 }
 
 

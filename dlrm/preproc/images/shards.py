@@ -12,6 +12,7 @@ from PIL import Image, ImageOps
 
 from dlrm.data.images import layout as image_layout
 from dlrm.documents import read_json
+from dlrm.files import errors_named
 from dlrm.manifest import Checksum
 from dlrm.preproc.images.sources import Item, read
 
@@ -81,7 +82,7 @@ def write_shard(shard: Shard) -> None:
     names: dict[int, str | None] = {}
     bad: list[str] = []
     sums = {images_file: Checksum(), labels_file: Checksum()}
-    with open(images_file, "wb") as file:
+    with errors_named(images_file), open(images_file, "wb") as file:
         for item in shard.items:
             try:
                 encoded = read(item, shard.first_label)
@@ -98,13 +99,15 @@ def write_shard(shard: Shard) -> None:
             labels.append(encoded.label)
             names[encoded.label] = encoded.class_name
     label_bytes = np.array(labels, image_layout.LABEL_DTYPE).tobytes()
-    labels_file.write_bytes(label_bytes)
+    with errors_named(labels_file):
+        labels_file.write_bytes(label_bytes)
     sums[labels_file].update(label_bytes)
     checksums = {
         path.relative_to(shard.directory).as_posix(): str(value) for path, value in sums.items()
     }
     report = Report(len(labels), names, bad, checksums)
-    shard.report_file.write_text(json.dumps(report._asdict()), encoding="utf-8")
+    with errors_named(shard.report_file):
+        shard.report_file.write_text(json.dumps(report._asdict()), encoding="utf-8")
 
 
 def decode(data: bytes, size: int) -> np.ndarray:
