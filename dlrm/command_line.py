@@ -109,14 +109,18 @@ def terminable(at_once: bool = False) -> Iterator[None]:
             signal.signal(signal.SIGTERM, before)
 
 
-def end_while_imported() -> None:
+def end_while_imported(name: str = "") -> None:
     """Makes Ctrl-C and SIGTERM end the process in a line, while Python imports a command of ours.
 
     Importing torch takes seconds, in which nothing is written yet. In a user's program, which
     `python -m` may run as well, nothing changes.
+
+    Args:
+        name: `__name__` of a script that Python runs by its path.
     """
     words = [*sys.orig_argv, ""]
-    if "-m" not in words or not words[words.index("-m") + 1].startswith("dlrm."):
+    is_module = "-m" in words and words[words.index("-m") + 1].startswith("dlrm.")
+    if not is_module and name != "__main__":
         return
 
     def end(number: int, _: object) -> None:

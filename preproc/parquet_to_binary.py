@@ -6,6 +6,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from dlrm.command_line import end_while_imported
+
+end_while_imported(__name__)
+
 from dlrm.command_line import Parser, exit_code_of, fail
 from dlrm.preproc.convert_to_binary import main
 from dlrm.preproc.prepare_logs import DATASET

@@ -3,6 +3,7 @@
 import errno
 import importlib
 import os
+import runpy
 import shutil
 import signal
 import sys
@@ -17,6 +18,7 @@ from dlrm.command_line import aligned, exit_code_of
 from dlrm.documents import cell
 from dlrm.files import errors_named, staged_directory, staged_file
 
+ROOT = Path(__file__).resolve().parents[1]
 HOSTILE = (
     "a\nerror: all rows are bad",
     "\x1b[2Jcleared\x07\r",
@@ -110,6 +112,35 @@ def test_a_command_that_is_being_imported_ends_in_a_line(number, code, word, tmp
     process.join()
     assert process.exitcode == code
     assert (tmp_path / "line").read_text() == f"error: {word}\n"
+
+
+def run_and_stop(script, path):
+    sys.stderr = path.open("w", buffering=1)
+    sys.orig_argv = sys.argv = [str(script)]
+
+    def stop(*_):
+        os.kill(os.getpid(), signal.SIGINT)
+
+    end = dlrm.command_line.end_while_imported
+    dlrm.command_line.end_while_imported = lambda name: (end(name), stop())
+    runpy.run_path(str(script), run_name="__main__")
+
+
+SCRIPTS = [
+    script
+    for folder in ("preproc", "triton")
+    for script in sorted((ROOT / folder).glob("*.py"))
+    if "__main__" in script.read_text()
+]
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
+def test_a_script_that_imports_ends_in_a_line(script, tmp_path):
+    process = forked.CONTEXT.Process(target=run_and_stop, args=(script, tmp_path / "line"))
+    process.start()
+    process.join()
+    assert process.exitcode == 130
+    assert (tmp_path / "line").read_text() == "error: interrupted\n"
 
 
 def print_to_full_disk(path):

@@ -23,6 +23,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.client`
 
+from dlrm.command_line import end_while_imported
+
+end_while_imported(__name__)
+
 import numpy as np
 import torch
 import tritonclient.grpc

@@ -12,6 +12,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.deployer`
 
+from dlrm.command_line import end_while_imported
+
+end_while_imported(__name__)
+
 import export
 from command_line import new_parser
 

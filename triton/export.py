@@ -21,6 +21,10 @@ from typing import NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.export`
 
+from dlrm.command_line import end_while_imported
+
+end_while_imported(__name__)
+
 import numpy as np
 import repository
 from command_line import add_flag, new_parser

@@ -25,6 +25,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.server`
 
+from dlrm.command_line import end_while_imported
+
+end_while_imported(__name__)
+
 from command_line import new_parser
 
 from dlrm.command_line import exit_code_of, fail
