@@ -1,6 +1,7 @@
 """The ends of commands, with errors on one line that begins with `error:`, and their tables."""
 
 import argparse
+import io
 import math
 import os
 import resource
@@ -41,6 +42,7 @@ def exit_code_of(
         code: exit code after one of them; that of Ctrl-C is 130, and that of SIGTERM 143.
         hint: what a command that is stopped leaves, and how it is resumed.
     """
+    name_standard_output()
     with terminable():
         try:
             result = act() or 0
@@ -52,6 +54,39 @@ def exit_code_of(
         except (KeyboardInterrupt, Terminated) as stop:
             number = signal.SIGTERM if isinstance(stop, Terminated) else signal.SIGINT
             return say_error("; ".join(filter(None, [_WORDS[number], hint])), 128 + number)
+
+
+class _StandardOutput(io.FileIO):
+    """Standard output, of which errors have a name.
+
+    Args:
+        replaced: the stream that had it, which would close it at its end.
+    """
+
+    def __init__(self, replaced: io.TextIOWrapper) -> None:
+        super().__init__(replaced.fileno(), "w", closefd=False)
+        self._replaced = replaced
+
+    def write(self, content: Any) -> int:
+        """Writes bytes; see `io.FileIO`."""
+        try:
+            return super().write(content)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, "standard output") from None
+
+
+def name_standard_output() -> None:
+    """Gives errors of printing a name, unless the caller has replaced `sys.stdout`."""
+    old = sys.stdout
+    if type(old) is io.TextIOWrapper and old.fileno() == 1:
+        old.flush()
+        sys.stdout = io.TextIOWrapper(
+            io.BufferedWriter(_StandardOutput(old)),
+            old.encoding,
+            old.errors,
+            line_buffering=old.line_buffering,
+            write_through=old.write_through,
+        )
 
 
 def unwritten_output() -> OSError | None:

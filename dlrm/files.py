@@ -200,6 +200,12 @@ def errors_named(path: str | os.PathLike, staged: Path | None = None) -> Iterato
         raise
 
 
+def check_outside(path: str | os.PathLike, source: str | os.PathLike) -> None:
+    """Raises ValueError if a directory to write is inside the one that it is made from."""
+    if Path(path).resolve().is_relative_to(Path(source).resolve()):
+        raise ValueError(f"{path}: expected a directory outside of {source}, which is read")
+
+
 @contextmanager
 def staged_directory(
     path: str | os.PathLike, replace: bool | str = False, beside: Path | None = None

@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from dlrm.documents import MAX_JSON_BYTES, MAX_YAML_BYTES, brief, parse_json, read_bytes
+from dlrm.documents import MAX_JSON_BYTES, MAX_YAML_BYTES, brief, parse_json, read_bytes, read_json
 from dlrm.files import MANIFEST, within, write_atomically
 
 BLOCK_BYTES = 1 << 22  # of a file, each with its own checksum
@@ -248,6 +248,21 @@ def read_manifest(
     if check_crc:
         check_files(directory, {name: sums for name, (_, sums) in files.items() if wanted(name)})
     return manifest
+
+
+def check_listed(directory: Path, folder: str) -> None:
+    """Compares the names of the files in a folder of a directory with the directory's manifest.
+
+    A file that was added has no checksum. Directories without a manifest pass.
+
+    Raises:
+        ValueError: a file is not listed; it is named.
+    """
+    if (directory / MANIFEST).is_file():
+        listed = read_json(directory / MANIFEST)["files"]
+        for path in (directory / folder).rglob("*"):
+            if path.is_file() and path.relative_to(directory).as_posix() not in listed:
+                raise ValueError(f"{path}: not in {directory / MANIFEST}, so nothing checks it")
 
 
 def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:

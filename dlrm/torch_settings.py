@@ -19,7 +19,9 @@ def _end_openmp_threads() -> None:
     """
     for library in sorted({line.split(maxsplit=5)[-1] for line in _MAPS.read_bytes().splitlines()}):
         if os.path.basename(library).startswith(b"libgomp"):
-            ctypes.CDLL(os.fsdecode(library)).omp_pause_resource_all(_PAUSE_HARD)
+            pause = getattr(ctypes.CDLL(os.fsdecode(library)), "omp_pause_resource_all", None)
+            if pause is not None:  # scikit-learn brings an older one, with a pool of its own
+                pause(_PAUSE_HARD)
 
 
 if _MAPS.exists():

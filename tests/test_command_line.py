@@ -143,15 +143,25 @@ def test_a_script_that_imports_ends_in_a_line(script, tmp_path):
     assert (tmp_path / "line").read_text() == "error: interrupted\n"
 
 
-def print_to_full_disk(path):
+def print_result():
+    print("result")
+
+
+def print_result_at_once():
+    with errors_named("dataset"):
+        print("result", flush=True)
+
+
+def print_to_full_disk(act, path):
     os.dup2(os.open("/dev/full", os.O_WRONLY), 1)
     sys.stdout, sys.stderr = os.fdopen(1, "w"), path.open("w", buffering=1)
-    sys.exit(exit_code_of(lambda: print("result")))
+    sys.exit(exit_code_of(act))
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-def test_output_that_cannot_be_printed_is_an_error(tmp_path):
-    process = forked.CONTEXT.Process(target=print_to_full_disk, args=(tmp_path / "line",))
+@pytest.mark.parametrize("act", [print_result, print_result_at_once])
+def test_output_that_cannot_be_printed_is_an_error(act, tmp_path):
+    process = forked.CONTEXT.Process(target=print_to_full_disk, args=(act, tmp_path / "line"))
     process.start()
     process.join()
     assert process.exitcode == 1

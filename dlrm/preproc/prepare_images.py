@@ -23,7 +23,7 @@ import numpy as np
 
 from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.images import layout as image_layout
-from dlrm.files import staged_directory
+from dlrm.files import check_outside, staged_directory
 from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
@@ -94,8 +94,7 @@ def prepare(source: Path, output: Path, options: Options) -> Summary:
         from dlrm.preproc.images.shards import write_shard
     except ImportError as error:
         raise ImportError(f"{error}; pip install 'dlrm[images]' has what is missing") from error
-    if output.resolve().is_relative_to(source.resolve()):  # the next run would read it
-        raise ValueError(f"--output {output}: expected a folder outside of --source {source}")
+    check_outside(output, source)  # the next run would read it
     found = find_images(source)
     splits = _split(found, source, options)
     with staged_directory(output, replace=True) as staging:

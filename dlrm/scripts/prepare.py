@@ -19,6 +19,7 @@ from absl import flags
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
+from dlrm.files import check_outside
 from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import ENGINES, open_engine
@@ -150,6 +151,8 @@ def main(argv: list[str]) -> int | None:
             raise ValueError(f"--{name}: is for --schema criteo; got --schema {FLAGS.schema}")
     query, tables, output = _query(), {}, Path(FLAGS.output)
     if query is None:
+        for path in FLAGS.input:
+            check_outside(output, path)
         tables = {"train": find_tables(FLAGS.input, FLAGS.input_format, print)}
         for split in ("test", "validation"):
             if given := FLAGS[f"{split}_input"].value:

@@ -17,9 +17,9 @@ from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.lists import missing_features
-from dlrm.files import MANIFEST, check_local, staged_directory
+from dlrm.files import MANIFEST, check_local, check_outside, staged_directory
 from dlrm.locks import ReplacedError, in_use, unreplaced
-from dlrm.manifest import read_manifest
+from dlrm.manifest import check_listed, read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
@@ -126,7 +126,7 @@ class Predictor:
         batch_size: int = BATCH_SIZE,
         recalibration: Recalibration | None = None,
     ) -> None:
-        self.model, self.transform, self.path = model.eval(), transform, path
+        self.model, self.transform, self.path = model.eval(), transform, path.absolute()
         self.batch_size, self.recalibration = batch_size, recalibration
         self.results: dict[str, Any] = {}
 
@@ -250,9 +250,10 @@ class Predictor:
         Raises:
             FileExistsError: `directory` exists and may not be replaced.
             FileNotFoundError: the checkpoint that the model was loaded from no longer exists.
-            ValueError: `directory` is a URI.
+            ValueError: `directory` is a URI, or is inside the checkpoint.
         """
         check_local(directory, "directory")
+        check_outside(directory, self.path)
         if not overwrite and Path(directory, MANIFEST).is_file():
             raise FileExistsError(
                 f"{directory}: exists and is not empty; overwrite=True replaces a checkpoint"
@@ -396,8 +397,11 @@ def probability(logits: np.ndarray) -> np.ndarray:
 
 def load_model(path: Path, device: str = "cpu") -> DLRM | Ensemble:
     """Makes the network or networks that a checkpoint describes, and loads the weights."""
-    if members := member_checkpoints(path):  # which compare their own files with checksums
-        read_manifest(path, "checkpoint", True, lambda name: not name.startswith(f"{MEMBERS}/"))
+    if members := member_checkpoints(path):  # which compare the files of their own manifests
+        own = f"{MEMBERS}/", f"/{MANIFEST}"
+        read_manifest(
+            path, "checkpoint", True, lambda name: not name.startswith(own[0]) or own[1] in name
+        )
         return Ensemble([load_one(member, device) for member in members]).eval()
     return load_one(path, device)
 
@@ -454,6 +458,7 @@ def load_transform(
     source = next((one for one in sources if (one / layout.TRANSFORM).is_dir()), None)
     if source is None:
         return None
+    check_listed(source, layout.TRANSFORM)
     transform = RowTransform.load(source)
     found = (len(transform.numerical_names), transform.table_sizes)
     expected = (config.num_numerical_features, list(config.table_sizes))

@@ -13,7 +13,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST, within
-from dlrm.manifest import read_manifest
+from dlrm.manifest import check_listed, read_manifest
 from dlrm.serving.inputs import Inputs, check_lengths, check_shapes, check_values
 from dlrm.serving.rows import RowTransform, text_of_tensors
 
@@ -119,6 +119,7 @@ class Reader:
                 self._longest = {int(table): most for table, most in lists["longest"].items()}
         self.transform: RowTransform | None = None
         if (directory / layout.TRANSFORM).is_dir():
+            check_listed(directory, layout.TRANSFORM)
             self.transform = RowTransform.load(directory)
             self._read_raw([{RAW: np.zeros((1, 0), np.uint8)}])  # builds the lookups of ids
 

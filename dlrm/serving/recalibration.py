@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.documents import brief, read_json
-from dlrm.files import staged_directory
-from dlrm.manifest import read_manifest, write_manifest
+from dlrm.files import check_outside, staged_directory
+from dlrm.manifest import check_listed, read_manifest, write_manifest
 from dlrm.train.checkpoints.writer import link_or_copy
 from dlrm.train.reports.model_card import MODEL_CARD
 
@@ -227,6 +227,7 @@ def load_recalibration(checkpoint: Path) -> Recalibration | None:
     path = checkpoint / FOLDER / _FILE
     if not path.is_file():
         return None
+    check_listed(checkpoint, FOLDER)
     try:
         return Recalibration.from_json(read_json(path))
     except (KeyError, TypeError, ValueError) as error:
@@ -251,8 +252,10 @@ def write_recalibrated(
 
     Raises:
         FileExistsError: the directory exists.
-        OSError, ValueError: it cannot be written, or the checkpoint is damaged.
+        OSError, ValueError: it cannot be written or is inside the checkpoint, or the checkpoint is
+            damaged.
     """
+    check_outside(directory, checkpoint)
     manifest = read_manifest(checkpoint, "checkpoint")
     known = {name: facts["crc32"] for name, facts in manifest["files"].items()}
     with staged_directory(directory) as staging:

@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import gc
+import importlib
 import multiprocessing
 import pickle
 import signal
@@ -155,6 +156,7 @@ def test_a_copy_of_a_model_from_memory_outlives_it(dataset, tmp_path):
 
 def _fork_and_work(connection, dataset):
     """In a process with two threads: trains and scores, and forks a child that does the same."""
+    importlib.import_module("sklearn.ensemble")  # with another OpenMP of its own
     torch.set_num_threads(2)
     wide = {**SETTINGS, "top_mlp_sizes": (512, 512, 1), "batch_size": 480}
     rows = pa.concat_tables([table()] * 20)

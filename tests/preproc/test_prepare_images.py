@@ -94,7 +94,7 @@ def test_an_output_within_the_source_is_refused(folder, tmp_path, capsys):
     for output in (folder / "prepared", tmp_path / "link" / "cat" / "prepared"):
         error = fails(capsys, folder, output, "--test_fraction", "0.2")
         assert (
-            error == f"error: --output {output}: expected a folder outside of --source {folder}\n"
+            error == f"error: {output}: expected a directory outside of {folder}, which is read\n"
         )
     prepare(folder, tmp_path / "images2", "--test_fraction", "0.2")
 

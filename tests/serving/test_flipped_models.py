@@ -2,15 +2,16 @@
 
 import random
 import re
+import shutil
 
+import numpy as np
 import pytest
 
 import dlrm
+from dlrm.manifest import write_manifest
 from dlrm.serving.recalibration import of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.ensemble import write_ensemble
-
-pytestmark = pytest.mark.slow
 
 SEED, FLIPS = 20261125, 100
 
@@ -24,6 +25,57 @@ def write_mean(checkpoint, directory):
     write_ensemble([checkpoint, checkpoint], directory, 1, {"auc": 0.5})
 
 
+def scaled(checkpoint, directory):
+    """Copies a checkpoint of which the first numbers of a table are larger, with new checksums."""
+    shutil.copytree(checkpoint, directory)
+    table = directory / "tables/0.bin"
+    table.write_bytes((np.frombuffer(table.read_bytes(), "<f4") + 1).tobytes())
+    (directory / "manifest.json").unlink()
+    write_manifest(directory, "checkpoint")
+    return directory
+
+
+def test_a_member_of_another_ensemble_is_named(trained, tmp_path):
+    first = find_checkpoint(trained.checkpoint)
+    write_ensemble([first, scaled(first, tmp_path / "other")], tmp_path / "mean", 1, {"auc": 0.5})
+    dlrm.load(tmp_path / "mean")
+    members = tmp_path / "mean/members"
+    shutil.rmtree(members / "1")
+    shutil.copytree(members / "0", members / "1")
+    with pytest.raises(ValueError, match=r"members/1/manifest\.json: expected CRC-32"):
+        dlrm.load(tmp_path / "mean")
+
+
+def test_a_recalibration_that_the_manifest_does_not_list_is_named(trained, tmp_path):
+    first = find_checkpoint(trained.checkpoint)
+    write_recalibration(first, tmp_path / "recalibrated")
+    shutil.copytree(first, tmp_path / "model")
+    shutil.copytree(tmp_path / "recalibrated/recalibration", tmp_path / "model/recalibration")
+    with pytest.raises(ValueError, match=r"recalibration\.json: not in .* nothing checks it"):
+        dlrm.load(tmp_path / "model")
+
+
+def test_a_model_is_not_written_into_itself(trained, tmp_path):
+    shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "model")
+    model = dlrm.load(tmp_path / "model")
+    with pytest.raises(ValueError, match="inner: expected a directory outside of"):
+        model.save(tmp_path / "model/inner")
+    with pytest.raises(ValueError, match="inner: expected a directory outside of"):
+        write_recalibration(tmp_path / "model", tmp_path / "model/inner")
+
+
+def test_a_model_is_saved_after_a_change_of_the_working_directory(trained, tmp_path, monkeypatch):
+    shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "model")
+    monkeypatch.chdir(tmp_path)
+    model = dlrm.load("model")
+    monkeypatch.chdir("/")
+    model.save(tmp_path / "copy")
+    modes = {path.stat().st_mode & 0o777 for path in (tmp_path / "copy").glob("*.safetensors")}
+    assert modes == {(tmp_path / "copy").stat().st_mode & 0o666}  # others may read them
+    dlrm.load(tmp_path / "copy")
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("write", [write_recalibration, write_mean])
 def test_a_hundred_flipped_bits_are_named(trained, tmp_path, write):
     model = tmp_path / "model"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from dlrm.command_line import Terminated, terminable, unwritten_output
+from dlrm.command_line import Terminated, name_standard_output, terminable, unwritten_output
 from dlrm.distributed import (
     OtherRankError,
     World,
@@ -61,6 +61,7 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
         checkpoints: directory of its checkpoints, if it saves any.
     """
     code: int | str = 0
+    name_standard_output()
     try:
         with terminable(at_once=launch().size > 1):
             run()

@@ -11,14 +11,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dlrm.documents import read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.train.checkpoints.rows import STORES, Rows, saved_tables
-from dlrm.train.checkpoints.state import checked_config, read_tensors, refuse_ensemble
+from dlrm.train.checkpoints.state import (
+    checked_config,
+    read_tensors,
+    refuse_ensemble,
+    write_tensors,
+)
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 AVERAGE = "average.safetensors"
@@ -100,11 +104,11 @@ def fill_saved(saved: SavedModel, directory: Path) -> None:
     (directory / "tables").mkdir()
     for index, table in enumerate(saved.tables):
         table.copy_to(directory / "tables" / f"{index}.bin")
-    save_file(saved.dense, directory / "dense.safetensors")
+    write_tensors(saved.dense, directory / "dense.safetensors")
     if saved.average:
-        save_file(saved.average, directory / AVERAGE)
+        write_tensors(saved.average, directory / AVERAGE)
     for name in ("optimizer.safetensors", "rng.safetensors"):
-        save_file({}, directory / name)
+        write_tensors({}, directory / name)
     tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
     kept = {name: value for name, value in saved.config.items() if name != STORES}
     config = {**kept, "optimizers": [], "tables": tables}

@@ -1,6 +1,7 @@
 """The state of a model and its optimizers that a checkpoint holds, and access to it."""
 
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -154,6 +155,23 @@ def read_tensors(path: str | os.PathLike) -> dict[str, Tensor]:
     """
     with _named(path):
         return load_file(path)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Writes a file of tensors, with the permissions of its directory.
+
+    safetensors makes files that only their user may read.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    try:
+        save_file(dict(tensors), path)
+    except SafetensorError as error:  # which has the number of the system's error as text
+        if number := re.search(r"\(os error (\d+)\)", str(error)):
+            raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+        raise OSError(f"{path}: {error}") from error
+    path.chmod(path.parent.stat().st_mode & 0o666)
 
 
 def tensor_shape(path: str | os.PathLike, name: str) -> list[int]:

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
@@ -26,6 +24,7 @@ from dlrm.train.checkpoints.state import (
     optimizer_state,
     random_state,
     random_state_file,
+    write_tensors,
 )
 from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
@@ -233,12 +232,7 @@ def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
     with errors_named(path):
         if isinstance(content, _Rows):
             return content.write(path)
-        try:
-            save_file(content, path)
-        except Exception as error:  # safetensors has one of its own, with the number as text
-            if number := re.search(r"\(os error (\d+)\)", str(error)):
-                raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-            raise OSError(f"{path}: {error}") from error
+        write_tensors(content, path)
         return checksum(path)
 
 
