@@ -165,8 +165,12 @@ def sealed_json(entries: Mapping[str, Any]) -> str:
     return f"{zlib.crc32(zeroed.encode()):08x}".join(zeroed.rsplit("0" * 8, 1))
 
 
-def read_sealed(path: Path) -> dict[str, Any]:
+def read_sealed(path: Path, required: bool = False) -> dict[str, Any]:
     """Reads a file with a map and, if `sealed_json` wrote it, compares it with its checksum.
+
+    Args:
+        path: the file.
+        required: whether a file without a checksum is damaged.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -180,7 +184,7 @@ def read_sealed(path: Path) -> dict[str, Any]:
         if found != expected:
             raise damaged(path, expected, found)
     entries = parse_json(content, path)
-    if own is None and _SEAL in entries:
+    if own is None and (required or _SEAL in entries):
         raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
     return entries
 

@@ -17,6 +17,7 @@ from dlrm.data.clicks.bags import Bags, ListField
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
+from dlrm.manifest import sealed_json
 from dlrm.scripts.common.command import parse_flags
 from dlrm.scripts.tune.command import main
 from dlrm.scripts.tune.folds import Part, write_part
@@ -141,7 +142,66 @@ def test_a_damaged_result_is_made_again(searched, dataset, space, tmp_path, caps
     damaged.write_text(content.replace('"auc": 0.', '"auc": 0.9'))
     assert main(arguments(dataset, space, tmp_path / "out")) == 0
     said = capsys.readouterr().out
-    assert f"trained again, since its result is damaged: {damaged}: expected CRC-32" in said
+    assert f"trained again, since its result cannot be used: {damaged}: expected CRC-32" in said
+    assert results(tmp_path / "out") == results(searched)
+
+
+def rewrite(path, **changes):
+    """Changes entries of a sealed file; None removes one."""
+    facts = {**json.loads(path.read_text()), **changes}
+    path.write_text(sealed_json({name: one for name, one in facts.items() if one is not None}))
+
+
+def test_a_result_of_another_training_is_made_again(searched, dataset, space, tmp_path, capsys):
+    shutil.copytree(searched, tmp_path / "out")
+    first, second, third, *_ = sorted((tmp_path / "out/results").glob("*-share-0.2500.json"))
+    shutil.copy(second, first)
+    rung = next((tmp_path / "out/results").glob("*-share-1.0000.json"))
+    shutil.copy(rung.with_name(rung.name.replace("1.0000", "0.5000")), rung)
+    rewrite(third, dataset="00000000")
+    assert main(arguments(dataset, space, tmp_path / "out")) == 0
+    said = capsys.readouterr().out
+    assert f"cannot be used: {first}: the result of another training: expected trial 0, got" in said
+    assert f"{rung}: the result of another training: expected share 1, got 0.5" in said
+    assert f"{third}: the result of another training: expected dataset" in said
+    assert said.count("trained again") == 3
+    assert results(tmp_path / "out") == results(searched)
+
+
+@pytest.mark.parametrize(
+    ("write", "named"),
+    [
+        (lambda path: path.write_text("{}"), "expected the checksum own_crc32 at its end"),
+        (lambda path: path.write_text(sealed_json({})), "expected settings and metrics, got {"),
+        (lambda path: rewrite(path, result={"auc": 1.0}), "expected settings and metrics, got {"),
+        (lambda path: rewrite(path, settings=None), "expected settings and metrics, got {"),
+    ],
+)
+def test_a_map_that_is_no_result_is_made_again(
+    searched, dataset, space, tmp_path, capsys, write, named
+):
+    shutil.copytree(searched, tmp_path / "out")
+    path = min((tmp_path / "out/results").iterdir())
+    write(path)
+    assert main(arguments(dataset, space, tmp_path / "out")) == 0
+    said = capsys.readouterr().out
+    assert f"trained again, since its result cannot be used: {path}: {named}" in said
+    assert results(tmp_path / "out") == results(searched)
+
+
+def test_damaged_rows_of_a_killed_search_are_written_again(
+    searched, dataset, space, tmp_path, capsys
+):
+    shutil.copytree(searched, tmp_path / "out")
+    min((tmp_path / "out/results").iterdir()).unlink()
+    part = Part(0, 1, 0.2, "random", 0.25, 1)
+    directory = tmp_path / "out/parts" / part.name
+    write_part(dataset, part, directory)
+    flip(directory / "train/label.bin", random.Random(1))
+    assert main(arguments(dataset, space, tmp_path / "out")) == 0
+    said = capsys.readouterr().out
+    label = directory / "train/label.bin"
+    assert f"rows written again, since a file of them is damaged: {label}: expected CRC-32" in said
     assert results(tmp_path / "out") == results(searched)
 
 
@@ -153,13 +213,21 @@ def test_a_damaged_search_is_named(searched, dataset, space, tmp_path, capsys):
     assert f"{begun}: expected CRC-32" in error
 
 
-def test_a_search_of_the_release_before_goes_on(searched, dataset, space, tmp_path):
-    """It wrote no checksums."""
+@pytest.mark.parametrize("content", ["{}", '{"flags": {}, "space": {}, "files": []}'])
+def test_a_map_that_is_no_search_is_named(searched, dataset, space, tmp_path, capsys, content):
     shutil.copytree(searched, tmp_path / "out")
-    for path in [tmp_path / "out/search.json", *(tmp_path / "out/results").iterdir()]:
+    (tmp_path / "out/search.json").write_text(content)
+    error = refused(capsys, *arguments(dataset, space, tmp_path / "out"))
+    assert error.startswith("error: ")
+    assert "out/search.json: expected flags, space, files of a search, got {" in error
+
+
+def test_a_search_whose_results_name_only_settings_goes_on(searched, dataset, space, tmp_path):
+    """Earlier versions wrote them so."""
+    shutil.copytree(searched, tmp_path / "out")
+    for path in (tmp_path / "out/results").iterdir():
         facts = json.loads(path.read_text())
-        del facts["own_crc32"]
-        path.write_text(json.dumps(facts, indent=1) + "\n")
+        path.write_text(sealed_json({n: facts[n] for n in ("settings", "result", "seconds")}))
     before = {path: path.read_bytes() for path in (tmp_path / "out/results").iterdir()}
     assert main(arguments(dataset, space, tmp_path / "out")) == 0
     assert {path: path.read_bytes() for path in before} == before

@@ -19,6 +19,7 @@ import argparse
 import json
 import os
 import shutil
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -118,10 +119,11 @@ def run(options: argparse.Namespace) -> None:
     known = [name for name in SETTINGS if name not in _NOT_SEARCHED]
     facts = Facts.of(SplitDataset(spec, "train", BATCH_SIZE))
     space = Space.load(options.space, known) if options.space else default_space(facts)
-    _begin(options, space)
+    files = _begin(options, space)
     rungs = plan(options.trials, options.rungs, options.eta, options.folds)
     search = Search(
         dataset=options.dataset,
+        checksum=f"{zlib.crc32(json.dumps(files, sort_keys=True).encode()):08x}",
         directory=options.output,
         rungs=rungs,
         parts=_parts(options, {rung.share for rung in rungs}),
@@ -178,12 +180,16 @@ def _parts(options: argparse.Namespace, shares: set[float]) -> dict[tuple[int, f
     }
 
 
-def _begin(options: argparse.Namespace, space: Space) -> None:
+def _begin(options: argparse.Namespace, space: Space) -> dict[str, str]:
     """Records the settings of a new search, or compares those of a resumed one.
+
+    Returns:
+        The checksums of the dataset's files, by relative path.
 
     Raises:
         FileExistsError: --output is not a search.
-        ValueError: rows, space or flags have changed; the message names them.
+        ValueError: the record is not that of a search, or rows, space or flags have changed; the
+            message names them.
     """
     output, path = options.output, options.output / _BEGUN
     flags = {
@@ -200,8 +206,10 @@ def _begin(options: argparse.Namespace, space: Space) -> None:
             raise FileExistsError(f"{output}: exists, and is no search; name another --output")
         make_directories(output)
         write_atomically(path, sealed_json(found))
-        return
+        return found["files"]
     begun = read_sealed(path)
+    if not all(isinstance(begun.get(section), dict) for section in found):
+        raise ValueError(f"{path}: expected {', '.join(found)} of a search, got {brief(begun)}")
     others = f"; {output} was begun with the former, so name another --output"
     for name in begun["files"]:
         if name not in found["files"]:
@@ -219,3 +227,4 @@ def _begin(options: argparse.Namespace, space: Space) -> None:
             if before != now:
                 where = f"--{name}" if section == "flags" else f"--space, {name}"
                 raise ValueError(f"{where}: expected {brief(before)}, got {brief(now)}{others}")
+    return found["files"]

@@ -6,7 +6,7 @@ all training rows.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,7 +18,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.files import MANIFEST, staged_directory
-from dlrm.manifest import checksum, crc32, damaged, read_sealed
+from dlrm.manifest import checksum, crc32, damaged, read_manifest, read_sealed
 from dlrm.mapped_files import map_file
 
 ORDERS = ("random", "last")
@@ -89,14 +89,18 @@ def read_checksums(dataset: Path) -> dict[str, str]:
     return found
 
 
-def write_part(dataset: Path, part: Part, directory: Path) -> None:
-    """Writes a part of a dataset's training rows as a dataset, unless it exists.
+def write_part(
+    dataset: Path, part: Part, directory: Path, say: Callable[[str], None] = print
+) -> None:
+    """Writes a part of a dataset's training rows as a dataset, unless it exists undamaged.
 
     Raises:
         ValueError: the part has no rows to fit, or none to judge.
     """
     if directory.is_dir():
-        return
+        if _is_whole(directory, say):
+            return
+        shutil.rmtree(directory)
     spec = FeatureSpec.load(dataset)
     columns, rows = _Columns(spec), spec.num_rows("train")
     with staged_directory(directory) as staging:
@@ -128,6 +132,16 @@ def write_part(dataset: Path, part: Part, directory: Path) -> None:
             shutil.copytree(transform, staging / layout.TRANSFORM)
         facts = {"part_of": dataset.name, "part": part.name}
         layout.write_dataset_manifest(staging, counts, spec.cardinalities, facts)
+
+
+def _is_whole(part: Path, say: Callable[[str], None]) -> bool:
+    """Returns whether the files of a part are those of its manifest; reports a damaged one."""
+    try:
+        read_manifest(part, layout.KIND, check_crc=True)
+    except (FileNotFoundError, ValueError) as error:
+        say(f"  rows written again, since a file of them is damaged: {error}")
+        return False
+    return True
 
 
 class _Columns:

@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +18,7 @@ import torch
 
 from dlrm.api.training import judge_settings
 from dlrm.data.workers import InOrder, workers
+from dlrm.documents import brief
 from dlrm.files import make_directories, write_atomically
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.tune.folds import Part, write_part
@@ -101,10 +101,17 @@ class Job(NamedTuple):
     """A training of a search: its trial, its part of the rows, and the path of its result."""
 
     trial: int
+    part: Part
+    checksum: str
     settings: Mapping[str, Any]
     dataset: Path
     result: Path
     threads: int
+
+    def identity(self) -> dict[str, Any]:
+        """Returns what determines the result, as the result's file records it."""
+        of = {"trial": self.trial, **self.part._asdict(), "dataset": self.checksum}
+        return {**of, "settings": dict(self.settings)}
 
 
 @dataclass(frozen=True)
@@ -113,6 +120,7 @@ class Search:
 
     Attributes:
         dataset: dataset whose training rows are divided.
+        checksum: checksum of the dataset, which its results record.
         directory: directory of parts and results.
         rungs: see `plan`.
         parts: fold, share -> the part.
@@ -123,6 +131,7 @@ class Search:
     """
 
     dataset: Path
+    checksum: str
     directory: Path
     rungs: Sequence[Rung]
     parts: Mapping[tuple[int, float], Part]
@@ -148,10 +157,10 @@ class Search:
         return ranked(trials, self.metric)
 
     def _judge(self, number: int, trials: Sequence[Trial], run: InOrder, say: Any) -> None:
-        """Trains trials without a result file, and sets the results of all trials."""
+        """Trains trials without a usable result file, and sets the results of all trials."""
         rung = self.rungs[number]
         jobs = [self._job(trial, fold, rung) for trial in trials for fold in range(rung.folds)]
-        missing = [job for job in jobs if not _is_whole(job.result, say)]
+        missing = [job for job in jobs if not _is_done(job, say)]
         say(
             f"rung {number + 1} of {len(self.rungs)}: {_counted(len(trials), 'trial')}, "
             f"{_counted(rung.folds, 'fold')}, {rung.share:.0%} of the rows; "
@@ -159,20 +168,25 @@ class Search:
         )
         for fold in range(rung.folds) if missing else ():
             part = self.parts[fold, rung.share]
-            write_part(self.dataset, part, self.directory / "parts" / part.name)
+            write_part(self.dataset, part, self.directory / "parts" / part.name, say)
         for done in run(train, missing):
             say(done)
         for trial in trials:
             trial.rung = number
-            own = [self._job(trial, fold, rung).result for fold in range(rung.folds)]
-            found = map(partial(_read, trial.settings), own)
+            found = [_read(self._job(trial, fold, rung)) for fold in range(rung.folds)]
             trial.results[number] = [None if _WHY in one else one for one in found]
 
     def _job(self, trial: Trial, fold: int, rung: Rung) -> Job:
-        part = self.parts[fold, rung.share].name
-        result = self.directory / "results" / f"trial-{trial.number}-{part}.json"
-        settings = {"seed": self.seed} | trial.settings
-        return Job(trial.number, settings, self.directory / "parts" / part, result, self.threads)
+        part = self.parts[fold, rung.share]
+        return Job(
+            trial=trial.number,
+            part=part,
+            checksum=self.checksum,
+            settings={"seed": self.seed} | trial.settings,
+            dataset=self.directory / "parts" / part.name,
+            result=self.directory / "results" / f"trial-{trial.number}-{part.name}.json",
+            threads=self.threads,
+        )
 
 
 def train(job: Job) -> str:
@@ -192,7 +206,7 @@ def train(job: Job) -> str:
         chosen = ", ".join(f"{name} {value}" for name, value in job.settings.items())
         raise ValueError(f"trial {job.trial} ({chosen}): {error}") from error
     seconds = time.perf_counter() - began
-    content = {"settings": job.settings, "result": result, "seconds": seconds}
+    content = {**job.identity(), "result": result, "seconds": seconds}
     write_atomically(job.result, sealed_json(content))
     return f"  trial {job.trial}, {job.dataset.name}: {shown}  ({seconds:.1f} s)"
 
@@ -201,21 +215,38 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _is_whole(result: Path, say: Any) -> bool:
-    """Returns whether there is a result; a damaged one is reported, and counts as missing."""
-    if not result.exists():
+def _is_done(job: Job, say: Any) -> bool:
+    """Returns whether a job has a result; one that cannot be used is reported, and is missing."""
+    if not job.result.exists():
         return False
     try:
-        read_sealed(result)
+        _read(job)
     except ValueError as error:
-        say(f"  trained again, since its result is damaged: {error}")
+        say(f"  trained again, since its result cannot be used: {error}")
         return False
     return True
 
 
-def _read(settings: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    content = read_sealed(path)
-    saved = {name: value for name, value in content["settings"].items() if name in settings}
-    if saved != json.loads(json.dumps(settings)):
-        raise ValueError(f"{path}: the result of other settings: expected {settings}, got {saved}")
+def _read(job: Job) -> dict[str, Any]:
+    """Returns the metrics of a job, or the reason for having none, from its file.
+
+    Raises:
+        ValueError: the file is damaged, or is that of another job.
+    """
+    content = read_sealed(job.result, required=True)
+    if not isinstance(content.get("settings"), dict) or not _is_result(content.get("result")):
+        raise ValueError(f"{job.result}: expected settings and metrics, got {brief(content)}")
+    for name, expected in json.loads(json.dumps(job.identity())).items():
+        found = content.get(name, expected)  # earlier versions recorded only the settings
+        if found != expected:
+            raise ValueError(
+                f"{job.result}: the result of another training: expected {name} {brief(expected)}, "
+                f"got {brief(found)}"
+            )
     return content["result"]
+
+
+def _is_result(found: Any) -> bool:
+    if not isinstance(found, dict):
+        return False
+    return _WHY in found or all(isinstance(found.get(name), int | float) for name in METRICS)
