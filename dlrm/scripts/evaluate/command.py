@@ -34,6 +34,7 @@ from dlrm.serving.importance import permutation_importance
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.recalibration import (
     KINDS,
+    FittedRows,
     Recalibration,
     check_fitting,
     fit,
@@ -41,7 +42,7 @@ from dlrm.serving.recalibration import (
     write_recalibrated,
 )
 from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.reports.roles import Roles
+from dlrm.train.reports.roles import CHOSEN, RECALIBRATED, Roles
 
 FLAGS = flags.FLAGS
 _KIND = "evaluation"  # kind in the manifest of a page
@@ -155,6 +156,7 @@ def run() -> None:
     ]
     if FLAGS.recalibrate:
         correction, facts["recalibration"] = _recalibrated(rows)
+        correction.fitted_to = FittedRows.of(found.sources, facts["split"])
     if FLAGS.importance:
         facts["importance"] = _importance(models[0], found)
         facts["importance_rows"] = len(found.kept[1])
@@ -272,13 +274,14 @@ def _importance(model: Predictor, found: Collected) -> list[dict[str, Any]]:
 
 
 def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) -> dict[str, Any]:
+    split = FLAGS.split if predict.reads_dataset(models[0], found.sources[0]) else None
     return {
         "dlrm_version": __version__,
         "checkpoint": str(models[0].path),
         "against": str(models[1].path) if len(models) > 1 else None,
         "sources": found.sources,
-        "split": FLAGS.split if predict.reads_dataset(models[0], found.sources[0]) else None,
-        "role": _role(models[0], found.sources[0]),
+        "split": split,
+        "role": _role(models[0], found.sources, split),
         "values": found.shares.line(),
         "fields": found.shares.by_field(),
         "flags_changed": _flags_changed(models),
@@ -288,13 +291,22 @@ def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) 
     }
 
 
-def _role(model: Predictor, source: str) -> str | None:
+def _role(model: Predictor, sources: Sequence[str], split: str | None) -> str | None:
+    """Returns the role that the rows had in the model's training and recalibration."""
+    role = None if split is None else _role_in_training(model, sources[0], split)
+    fitted_to = model.recalibration.fitted_to if model.recalibration else None
+    if fitted_to is None or not fitted_to.overlap(FittedRows.of(sources, split)):
+        return role
+    return f"{CHOSEN}, {RECALIBRATED}" if role == CHOSEN else RECALIBRATED
+
+
+def _role_in_training(model: Predictor, dataset: str, split: str) -> str | None:
     """Returns the role that the split had in the model's training, if it is of that dataset."""
     config = read_config(model.path)
     roles, trained = Roles.of_run(config), config.get("flags", {}).get("dataset")
-    if roles is None or trained is None or not predict.reads_dataset(model, source):
+    if roles is None or trained is None:
         return None
-    return roles.of(FLAGS.split) if Path(trained).resolve() == Path(source).resolve() else None
+    return roles.of(split) if Path(trained).resolve() == Path(dataset).resolve() else None
 
 
 def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
