@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm.documents import brief, read_json
+from dlrm.documents import brief, printable, read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.train.checkpoints.writer import link_or_copy
@@ -273,8 +273,8 @@ def _note_in_card(card: Path, recalibration: Recalibration) -> None:
     note = f"Scores are recalibrated ({recalibration.kind}{': ' + facts if facts else ''})."
     if recalibration.fitted_to is not None:
         note += (
-            f" The recalibration was fitted to {recalibration.fitted_to}, so metrics of the "
-            "recalibrated scores of these rows are too good."
+            f" The recalibration was fitted to {printable(recalibration.fitted_to)}, so metrics of "
+            "the recalibrated scores of these rows are too good."
         )
     card.write_text(f"{text}\n## Recalibration\n\n{note}\n", encoding="utf-8")
 

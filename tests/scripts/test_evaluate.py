@@ -104,11 +104,14 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     assert "recalibrated (platt, judged on the half it was not fitted to)" in done.stdout
     done = evaluate(trained, data, f"--checkpoint={recalibrated}", "--recalibrate=platt")
     assert "expected a checkpoint without a recalibration" in done.stderr
-    page = f"--output={tmp_path / 'page'}"
-    done = evaluate(trained, data, f"--checkpoint={recalibrated}", "--bootstrap=0", page)
+    folder = tmp_path / "page\x1b[31m\nerror: "
+    words = (f"--checkpoint={recalibrated}", "--bootstrap=0", f"--output={folder}")
+    done = evaluate(trained, data, *words)
+    assert all(line.isprintable() for line in done.stdout.split("\n"))
+    assert f"page: {tmp_path}/page\\x1b[31m\\nerror: /evaluation.html\n" in done.stdout
     where = f"{trained.dataset} (test, chosen on, recalibrated on)"
     assert f"{recalibrated} on {where}: 1,000 rows" in done.stdout
-    assert f"Rows: {where}" in (tmp_path / "page/evaluation.html").read_text()
+    assert f"Rows: {where}" in (folder / "evaluation.html").read_text()
     assert f"fitted to {trained.dataset} (test), so" in (recalibrated / "MODEL.md").read_text()
     done = evaluate(
         trained, f"--checkpoint={recalibrated}", f"--input={trained.log}", "--bootstrap=0"

@@ -19,6 +19,7 @@ import numpy as np
 from absl import flags
 
 from dlrm import __version__
+from dlrm.command_line import say
 from dlrm.files import check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
@@ -141,7 +142,7 @@ def run() -> None:
     models = [predict.open_predictor(path, sources[0]) for path in _checkpoints()]
     correction = _correction(models[0])
     if (note := models[0].sampling_note) and correction is None and not FLAGS.recalibrate:
-        print(note)
+        say(note)
     fields = [name for name in dict.fromkeys(FLAGS.slices) if not _is_day(models[0], name)]
     columns = _columns(models[0], sources[0])
     found = collect(models, sources, fields, columns.schema, FLAGS.importance_rows)
@@ -163,20 +164,21 @@ def run() -> None:
         if not facts["importance"]:
             facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
     facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
-    print("\n".join(lines_of(facts)))
+    for line in lines_of(facts):
+        say(line)
     if FLAGS.output:
         _write(facts)
     if correction is not None and FLAGS.recalibrated_checkpoint:
         write_recalibrated(models[0].path, correction, FLAGS.recalibrated_checkpoint)
-        print(f"recalibrated checkpoint ({correction.kind}): {FLAGS.recalibrated_checkpoint}")
+        say(f"recalibrated checkpoint ({correction.kind}): {FLAGS.recalibrated_checkpoint}")
 
 
 def _write(facts: dict[str, Any]) -> None:
     with staged_directory(FLAGS.output, replace=_KIND) as directory:
         problem = write_files(directory, facts)
         write_manifest(directory, _KIND)
-    print(problem or f"picture: {Path(FLAGS.output) / PNG}")
-    print(f"page: {Path(FLAGS.output) / HTML}")
+    say(problem or f"picture: {Path(FLAGS.output) / PNG}")
+    say(f"page: {Path(FLAGS.output) / HTML}")
 
 
 def _sources() -> list[str]:
