@@ -5,6 +5,7 @@ import io
 import math
 import os
 import resource
+import shlex
 import signal
 import sys
 import threading
@@ -13,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
-from dlrm.documents import cell, one_line
+from dlrm.documents import cell, one_line, printable
 from dlrm.files import check_all_local
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
@@ -104,6 +105,27 @@ def say_error(error: object, code: int) -> int:
     """Prints an error on one line that begins with `error:`; returns the exit code."""
     print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
     return code
+
+
+def say(line: object) -> None:
+    """Prints one line, with control characters, as in paths, escaped."""
+    print(printable(line), flush=True)
+
+
+def shell_line(words: Sequence[str]) -> str:
+    """Returns a command for a shell, with control characters escaped."""
+    return " ".join(map(_quoted, words))
+
+
+def _quoted(word: str) -> str:
+    if printable(word) == word:
+        return shlex.quote(word)
+    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
+    return "$'" + "".join(c if c == printable(c) else _bytes(c) for c in escaped) + "'"
+
+
+def _bytes(character: str) -> str:
+    return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
 
 
 class Terminated(SystemExit):

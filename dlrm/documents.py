@@ -55,6 +55,11 @@ def cell(value: str, most: int = 60) -> str:
     return _printable(_CONTROLS, value)
 
 
+def printable(text: object) -> str:
+    """Returns a text, such as a path, for a line of a terminal: control characters escaped."""
+    return _printable(_CONTROLS, str(text))
+
+
 # Controls of ASCII and Latin-1, separators of lines, and controls of the direction of text.
 _CONTROLS = "[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]"
 

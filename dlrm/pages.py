@@ -8,6 +8,8 @@ import html
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from dlrm.documents import printable
+
 STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 84em; padding: 0 1em;
        color: #222; background: #fff }
@@ -40,8 +42,11 @@ class Line(NamedTuple):
 
 
 def document(title: str, parts: Sequence[str], style: str = "") -> str:
-    """Returns a whole page from parts in HTML; `style` follows the common one."""
-    return "\n".join(
+    """Returns a whole page from parts in HTML; `style` follows the common one.
+
+    Control characters in parts are escaped, except line breaks, which HTML shows as a space.
+    """
+    lines = "\n".join(
         [
             "<!doctype html><html lang='en'><head><meta charset='utf-8'>",
             "<meta name='viewport' content='width=device-width, initial-scale=1'>",
@@ -50,7 +55,8 @@ def document(title: str, parts: Sequence[str], style: str = "") -> str:
             *parts,
             "</main></body></html>\n",
         ]
-    )
+    ).split("\n")
+    return "\n".join(map(printable, lines))
 
 
 def table(head: Head, rows: Sequence[Sequence[Any]], label: str = "table") -> str:

@@ -6,6 +6,7 @@ import os
 import runpy
 import shutil
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -14,9 +15,11 @@ import numpy as np
 import pytest
 
 import dlrm.scripts
-from dlrm.command_line import aligned, exit_code_of
-from dlrm.documents import cell
+from dlrm.command_line import aligned, exit_code_of, say, shell_line
+from dlrm.documents import cell, printable
 from dlrm.files import errors_named, staged_directory, staged_file
+from dlrm.pages import document, table
+from dlrm.train.log import RunLog
 
 ROOT = Path(__file__).resolve().parents[1]
 HOSTILE = (
@@ -39,9 +42,38 @@ def test_no_value_prints_a_line_of_its_own_or_controls_the_terminal():
     assert "xx... (5,001 characters) ...xx" in lines[-1]
 
 
+def test_no_path_prints_a_line_of_its_own_or_controls_the_terminal(capsys):
+    with RunLog(None) as log:
+        for value in HOSTILE:
+            say(f"page: {value}")
+            log.line(f"checkpoints: {value}")
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * len(HOSTILE)
+    assert all(line.isprintable() for line in lines)
+    assert lines[0] == "page: a\\nerror: all rows are bad"
+
+
+def test_a_shell_reads_the_words_of_a_printed_command():
+    words = ["plain", "a b", "it's\x1b[31m\n", "\\x41\u202e\t", "Zürich", os.fsdecode(b"\xff\n1")]
+    line = shell_line(words)
+    assert line.isprintable()
+    assert line.startswith("plain 'a b' $'it\\'s\\x1b[31m\\x0a' ")
+    found = subprocess.run(
+        ["bash", "-c", f"printf '%s\\0' {line}"], check=True, stdout=subprocess.PIPE
+    ).stdout
+    assert found.split(b"\0")[:-1] == [os.fsencode(word) for word in words]
+
+
+def test_no_value_controls_the_text_of_a_page():
+    text = document("title\x1b", [table([("", ["\u202ename"])], [["a\x00\r\nb"]])])
+    assert all(line.isprintable() for line in text.split("\n"))
+    assert "<title>title\\x1b</title>" in text
+    assert "\\u202ename" in text
+
+
 def test_ordinary_values_are_kept():
     for value in ("", "Zürich, 東京", "a b", "x" * 60, "back\\slash"):
-        assert cell(value) == value
+        assert cell(value) == printable(value) == value
     assert aligned(["name", "n"], [["é", "10"]]) == ["name   n", "é     10"]
 
 

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrm.command_line import Parser, exit_code_of
+from dlrm.command_line import Parser, exit_code_of, say
 from dlrm.data.clicks.layout import one_class_note, write_model_size
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS, Transform
@@ -81,7 +81,7 @@ def _check_mode(flags: argparse.Namespace) -> None:
     check_processes("--cores", flags.cores)
     for name, why in _UNUSED.items():
         if getattr(flags, name):
-            _say(f"note: --{name} is not used: {why}")
+            say(f"note: --{name} is not used: {why}")
     if flags.mode in ("generate_models", "transform"):
         return
     for name in ("days", "input_file", "model_folder", "unlabelled"):
@@ -126,28 +126,28 @@ def _prepare(flags: argparse.Namespace) -> None:
     output = _required(flags, "output_folder") / DATASET
     facts = {"--num_days": found.num_days}
     with _opened(flags, output, found.all_files, facts) as run:
-        _say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
+        say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
         result = pipeline.prepare(run, *found)
         run.work.publish()
     for name, total in result["totals"].items():
         rows, clicks = total.get("rows", 0), total.get("clicks", 0)
         rate = f", click-through rate {clicks / rows:.4f}" if rows and clicks else ""
-        _say(f"{name + ':':<12}{rows:>14,} rows{rate}")
+        say(f"{name + ':':<12}{rows:>14,} rows{rate}")
         if note := one_class_note(name, rows, clicks):
-            _say(note)
+            say(note)
         _warn_of_unknown(total)
     cardinalities = result["cardinalities"]
-    _say(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
+    say(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
     if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
-        _say(f"clamped to 1:{clamped:>13,} numerical values whose logarithm would be under 0")
-    _say(f"{output}: complete, in {time.perf_counter() - start:.1f} s")
+        say(f"clamped to 1:{clamped:>13,} numerical values whose logarithm would be under 0")
+    say(f"{output}: complete, in {time.perf_counter() - start:.1f} s")
 
 
 def _warn_of_unknown(total: dict[str, int]) -> None:
     """A transform of other logs knows next to none of the values."""
     if total.get("present", 0) and total["known"] < 0.05 * total["present"]:
         share = total["known"] / total["present"]
-        _say(
+        say(
             f"warning: only {share:.1%} of the categorical values have an id: is the transform one "
             "of these logs, and the frequency limit right?"
         )
@@ -159,7 +159,7 @@ def _generate_models(flags: argparse.Namespace) -> None:
     with _opened(flags, folder, days, {"--mode": flags.mode}) as run:
         pipeline.fit_days(run, days)
         run.work.publish()
-    _say(f"{folder}: complete")
+    say(f"{folder}: complete")
 
 
 def _transform(flags: argparse.Namespace) -> None:
@@ -174,7 +174,7 @@ def _transform(flags: argparse.Namespace) -> None:
         cardinalities = Transform.load(folder).cardinalities
         write_model_size(flags.model_size_file.parent, cardinalities, flags.model_size_file.name)
     _warn_of_unknown(total)
-    _say(f"{output}: {total['rows']:,} rows, {total['clicks']:,} clicks; complete")
+    say(f"{output}: {total['rows']:,} rows, {total['clicks']:,} clicks; complete")
 
 
 @contextmanager
@@ -187,10 +187,10 @@ def _opened(
     facts = options.facts() | facts | input_facts(files)
     with open_work_folder(output, facts, replace, flags.restart) as work:
         if work.resumed:
-            _say(f"going on with what {work.path.parent} has")
+            say(f"going on with what {work.path.parent} has")
         try:
             with _engine(flags, output) as engine:
-                yield Run(engine, work, options, _say)
+                yield Run(engine, work, options, say)
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.path.parent}: the same command goes on with it"
             raise type(error)(f"{error} ({hint})") from error
@@ -204,10 +204,6 @@ _MODES = {
 }
 
 
-def _say(text: str) -> None:
-    print(text, flush=True)
-
-
 def _engine(flags: argparse.Namespace, output: Path) -> AbstractContextManager[Engine]:
     settings = dict(item.split("=", 1) for item in flags.conf)
     return open_engine(
@@ -218,7 +214,7 @@ def _engine(flags: argparse.Namespace, output: Path) -> AbstractContextManager[E
         flags.memory_gib,
         settings,
         shared_folders(output),
-        _say,
+        say,
     )
 
 

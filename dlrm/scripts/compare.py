@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm.command_line import Parser, aligned, exit_code_of
-from dlrm.documents import parse_json, read_bytes
+from dlrm.command_line import Parser, aligned, exit_code_of, say
+from dlrm.documents import parse_json, printable, read_bytes
 from dlrm.files import MANIFEST, check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.pages import COLOURS, Line, chart, document, scrolled
@@ -100,11 +100,11 @@ def run(options: argparse.Namespace) -> None:
     runs = [read_run(path) for path in find_runs(options.runs)]
     columns = metric_columns(runs)
     runs = _sorted(runs, options.sort, columns)
-    print("\n".join(lines_of(runs, columns)))
+    print("\n".join(map(printable, lines_of(runs, columns))))
     if note := roles_note(runs, columns):
-        print(note)
+        say(note)
     for folder in left_out(options.runs):
-        print(f"note: {folder} has a log and no checkpoint, and is left out")
+        say(f"note: {folder} has a log and no checkpoint, and is left out")
     if options.output:
         facts = [
             {"name": r.name, "path": str(r.path), "step": r.step, "best_step": r.best_step}
@@ -118,8 +118,8 @@ def run(options: argparse.Namespace) -> None:
             (directory / HTML).write_text(page(runs, columns), encoding="utf-8")
             problem = draw(runs, columns, directory / PNG)
             write_manifest(directory, _KIND)
-        print(problem or f"picture: {options.output / PNG}")
-        print(f"page: {options.output / HTML}")
+        say(problem or f"picture: {options.output / PNG}")
+        say(f"page: {options.output / HTML}")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from absl import flags
 
+from dlrm.command_line import say
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
@@ -185,7 +186,7 @@ def run() -> None:
     _check_paths(query)
     predictor = open_predictor(FLAGS.checkpoint, FLAGS.input)
     if note := predictor.sampling_note:
-        print(note)
+        say(note)
     if query is None:
         _score(predictor, FLAGS.input, FLAGS.input)
         return
@@ -239,20 +240,20 @@ def _score(predictor: Predictor, source: str, name: str) -> None:
         if FLAGS.explain is not None and not explained:
             raise ValueError(f"--explain {FLAGS.explain}: expected a row below {file.rows:,}")
     seconds = time.perf_counter() - began
-    print(
+    say(
         f"{FLAGS.output}: {file.rows:,} scores ({FLAGS.output_kind}) by {predictor.path}, "
         f"{file.rows / seconds:,.0f} rows/s"
     )
     if not file.rows:
-        print(f"note: there are no rows in {name}")
+        say(f"note: there are no rows in {name}")
     if labels and file.rows:
         _print_metrics(np.concatenate(logits), np.concatenate(labels))
         if note := _counts_rows_once(name):
-            print(note)
+            say(note)
     if line := shares.line() if file.rows else None:
-        print(line)
+        say(line)
     if line := shares.strangers():
-        print(f"warning: {line}")
+        say(f"warning: {line}")
     print("\n".join(explained), end="\n" * bool(explained))
 
 
@@ -289,7 +290,7 @@ def open_predictor(checkpoint: str, source: str | None) -> Predictor:
     is_dataset = source is not None and Path(source).is_dir() and _is_dataset(Path(source))
     scored = source if is_dataset else None
     allowed = FLAGS.allow_other_transform
-    predictor = load(checkpoint, FLAGS.dataset or scored, allowed, print, FLAGS.allow_links)
+    predictor = load(checkpoint, FLAGS.dataset or scored, allowed, say, FLAGS.allow_links)
     predictor.batch_size = FLAGS.batch_size
     if FLAGS.dataset and scored and Path(FLAGS.dataset).resolve() != Path(scored).resolve():
         own = (predictor.path / layout.TRANSFORM).is_dir()
@@ -298,7 +299,7 @@ def open_predictor(checkpoint: str, source: str | None) -> Predictor:
             fitted, scored, allowed, allow_links=FLAGS.allow_links, source_kind=kind
         )
         if note:
-            print(note)
+            say(note)
     return predictor
 
 
@@ -530,7 +531,7 @@ def _take_tables(
                 "score the dataset that it was converted from"
             )
     seen: set[str] = set()
-    for file in find_tables([path], FLAGS.input_format, print):
+    for file in find_tables([path], FLAGS.input_format, say):
         yield from _take_file(table, file, shares, take, schema, seen)
     wanted = scoring_reader(table, labelled=False, schema=schema).columns
     if _ANY_ROW in seen and (
@@ -574,7 +575,7 @@ def _take_file(
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from None
     if note := spans.note(file.path, text):
-        print(note)
+        say(note)
 
 
 def _check_columns(
@@ -630,7 +631,7 @@ def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
     print("  ".join(f"{name} {value:.6f}" for name, value in known.items()))
     for note in (metrics_note(known), one_class_note(metrics, len(labels))):
         if note:
-            print(note)
+            say(note)
 
 
 if __name__ == "__main__":

@@ -11,11 +11,11 @@ query of Spark (`--spark_table`, `--spark_sql`). The schema defines the meaning 
 """
 
 import os
-import shlex
 from pathlib import Path
 
 from absl import flags
 
+from dlrm.command_line import say, shell_line
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
@@ -153,10 +153,10 @@ def main(argv: list[str]) -> int | None:
     if query is None:
         for path in FLAGS.input:
             check_outside(output, path)
-        tables = {"train": find_tables(FLAGS.input, FLAGS.input_format, print)}
+        tables = {"train": find_tables(FLAGS.input, FLAGS.input_format, say)}
         for split in ("test", "validation"):
             if given := FLAGS[f"{split}_input"].value:
-                tables[split] = find_tables(given, FLAGS.input_format, print)
+                tables[split] = find_tables(given, FLAGS.input_format, say)
     options = _options(len(tables) > 1)
     how = {"replace": FLAGS.overwrite, "restart": FLAGS.restart, "query": query}
     try:
@@ -164,7 +164,7 @@ def main(argv: list[str]) -> int | None:
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
     command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(output), "--recipe", "auto"]
-    print(f"train on it with\n  {shlex.join([*command, '--save_checkpoint_path', 'run'])}")
+    print(f"train on it with\n  {shell_line([*command, '--save_checkpoint_path', 'run'])}")
     return None
 
 

@@ -8,14 +8,13 @@ has a comment with observations for every column; edit it where it is wrong.
 `dlrm.data.tables.draft.draft` documents the rules.
 """
 
-import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from absl import flags
 
+from dlrm.command_line import shell_line
 from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, Seen, batches_of, draft
 from dlrm.data.tables.fields import listed, shown_name
 from dlrm.data.tables.files import PARQUET, find_tables
@@ -165,19 +164,7 @@ def _report(drafted: Draft, output: Path) -> None:
     command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={output}"]
     command += [f"--input={','.join(FLAGS.input)}"]
     command += [FLAGS[name].serialize() for name in _SAME if FLAGS[name].present]
-    print(f"  {' '.join(map(_quoted, [*command, '--output=dataset']))}")
-
-
-def _quoted(word: str) -> str:
-    """Returns a word of a command for a shell, with control characters escaped."""
-    if word.isprintable():
-        return shlex.quote(word)
-    escaped = word.replace("\\", "\\\\").replace("'", "\\'")
-    return "$'" + re.sub(r"[\x00-\x1f\x7f]", _escaped, escaped) + "'"
-
-
-def _escaped(found: re.Match[str]) -> str:
-    return f"\\x{ord(found[0]):02x}"
+    print(f"  {shell_line([*command, '--output=dataset'])}")
 
 
 if __name__ == "__main__":

@@ -10,15 +10,15 @@ import math
 import os
 import shutil
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm.documents import brief, read_json
+from dlrm.documents import brief, printable, read_json
 from dlrm.files import check_outside, staged_directory
 from dlrm.manifest import check_listed, read_manifest, write_manifest
 from dlrm.train.checkpoints.writer import link_or_copy
@@ -30,6 +30,31 @@ KINDS = ("platt", "isotonic")
 _BINS = 512  # of isotonic regression
 
 
+class FittedRows(NamedTuple):
+    """The rows that a recalibration was fitted to.
+
+    Attributes:
+        sources: absolute paths of files, or of a dataset; "-" for standard input.
+        split: split of the dataset; None for files.
+    """
+
+    sources: tuple[str, ...]
+    split: str | None
+
+    @classmethod
+    def of(cls, sources: Sequence[str], split: str | None) -> "FittedRows":
+        """Returns the rows of sources as commands name them."""
+        return cls(tuple(s if s == "-" else str(Path(s).resolve()) for s in sources), split)
+
+    def overlap(self, other: "FittedRows") -> bool:
+        """Returns whether both have rows of the same file, or of the same split of a dataset."""
+        shared = {*self.sources} & {*other.sources} - {"-"}
+        return bool(shared) and self.split == other.split
+
+    def __str__(self) -> str:
+        return ", ".join(self.sources) + (f" ({self.split})" if self.split else "")
+
+
 class Recalibration(nn.Module):
     """A piecewise linear map of logits, with given slopes beyond the first and last knot.
 
@@ -39,6 +64,7 @@ class Recalibration(nn.Module):
         values: images of the knots, ascending.
         below, above: slopes before the first knot and after the last.
         facts: further entries to store, such as the number of rows that it was fitted to.
+        fitted_to: the rows that it was fitted to; None if unknown or fitted to none.
 
     Raises:
         ValueError: it would not be strictly increasing.
@@ -52,6 +78,7 @@ class Recalibration(nn.Module):
         below: float = 1.0,
         above: float = 1.0,
         facts: Mapping[str, Any] | None = None,
+        fitted_to: FittedRows | None = None,
     ) -> None:
         super().__init__()
         ends = np.array([*knots, *values, below, above], np.float64)
@@ -62,7 +89,7 @@ class Recalibration(nn.Module):
                 f"got {brief(list(knots))}, {brief(list(values))}, {below} and {above}"
             )
         self.kind, self.below, self.above = kind, float(below), float(above)
-        self.facts = dict(facts or {})
+        self.facts, self.fitted_to = dict(facts or {}), fitted_to
         x, y = (torch.tensor(np.asarray(array, np.float64)) for array in (knots, values))
         self.knots: Tensor
         self.widths: Tensor
@@ -92,7 +119,8 @@ class Recalibration(nn.Module):
     def to_json(self) -> dict[str, Any]:
         """Returns the form that `from_json` reads."""
         slopes = {"slope_below": self.below, "slope_above": self.above}
-        return {"kind": self.kind, **self._stored, **slopes, "facts": self.facts}
+        rows = {} if self.fitted_to is None else {"fitted_to": self.fitted_to._asdict()}
+        return {"kind": self.kind, **self._stored, **slopes, "facts": self.facts, **rows}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> "Recalibration":
@@ -103,8 +131,10 @@ class Recalibration(nn.Module):
         """
         knots, values = (np.array(stored[name], np.float64) for name in ("knots", "values"))
         below, above = (float(stored[name]) for name in ("slope_below", "slope_above"))
-        facts = dict(stored.get("facts", {}))
-        return cls(str(stored["kind"]), knots, values, below, above, facts)
+        facts, rows = dict(stored.get("facts", {})), stored.get("fitted_to")
+        if rows is not None:  # earlier versions do not record them
+            rows = FittedRows(tuple(map(str, rows["sources"])), rows["split"])
+        return cls(str(stored["kind"]), knots, values, below, above, facts, rows)
 
 
 def of_sampling_rate(rate: float) -> Recalibration:
@@ -242,6 +272,11 @@ def _note_in_card(card: Path, recalibration: Recalibration) -> None:
     facts = ", ".join(f"{name} {value:,}" for name, value in recalibration.facts.items())
     card.unlink()  # it may be a hard link to the other checkpoint's
     note = f"Scores are recalibrated ({recalibration.kind}{': ' + facts if facts else ''})."
+    if recalibration.fitted_to is not None:
+        note += (
+            f" The recalibration was fitted to {printable(recalibration.fitted_to)}, so metrics of "
+            "the recalibrated scores of these rows are too good."
+        )
     card.write_text(f"{text}\n## Recalibration\n\n{note}\n", encoding="utf-8")
 
 

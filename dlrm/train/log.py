@@ -12,6 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
+from dlrm.documents import printable
 from dlrm.files import errors_named
 from dlrm.train.reports.trackers import Outcome, Tracker
 
@@ -99,7 +100,7 @@ class RunLog:
     def line(self, text: str) -> None:
         """Prints a line above the progress bar."""
         if not self.quiet:
-            tqdm.write(text, file=sys.stdout)
+            tqdm.write(printable(text), file=sys.stdout)
             sys.stdout.flush()
 
     def start_progress(self, total: int, initial: int) -> None:

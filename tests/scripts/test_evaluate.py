@@ -104,6 +104,19 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     assert "recalibrated (platt, judged on the half it was not fitted to)" in done.stdout
     done = evaluate(trained, data, f"--checkpoint={recalibrated}", "--recalibrate=platt")
     assert "expected a checkpoint without a recalibration" in done.stderr
+    folder = tmp_path / "page\x1b[31m\nerror: "
+    words = (f"--checkpoint={recalibrated}", "--bootstrap=0", f"--output={folder}")
+    done = evaluate(trained, data, *words)
+    assert all(line.isprintable() for line in done.stdout.split("\n"))
+    assert f"page: {tmp_path}/page\\x1b[31m\\nerror: /evaluation.html\n" in done.stdout
+    where = f"{trained.dataset} (test, chosen on, recalibrated on)"
+    assert f"{recalibrated} on {where}: 1,000 rows" in done.stdout
+    assert f"Rows: {where}" in (folder / "evaluation.html").read_text()
+    assert f"fitted to {trained.dataset} (test), so" in (recalibrated / "MODEL.md").read_text()
+    done = evaluate(
+        trained, f"--checkpoint={recalibrated}", f"--input={trained.log}", "--bootstrap=0"
+    )
+    assert f"{recalibrated} on {trained.log}: 1,000 rows" in done.stdout
     groups = tmp_path / "users.txt"
     groups.write_text("".join(f"user {row % 37}\n" for row in range(1000)))
     done = evaluate(

@@ -213,3 +213,19 @@ def test_pages_name_the_role_of_their_rows(dataset, two_splits, monkeypatch, tmp
         assert done.returncode == 0, done.stderr
         assert f" on {data} ({split}{role}): " in done.stdout
         assert f"Rows: {data} ({split}{role})" in Path("page/evaluation.html").read_text()
+
+
+@pytest.mark.parametrize(("recipe", "role"), [([], "chosen on, "), (["--recipe=auto"], "")])
+def test_rows_of_a_recalibration_report_no_more(recipe, role, two_splits, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    train(two_splits, "--max_steps=20", *recipe, "--set_aside=0.1" if recipe else "--set_aside=0")
+    words = [f"--dataset={two_splits}", "--bootstrap=0"]
+    fit = ["--recalibrate=platt", "--recalibrated_checkpoint=fitted"]
+    done = forked.run("dlrm.scripts.evaluate", "--checkpoint=run", *words, *fit)
+    assert done.returncode == 0, done.stderr
+    for split, expected in (("test", f"{role}recalibrated on"), ("train", None)):
+        done = forked.run(
+            "dlrm.scripts.evaluate", "--checkpoint=fitted", *words, f"--split={split}"
+        )
+        shown = ", ".join(filter(None, (split, expected)))
+        assert f"fitted on {two_splits} ({shown}): " in done.stdout

@@ -1,5 +1,6 @@
 """Recalibration: fits, with scikit-learn as the oracle, and every place that scores applies it."""
 
+import json
 import math
 import sys
 
@@ -14,6 +15,7 @@ from dlrm.serving.exportable import ExportableDLRM
 from dlrm.serving.quantize import quantize_tables
 from dlrm.serving.recalibration import (
     KINDS,
+    FittedRows,
     Recalibration,
     check_fitting,
     fit,
@@ -143,6 +145,25 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
             np.testing.assert_allclose(served[:, 0], loaded.logits(lines[:50]), atol=1e-5)
     assert load_recalibration(find_checkpoint(trained.checkpoint)) is None
     np.testing.assert_array_equal(dlrm.load(trained.checkpoint).logits(lines), before)
+
+
+def test_a_recalibration_stores_the_rows_that_it_was_fitted_to(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    found = of_sampling_rate(0.1)
+    older = found.to_json()
+    assert "fitted_to" not in older
+    assert Recalibration.from_json(older).fitted_to is None
+    found.fitted_to = FittedRows.of(["day_7", "-"], None)
+    stored = json.loads(json.dumps(found.to_json()))
+    assert {**older, "fitted_to": {"sources": [f"{tmp_path}/day_7", "-"], "split": None}} == stored
+    again = Recalibration.from_json(stored).fitted_to
+    assert again == found.fitted_to
+    with pytest.raises(TypeError):
+        Recalibration.from_json({**older, "fitted_to": 5})
+    (tmp_path / "link").symlink_to("day_7")
+    assert again.overlap(FittedRows.of(["day_6", "link"], None))
+    for sources, split in ((["day_6"], None), (["-"], None), (["day_7"], "test")):
+        assert not again.overlap(FittedRows.of(sources, split))
 
 
 def test_a_missing_scikit_learn_is_named(monkeypatch):

@@ -10,8 +10,9 @@ from typing import Any
 
 from absl import flags
 
+from dlrm.command_line import say
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.documents import brief
+from dlrm.documents import brief, printable
 from dlrm.files import MANIFEST
 from dlrm.scripts.checkpoint.comparison import compare, lines_of_diff
 from dlrm.scripts.checkpoint.description import (
@@ -133,7 +134,8 @@ def _inspect(path: Path) -> int:
     else:
         found = describe(path, FLAGS.weights, FLAGS.feature_order, FLAGS.check)
         lines = lines_of_checkpoint(found)
-    print(json.dumps(_without_nan(found), indent=2) if FLAGS.json else "\n".join(lines))
+    text = "\n".join(map(printable, lines))
+    print(json.dumps(_without_nan(found), indent=2) if FLAGS.json else text)
     return 0
 
 
@@ -142,7 +144,7 @@ def _diff(a: Path, b: Path) -> int:
     if FLAGS.json:
         print(json.dumps(_without_nan(found), indent=2))
     else:
-        print("\n".join(lines_of_diff(found)))
+        print("\n".join(map(printable, lines_of_diff(found))))
     return int(found["different"])
 
 
@@ -158,7 +160,7 @@ def _convert(source: Path) -> int:
             raise ValueError("--interaction_padding: means nothing to convert --to dlrm")
         write_saved(saved, FLAGS.output)
         for name, value in saved.notes.items():
-            print(f"{name}: {value}")
+            say(f"{name}: {value}")
         why = "NVIDIA's format has none" if saved.format == "nvidia" else "it stays in the store"
         print(f"no optimizer state: {why}, so training cannot be resumed from it")
     else:
@@ -170,7 +172,7 @@ def _convert(source: Path) -> int:
         if any(folder.name == RECALIBRATION for folder in saved.attached):
             print("the recalibration is left out: NVIDIA's format has none")
     rows = sum(table.rows for table in saved.tables)
-    print(f"{FLAGS.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
+    say(f"{FLAGS.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
     return 0
 
 
@@ -183,9 +185,9 @@ def _grow(source: Path) -> int:
     else:
         sizes = [_number(size, "--table_sizes") for size in FLAGS.table_sizes]
     if note := grow_tables(saved, sizes, FLAGS.output, FLAGS.dataset):
-        print(note)
+        say(note)
     added = sum(sizes) - sum(table.rows for table in saved.tables[: len(sizes)])
-    print(f"{FLAGS.output}: {added:,} rows appended to the tables of {saved.path}")
+    say(f"{FLAGS.output}: {added:,} rows appended to the tables of {saved.path}")
     return 0
 
 
@@ -195,7 +197,7 @@ def _evict(source: Path) -> int:
     saved, rows = _own_checkpoint(source), _read_rows(FLAGS.rows)
     evict_rows(saved, rows, FLAGS.output)
     count = sum(len(set(own)) for own in rows.values())
-    print(f"{FLAGS.output}: {count:,} rows of the tables of {saved.path} begin anew")
+    say(f"{FLAGS.output}: {count:,} rows of the tables of {saved.path} begin anew")
     return 0
 
 

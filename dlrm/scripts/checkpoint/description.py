@@ -195,7 +195,7 @@ def lines_of_checkpoint(found: dict[str, Any]) -> list[str]:
     weights = [*found["tables"], *found["dense"].values()]
     wrong = sum(w.get("num_nan", 0) + w.get("num_inf", 0) for w in weights)
     if all("num_nan" in w for w in weights):
-        lines.append(f"\nvalues that are NaN or infinite: {wrong or 'none'}")
+        lines += ["", f"values that are NaN or infinite: {wrong or 'none'}"]
     return lines
 
 

@@ -20,6 +20,7 @@ from dlrm.data.clicks.datasets import (
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
 from dlrm.distributed.placement import Placement
+from dlrm.documents import printable
 from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
 from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
@@ -205,7 +206,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
     transform = fitted / layout.TRANSFORM if fitted else None
     if known is None and values["mode"] == "train":
         without_bins = fit_edges(task.model, whole.train, transform, world)
-        note = "\n".join(filter(None, (note, without_bins))) or None
+        note = "\n".join(map(printable, filter(None, (note, without_bins)))) or None
     changed = [f"{n} {values[n]}" for n in ARCHITECTURE if values[n] != asked[n]]
     return DLRMSetup(
         values=values,

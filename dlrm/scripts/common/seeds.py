@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dlrm.command_line import aligned
+from dlrm.command_line import aligned, say
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import launch
@@ -60,7 +60,7 @@ def train_seeds(values: Values, train: Callable[[Values], Mapping[str, float]]) 
         own = {"seed": seed, "seeds": None, "save_checkpoint_path": str(folder)}
         if values["table_store"] is not None:  # checkpoints refer to it
             own["table_store"] = str(Path(values["table_store"]) / f"seed-{seed}")
-        print(f"seed {seed}: {folder}", flush=True)
+        say(f"seed {seed}: {folder}")
         summaries[f"seed {seed}"] = train(Values({**values, **own}, values.given | {"seed"}))
         members.append(find_checkpoint(folder))
     step = max(int(read_progress(member)["step"]) for member in members)

@@ -19,6 +19,7 @@ import numpy as np
 from absl import flags
 
 from dlrm import __version__
+from dlrm.command_line import say
 from dlrm.files import check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
@@ -34,6 +35,7 @@ from dlrm.serving.importance import permutation_importance
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.recalibration import (
     KINDS,
+    FittedRows,
     Recalibration,
     check_fitting,
     fit,
@@ -41,7 +43,7 @@ from dlrm.serving.recalibration import (
     write_recalibrated,
 )
 from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.reports.roles import Roles
+from dlrm.train.reports.roles import CHOSEN, RECALIBRATED, Roles
 
 FLAGS = flags.FLAGS
 _KIND = "evaluation"  # kind in the manifest of a page
@@ -140,7 +142,7 @@ def run() -> None:
     models = [predict.open_predictor(path, sources[0]) for path in _checkpoints()]
     correction = _correction(models[0])
     if (note := models[0].sampling_note) and correction is None and not FLAGS.recalibrate:
-        print(note)
+        say(note)
     fields = [name for name in dict.fromkeys(FLAGS.slices) if not _is_day(models[0], name)]
     columns = _columns(models[0], sources[0])
     found = collect(models, sources, fields, columns.schema, FLAGS.importance_rows)
@@ -155,26 +157,28 @@ def run() -> None:
     ]
     if FLAGS.recalibrate:
         correction, facts["recalibration"] = _recalibrated(rows)
+        correction.fitted_to = FittedRows.of(found.sources, facts["split"])
     if FLAGS.importance:
         facts["importance"] = _importance(models[0], found)
         facts["importance_rows"] = len(found.kept[1])
         if not facts["importance"]:
             facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
     facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
-    print("\n".join(lines_of(facts)))
+    for line in lines_of(facts):
+        say(line)
     if FLAGS.output:
         _write(facts)
     if correction is not None and FLAGS.recalibrated_checkpoint:
         write_recalibrated(models[0].path, correction, FLAGS.recalibrated_checkpoint)
-        print(f"recalibrated checkpoint ({correction.kind}): {FLAGS.recalibrated_checkpoint}")
+        say(f"recalibrated checkpoint ({correction.kind}): {FLAGS.recalibrated_checkpoint}")
 
 
 def _write(facts: dict[str, Any]) -> None:
     with staged_directory(FLAGS.output, replace=_KIND) as directory:
         problem = write_files(directory, facts)
         write_manifest(directory, _KIND)
-    print(problem or f"picture: {Path(FLAGS.output) / PNG}")
-    print(f"page: {Path(FLAGS.output) / HTML}")
+    say(problem or f"picture: {Path(FLAGS.output) / PNG}")
+    say(f"page: {Path(FLAGS.output) / HTML}")
 
 
 def _sources() -> list[str]:
@@ -272,13 +276,14 @@ def _importance(model: Predictor, found: Collected) -> list[dict[str, Any]]:
 
 
 def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) -> dict[str, Any]:
+    split = FLAGS.split if predict.reads_dataset(models[0], found.sources[0]) else None
     return {
         "dlrm_version": __version__,
         "checkpoint": str(models[0].path),
         "against": str(models[1].path) if len(models) > 1 else None,
         "sources": found.sources,
-        "split": FLAGS.split if predict.reads_dataset(models[0], found.sources[0]) else None,
-        "role": _role(models[0], found.sources[0]),
+        "split": split,
+        "role": _role(models[0], found.sources, split),
         "values": found.shares.line(),
         "fields": found.shares.by_field(),
         "flags_changed": _flags_changed(models),
@@ -288,13 +293,22 @@ def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) 
     }
 
 
-def _role(model: Predictor, source: str) -> str | None:
+def _role(model: Predictor, sources: Sequence[str], split: str | None) -> str | None:
+    """Returns the role that the rows had in the model's training and recalibration."""
+    role = None if split is None else _role_in_training(model, sources[0], split)
+    fitted_to = model.recalibration.fitted_to if model.recalibration else None
+    if fitted_to is None or not fitted_to.overlap(FittedRows.of(sources, split)):
+        return role
+    return f"{CHOSEN}, {RECALIBRATED}" if role == CHOSEN else RECALIBRATED
+
+
+def _role_in_training(model: Predictor, dataset: str, split: str) -> str | None:
     """Returns the role that the split had in the model's training, if it is of that dataset."""
     config = read_config(model.path)
     roles, trained = Roles.of_run(config), config.get("flags", {}).get("dataset")
-    if roles is None or trained is None or not predict.reads_dataset(model, source):
+    if roles is None or trained is None:
         return None
-    return roles.of(FLAGS.split) if Path(trained).resolve() == Path(source).resolve() else None
+    return roles.of(split) if Path(trained).resolve() == Path(dataset).resolve() else None
 
 
 def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:

@@ -26,7 +26,7 @@ from typing import Any
 from dlrm.api.defaults import set_aside_default
 from dlrm.api.recipe import BATCH_SIZE, Facts, auto
 from dlrm.api.training import SETTINGS
-from dlrm.command_line import Parser, exit_code_of
+from dlrm.command_line import Parser, exit_code_of, say, shell_line
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.documents import brief
@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> None:
     )
     first = Trial(0, dict(space.fixed))
     drawn = (Trial(n, space.draw(options.seed, n)) for n in range(1, options.trials))
-    trials = search.run([first, *drawn], _say)
+    trials = search.run([first, *drawn], say)
     # Test rows are not opened, and so count as present.
     rows = {split: 1 if split == "test" else spec.num_rows(split) for split in spec.splits}
     aside = set_aside_default(rows)
@@ -142,16 +142,11 @@ def run(options: argparse.Namespace) -> None:
     best = aside | auto(trained, trials[0].settings)
     problem = write(options.output, trials, rungs, options.metric, best)
     shutil.rmtree(options.output / "parts", ignore_errors=True)
-    _say("\n".join(table(trials, rungs, options.metric)))
-    _say(problem or f"picture: {options.output / PNG}")
-    _say(
-        f"python -m dlrm.scripts.main --dataset {options.dataset} --flagfile "
-        f"{options.output / FLAGS}"
-    )
-
-
-def _say(line: str) -> None:
-    print(line, flush=True)
+    for line in table(trials, rungs, options.metric):
+        say(line)
+    say(problem or f"picture: {options.output / PNG}")
+    command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(options.dataset)]
+    print(shell_line([*command, "--flagfile", str(options.output / FLAGS)]))
 
 
 def _cores() -> int:

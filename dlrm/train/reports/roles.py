@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 CHOSEN, NEVER_CHOSEN = "chosen on", "never chosen on"
+RECALIBRATED = "recalibrated on"
 
 
 class Roles(NamedTuple):
