@@ -88,6 +88,8 @@ def flags_page() -> str:
     """Returns the page of all flags, a table for each command."""
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
         found = dict(zip(COMMANDS, pool.map(command_flags, COMMANDS, chunksize=1), strict=True))
+        pool.close()  # its end would stop a command with a signal
+        pool.join()
     parts = ["# Flags\n", _STATE.format("commands' definitions")]
     parts.append(
         "Commands of `dlrm.scripts` also read flags from a file (`--flagfile FILE`) and turn "
