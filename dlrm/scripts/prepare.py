@@ -158,7 +158,7 @@ def main(argv: list[str]) -> int | None:
             if given := FLAGS[f"{split}_input"].value:
                 tables[split] = find_tables(given, FLAGS.input_format, say)
     options = _options(len(tables) > 1)
-    how = {"replace": FLAGS.overwrite, "restart": FLAGS.restart, "query": query}
+    how = {"replace": FLAGS.overwrite, "restart": FLAGS.restart, "query": query, "say": say}
     try:
         prepare_tables(options, tables, output, _engine(output, query), **how)
     except (TaskError, EngineError) as error:

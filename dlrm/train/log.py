@@ -12,7 +12,7 @@ from typing import Any, Protocol, TextIO
 
 from tqdm import tqdm
 
-from dlrm.documents import printable
+from dlrm.documents import one_line
 from dlrm.files import errors_named
 from dlrm.train.reports.trackers import Outcome, Tracker
 
@@ -98,9 +98,9 @@ class RunLog:
         self._conclusion.append(text)
 
     def line(self, text: str) -> None:
-        """Prints a line above the progress bar."""
+        """Prints a line, with any indented lines that continue it, above the progress bar."""
         if not self.quiet:
-            tqdm.write(printable(text), file=sys.stdout)
+            tqdm.write(one_line(text), file=sys.stdout)
             sys.stdout.flush()
 
     def start_progress(self, total: int, initial: int) -> None:

@@ -139,7 +139,7 @@ def test_a_recipe_sets_rows_aside_and_says_so(two_splits, monkeypatch, tmp_path,
     summary = train(two_splits, "--recipe=auto")
     assert (summary["chosen_on"], summary["never_chosen_on"]) == ("set_aside", "test")
     shown = capsys.readouterr().out
-    assert "--set_aside=0.1" in shown
+    assert re.search(r"^--recipe auto, of 3,600 .* fields:\n  --set_aside=0.1 ", shown, re.M)
     assert (
         "set aside: the last 400 of 4,000 training rows choose the best weights and do not train; "
         "test rows report and are never chosen on\n" in shown
