@@ -31,6 +31,7 @@ from dlrm.command_line import say
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import CSV, JSON_LINES, KINDS, TableFile, find_tables
@@ -74,7 +75,6 @@ FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")
 SPLITS = ("test", "validation", "train")
 _ANY_ROW = ""  # among the names of columns, if there are rows
-_MOST_NAMED = 20  # columns in a message
 _LONGEST_BAR = 30  # characters, in an explanation
 _MOST_IDS = 4  # ids of a list, in an explanation
 _CSV_FLAGS = ("columns", "header", "input_format", *TEXT_FLAGS)
@@ -581,13 +581,13 @@ def _take_file(
 def _check_columns(
     file: TableFile, text: TextFormat, names: Sequence[str], wanted: Sequence[str]
 ) -> None:
-    if missing := [name for name in wanted if name not in names]:
-        shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
-        hint = "; where the file has no header, --columns names them"
-        hint *= file.kind == CSV and not text.columns
-        if hint and text.header is not False:
-            hint = delimiter_hint(file.path, text, missing[0]) or hint
-        raise ValueError(f"{file.path}: no column {missing[0]!r}; the columns are {shown}{hint}")
+    def hint(missing: str) -> str:
+        if file.kind != CSV or text.columns:
+            return ""
+        other = text.header is not False and delimiter_hint(file.path, text, missing)
+        return other or "; where the file has no header, --columns names them"
+
+    check_columns(file.path, names, wanted, hint)
 
 
 def _kind(folder: Path) -> str | None:

@@ -8,7 +8,6 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 
-MOST_LISTED = 20  # labels or columns in an error message
 Parser = Callable[[Sequence[str]], np.ndarray]  # stripped cells of a column -> their values
 
 

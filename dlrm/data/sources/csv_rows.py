@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 
-from dlrm.data.sources.csv_cells import MOST_LISTED
+from dlrm.data.sources.column_names import check_columns, listed
 from dlrm.data.sources.text_files import (
     BROKEN,
     LONGEST_LINE,
@@ -177,7 +177,7 @@ class _Rows:
         """Returns records as a chunk, after checking their lengths."""
         for i, (line, record) in enumerate(zip(ends, records, strict=True)):
             if len(record) != len(names):
-                problem = f"expected {len(names)} columns ({_listed(names)}), got {len(record)}"
+                problem = f"expected {len(names)} columns ({listed(names)}), got {len(record)}"
                 if self._problems is None:
                     raise ValueError(f"{self._path}, line {line}: {problem}")
                 self._problems[line] = f"{problem}\t{self._delimiter.join(record)}"
@@ -416,25 +416,20 @@ def _places(names: Sequence[str], wanted: Collection[str] | None) -> list[int]:
     return [i for i, name in enumerate(names) if wanted is None or name in wanted]
 
 
-def _listed(names: Sequence[str]) -> str:
-    more = ", ..." if len(names) > MOST_LISTED else ""
-    return ", ".join(names[:MOST_LISTED]) + more
-
-
 def check_names(
     file: Path, names: Sequence[str], text: TextFormat, wanted: Collection[str]
 ) -> None:
     """Raises ValueError if a wanted column is missing, or if two have its name."""
-    if missing := [name for name in wanted if name not in names]:
-        source = "its header" if has_header(text) else "a file without a header"
-        hint = "" if text.columns else f" ({source}; --columns or --noheader say otherwise)"
-        if has_header(text) and not text.columns:
-            hint = delimiter_hint(file, text, missing[0]) or hint
-        raise ValueError(
-            f"{file}: no column {missing[0]!r}; the columns are {_listed(names)}{hint}"
-        )
-    if repeated := [name for name in wanted if list(names).count(name) > 1]:
-        raise ValueError(f"{file}: two columns are called {repeated[0]!r}")
+
+    def hint(missing: str) -> str:
+        if text.columns:
+            return ""
+        if not has_header(text):
+            return " (a file without a header; --columns or --noheader say otherwise)"
+        other = delimiter_hint(file, text, missing)
+        return other or " (its header; --columns or --noheader say otherwise)"
+
+    check_columns(file, names, wanted, hint)
 
 
 def delimiter_hint(path: Path, text: TextFormat, column: str | None = None) -> str:

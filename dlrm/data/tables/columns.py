@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.transform.lists import in_list, row_of
 from dlrm.data.transform.schema import TIME_UNITS
@@ -80,13 +81,8 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     Raises:
         ValueError: no column has that name, or two have.
     """
-    places = batch.schema.get_all_field_indices(name)
-    if len(places) != 1:
-        names = ", ".join(batch.schema.names[:20])
-        if places:
-            raise ValueError(f"two columns are called {name!r}")
-        raise ValueError(f"no column {name!r}; the columns are {names}")
-    array = batch.column(places[0])
+    check_columns("", batch.schema.names, [name])
+    array = batch.column(name)
     if isinstance(array, pa.ExtensionArray):
         is_uuid = array.type.extension_name == "arrow.uuid"
         array = _uuid_texts(array) if is_uuid else array.storage

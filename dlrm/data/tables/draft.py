@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Spans, check_names
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.columns import column_of, texts_of
@@ -160,9 +161,8 @@ def draft(
     if not rows:
         raise ValueError("the input has no rows; expected one or more")
     for role, name in (("weight", weight), ("time", time), *(("groups", name) for name in groups)):
-        if name is not None and name not in columns:
-            known = ", ".join(list(columns)[:20])
-            raise ValueError(f"--{role}: no column {name!r}; the columns are {known}")
+        if name is not None:
+            check_columns(f"--{role}", columns, [name])
     for name in groups:
         _check_group(columns[name])
     if weight is not None:
@@ -309,7 +309,7 @@ def _note_lacking(
             if name in names or name in seen.lacking:
                 continue
             if name in needed:
-                raise ValueError(f"{path}: no column {name!r}; the columns are {listed(names)}")
+                check_columns(path, names, [name])
             seen.lacking[name] = path
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from dlrm.data.sources.column_names import check_columns
 from dlrm.data.tables.columns import array_of_values
 from dlrm.data.tables.lists import is_list, large_lists
 from dlrm.files import staged_file
@@ -88,12 +89,7 @@ def _places(
     """Returns the indices of wanted columns."""
     if columns is None:
         columns = names
-    for column in columns:
-        if names.count(column) > 1:
-            raise ValueError(f"{name}: two columns are called {column!r}")
-        if column not in names and column not in optional:
-            shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-            raise ValueError(f"{name}: no column {column!r}; the columns are {shown}")
+    check_columns(name, names, [one for one in columns if one in names or one not in optional])
     return [place for place, column in enumerate(names) if column in columns]
 
 

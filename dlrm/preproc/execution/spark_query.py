@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlrm.data.sources.column_names import check_columns
 from dlrm.preproc.execution.engines import Engine, EngineError
 from dlrm.preproc.execution.spark_engine import SparkEngine, causes_of
 
@@ -87,7 +88,7 @@ def read_query(
         version = _version(session, query.table) if query.table else None
         frame = _frame(session, query, version)
         wanted = [*columns, *(name for name in optional if name in frame.columns)]
-        _check_columns(query, frame.columns, wanted)
+        check_columns(query.flag, frame.columns, wanted)
         writer = frame.select(*map(_quoted, wanted)).write.mode("overwrite")
         with _setting(session, _TIMES, "TIMESTAMP_MICROS"):
             writer.option("parquet.block.size", _GROUP_BYTES).parquet(folder.as_uri())
@@ -145,14 +146,6 @@ def _version(session: "SparkSession", table: str) -> int | None:
     newest = _VERSIONS.get(providers[-1].lower()) if providers else None
     found = session.sql(newest.format(table)).collect() if newest else []
     return int(found[0][0]) if found else None
-
-
-def _check_columns(query: SparkQuery, names: Sequence[str], wanted: Sequence[str]) -> None:
-    for name in wanted:
-        if list(names).count(name) != 1:
-            shown = ", ".join(names[:20])
-            problem = "two columns are called" if name in names else "no column"
-            raise ValueError(f"{query.flag}: {problem} {name!r}; the columns are {shown}")
 
 
 def _quoted(name: str) -> str:

@@ -22,6 +22,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import CSV, FRAME, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
@@ -59,7 +60,6 @@ _COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
 _MOST_NEGATIVES = 100  # labels other than the positive one that the transform keeps
 _MOST_LISTED = 10
 _MOST_NOTES = 3  # about files whose rows extend over several lines
-_MOST_NAMED = 20  # columns in a message
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
     columns = _columns(options)
     if files[0].kind == PARQUET:
         for file in files:
-            _check_names(file, columns_of(file, options.format), columns)
+            check_columns(file.path, columns_of(file, options.format), columns)
         return [(file.path.resolve(), file.path, file.root) for file in files]
     folder = run.work.folder("staged")
     if files[0].kind == FRAME:
@@ -240,16 +240,10 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
     numbers = set(columns).intersection(*(result["numbers"] for result in done))
     run.work.finish("numbers", sorted(numbers))
     known = {name for result in done for name in result["names"]}.union(*partitions)
-    if now.rows and (missing := [name for name in columns if name not in known]):
-        names = ", ".join(done[0]["names"][:_MOST_NAMED])
-        raise ValueError(f"{files[0].path}: no column {missing[0]!r}; the columns are {names}")
+    if now.rows:
+        missing = [name for name in columns if name not in known]
+        check_columns(files[0].path, done[0]["names"], missing)
     return [(Path(item[1]), file.path, file.root) for item, file in zip(items, files, strict=True)]
-
-
-def _check_names(file: TableFile, names: Sequence[str], wanted: Sequence[str]) -> None:
-    if missing := [name for name in wanted if name not in names]:
-        shown = ", ".join(names[:_MOST_NAMED]) + ", ..." * (len(names) > _MOST_NAMED)
-        raise ValueError(f"{file.path}: no column {missing[0]!r}; the columns are {shown}")
 
 
 def _staged_frame(
