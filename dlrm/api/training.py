@@ -319,7 +319,7 @@ def _trained(
         run=_recorded(training, task.model, datasets, dataset.is_temporary),
         **training.trainer_arguments(task, datasets.train),
     )
-    for note in filter(None, (without_bins, set_aside_note(datasets))):
+    for note in filter(None, (without_bins, set_aside_note(datasets, keeps_best=True))):
         log.line(note)
     if store is not None:
         log.line(f"{saved_in}: checkpoints refer to the rows in {store.directory}; save copies all")

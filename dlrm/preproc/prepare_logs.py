@@ -54,7 +54,7 @@ _UNUSED = {
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
     errors = (ValueError, OSError, TaskError, EngineError)
-    hint = "the same command goes on where it was"
+    hint = "the same command resumes the run"
     return exit_code_of(lambda: _run(_parse(arguments)), errors, hint=hint)
 
 

@@ -93,7 +93,8 @@ def _notices(setup: DLRMSetup, chosen: str | None) -> Iterator[str]:
             "for the first step of an epoch and after a checkpoint; results differ from those of "
             "--overlap none"
         )
-    yield from filter(None, [*(setup.note or "").split("\n"), set_aside_note(setup.whole)])
+    aside = set_aside_note(setup.whole, keeps_best=bool(values["save_checkpoint_path"]))
+    yield from filter(None, [*(setup.note or "").split("\n"), aside])
     if _has_weights(values, "train" if setup.trains else "test"):
         yield _said_of_weights(values)
     if (kept := _kept_negatives(values["dataset"])) < 1:

@@ -161,6 +161,8 @@ def main(argv: list[str]) -> int | None:
     how = {"replace": FLAGS.overwrite, "restart": FLAGS.restart, "query": query, "say": say}
     try:
         prepare_tables(options, tables, output, _engine(output, query), **how)
+    except FileExistsError as error:
+        raise FileExistsError(f"{error}; --overwrite replaces it") from error
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
     command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(output), "--recipe", "auto"]

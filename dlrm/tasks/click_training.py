@@ -63,15 +63,26 @@ def roles_of(datasets: Datasets) -> Roles:
     return Roles(chooses, next(others, None))
 
 
-def set_aside_note(datasets: Datasets) -> str | None:
-    """Returns a line about rows that are set aside, or None if there are none."""
+def set_aside_note(datasets: Datasets, keeps_best: bool) -> str | None:
+    """Returns a line about rows that are set aside, or None if there are none.
+
+    Args:
+        datasets: the splits.
+        keeps_best: whether the best weights are kept; otherwise the last ones are the result.
+    """
     if datasets.set_aside is None:
         return None
     aside, reports = datasets.set_aside.num_samples, roles_of(datasets).reports
     report = f"{reports} rows report and are never chosen on" if reports else "no rows report"
+    use = (
+        "choose the best weights and do not train"
+        if keeps_best
+        else "are tested during the training and do not train (--save_checkpoint_path keeps the "
+        "weights that are best on them, otherwise the last weights are the result)"
+    )
     return (
         f"set aside: the last {aside:,} of {datasets.train.num_samples + aside:,} training rows "
-        f"choose the best weights and do not train; {report}"
+        f"{use}; {report}"
     )
 
 

@@ -190,7 +190,7 @@ def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_
     whole_of = (
         r"a finished dataset with all its files, of [-\d]{10} [:\d]{8} UTC, made with numeric_"
     )
-    assert re.search(f"{whole_of}.*seed 0.*; if that is a run of this command", str(refused.value))
+    assert re.search(f"{whole_of}.*seed 0.*; if this command made it", str(refused.value))
     (tmp_path / "dataset" / "train" / "label.bin").write_bytes(b"")
     with pytest.raises(FileExistsError, match=r"not empty; name another or remove it$"):
         prepare(Inline(), raw, tmp_path, **options)

@@ -80,6 +80,13 @@ def train(data, *flags):
     return main.run(dlrm_flags.parse([*words, *flags]))
 
 
+def test_without_a_directory_for_them_no_weights_are_chosen(two_splits, capsys):
+    words = [f"--dataset={two_splits}", "--base_device=cpu", *MODEL, *RUN, "--set_aside=0.1"]
+    main.run(dlrm_flags.parse(words))
+    said = "the last 400 of 4,000 training rows are tested during the training and do not train (--"
+    assert said in capsys.readouterr().out
+
+
 def changed_test_labels(data, folder):
     """Copies a dataset, with test labels of 0 and 1 exchanged."""
     shutil.copytree(data, folder)

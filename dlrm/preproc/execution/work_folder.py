@@ -238,7 +238,7 @@ def _what_is_there(final: Path) -> str:
     shown = ", ".join(f"{name} {value}" for name, value in options if not isinstance(value, dict))
     return (
         f". It holds a finished {kind} with all its files, of {when:%Y-%m-%d %H:%M:%S} UTC"
-        f"{shown and f', made with {shown}'}; if that is a run of this command, it is complete"
+        f"{shown and f', made with {shown}'}; if this command made it, nothing is left to do"
     )
 
 
