@@ -20,6 +20,7 @@ import forked
 import pytest
 from absl import flags
 
+import dlrm.command_line
 from dlrm.command_line import Parser
 from dlrm.files import NOT_PATHS
 from dlrm.scripts.common import session
@@ -182,6 +183,7 @@ def signalled(command, number):
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     Parser.parse_args = Parser.parse_known_args = session.join = signal_self
     absl.app.run = lambda act, flags_parser: sys.exit(act(Words()))
+    dlrm.command_line.end_while_imported = lambda name: None  # see test_command_line
     if command == "dlrm/scripts/plan.py":
         ConfigFlags.parse = signal_self
     sys.argv = [command, *NEEDED.get(command, ())]
