@@ -212,7 +212,7 @@ def test_flips_in_a_binary_dataset(trained, tmp_path):
     for number in range(FLIPS // 4):
         path, place, undo = campaign.flip(number)
         for name, words in commands.items():
-            if name == "train" or path.name not in ("train_data.bin", "validation_data.bin"):
+            if name == "train" or path.name not in ("train_data.bin", "val_data.bin"):
                 campaign.expect(path, place, name, words)
         undo()
     campaign.report("binary dataset")
