@@ -1,12 +1,17 @@
 """Directories and files appear complete or not at all, and manifests detect changes."""
 
+import errno
 import json
 import os
+import resource
+import signal
 import subprocess
 import sys
 import zlib
 from pathlib import Path
 
+import forked
+import numpy as np
 import pytest
 
 from dlrm.files import (
@@ -14,6 +19,7 @@ from dlrm.files import (
     check_replaceable,
     make_directories,
     staged_directory,
+    write_array,
     write_atomically,
 )
 from dlrm.manifest import crc32, read_manifest, sealed_json, write_manifest
@@ -295,3 +301,23 @@ def test_a_locale_that_cannot_read_a_path_is_named():
 def test_colons_in_a_path_are_no_uri():
     for path in ("a:b", "a/s3:/b", "2026-01-01T10:/x", "/s3:/b", "day_0", "", b"x"):
         check_local(path)
+
+
+def write_beyond_a_limit(path, connection):
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (150, resource.RLIM_INFINITY))  # 128 are the header
+    try:
+        write_array(path, np.zeros(10))
+    except OSError as error:
+        connection.send(error.errno)
+    connection.close()
+
+
+def test_an_array_whose_last_bytes_cannot_be_written_is_an_error(tmp_path):
+    receiver, sender = forked.CONTEXT.Pipe(duplex=False)
+    arguments = (tmp_path / "array.npy", sender)
+    process = forked.CONTEXT.Process(target=write_beyond_a_limit, args=arguments)
+    process.start()
+    sender.close()
+    assert receiver.recv() == errno.EFBIG  # numpy.save reports nothing
+    process.join()
