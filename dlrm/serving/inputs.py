@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks.bags import Bags, interleave, places_of
+from dlrm.data.clicks.bags import Bags, ids_in, interleave, lists_in, places_of
 from dlrm.data.transform.lists import in_list, row_of
 from dlrm.data.transform.table_transform import stack_ids
 
@@ -36,9 +36,9 @@ class Inputs(NamedTuple):
             numerical: `[rows, num_numerical]`.
             ids: for each table, one id per row, or bags.
         """
-        if not any(isinstance(column, Bags) for column in ids):
+        if not lists_in(ids):
             return cls(numerical, stack_ids(ids, len(numerical)))
-        dtypes = [one.values.dtype if isinstance(one, Bags) else one.dtype for one in ids]
+        dtypes = [ids_in(column).dtype for column in ids]
         return cls(numerical, *interleave(ids, len(numerical), np.result_type(np.int8, *dtypes)))
 
     @classmethod

@@ -61,8 +61,26 @@ def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.repeat(starts - before, chosen) + np.arange(chosen.sum()), lengths[rows]
 
 
+Ids = np.ndarray | Bags  # of a table: one per row, or several
+
+
+def ids_in(column: Ids) -> np.ndarray:
+    """Returns the ids of a table, row after row."""
+    return column.values if isinstance(column, Bags) else column
+
+
+def taken(column: Ids, rows: np.ndarray) -> Ids:
+    """Returns the ids of the rows that a mask or indices select."""
+    return column.take(rows) if isinstance(column, Bags) else column[rows]
+
+
+def lists_in(columns: Sequence[Ids]) -> list[Bags]:
+    """Returns the columns of list fields."""
+    return [column for column in columns if isinstance(column, Bags)]
+
+
 def interleave(
-    columns: Sequence[np.ndarray | Bags], num_rows: int, dtype: np.dtype
+    columns: Sequence[Ids], num_rows: int, dtype: np.dtype
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
     """Joins the ids of fields, sample by sample and table by table.
 
@@ -75,7 +93,7 @@ def interleave(
         Ids `[total]`, lengths `[num_rows, tables]`, and the weights of the ids, float32 `[total]`,
         or None if no field has weights.
     """
-    lists = [column for column in columns if isinstance(column, Bags)]
+    lists = lists_in(columns)
     lengths_dtype = np.result_type(np.int8, *(one.lengths.dtype for one in lists))
     lengths = np.ones((num_rows, len(columns)), lengths_dtype)
     for table, column in enumerate(columns):

@@ -37,10 +37,110 @@ class TextColumn(NamedTuple):
 
 
 class Parsed(NamedTuple):
-    """The numbers of a column; a missing value is 0."""
+    """A column of numbers or keys, one per row; a missing value is 0.
+
+    All columns of inputs have `rows`, `missing` and `take`: `Parsed`, `Coded` and `ListValues`.
+    """
 
     values: np.ndarray
     missing: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.values)
+
+    def take(self, rows: np.ndarray | slice) -> "Parsed":
+        """Returns the rows selected by a mask, indices or a slice."""
+        return Parsed(self.values[rows], self.missing[rows])
+
+    @classmethod
+    def present(cls, values: np.ndarray) -> "Parsed":
+        """Returns a column without missing values."""
+        return cls(values, np.zeros(len(values), bool))
+
+    def each(self, rows: np.ndarray) -> tuple["Parsed", np.ndarray]:
+        """Returns the values of all rows, and the indices of those of some rows."""
+        return self, rows
+
+    def by_row(self) -> "Parsed":
+        """Returns the key of each row."""
+        return self
+
+    def distinct(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns keys of the rows, and the index of each row's; that of missing ones is last."""
+        keys, codes = np.unique(self.values[rows], return_inverse=True)
+        return keys, np.where(self.missing[rows], len(keys), codes)
+
+
+class Coded(NamedTuple):
+    """A categorical column as indices into its values, which may repeat.
+
+    Attributes:
+        keys: uint64, a number for each distinct value.
+        codes: int32 or int64 `[rows]`, indices into `keys`; -1 for missing values.
+    """
+
+    keys: np.ndarray
+    codes: np.ndarray
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.codes)
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Mask of the rows without a value."""
+        return self.codes < 0
+
+    def take(self, rows: np.ndarray | slice) -> "Coded":
+        """Returns the rows selected by a mask, indices or a slice."""
+        return Coded(self.keys, self.codes[rows])
+
+    def each(self, rows: np.ndarray) -> tuple["Coded", np.ndarray]:
+        """Returns the values of all rows, and the indices of those of some rows."""
+        return self, rows
+
+    def by_row(self) -> Parsed:
+        """Returns the key of each row."""
+        keys = np.append(self.keys, np.uint64(0))  # of -1
+        return Parsed(keys[self.codes], self.missing)
+
+    def distinct(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns keys of the rows, and the index of each row's; that of missing ones is last."""
+        used, codes = np.unique(self.codes[rows], return_inverse=True)
+        absent = len(used) > 0 and used[0] < 0  # a code of -1 comes first, and is moved last
+        keys = self.keys[used[int(absent) :]]
+        return keys, np.where(codes < absent, len(keys), codes - absent)
+
+    def occurrences(self, rows: np.ndarray | None = None) -> np.ndarray:
+        """Counts the occurrences of each index, in chosen rows or in all."""
+        codes = self.codes if rows is None else self.codes[rows]
+        return np.bincount(codes + 1, minlength=len(self.keys) + 1)[1:]
+
+
+class OfKeys:
+    """A function of keys, applied to columns.
+
+    It remembers the results for the keys of the last `Coded` column, which batches mostly share.
+
+    Args:
+        function: takes a column of keys, and returns an array `[rows]`.
+        of_missing: result for a missing value of a `Coded` column.
+    """
+
+    def __init__(self, function: Callable[[Parsed], np.ndarray], of_missing: int = 0) -> None:
+        self._function, self._of_missing = function, of_missing
+        self._earlier: tuple[np.ndarray, np.ndarray] | None = None  # keys, and their results
+
+    def __call__(self, column: Parsed | Coded) -> np.ndarray:
+        if isinstance(column, Parsed):
+            return self._function(column)
+        if self._earlier is None or self._earlier[0] is not column.keys:
+            found = self._function(Parsed.present(column.keys))
+            self._earlier = column.keys, np.append(found, found.dtype.type(self._of_missing))
+        return self._earlier[1].take(column.codes, mode="wrap")  # twice as fast as with checks
 
 
 class BadValueError(ValueError):
@@ -281,23 +381,6 @@ def _decimal_words(
     x = ((x & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
     x = ((x & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)
     return x, bad
-
-
-class Coded(NamedTuple):
-    """A categorical column as indices into its values, which may repeat.
-
-    Attributes:
-        keys: uint64, a number for each distinct value.
-        codes: int32 or int64 `[rows]`, indices into `keys`; -1 for missing values.
-    """
-
-    keys: np.ndarray
-    codes: np.ndarray
-
-    def occurrences(self, rows: np.ndarray | None = None) -> np.ndarray:
-        """Counts the occurrences of each index, in chosen rows or in all."""
-        codes = self.codes if rows is None else self.codes[rows]
-        return np.bincount(codes + 1, minlength=len(self.keys) + 1)[1:]
 
 
 def stripped(column: TextColumn) -> TextColumn:

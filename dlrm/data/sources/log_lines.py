@@ -75,11 +75,12 @@ class Lines(NamedTuple):
         """Returns the rows from `begin` to `end`."""
         if (begin, end) == (0, len(self.labels)):
             return self
+        rows = slice(begin, end)
         numerical, categorical = (
-            [Parsed(c.values[begin:end], c.missing[begin:end]) for c in columns]
+            [column.take(rows) for column in columns]
             for columns in (self.numerical, self.categorical)
         )
-        return Lines(self.labels[begin:end], numerical, categorical)
+        return Lines(self.labels[rows], numerical, categorical)
 
 
 class Reason(NamedTuple):

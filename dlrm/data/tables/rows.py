@@ -42,7 +42,7 @@ from dlrm.data.transform.cells import (
 )
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
-from dlrm.data.transform.lists import ListValues, split_text
+from dlrm.data.transform.lists import Column, ListValues, split_text
 from dlrm.data.transform.numbers import overflow_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.table_transform import TableTransform
@@ -64,7 +64,7 @@ class Rows(NamedTuple):
 
     labels: np.ndarray | None
     numerical: list[Parsed]
-    categorical: list[Parsed | Coded | ListValues]
+    categorical: list[Column]
     texts: list[pa.Array | None]
     extra: dict[str, np.ndarray]
 
@@ -72,19 +72,11 @@ class Rows(NamedTuple):
         """Returns the rows selected by a mask or by indices."""
         return Rows(
             None if self.labels is None else self.labels[rows],
-            [Parsed(column.values[rows], column.missing[rows]) for column in self.numerical],
-            [_taken(column, rows) for column in self.categorical],
+            [column.take(rows) for column in self.numerical],
+            [column.take(rows) for column in self.categorical],
             self.texts,
             {name: values[rows] for name, values in self.extra.items()},
         )
-
-
-def _taken(column: Parsed | Coded | ListValues, rows: np.ndarray) -> Parsed | Coded | ListValues:
-    if isinstance(column, ListValues):
-        return column.take(rows)
-    if isinstance(column, Coded):
-        return Coded(column.keys, column.codes[rows])
-    return Parsed(column.values[rows], column.missing[rows])
 
 
 def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
@@ -186,7 +178,7 @@ class RowReader:
             if rule.transform == "none":
                 large = _is_infinite(values, layout.NUMERICAL_DTYPE)
                 found.add(rule.column, large, partial(_too_large, values))
-        categorical: list[Parsed | Coded | ListValues] = []
+        categorical: list[Column] = []
         texts = []
         for place, field in enumerate(schema.categorical):
             if field.max_length is None:

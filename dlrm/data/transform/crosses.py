@@ -5,13 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn, hash_texts
-from dlrm.data.transform.lists import ListValues
+from dlrm.data.transform.lists import Column, single
 from dlrm.data.transform.schema import Schema
 
 
-def cross_columns(
-    schema: Schema, columns: Sequence[Parsed | Coded | ListValues]
-) -> list[Parsed | Coded]:
+def cross_columns(schema: Schema, columns: Sequence[Column]) -> list[Parsed | Coded]:
     """Returns the columns of a schema's crosses.
 
     Args:
@@ -22,12 +20,12 @@ def cross_columns(
     return [combined([by_name[name] for name in cross.fields]) for cross in schema.crosses]
 
 
-def combined(columns: Sequence[Parsed | Coded | ListValues]) -> Parsed:
+def combined(columns: Sequence[Column]) -> Parsed:
     """Returns a key for each row: the hash of the row's keys, 8 bytes each, like that of a text.
 
     It is missing if the row has no value in one of the columns.
     """
-    parsed = [_by_row(column) for column in columns]
+    parsed = [single(column).by_row() for column in columns]
     rows, width = len(parsed[0].values), len(parsed)
     keys = np.zeros(rows * width + 1, "<u8")  # with the 8 bytes that a TextColumn ends with
     keys[:-1].reshape(rows, width)[:] = np.stack([one.values for one in parsed], axis=1)
@@ -35,11 +33,3 @@ def combined(columns: Sequence[Parsed | Coded | ListValues]) -> Parsed:
     hashes = hash_texts(TextColumn(keys.view(np.uint8), starts, starts + 8 * width))
     missing = np.logical_or.reduce([one.missing for one in parsed])
     return Parsed(np.where(missing, np.uint64(0), hashes), missing)
-
-
-def _by_row(column: Parsed | Coded | ListValues) -> Parsed:
-    assert not isinstance(column, ListValues), "schemas refuse crosses of lists"
-    if isinstance(column, Parsed):
-        return column
-    keys = np.append(column.keys, np.uint64(0))  # of -1
-    return Parsed(keys[column.codes], column.codes < 0)

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.columns import Coded, Parsed
+from dlrm.data.sources.columns import Coded, OfKeys, Parsed
 from dlrm.data.transform.derived import COUNT, TARGET, Encoding
 from dlrm.data.transform.dictionaries import load_array
 from dlrm.data.transform.lookup import IdLookup
@@ -44,7 +44,8 @@ class Encoded:
         self.keys, self.values = keys, values
         self.folds: np.ndarray | None = None  # [keys + 2, folds], targets of training rows
         self._lookup: IdLookup | None = None
-        self._earlier: tuple[np.ndarray, np.ndarray] | None = None  # keys of a batch, and rows
+        self._missing = len(keys) + 1  # row of `values`
+        self._places = OfKeys(self._places_of_keys, self._missing)
 
     @property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -74,6 +75,11 @@ class Encoded:
         if (path := folds_path(directory, place)).exists():
             self.folds = map_npy(path)
 
+    def _places_of_keys(self, column: Parsed) -> np.ndarray:
+        """Returns the rows of `values` for keys."""
+        self._lookup = self._lookup or IdLookup.of(self.keys)
+        return np.where(column.missing, self._missing, self._lookup(column).astype(np.int64))
+
     def __call__(
         self, encodings: Sequence[Encoding], column: Parsed | Coded, hashes: np.ndarray | None
     ) -> list[np.ndarray]:
@@ -91,18 +97,6 @@ class Encoded:
                 assert self.folds is not None, "which preprocessing alone has"
                 found[i] = self.folds[places, fold_of(hashes, encoding.folds)]
         return found
-
-    def _places(self, column: Parsed | Coded) -> np.ndarray:
-        """Returns the rows of `values` for a column."""
-        missing = len(self.keys) + 1
-        if isinstance(column, Parsed):
-            self._lookup = self._lookup or IdLookup.of(self.keys)
-            return np.where(column.missing, missing, self._lookup(column).astype(np.int64))
-        if self._earlier is None or self._earlier[0] is not column.keys:
-            present = np.zeros(len(column.keys), bool)
-            found = self._places(Parsed(column.keys, present))
-            self._earlier = column.keys, np.append(found, missing)  # the last of -1
-        return self._earlier[1][column.codes]
 
 
 def folds_path(directory: str | os.PathLike, place: int) -> Path:

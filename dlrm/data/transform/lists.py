@@ -28,26 +28,41 @@ class ListValues(NamedTuple):
     def take(self, rows: np.ndarray) -> "ListValues":
         """Returns the lists selected by a mask or by indices."""
         places, lengths = places_of(self.lengths, rows)
-        values: Coded | Parsed
-        if isinstance(self.values, Coded):
-            values = Coded(self.values.keys, self.values.codes[places])
-        else:
-            values = Parsed(self.values.values[places], self.values.missing[places])
         weights = None if self.weights is None else self.weights[places]
-        return ListValues(values, lengths, weights)
+        return ListValues(self.values.take(places), lengths, weights)
+
+    def each(self, rows: np.ndarray) -> tuple[Coded | Parsed, np.ndarray]:
+        """Returns the values of all rows, and the indices of those of some rows."""
+        return self.values, places_of(self.lengths, rows)[0]
+
+    @property
+    def rows(self) -> int:
+        """Number of lists."""
+        return len(self.lengths)
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Mask of empty lists."""
+        return self.lengths == 0
 
 
-def missing_rows(column: Parsed | Coded | ListValues) -> np.ndarray:
-    """Returns a mask of the rows of a column with no value, or an empty list."""
-    if isinstance(column, ListValues):
-        return column.lengths == 0
-    return column.codes < 0 if isinstance(column, Coded) else column.missing
+Column = Parsed | Coded | ListValues
+
+
+def single(column: Column) -> Parsed | Coded:
+    """Returns a column that has one value per row, as schemas demand of crosses and encodings."""
+    assert not isinstance(column, ListValues)
+    return column
+
+
+def list_column(column: Column) -> ListValues:
+    """Returns the column of a list field."""
+    assert isinstance(column, ListValues)
+    return column
 
 
 def missing_features(
-    numerical: Sequence[Parsed],
-    categorical: Sequence[Parsed | Coded | ListValues],
-    num_numerical: int,
+    numerical: Sequence[Parsed], categorical: Sequence[Column], num_numerical: int
 ) -> np.ndarray:
     """Returns a mask of features with no value, or an empty list, bool `[features, rows]`.
 
@@ -55,8 +70,7 @@ def missing_features(
         numerical, categorical: the columns.
         num_numerical: numerical features; those without a column are encodings, never missing.
     """
-    absent = [column.missing for column in numerical]
-    of_tables = [missing_rows(column) for column in categorical]
+    absent, of_tables = ([one.missing for one in columns] for columns in (numerical, categorical))
     present = [np.zeros_like(one) for one in [*absent, *of_tables][:1]]
     return np.array(absent + present * (num_numerical - len(numerical)) + of_tables)
 

@@ -14,20 +14,20 @@ It is stored in `transform/` of a dataset, a checkpoint and a served model:
 import json
 import os
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags, ListField
-from dlrm.data.sources.columns import Coded, Parsed, TextColumn
+from dlrm.data.clicks.bags import Bags, ListField, ids_in, lists_in
+from dlrm.data.sources.columns import Coded, OfKeys, Parsed, TextColumn
 from dlrm.data.transform.cells import BadRowError, FieldKeys, numbers_of_texts
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import Dictionary, arrays_of, checksum
 from dlrm.data.transform.encodings import Encoded
-from dlrm.data.transform.lists import ListValues, bags_of, lists_of_texts
+from dlrm.data.transform.lists import Column, ListValues, bags_of, lists_of_texts, single
 from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
 from dlrm.data.transform.schema import Schema
@@ -91,7 +91,7 @@ class TableTransform:
             for place, field in zip(self.dictionary_of, self.fields, strict=True)
         ]
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
-        self._earlier: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # keys of a field, and ids
+        self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
         self._expected: list[tuple[Path, list[str]]] = []  # files, and their checksums
         self._checked: set[int] = set()  # indices in `_expected`
 
@@ -148,7 +148,7 @@ class TableTransform:
     def apply(
         self,
         numerical: Sequence[Parsed],
-        categorical: Sequence[Parsed | Coded | ListValues],
+        categorical: Sequence[Column],
         dtype: np.dtype = layout.NUMERICAL_DTYPE,
         hashes: np.ndarray | None = None,
     ) -> Transformed:
@@ -163,7 +163,7 @@ class TableTransform:
         Raises:
             BadRowError: a numerical is too large for float16, or a list is too long.
         """
-        rows = _num_rows([*numerical, *categorical][0])
+        rows = [*numerical, *categorical][0].rows
         numbers = np.empty((rows, self.num_numerical), dtype)
         clamped = 0
         encodings = self._encodings(categorical, hashes)
@@ -186,17 +186,13 @@ class TableTransform:
         ]
         return Transformed(numbers, ids, clamped)
 
-    def _encodings(
-        self, categorical: Sequence[Parsed | Coded | ListValues], hashes: np.ndarray | None
-    ) -> list[Parsed]:
+    def _encodings(self, categorical: Sequence[Column], hashes: np.ndarray | None) -> list[Parsed]:
         """Returns the values of the encodings, before the transforms of numerical fields."""
         found: list[Parsed] = []
         for place, (index, field) in enumerate(self.schema.encoded):
             self.check(len(self.dictionaries) + place)
-            column = categorical[index]
-            assert not isinstance(column, ListValues), "schemas refuse encodings of lists"
-            numbers = self.encoded[place](field.encodings, column, hashes)
-            found += [Parsed(one, np.zeros(len(one), bool)) for one in numbers]
+            numbers = self.encoded[place](field.encodings, single(categorical[index]), hashes)
+            found += map(Parsed.present, numbers)
         return found
 
     def _bags(self, index: int, column: ListValues) -> Bags:
@@ -204,14 +200,9 @@ class TableTransform:
 
     def encode(self, index: int, column: Parsed | Coded) -> np.ndarray:
         """Returns the ids of a categorical field, in `layout.id_dtype` of its cardinality."""
-        if isinstance(column, Coded):
-            keys, ids = self._earlier.get(index, (None, None))
-            if keys is not column.keys or ids is None:  # batches mostly have the same values
-                present = np.zeros(len(column.keys), bool)
-                found = self.encode(index, Parsed(column.keys, present))
-                ids = np.append(found, found.dtype.type(0))  # of -1
-                self._earlier[index] = column.keys, ids
-            return ids.take(column.codes, mode="wrap")  # twice as fast as with checks
+        return self._encode[index](column)
+
+    def _ids_of_keys(self, index: int, column: Parsed) -> np.ndarray:
         dtype = layout.id_dtype(self.cardinalities[index])
         ids = self.lookup(self.dictionary_of[index])(column)
         buckets = self.fields[index].hash_buckets
@@ -262,7 +253,7 @@ class TableTransform:
             numbers_of_texts(field, _strings(by_name[field.column]), missing_of(field))
             for field in self.schema.numerical
         ]
-        categorical: list[Parsed | Coded | ListValues] = []
+        categorical: list[Column] = []
         for field, keys in zip(self.schema.categorical, self.keys, strict=True):
             column = by_name[field.column]
             if field.max_length is None:
@@ -293,7 +284,7 @@ class TableTransform:
         """Raises ValueError if a field has a value with an id that means "missing"."""
         markers = keys.missing if keys.field.type == "string" else keys.missing_integers
         lookup = self.lookup(self.dictionary_of[place])
-        found = lookup(Parsed(markers, np.zeros(len(markers), bool))).max(initial=0)
+        found = lookup(Parsed.present(markers)).max(initial=0)
         if found:
             raise ValueError(
                 f"column {keys.field.column!r}: expected missing_values that the training data did "
@@ -405,16 +396,9 @@ def stack_ids(ids: Sequence[np.ndarray | Bags], rows: int) -> np.ndarray:
     Raises:
         ValueError: a table has several ids per row.
     """
-    columns = [column for column in ids if not isinstance(column, Bags)]
-    if len(columns) < len(ids):
+    if lists_in(ids):
         raise ValueError("expected one id a row of each table, got a list field")
-    return np.stack(columns, 1) if columns else np.empty((rows, 0), np.int8)
-
-
-def _num_rows(column: Parsed | Coded | ListValues) -> int:
-    if isinstance(column, ListValues):
-        return len(column.lengths)
-    return len(column.codes if isinstance(column, Coded) else column.values)
+    return np.stack(list(map(ids_in, ids)), 1) if ids else np.empty((rows, 0), np.int8)
 
 
 def _fitted(facts: dict[str, Any]) -> Fitted:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags, places_of
+from dlrm.data.clicks.bags import ids_in, lists_in, places_of, taken
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
 from dlrm.data.transform.lists import missing_features
@@ -105,8 +105,7 @@ class Job(NamedTuple):
         columns |= {layout.categorical_name(i): column for i, column in ids.items()}
         columns |= {f"{name}.bin": read.extra[name] for name in self.extra}
         found = {target.folder + file: column for file, column in columns.items()}
-        bags = [column for column in rows.ids if isinstance(column, Bags)]
-        for one, column in zip(self.lists(target), bags, strict=True):
+        for one, column in zip(self.lists(target), lists_in(rows.ids), strict=True):
             found |= one.columns(column)
         return found
 
@@ -195,10 +194,7 @@ def _count(
     statistics[target.name].add(read.labels, rows, missing, own_ids, cut)
     if job.periods is not None:
         for name, chosen in job.periods.divide(read.extra["time"]):
-            ids = [
-                column.take(chosen) if isinstance(column, Bags) else column[chosen]
-                for column in rows.ids
-            ]
+            ids = [taken(column, chosen) for column in rows.ids]
             part = Transformed(rows.numerical[chosen], ids, 0)
             some = missing[:, chosen], own_ids, cut[:, chosen]
             statistics[name].add(read.labels[chosen], part, *some)
@@ -249,9 +245,8 @@ class _Held:
 def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict[str, int]:
     present = known = 0
     for absent, column in zip(missing[rows.numerical.shape[1] :], rows.ids, strict=True):
-        ids = column.values if isinstance(column, Bags) else column
-        absent_ids = 0 if isinstance(column, Bags) else int(np.count_nonzero(absent))
-        present += len(ids) - absent_ids
+        ids = ids_in(column)
+        present += len(ids) - (int(np.count_nonzero(absent)) if ids is column else 0)
         known += int(np.count_nonzero(ids))
     return {
         "rows": len(labels),

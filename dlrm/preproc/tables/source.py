@@ -9,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.clicks.bags import places_of
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.tables.columns import Bad, column_of, texts_of
 from dlrm.data.tables.parquet import PROBLEM, Part, read_part
@@ -17,7 +16,7 @@ from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, merge_counts
 from dlrm.data.transform.encodings import Cells
-from dlrm.data.transform.lists import ListValues
+from dlrm.data.transform.lists import Column, list_column, single
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.dictionary_merge import CountedColumn
@@ -150,9 +149,7 @@ class TableSource:
     ) -> None:
         places = self._places()
         for i, field in enumerate(fields):
-            column = read.categorical[i]
-            assert not isinstance(column, Parsed), "which crosses alone are"
-            field.add(column, read.texts[i], training, counts[places[i]])
+            field.add(read.categorical[i], read.texts[i], training, counts[places[i]])
         for cross, place in zip(self.schema.crosses, places[len(fields) :], strict=True):
             _append(counts[place], _cross_counts(self.schema, cross, read, training))
         place = len(self.schema.dictionaries()) + len(self.schema.encoded)
@@ -176,8 +173,7 @@ class TableSource:
         weights = read.extra["weight"][training] if self.schema.weight else None
         first = len(self.schema.dictionaries())
         for place, (index, _) in enumerate(self.schema.encoded):
-            column = read.categorical[index]
-            assert not isinstance(column, ListValues), "schemas refuse encodings of lists"
+            column = single(read.categorical[index])
             facts = read.labels[training], weights, hashes
             _append(counts[first + place], encoded[place].count(column, training, *facts))
 
@@ -235,8 +231,7 @@ class TableSource:
 def _cross_counts(schema: Schema, cross: Cross, read: Rows, rows: np.ndarray) -> Counts:
     """Counts the combinations in selected rows, with texts if they may have ids of their own."""
     names = [field.column for field in schema.categorical]
-    column = read.categorical[len(names) + schema.crosses.index(cross)]
-    assert isinstance(column, Parsed)
+    column = single(read.categorical[len(names) + schema.crosses.index(cross)]).by_row()
     rows = rows[~column.missing[rows]]
     keys, first, counts = np.unique(column.values[rows], return_index=True, return_counts=True)
     if cross.frequency_limit is None:
@@ -276,15 +271,7 @@ class _EncodedCounts:
         hashes: np.ndarray,
     ) -> Counts:
         """Returns the sums of each value over selected rows, given the rows' other facts."""
-        if isinstance(column, Parsed):
-            keys, codes = np.unique(column.values[rows], return_inverse=True)
-            codes = np.where(column.missing[rows], len(keys), codes)
-        else:
-            codes = column.codes[rows]
-            used, codes = np.unique(codes, return_inverse=True)
-            absent = len(used) > 0 and used[0] < 0  # a code of -1 comes first, and is moved last
-            keys = column.keys[used[int(absent) :]]
-            codes = np.where(codes < absent, len(keys), codes - absent)
+        keys, codes = column.distinct(rows)
         cells = self._cells.add_up(codes, len(keys) + 1, labels, weights, hashes)
         self.totals += cells.sum(axis=0)
         self.missing += cells[-1]
@@ -299,15 +286,10 @@ class _FieldCounts:
         self._keys, self._occurrences = np.empty(0, np.uint64), np.empty(0, np.int64)
         self._texts: Any = None
 
-    def add(
-        self, column: Coded | ListValues, texts: Any, rows: np.ndarray, counts: list[Counts]
-    ) -> None:
+    def add(self, column: Column, texts: Any, rows: np.ndarray, counts: list[Counts]) -> None:
         """Counts selected rows; adds values to `counts` when a batch no longer has them."""
-        if isinstance(column, ListValues):
-            assert isinstance(column.values, Coded)
-            coded, chosen = column.values, places_of(column.lengths, rows)[0]
-        else:
-            coded, chosen = column, rows
+        coded, chosen = column.each(rows)
+        assert isinstance(coded, Coded), "as all tables are read"
         if coded.keys is not self._keys:
             self.finish(counts)
             self._keys, self._texts = coded.keys, texts
@@ -333,9 +315,8 @@ def _num_ids(schema: Schema, read: Rows, chosen: np.ndarray) -> np.ndarray:
     """Returns the number of ids in the lists of selected rows after truncation."""
     found = []
     for i, max_length in _list_fields(schema):
-        column = read.categorical[i]
-        assert isinstance(column, ListValues)
-        found.append(int(np.minimum(column.lengths[chosen], max_length).sum()))
+        lengths = list_column(read.categorical[i]).lengths[chosen]
+        found.append(int(np.minimum(lengths, max_length).sum()))
     return np.array(found, np.int64)
 
 
