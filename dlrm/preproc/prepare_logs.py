@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 from dlrm.command_line import Parser, exit_code_of, say
 from dlrm.data.clicks.layout import one_class_note, write_model_size
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.transform.transform import NUMERIC_TRANSFORMS, Transform
+from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
+from dlrm.data.transform.transform import Transform
 from dlrm.limits import check_processes
 from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
@@ -323,9 +324,8 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         type=_range,
         help="days to fit on, as A-B; default: all, including the last",
     )
-    add("--numeric_transform", choices=NUMERIC_TRANSFORMS, default="readme",
-        help="readme: ln(x + 2), with 0 for a missing x; nvidia: ln(x + 3), and 0 if x "
-        "is missing")  # fmt: skip
+    add("--numeric_transform", choices=tuple(CRITEO_TRANSFORMS), default=default.numeric_transform,
+        help=described(CRITEO_TRANSFORMS))  # fmt: skip
     add("--output_ordering", choices=ORDERINGS, default="total_random",
         help="order of training rows (of all rows for --mode transform)")  # fmt: skip
     add("--output_format", choices=OUTPUT_FORMATS, default="split_binary",

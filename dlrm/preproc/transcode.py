@@ -13,6 +13,7 @@ from pathlib import Path
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import CSV, find_tables
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import InlineEngine, TaskError
@@ -20,7 +21,6 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 
-NUMERIC_TRANSFORMS = ("log", "standardise", "none")
 _INLINE_BYTES = 64 << 20  # bytes of input below which starting processes does not pay off
 
 
@@ -114,14 +114,14 @@ class Report:
         rows: samples of each split.
         positives: samples with label 1 of each split.
         cardinalities: categorical feature -> rows of its table.
-        raised: values whose logarithm's argument was clamped to 1.
+        clamped: values whose logarithm's argument was clamped to 1.
         negatives: value of the label other than `positive` -> samples, the most frequent first.
     """
 
     rows: dict[str, int] = field(default_factory=dict)
     positives: dict[str, int] = field(default_factory=dict)
     cardinalities: dict[str, int] = field(default_factory=dict)
-    raised: int = 0
+    clamped: int = 0
     negatives: dict[str, int] = field(default_factory=dict)
 
 

@@ -16,8 +16,7 @@ from dlrm.data.sources.columns import Parsed
 from dlrm.data.sources.csv_cells import Parser, id_parser, label_parser, number_parser
 from dlrm.data.sources.csv_columns import Columns
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
-from dlrm.data.transform.schema import NumericalField
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.documents import brief
 from dlrm.files import staged_directory, within
 from dlrm.preproc.transcode import Report
@@ -89,16 +88,16 @@ def _write_split(
     labels = columns.load(spec.label)
     report.rows[split], report.positives[split] = len(labels), int(labels.sum())
     numerical = np.empty((len(labels), len(spec.numerical)), layout.NUMERICAL_DTYPE)
+    unchanged = NUMERIC_TRANSFORMS["none"]
     for index, name in enumerate(spec.numerical):
         values = columns.load(name)
         missing = np.isnan(values)
         numbers = Parsed(np.where(missing, 0.0, values), missing)
-        numerical[:, index], _ = transform_numbers(NumericalField(name, "none"), Fitted(), numbers)
+        numerical[:, index], _ = unchanged.apply(numbers)
         finite = np.isfinite(numerical[:, index])
         if not finite.all():
             row = int(finite.argmin())
-            problem = overflow_text(values[row], "none")
-            raise ValueError(f"{columns.where(name, row)}: {problem}")
+            raise ValueError(f"{columns.where(name, row)}: {unchanged.overflow(values[row])}")
     with SplitWriter(spec, split) as writer:
         writer.write(labels, numerical, [ids[name] for name in spec.categorical])
 

@@ -17,8 +17,8 @@ from absl import flags
 
 from dlrm.command_line import say, shell_line
 from dlrm.data.tables.files import find_tables
+from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
 from dlrm.files import check_outside
 from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
@@ -123,9 +123,8 @@ def define_flags() -> None:
     flags.DEFINE_enum(
         "numeric_transform",
         None,
-        NUMERIC_TRANSFORMS,
-        "--schema criteo: readme (default), ln(x + 2), with 0 for a missing x; nvidia, ln(x + 3), "
-        "and 0 if x is missing",
+        CRITEO_TRANSFORMS,
+        f"--schema criteo: {described(CRITEO_TRANSFORMS)}; default: readme",
     )
     flags.DEFINE_enum(
         "output_format",

@@ -12,7 +12,8 @@ specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "aut
 from absl import flags
 
 from dlrm.data.clicks.layout import FEATURE_SPEC, one_class_note
-from dlrm.preproc.transcode import NUMERIC_TRANSFORMS, CsvConfig, Report, transcode_csv
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, described
+from dlrm.preproc.transcode import CsvConfig, Report, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
 from dlrm.scripts.common.command import no_arguments, run_command
 
@@ -66,8 +67,7 @@ def define_flags() -> None:
         "numeric_transform",
         CsvConfig.numeric_transform,
         NUMERIC_TRANSFORMS,
-        "log: ln(x + 2); standardise: mean 0 and standard deviation 1 on the training rows; none: "
-        "unchanged",
+        described(NUMERIC_TRANSFORMS),
     )
     flags.DEFINE_integer(
         "frequency_limit", 1, "values that occur in fewer training rows share id 0", lower_bound=1
@@ -132,8 +132,8 @@ def _summary(report: Report) -> str:
         more = f" and {hidden} values more" if hidden > 0 else ""
         lines.append(f"labels counted as 0: {', '.join(values[:_MOST_NEGATIVES])}{more}")
     lines += [f"table {name}: {size} rows" for name, size in report.cardinalities.items()]
-    if report.raised:
-        lines.append(f"the argument of {report.raised} logarithms was clamped to 1")
+    if report.clamped:
+        lines.append(f"the argument of {report.clamped} logarithms was clamped to 1")
     return "\n".join(lines)
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.numbers import bin_edges, ordered, transform_numbers
+from dlrm.data.transform.numbers import bin_edges, ordered
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.distributed import World, agreed, from_first
 from dlrm.model.dlrm import DLRM
@@ -76,9 +76,9 @@ def _edges(train: Dataset, known: Sequence[np.ndarray], bins: int) -> list[np.nd
 def _transformed_edges(table: TableTransform) -> list[np.ndarray]:
     """Returns the fitted edges of each field in the space of the model's inputs."""
     result = []
-    for rule, fitted in zip(table.schema.numerical_features, table.numerical, strict=True):
+    for field, fitted in zip(table.schema.numerical_features, table.numerical, strict=True):
         edges = fitted.edges
-        values, _ = transform_numbers(rule, fitted, Parsed(edges, np.zeros(len(edges), bool)))
+        values, _ = field.rule.apply(Parsed(edges, np.zeros(len(edges), bool)), fitted)
         finite = values[np.isfinite(values)].astype(np.float64)
         result.append(np.unique(finite + 0.0))  # float16 may have merged two of them
     return result

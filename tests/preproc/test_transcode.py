@@ -243,7 +243,7 @@ def test_logarithms_are_of_x_plus_2_and_small_arguments_are_raised_and_counted(t
         numeric_transform="log",
         test_fraction=0.0,
     )
-    assert transcode_csv(config).raised == 2
+    assert transcode_csv(config).clamped == 2
     found = read_back(tmp_path / "out")["train"][0][:, 0]
     expected = np.float16([math.log(argument) for argument in cells.values()])
     assert sorted(found) == sorted(expected)

@@ -12,7 +12,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.sources.csv_cells import BadCellError
 from dlrm.data.tables.columns import (
@@ -43,7 +42,6 @@ from dlrm.data.transform.cells import (
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import Column, ListValues, split_text
-from dlrm.data.transform.numbers import overflow_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.values import NUMBER
@@ -174,10 +172,10 @@ class RowReader:
             _numbers(field, column_of(batch, field.column), schema, found)
             for field in schema.numerical
         ]
-        for rule, (values, _) in zip(schema.numerical, numerical, strict=True):
-            if rule.transform == "none":
-                large = _is_infinite(values, layout.NUMERICAL_DTYPE)
-                found.add(rule.column, large, partial(_too_large, values))
+        for number, parsed in zip(schema.numerical, numerical, strict=True):
+            if number.rule.checked_in_readers:
+                large = np.isinf(number.rule.apply(parsed)[0])
+                found.add(number.column, large, partial(_too_large, number, parsed.values))
         categorical: list[Column] = []
         texts = []
         for place, field in enumerate(schema.categorical):
@@ -322,8 +320,8 @@ def _is_infinite(values: np.ndarray, dtype: Any) -> np.ndarray:
         return np.isinf(values.astype(np.float32).astype(dtype))
 
 
-def _too_large(values: np.ndarray, row: int) -> str:
-    return overflow_text(values[row], "none")
+def _too_large(field: NumericalField, values: np.ndarray, row: int) -> str:
+    return field.rule.overflow(values[row])
 
 
 def _numbers(

@@ -238,7 +238,7 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
             pair = model.numerical[i], here.numerical[other]
             scales = [f"mean {one.mean!r}, deviation {one.deviation!r}" for one in pair]
             yield from _unequal(name, *scales)
-            if field.transform == "quantile":
+            if field.rule.bins:
                 edges = [f"{len(one.edges)} edges {one.edges[:3].tolist()}..." for one in pair]
                 if not all(map(np.array_equal, pair[0][2:], pair[1][2:])):
                     yield f"{name}: {edges[0]} for the model and {edges[1]} here"

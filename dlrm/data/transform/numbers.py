@@ -1,4 +1,4 @@
-"""Conversion of numbers to a model's inputs, and sums and quantiles that do not depend on order.
+"""Statistics of columns of numbers: sums and quantiles that do not depend on order.
 
 Statistics that tasks fit on parts of the rows are summed exactly, so that the same rows give the
 same bytes however they were divided.
@@ -10,11 +10,6 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from dlrm.data.clicks import layout
-from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.schema import NumericalField
-from dlrm.data.transform.transform import log_numerical
 
 _EXPONENTS = 2200  # of float64: -1074 to 1024, and the rest from rounding a product
 _LOWEST = -1130
@@ -36,42 +31,6 @@ class Fitted(NamedTuple):
     deviation: float = 1.0
     edges: np.ndarray = np.empty(0)
     shares: np.ndarray = np.empty(0)
-
-
-def transform_numbers(
-    rule: NumericalField, fitted: Fitted, numbers: Parsed
-) -> tuple[np.ndarray, int]:
-    """Returns the float16 values of a column, infinite on overflow.
-
-    Returns:
-        The values, and the number of arguments of the logarithm that were clamped to 1.
-    """
-    if rule.transform == "log":
-        return log_numerical(numbers)
-    values, missing = numbers
-    if rule.transform == "quantile":
-        shares = fitted.shares if len(fitted.edges) else np.array([0.5])
-        edges = fitted.edges if len(fitted.edges) else np.array([0.0])
-        scaled = np.where(missing, 0.5, np.interp(values, edges, shares))
-    else:
-        scaled = np.where(missing, 0.0, (values - fitted.mean) / fitted.deviation)
-    with np.errstate(over="ignore"):
-        return scaled.astype(np.float32).astype(np.float16), 0
-
-
-def raw_numbers(rule: NumericalField, fitted: Fitted, numbers: np.ndarray) -> np.ndarray:
-    """Inverts `transform_numbers`: returns column values that it maps to the given numbers.
-
-    For values with the same result it returns one of them: -1 for those whose logarithm would be
-    below 0, the least or the greatest edge for those beyond the edges.
-    """
-    if rule.transform == "log":
-        return np.exp(numbers) - 2.0
-    if rule.transform == "quantile":
-        if not len(fitted.edges):
-            return np.zeros(len(numbers))
-        return np.interp(numbers, fitted.shares, fitted.edges)
-    return numbers * fitted.deviation + fitted.mean
 
 
 @dataclass
@@ -241,21 +200,3 @@ def bin_edges(keys: np.ndarray, counts: np.ndarray, bins: int) -> tuple[np.ndarr
 
 def _quantiles(count: int) -> np.ndarray:
     return np.arange(1, count + 1) / (count + 1)
-
-
-def overflow_text(value: Any, numeric_transform: str) -> str:
-    """Returns a message that a value is too large for its dataset, with a remedy."""
-    transformed, advice = {
-        "none": ("", "choose the transform log or standardise, or scale the column"),
-        "standardise": (
-            ", standardised,",
-            "most training rows are much closer together; choose the transform log or quantile, or "
-            "drop the column or the row",
-        ),
-        "log": (", as a logarithm,", "drop the row"),
-    }[numeric_transform]
-    greatest = np.finfo(layout.NUMERICAL_DTYPE).max
-    return (
-        f"{value}{transformed} is beyond float16 (up to {greatest:.0f}), in which "
-        f"numerical features are stored; {advice}"
-    )

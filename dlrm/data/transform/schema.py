@@ -38,17 +38,16 @@ from zoneinfo import ZoneInfo
 from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.derived import TARGET, Cross, Encoding
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
 from dlrm.documents import brief, read_yaml
 from dlrm.files import check_local, write_atomically
 from dlrm.limits import check_features
 
 VERSION = 1
-NUMERIC_TRANSFORMS = ("log", "standardise", "quantile", "none")
 CATEGORICAL_TYPES = ("string", "integer")
 TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
 KEEP = ("first", "last", "all")
 MAX_BINS = 256
-QUANTILE_BINS = 64  # of the transform "quantile", unless a field has a number
 _MAX_BUCKETS = 1 << 30
 _OF_LISTS = ("keep", "ordered", "weights", "pooling", "separator")  # entries of list fields only
 _NO_SEPARATORS = '"\r\n\0'
@@ -96,11 +95,7 @@ class NumericalField:
 
     Attributes:
         column: its name.
-        transform: "log" is ln(x + 2) with arguments clamped to at least 1; "standardise" subtracts
-            the mean and divides by the standard deviation of the training rows; "quantile" is the
-            share of training values below x, interpolated between the edges of the bins; "none"
-            keeps x. A missing value counts as x = 0 for "log", and gives 0.5 for "quantile" and 0
-            for the others.
+        transform: a name in `NUMERIC_TRANSFORMS`.
         bins: number of bins to fit, at quantiles of the values and of the distinct values; 0 fits
             none.
         missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
@@ -127,9 +122,14 @@ class NumericalField:
         _check_spellings(where, self)
 
     @property
+    def rule(self) -> NumericTransform:
+        """Returns the transform."""
+        return NUMERIC_TRANSFORMS[self.transform]
+
+    @property
     def fitted_bins(self) -> int:
         """Returns the number of bins that the transform or the model needs; 0 for none."""
-        return self.bins or (QUANTILE_BINS if self.transform == "quantile" else 0)
+        return self.bins or self.rule.bins
 
 
 @dataclass(frozen=True)

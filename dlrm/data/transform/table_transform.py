@@ -29,7 +29,7 @@ from dlrm.data.transform.dictionaries import Dictionary, arrays_of, checksum
 from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.lists import Column, ListValues, bags_of, lists_of_texts, single
 from dlrm.data.transform.lookup import IdLookup, spread
-from dlrm.data.transform.numbers import Fitted, overflow_text, transform_numbers
+from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transformed
 from dlrm.data.transform.values import NUMBER, KnownTexts
@@ -168,18 +168,17 @@ class TableTransform:
         clamped = 0
         encodings = self._encodings(categorical, hashes)
         columns, first = [*numerical, *encodings], len(numerical)
-        rules = zip(self.schema.numerical_features, self.numerical, columns, strict=True)
-        for i, (rule, fitted, column) in enumerate(rules):
-            numbers[:, i], raised = transform_numbers(rule, fitted, column)
-            clamped += raised
+        fields = zip(self.schema.numerical_features, self.numerical, columns, strict=True)
+        for i, (field, fitted, column) in enumerate(fields):
+            numbers[:, i], more = field.rule.apply(column, fitted)
+            clamped += more
             if i >= first:
                 np.clip(numbers[:, i], -_GREATEST, _GREATEST, out=numbers[:, i])
                 continue
             finite = np.isfinite(numbers[:, i])
             if not finite.all():
                 row = int(finite.argmin())
-                problem = overflow_text(column.values[row], rule.transform)
-                raise BadRowError(row, rule.column, problem)
+                raise BadRowError(row, field.column, field.rule.overflow(column.values[row]))
         ids = [
             self._bags(i, column) if isinstance(column, ListValues) else self.encode(i, column)
             for i, column in enumerate(categorical)

@@ -4,7 +4,7 @@ Preprocessing fits a `Transform` on the logs, applies it and stores it in the da
 `transform/`; serving loads that directory and applies the same. All functions here work on whole
 columns. Only numpy and the standard library are imported, and nothing is pickled.
 
-    numerical    missing -> 0, add 2, natural logarithm (or NVIDIA's rule, see `log_numerical`)
+    numerical    a logarithm, by one of `CRITEO_TRANSFORMS`
     categorical  hexadecimal digits -> a number -> its id; 0 for missing, rare and unseen ones
 """
 
@@ -35,35 +35,12 @@ from dlrm.data.transform.dictionaries import (
     save_dictionary,
 )
 from dlrm.data.transform.lookup import IdLookup
+from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, NumericTransform
 from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
-NUMERIC_TRANSFORMS = ("readme", "nvidia")
 _FILE = "transform.json"
 _VERSION = 1
-
-
-def log_numerical(
-    numbers: Parsed, rule: str = "readme", dtype: np.dtype = layout.NUMERICAL_DTYPE
-) -> tuple[np.ndarray, int]:
-    """Returns the logarithms of a column, and the number of arguments clamped to 1.
-
-    Args:
-        numbers: a column from `parse_integer`.
-        rule: "readme": ln(x + 2), with a missing x as 0. "nvidia": ln(x + 3), and 0 if x is
-            missing, as in NVIDIA's code. The logarithm is taken in float64 and rounded to float32,
-            then to `dtype`; an argument below 1 is clamped to 1.
-        dtype: float16 as in split-binary datasets, or float32 as in binary ones.
-    """
-    if rule == "readme":
-        arguments = np.where(numbers.missing, 2.0, numbers.values + 2.0)
-    elif rule == "nvidia":
-        arguments = np.where(numbers.missing, 1.0, numbers.values + 3.0)
-    else:
-        raise ValueError(f"numeric transform {rule!r}: expected one of {NUMERIC_TRANSFORMS}")
-    clamped = int(np.count_nonzero(arguments < 1.0))
-    logarithms = np.log(np.maximum(arguments, 1.0))
-    return logarithms.astype(np.float32).astype(dtype, copy=False), clamped
 
 
 class Transformed(NamedTuple):
@@ -80,7 +57,7 @@ class Transform:
     Attributes:
         num_numerical: columns of integers, which come first.
         dictionaries: for each categorical column, the numbers that have the ids 1, 2, ...
-        numeric_transform: "readme" or "nvidia".
+        numeric_transform: name of the rule for numbers in `CRITEO_TRANSFORMS`.
         frequency_limit: the limit that the dictionaries were fitted with.
     """
 
@@ -91,9 +68,10 @@ class Transform:
         numeric_transform: str = "readme",
         frequency_limit: FrequencyLimit | None = None,
     ) -> None:
-        if numeric_transform not in NUMERIC_TRANSFORMS:
+        if numeric_transform not in CRITEO_TRANSFORMS:
             raise ValueError(
-                f"numeric transform {numeric_transform!r}: expected one of {NUMERIC_TRANSFORMS}"
+                f"numeric transform {numeric_transform!r}: expected one of "
+                f"{tuple(CRITEO_TRANSFORMS)}"
             )
         self.num_numerical = num_numerical
         self.dictionaries = list(dictionaries)
@@ -103,6 +81,11 @@ class Transform:
         self._tables: native.Tables | None = None  # of all lookups
         self._checksums: list[tuple[Path, str]] = []  # of dictionaries that come from files
         self._checked: set[int] = set()
+
+    @property
+    def rule(self) -> NumericTransform:
+        """Returns the rule for numbers."""
+        return CRITEO_TRANSFORMS[self.numeric_transform]
 
     @property
     def num_categorical(self) -> int:
@@ -161,7 +144,7 @@ class Transform:
         """
         self._check_columns(len(fields.starts))
         integers, hashes = parse_fields(fields, self.num_numerical)
-        logarithms, _ = log_numerical(integers, self.numeric_transform)
+        logarithms, _ = self.rule.apply(integers)
         return np.ascontiguousarray(logarithms.T), self._encode_rows(hashes)
 
     def _encode_rows(self, hashes: Parsed) -> np.ndarray:
@@ -198,8 +181,8 @@ class Transform:
         numerical = np.empty((rows, self.num_numerical), dtype)
         clamped = 0
         for i, column in enumerate(integers):
-            numerical[:, i], raised = log_numerical(column, self.numeric_transform, dtype)
-            clamped += raised
+            numerical[:, i], more = self.rule.apply(column, dtype=dtype)
+            clamped += more
         ids = [self.encode(i, column) for i, column in enumerate(hashes)]
         return Transformed(numerical, ids, clamped)
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.dictionaries import FrequencyLimit
-from dlrm.data.transform.transform import NUMERIC_TRANSFORMS
+from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
 from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
 from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 
@@ -37,7 +37,7 @@ class Options:
 
     def __post_init__(self) -> None:
         for name, allowed in (
-            ("numeric_transform", NUMERIC_TRANSFORMS),
+            ("numeric_transform", tuple(CRITEO_TRANSFORMS)),
             ("output_ordering", ORDERINGS),
             ("output_format", OUTPUT_FORMATS),
             ("bad_lines", BAD_LINES),

@@ -3,8 +3,6 @@
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from dlrm.data.clicks import layout
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.logs.raw_log import Split
@@ -47,11 +45,11 @@ def _row_facts(rows: int, clicks: int) -> dict[str, Any]:
 
 
 def _numerical(counted: Counted, fitted: Transform) -> list[dict[str, Any]]:
-    shift, features = 2 if fitted.numeric_transform == "readme" else 3, []
+    features = []
     for i in range(fitted.num_numerical):
         quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
         if (bins := counted.quantile_bins(i)) is not None:
-            values = np.exp(number_of_bin(bins)) - shift
+            values = fitted.rule.invert(number_of_bin(bins))
             quantiles = {
                 str(q): float(f"{round(float(value)):.3g}")
                 for q, value in zip(QUANTILES, values, strict=True)

@@ -22,7 +22,7 @@ class EncodedColumn(NamedTuple):
     Attributes:
         place: index of the field among those with encodings.
         encodings: encodings of the field.
-        rules: transform of each encoding's numbers.
+        fields: field of each encoding's numbers.
         cells: the sums over training rows.
         totals: sums over all training rows; none while rows are counted.
         missing: sums over those without a value.
@@ -30,7 +30,7 @@ class EncodedColumn(NamedTuple):
 
     place: int
     encodings: Sequence[Encoding]
-    rules: Sequence[NumericalField]
+    fields: Sequence[NumericalField]
     cells: Cells
     totals: Sequence[int] = ()
     missing: Sequence[int] = ()
@@ -58,7 +58,7 @@ def fit_encodings(
     """
     cells, num = column.cells, len(column.encodings)
     totals = np.array(column.totals, np.int64)
-    found = [_Numbers(rule) for rule in column.rules]
+    found = list(map(_Numbers, column.fields))
     none, no_key = np.zeros((1, cells.size), np.int64), np.empty(0, np.uint64)
     missing = np.array([column.missing], np.int64)
     with ExitStack() as stack:
@@ -99,20 +99,20 @@ def _array_file(stack: ExitStack, path: Path, shape: tuple[int, ...], kind: str)
 class _Numbers:
     """The numbers that an encoding gives the training rows, to be fitted like a numerical field."""
 
-    def __init__(self, rule: NumericalField) -> None:
-        self._rule, self._sums = rule, Sums()
+    def __init__(self, field: NumericalField) -> None:
+        self._field, self._sums = field, Sums()
         self._counts = Counts(np.empty(0, np.uint64), np.empty(0, np.int64))
 
     def add(self, values: np.ndarray, rows: np.ndarray) -> None:
         """Adds numbers with the number of training rows of each."""
         values, rows = values[rows > 0], rows[rows > 0]
-        if self._rule.transform == "standardise":
+        if self._field.rule.needs_sums:
             self._sums += Sums.repeated(values, rows)
-        if self._rule.fitted_bins:
+        if self._field.fitted_bins:
             self._counts = merge_counts([self._counts, Counts(ordered(values), rows)])
 
     def fitted(self) -> list[Any]:
         """Returns mean, deviation, edges and shares, in hexadecimal."""
-        mean, deviation = self._sums.scale()
-        edges = bin_edges(self._counts.keys, self._counts.counts, self._rule.fitted_bins)
+        bins = bin_edges(self._counts.keys, self._counts.counts, self._field.fitted_bins)
+        mean, deviation, *edges = self._field.rule.fit(self._sums, *bins)
         return [mean.hex(), deviation.hex(), *([v.hex() for v in e.tolist()] for e in edges)]

@@ -371,14 +371,11 @@ def _fit(
     fitted = []
     for i, field in enumerate(schema.numerical):
         total = sum((Sums.of_facts(result["sums"][i]) for result in counted), Sums())
+        edges = map(_array, next(bins)) if field.fitted_bins else ()
         try:
-            scale = total.scale() if field.transform == "standardise" else (0.0, 1.0)
+            fitted.append(field.rule.fit(total, *edges))
         except OverflowError as error:
             raise ValueError(f"column {field.column}: {error}") from None
-        edges: list[np.ndarray] = [np.empty(0), np.empty(0)]
-        if field.fitted_bins:
-            edges = [_array(values) for values in next(bins)]
-        fitted.append(Fitted(*scale, *edges))
     fitted += [_fitted(one) for result in of_encodings for one in result["fitted"]]
     encoded = [
         Encoded.load(directory, place, result["size"], len(field.encodings))

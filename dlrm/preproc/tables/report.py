@@ -10,7 +10,7 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import TableFile
 from dlrm.data.tables.parquet import Part
-from dlrm.data.transform.numbers import Fitted, raw_numbers
+from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import NumericalField
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.preproc.stages.column_statistics import HASH_BUCKETS, Periods, Statistics, ends_of_bin
@@ -19,7 +19,6 @@ from dlrm.preproc.stages.stage import Run
 
 _MOST_SLICES = 31  # compared with the training rows
 _TINY = 1e-300
-_OF_DEVIATION = 1 / 512  # tolerated error of a quantile, though float16 is finer
 _STATISTICS = 2048  # histograms of numbers that a process holds at once: 64 MiB
 
 
@@ -184,16 +183,14 @@ def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
 def _raw(field: NumericalField, fitted: Fitted, bins: np.ndarray) -> list[float]:
     """Returns values of a column before its transform, for the bins of the numbers after it.
 
-    Numbers in a bin cannot be distinguished, so the shortest one stands for all. Bins next to the
-    mean, which are tiny, are widened.
+    Numbers in a bin cannot be distinguished, so the shortest one stands for all. Bins that are
+    narrower than the tolerance of the transform, next to 0, are widened.
     """
     least, greatest = ends_of_bin(bins)
-    if field.transform == "standardise":
-        middle = (least + greatest) / 2
-        least = np.minimum(least, middle - _OF_DEVIATION)
-        greatest = np.maximum(greatest, middle + _OF_DEVIATION)
-    ends = [raw_numbers(field, fitted, end).tolist() for end in (least, greatest)]
-    return [shortest(*pair) for pair in zip(*ends, strict=True)]
+    middle, tolerance = (least + greatest) / 2, field.rule.tolerance
+    ends = np.minimum(least, middle - tolerance), np.maximum(greatest, middle + tolerance)
+    pairs = (field.rule.invert(end, fitted).tolist() for end in ends)
+    return [shortest(*pair) for pair in zip(*pairs, strict=True)]
 
 
 def shortest(least: float, greatest: float) -> float:

@@ -48,12 +48,12 @@ def counted_columns(schema: Schema) -> list[CountedColumn]:
 
 def encoded_columns(schema: Schema) -> list[EncodedColumn]:
     """Returns the fields with encodings."""
-    rules = iter(schema.numerical_features[len(schema.numerical) :])
+    numbers = iter(schema.numerical_features[len(schema.numerical) :])
     return [
         EncodedColumn(
             place,
             field.encodings,
-            [next(rules) for _ in field.encodings],
+            [next(numbers) for _ in field.encodings],
             Cells.of(field.encodings, schema.weight is not None),
         )
         for place, (_, field) in enumerate(schema.encoded)
@@ -82,10 +82,10 @@ class TableSource:
 
         Returns:
             Facts: `rows` and `positives` of each split, `ids` of each split and list field,
-            `labels` with their counts, `crc` of the part, `sums` of each standardized column, the
-            first and last of the `times`, if there are any, `cells` of each field with encodings:
-            the sums over all training rows, and over those without a value, and the `kinds` of
-            values of each categorical field; and the counts of `counted_columns`.
+            `labels` with their counts, `crc` of the part, `sums` of each column whose transform
+            needs them, the first and last of the `times`, if there are any, `cells` of each field
+            with encodings: the sums over all training rows, and over those without a value, and the
+            `kinds` of values of each categorical field; and the counts of `counted_columns`.
         """
         schema = self.schema
         counts = [[_none_of(column)] for column in counted_columns(schema)]
@@ -114,7 +114,7 @@ class TableSource:
                 self._add_counts(counts, fields, read, training)
                 self._add_encoded(counts, encoded, read, training, numbers[training])
                 for i, field in enumerate(schema.numerical):
-                    if field.transform == "standardise":
+                    if field.rule.needs_sums:
                         values, missing = read.numerical[i]
                         present = training[~missing[training]]
                         sums[i] += Sums.of(values[present])

@@ -22,7 +22,8 @@ from dlrm.data.transform.dictionaries import (
     frequent,
     merge_counts,
 )
-from dlrm.data.transform.transform import Transform, log_numerical
+from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
+from dlrm.data.transform.transform import Transform
 
 
 def column(*fields):
@@ -88,7 +89,7 @@ def test_columns_without_rows():
 
 def test_logarithms_of_the_source_document():
     numbers = parsed(0, 5, -1, -2, -40, 10**18 - 1, missing=[0])
-    result, clamped = log_numerical(numbers)
+    result, clamped = CRITEO_TRANSFORMS["readme"].apply(numbers)
     expected = [math.log(a) for a in (2, 7, 1, 1, 1, 10**18 + 1)]
     assert result.dtype == np.float16
     assert result.tolist() == np.array(expected, np.float32).astype(np.float16).tolist()
@@ -97,15 +98,15 @@ def test_logarithms_of_the_source_document():
 
 def test_logarithm_is_rounded_to_float32_first():
     """Rounding ln(10364) directly to float16 gives 9.24: the float32 in between is a tie."""
-    assert log_numerical(parsed(10362))[0].item() == 9.25
+    assert CRITEO_TRANSFORMS["readme"].apply(parsed(10362))[0].item() == 9.25
 
 
 def test_logarithms_of_nvidia():
-    result, clamped = log_numerical(parsed(0, 0, -2, -3, missing=[0]), "nvidia")
+    result, clamped = CRITEO_TRANSFORMS["nvidia"].apply(parsed(0, 0, -2, -3, missing=[0]))
     assert result.tolist() == [0, float(np.float16(np.float32(math.log(3)))), 0, 0]
     assert clamped == 1
     with pytest.raises(ValueError, match="'log2'"):
-        log_numerical(parsed(1), "log2")
+        Transform(1, [], "log2")
 
 
 def test_ids_descend_in_count_and_ascend_in_number():

@@ -147,13 +147,12 @@ def test_weights_weigh_targets_and_not_counts(tmp_path):
 def test_values_far_from_training_are_the_largest_number(tmp_path):
     """For example an unseen value, where all counts are about equal."""
     rows = pa.table({"y": [0, 1] * 50, "c": ["a"] * 99 + ["b"]})
-    entry = {"kind": "count", "transform": "none", "name": "seen"}
-    schema = {"label": "y", "categorical": [{"column": "c", "encodings": [entry]}]}
+    schema = {"label": "y", "categorical": [{"column": "c", "encodings": ["count"]}]}
     made = dlrm.Dataset.from_arrow(rows, schema, tmp_path / "d", test=rows)
     transform = TableTransform.load(made.path / "transform")
     transform.numerical[0] = transform.numerical[0]._replace(deviation=1e-9)
     found = transform.of_texts([TextColumn.from_bytes([b"a", b"other"])]).numerical
-    assert found[:, 0].tolist() == [65504.0, 0.0]
+    assert found[:, 0].tolist() == [65504.0, -65504.0]
 
 
 def test_reports_checks_and_parquet_know_the_features(dataset, tmp_path, capsys):
