@@ -32,7 +32,7 @@ def write_model(directory: Path, values: int) -> None:
     dictionaries = [
         np.unique(random.integers(0, 2**32, values, np.uint32)) for _ in range(NUM_CATEGORICAL)
     ]
-    transform = Transform(NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(1))
+    transform = Transform.from_logs(NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(1))
     transform.save(directory / "transform")
     facts = {
         "num_numerical": NUM_NUMERICAL,
@@ -52,7 +52,7 @@ def request(directory: Path, rows: int) -> np.ndarray:
     lines = []
     for _ in range(rows):
         fields = [str(number) for number in random.integers(0, 10_000, NUM_NUMERICAL)]
-        fields += [f"{random.choice(known):08x}" for known in transform.dictionaries]
+        fields += [f"{random.choice(known.keys):08x}" for known in transform.dictionaries]
         lines.append("\t".join(fields).encode())
     array = np.array(lines)
     return array.view(np.uint8).reshape(rows, -1)

@@ -5,7 +5,7 @@ import json
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 
 
 def table_transform(
@@ -26,7 +26,7 @@ def table_transform(
     )
     fitted = [Fitted(*scale) for scale in scales.values()]
     texts = [Dictionary.of_texts(values) for values in dictionaries.values()]
-    return TableTransform(schema, fitted, texts, negatives)
+    return Transform(schema, fitted, texts, negatives)
 
 
 def save_as_before(transform, directory, **changes):

@@ -64,8 +64,10 @@ def write_dataset(
     hashes = columns[1 + NUM_NUMERICAL :]
     counts = [frequent(count_values(parse_hexadecimal(column)), LIMIT) for column in hashes]
     dictionaries = [np.roll(fit_dictionary(count), int(other_ids)) for count in counts]
-    transform = Transform(NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT))
-    numerical, ids, _ = transform(columns[1:])
+    transform = Transform.from_logs(
+        NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT)
+    )
+    numerical, ids, _ = transform.of_texts(columns[1:])
     labels = np.array([line[0] == "1" for line in lines])
     spec = FeatureSpec.default(directory, NUM_NUMERICAL, transform.cardinalities, list(rows))
     begin = 0

@@ -24,9 +24,8 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.fitted import Fitted, load_transform
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
@@ -90,7 +89,7 @@ def _check_apart(dataset: Path, output: Path) -> None:
         raise ValueError(f"--output {output}: expected a directory apart from {dataset}")
 
 
-def _fitted(dataset: Path, spec: FeatureSpec, verifier: Verifier, values: str) -> Fitted | None:
+def _fitted(dataset: Path, spec: FeatureSpec, verifier: Verifier, values: str) -> Transform | None:
     """Returns the transform of a dataset; None if there is none and ids are written."""
     directory = dataset / layout.TRANSFORM
     if not directory.is_dir():
@@ -101,7 +100,7 @@ def _fitted(dataset: Path, spec: FeatureSpec, verifier: Verifier, values: str) -
             "writes them as they are"
         )
     verifier.check_names(layout.TRANSFORM)
-    fitted = load_transform(directory)
+    fitted = Transform.load(directory)
     if fitted.cardinalities != spec.cardinalities:
         raise ValueError(
             f"{directory}: expected the transform of this dataset, with tables of "
@@ -164,7 +163,7 @@ class _Lists(NamedTuple):
 
 
 def _columns(
-    spec: FeatureSpec, split: str, fitted: Fitted | None, values: str, verifier: Verifier
+    spec: FeatureSpec, split: str, fitted: Transform | None, values: str, verifier: Verifier
 ) -> list[_Column | _Lists]:
     label = spec.file(split, spec.label)
     columns: list[_Column | _Lists] = [
@@ -183,7 +182,7 @@ def _columns(
         if feature in spec.lists:
             own, kinds = [names[i]], [pa.large_list(kind)]
             if spec.lists[feature].weighted:
-                known = fitted.fields[i] if isinstance(fitted, TableTransform) else None
+                known = fitted and fitted.fields[i]
                 own.append((known and known.weights) or f"{names[i]}_weights")
                 kinds.append(pa.large_list(pa.float32()))
             column = ListColumn(spec, split, feature, spec.num_rows(split), verifier)
@@ -191,7 +190,7 @@ def _columns(
             continue
         make = partial(_ids, path, size, decode)
         columns.append(_Column(path, [names[i]], dtype, kind, make))
-    if isinstance(fitted, TableTransform):
+    if fitted is not None:
         sources = _extra_sources(fitted.schema)
         taken = {name for column in columns for name in column.names}
         for name, dtype in extra_dtypes(fitted.schema).items():
@@ -299,17 +298,14 @@ def _extra(kind: pa.DataType, values: np.ndarray, first_row: int) -> list[pa.Arr
     return [pa.array(values).cast(kind)]
 
 
-def _decoder(fitted: Fitted, table: int) -> tuple[pa.DataType, Decode]:
+def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     """Returns the type of a table's values, and a function from ids to values."""
-    if not isinstance(fitted, TableTransform):
-        fitted.check(table)
-        keys = fitted.dictionaries[table]
-        found = lambda ids: _hexadecimal(keys[ids - 1])  # noqa: E731
-        return pa.large_string(), partial(_decoded, len(keys), found)
     place = fitted.dictionary_of[table]
     fitted.check(place)
     dictionary = fitted.dictionaries[place]
-    if dictionary.texts is None:
+    if dictionary.kind == "hexadecimal":
+        kind, found = pa.large_string(), partial(_hexadecimal, dictionary)
+    elif dictionary.kind == "integer":
         kind, found = pa.int64(), partial(_integers, dictionary)
     else:
         kind = pa.large_string()
@@ -326,7 +322,8 @@ def _decoded(own: int, found: Decode, ids: np.ndarray) -> pa.Array:
     return found(distinct).take(pa.array(places, mask=~has_value))
 
 
-def _hexadecimal(keys: np.ndarray) -> pa.Array:
+def _hexadecimal(dictionary: Dictionary, ids: np.ndarray) -> pa.Array:
+    keys = dictionary.keys[ids - 1]
     shifts = np.arange(60, -1, -4, dtype=np.uint64)
     nibbles = (keys.astype(np.uint64)[:, None] >> shifts) & np.uint64(15)
     digits = np.frombuffer(b"0123456789abcdef", np.uint8)[nibbles.astype(np.intp)]

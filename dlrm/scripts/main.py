@@ -16,7 +16,8 @@ from dlrm import ops
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import Datasets
 from dlrm.data.clicks.layout import TRANSFORM, WEIGHT_FILE
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.stored import facts_file
+from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed
 from dlrm.scripts.common import dlrm_flags, session
 from dlrm.scripts.common import run as driver
@@ -139,9 +140,9 @@ def _said_of_recalibration(setup: DLRMSetup, kind: str) -> str:
 def _kept_negatives(dataset: str | None) -> float:
     """Returns the share of training rows with label 0 that preprocessing kept."""
     folder = Path(dataset, TRANSFORM) if dataset else None
-    if folder is None or not TableTransform.is_at(folder):
+    if folder is None or not facts_file(folder).is_file():
         return 1.0
-    return TableTransform.load(folder).keep_negatives
+    return Transform.load(folder).keep_negatives
 
 
 def _execution_notices(setup: DLRMSetup) -> Iterator[str]:

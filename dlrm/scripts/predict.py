@@ -39,7 +39,7 @@ from dlrm.data.tables.text import Cells, batches_of, columns_of
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.documents import cell, read_json
 from dlrm.files import MANIFEST, make_directories, staged_file
@@ -517,7 +517,7 @@ def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
 
 
 def _take_tables(
-    table: TableTransform,
+    table: Transform,
     path: Path,
     shares: Shares,
     take: Callable[[Block], T],
@@ -541,7 +541,7 @@ def _take_tables(
 
 
 def _take_file(
-    table: TableTransform,
+    table: Transform,
     file: TableFile,
     shares: Shares,
     take: Callable[[Block], T],
@@ -596,7 +596,7 @@ def _kind(folder: Path) -> str | None:
     return None
 
 
-def _text_format(file: TableFile, table: TableTransform) -> TextFormat:
+def _text_format(file: TableFile, table: Transform) -> TextFormat:
     """Returns the format of a CSV; a file without a header has the columns of the training data.
 
     A first row without the name of a column that the model needs is not a header.

@@ -23,7 +23,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
 from dlrm.data.images import layout as image_layout
 from dlrm.data.text import layout as text_layout
-from dlrm.data.transform.fitted import load_transform
+from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import MEMORY, Verifier
 from dlrm.documents import one_line, read_json
 from dlrm.files import MANIFEST
@@ -118,7 +118,7 @@ def verify(directory: Path, num_numerical: int = 13, allow_links: bool = False) 
 
 def _fitted(directory: Path) -> tuple[int, list[int]]:
     """Returns the numbers in a row and the rows of each table, from the dataset's transform."""
-    transform = load_transform(directory / layout.TRANSFORM)
+    transform = Transform.load(directory / layout.TRANSFORM)
     if not (directory / MANIFEST).is_file():  # otherwise they are checked with all other files
         transform.check_all()
     return transform.num_numerical, transform.cardinalities

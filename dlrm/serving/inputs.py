@@ -10,7 +10,7 @@ import numpy as np
 
 from dlrm.data.clicks.bags import Bags, ids_in, interleave, lists_in, places_of
 from dlrm.data.transform.lists import in_list, row_of
-from dlrm.data.transform.table_transform import stack_ids
+from dlrm.data.transform.transform import stack_ids
 
 
 class Inputs(NamedTuple):

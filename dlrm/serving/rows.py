@@ -12,11 +12,10 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.columns import BadValueError, TextColumn, cut_lines
+from dlrm.data.sources.columns import TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.cells import BadRowError
-from dlrm.data.transform.fitted import Fitted, load_transform
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.serving.inputs import Inputs, RowError
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
@@ -66,18 +65,14 @@ class RowTransform:
     """The fitted transform of a dataset of any kind, applied to rows of text.
 
     Args:
-        transform: transform of logs with integers and hexadecimal hashes, or of named columns.
+        transform: the transform.
         directory: directory that it was loaded from.
     """
 
-    def __init__(self, transform: Fitted, directory: Path | None = None) -> None:
+    def __init__(self, transform: Transform, directory: Path | None = None) -> None:
         self.fitted, self.directory = transform, directory
-        if isinstance(transform, TableTransform):
-            self.numerical_names = transform.schema.numerical_names
-            self.categorical_names = transform.schema.categorical_names
-        else:
-            self.numerical_names = [f"numerical {i}" for i in range(transform.num_numerical)]
-            self.categorical_names = [f"categorical {i}" for i in range(transform.num_categorical)]
+        self.numerical_names = transform.schema.numerical_names
+        self.categorical_names = transform.schema.categorical_names
         self.table_sizes = transform.cardinalities
 
     @classmethod
@@ -88,7 +83,7 @@ class RowTransform:
             FileNotFoundError: there is none.
             ValueError: a file is damaged; the message names it.
         """
-        transform = load_transform(Path(directory) / layout.TRANSFORM)
+        transform = Transform.load(Path(directory) / layout.TRANSFORM)
         transform.check_all()
         return cls(transform, Path(directory))
 
@@ -100,29 +95,21 @@ class RowTransform:
     @property
     def have_ids(self) -> list[bool]:
         """Returns, for each categorical field, whether values had ids of their own in training."""
-        if isinstance(self.fitted, TableTransform):
-            return [ids > 0 for ids in self.fitted.own_ids]
-        return [len(dictionary) > 0 for dictionary in self.fitted.dictionaries]
+        return [ids > 0 for ids in self.fitted.own_ids]
 
     @property
-    def table(self) -> TableTransform | None:
+    def table(self) -> Transform | None:
         """Returns the transform of named columns; None for a log."""
-        return self.fitted if isinstance(self.fitted, TableTransform) else None
+        return None if self.fitted.is_log else self.fitted
 
     @property
     def names(self) -> list[str]:
         """Returns the columns of a row: numerical ones first, without the label."""
-        if isinstance(self.fitted, TableTransform):
-            return self.fitted.names
-        return self.numerical_names + self.categorical_names
+        return self.fitted.names
 
     def value(self, table: int, number: int) -> str:
         """Returns the source's value for the id `number` of a table; id 0 has no single value."""
-        if not number:
-            return "(no id)"
-        if isinstance(self.fitted, TableTransform):
-            return self.fitted.value(table, number)
-        return f"{int(self.fitted.dictionaries[table][number - 1]):08x}"
+        return self.fitted.value(table, number) if number else "(no id)"
 
     def __call__(self, text: Text) -> Inputs:
         """Transforms rows, whose columns are `names`.
@@ -130,19 +117,13 @@ class RowTransform:
         Raises:
             RowError: a field is unreadable; the message names row and column.
         """
-        if isinstance(self.fitted, TableTransform):
-            try:
-                columns = [text.column(i) for i in range(len(self.names))]
-                numbers, ids, _ = self.fitted.of_texts(columns)
-                return Inputs.of_columns(numbers, ids)
-            except BadRowError as bad:
-                raise RowError(bad.row, f", {bad.column}: {bad.problem}") from None
         try:
-            return Inputs(*self.fitted.of_fields(TextColumn(*text)))
-        except BadValueError as bad_value:
-            name = self.names[bad_value.column or 0]
-            problem = f"expected {bad_value.expected}, got {bad_value.got!r}"
-            raise RowError(bad_value.row, f", {name}: {problem}") from None
+            if self.fitted.is_log:
+                return Inputs(*self.fitted.of_fields(TextColumn(*text)))
+            numbers, ids, _ = self.fitted.of_texts([text.column(i) for i in range(len(self.names))])
+            return Inputs.of_columns(numbers, ids)
+        except BadRowError as bad:
+            raise RowError(bad.row, f", {bad.column}: {bad.problem}") from None
 
 
 def text_of_fields(rows: Sequence[Sequence[bytes]], num_columns: int) -> Text:

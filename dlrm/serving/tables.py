@@ -12,14 +12,12 @@ from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.tables.text import Cells
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.documents import brief
 from dlrm.serving.inputs import Inputs, RowError
 
 
-def scoring_reader(
-    table: TableTransform, labelled: bool, schema: Schema | None = None
-) -> RowReader:
+def scoring_reader(table: Transform, labelled: bool, schema: Schema | None = None) -> RowReader:
     """Returns a reader of the columns that a model takes, and of labels if there are any.
 
     Args:
@@ -31,7 +29,7 @@ def scoring_reader(
     return RowReader(schema or table.schema, labelled, known, schema is None, table)
 
 
-def read_inputs(table: TableTransform, reader: RowReader, batch: Any) -> tuple[Inputs, Rows]:
+def read_inputs(table: Transform, reader: RowReader, batch: Any) -> tuple[Inputs, Rows]:
     """Returns a model's inputs from an Arrow batch, and its rows by the schema.
 
     Raises:
@@ -48,7 +46,7 @@ def read_inputs(table: TableTransform, reader: RowReader, batch: Any) -> tuple[I
     return Inputs.of_columns(numerical, ids), rows
 
 
-def frame_of(rows: Sequence[Sequence[Any]], table: TableTransform) -> pa.Table:
+def frame_of(rows: Sequence[Sequence[Any]], table: Transform) -> pa.Table:
     """Makes a table from rows of any values and lists of them, whose fields are `table.names`.
 
     Raises:
@@ -63,7 +61,7 @@ def frame_of(rows: Sequence[Sequence[Any]], table: TableTransform) -> pa.Table:
     return pa.table(arrays, names)
 
 
-def _array_of(table: TableTransform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
+def _array_of(table: Transform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
     """Returns values as an array of their type, or as texts if they have several."""
     kinds = set(map(type, cells))
     in_lists = name in lists.separators

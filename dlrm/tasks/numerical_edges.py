@@ -8,7 +8,8 @@ import numpy as np
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import bin_edges, ordered
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.stored import facts_file
+from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed, from_first
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.numerical_embedding import Binned
@@ -39,14 +40,14 @@ def fit_edges(
     """
     if not isinstance(embedding := model.numerical_embedding, Binned):
         return None
-    names = [str(index) for index in range(embedding.num_fields)]
+    names = [f"numerical {index}" for index in range(embedding.num_fields)]
     edges: list[np.ndarray] = []
     with agreed(world, ValueError, OSError):
         if world.rank == 0:
             known: Sequence[np.ndarray] = [np.empty(0)] * len(names)
-            if transform is not None and TableTransform.is_at(transform):
-                table = TableTransform.load(transform)
-                names, known = table.schema.numerical_names, _transformed_edges(table)
+            if transform is not None and facts_file(transform).is_file():
+                fitted = Transform.load(transform)
+                names, known = fitted.schema.numerical_names, _transformed_edges(fitted)
             edges = _edges(train, known, embedding.bins)
     names, edges = from_first((names, edges), world)
     embedding.set_edges(edges)
@@ -54,7 +55,7 @@ def fit_edges(
     if not constant:
         return None
     return (
-        f"note: without bins, and with one vector for all rows: numerical field "
+        f"note: without bins, and with one vector for all rows: "
         f"{', '.join(constant)}, which has one value only"
     )
 
@@ -73,12 +74,12 @@ def _edges(train: Dataset, known: Sequence[np.ndarray], bins: int) -> list[np.nd
     return result
 
 
-def _transformed_edges(table: TableTransform) -> list[np.ndarray]:
+def _transformed_edges(transform: Transform) -> list[np.ndarray]:
     """Returns the fitted edges of each field in the space of the model's inputs."""
     result = []
-    for field, fitted in zip(table.schema.numerical_features, table.numerical, strict=True):
-        edges = fitted.edges
-        values, _ = field.rule.apply(Parsed(edges, np.zeros(len(edges), bool)), fitted)
+    fields = transform.schema.numerical_features
+    for field, fitted in zip(fields, transform.numerical, strict=True):
+        values, _ = field.rule.apply(Parsed.present(fitted.edges), fitted)
         finite = values[np.isfinite(values)].astype(np.float64)
         result.append(np.unique(finite + 0.0))  # float16 may have merged two of them
     return result

@@ -27,7 +27,6 @@ from dlrm.data.tables.files import JSON_LINES, TableFile
 from dlrm.data.tables.text import Cells, batches_of
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.data.text.squad import read_squad
-from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml
 from dlrm.manifest import read_manifest, sealed_json, write_manifest
@@ -66,7 +65,7 @@ def fitted(path):
     folder = path.parent / "transform"
     folder.mkdir(exist_ok=True)
     (folder / "csv.json").write_bytes(path.read_bytes())
-    TableTransform.load(folder)
+    Transform.load(folder)
 
 
 def image(path):
@@ -194,7 +193,7 @@ def checkpoint_folder():
 
 
 def fit():
-    return Transform(2, [np.array([7, 9, 1], np.uint32), np.array([2, 5], np.uint64)])
+    return Transform.from_logs(2, [np.array([7, 9, 1], np.uint32), np.array([2, 5], np.uint64)])
 
 
 def dictionaries(path):

@@ -18,7 +18,7 @@ from preproc_testing import splitmix64
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.layout import id_dtype
 from dlrm.data.sources.columns import TextColumn
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
 
@@ -259,7 +259,7 @@ def test_the_fitted_transform_that_is_kept_gives_the_bytes_that_were_written(tmp
                 path, output, numeric_transform=transform, numerical=("price",), frequency_limit=2
             )
         )
-        fitted = TableTransform.load(output / "transform")
+        fitted = Transform.load(output / "transform")
         columns = [
             TextColumn.from_bytes([str(row[name]).encode() for row in rows])
             for name in ("price", "user", "shop")

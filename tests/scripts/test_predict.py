@@ -15,7 +15,7 @@ from table_testing import save_as_before
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -370,7 +370,7 @@ def test_a_checkpoint_of_before_labels_were_kept_is_silent_about_them(csv_model,
     run = find_checkpoint(flags[0].removeprefix("--checkpoint="))
     older = shutil.copytree(run, tmp_path / "older")
     folder = older / "transform"
-    transform = TableTransform.load(folder)
+    transform = Transform.load(folder)
     assert (transform.schema.label.column, transform.schema.label.positive) == ("clicked", "yes")
     save_as_before(transform, folder, label=..., positive=...)
     write_manifest(older, "checkpoint")

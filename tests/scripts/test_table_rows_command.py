@@ -55,9 +55,9 @@ def copy_with_dictionaries(dataset, directory, change):
     """Copies a dataset with other dictionaries, and tables of their sizes."""
     shutil.copytree(dataset, directory)
     own = Transform.load(directory / layout.TRANSFORM)
-    dictionaries = [change(i, np.array(values)) for i, values in enumerate(own.dictionaries)]
+    dictionaries = [change(i, one.keys.copy()) for i, one in enumerate(own.dictionaries)]
     shutil.rmtree(directory / layout.TRANSFORM)
-    other = Transform(own.num_numerical, dictionaries, own.numeric_transform)
+    other = Transform.from_logs(own.num_numerical, dictionaries)
     other.save(directory / layout.TRANSFORM)
     spec = FeatureSpec.default(directory, own.num_numerical, other.cardinalities, ["train", "test"])
     spec.save()

@@ -120,7 +120,7 @@ def test_a_missing_file_and_a_short_one_are_named(copy):
 
 
 def test_a_dictionary_of_another_dataset_is_found(copy):
-    Transform(2, [np.array([7, 8, 9], np.uint32)]).save(copy / "transform")
+    Transform.from_logs(2, [np.array([7, 8, 9], np.uint32)]).save(copy / "transform")
     new_manifest(copy)
     (problem,) = verify(copy)
     assert "expected the transform of this dataset" in problem
@@ -168,7 +168,7 @@ def test_a_flipped_bit_of_a_dictionary_is_found_without_a_manifest(tmp_path):
     directory = write_dataset(tmp_path / "foreign")
     sizes = layout.read_model_size(directory)
     (directory / "manifest.json").unlink()
-    Transform(2, [np.arange(1, size, dtype=np.uint32) for size in sizes]).save(
+    Transform.from_logs(2, [np.arange(1, size, dtype=np.uint32) for size in sizes]).save(
         directory / "transform"
     )
     assert list(verify(directory)) == []

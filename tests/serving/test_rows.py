@@ -79,7 +79,7 @@ def test_malformed_lines_are_named(text, message):
 
 
 def test_the_field_that_cannot_be_read_is_named():
-    transform = RowTransform(Transform(2, [np.array([7], np.uint32)]))
+    transform = RowTransform(Transform.from_logs(2, [np.array([7], np.uint32)]))
     with pytest.raises(RowError, match="row 1, categorical 0: expected .* hexadecimal.* got 'xyz'"):
         transform(rows.text_of_lines(b"1\t2\t7\n1\t2\txyz\n", 3))
 
@@ -156,7 +156,7 @@ def test_a_file_without_line_ends_is_refused_early(monkeypatch):
 @pytest.mark.parametrize("wide", [b"x" * 20_000, b"\t" * 3 + b"1" * 1_000_000, b"\t" * 1_000_000])
 def test_memory_is_proportional_to_the_bytes_sent(wide):
     """Padding the batch to its widest row would take 1,000 times the bytes."""
-    transform = RowTransform(Transform(1, [np.array([7], np.uint32)] * 3))
+    transform = RowTransform(Transform.from_logs(1, [np.array([7], np.uint32)] * 3))
     tensors = [tensor_of([b"12\t7\t8\t9"]) for _ in range(1000)] + [tensor_of([wide])]
     sent = sum(tensor.nbytes for tensor in tensors)
     tracemalloc.start()
@@ -227,7 +227,7 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
     with pytest.MonkeyPatch.context() as patch:
         if parser == "numpy":
             patch.setattr(native, "host", None)
-        transform = Transform(1, DICTIONARIES)
+        transform = Transform.from_logs(1, DICTIONARIES)
         try:
             inputs = RowTransform(transform)(rows.text_of_tensors(tensors, COLUMNS))
         except RowError as error:
@@ -237,7 +237,7 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
         assert inputs.numerical.tolist() == [row[0] for row in expected]
         assert inputs.ids.tolist() == [row[1] for row in expected]
         text = rows.text_of_tensors(tensors, COLUMNS)
-        numerical, ids, _ = transform([text.column(index) for index in range(COLUMNS)])
+        numerical, ids, _ = transform.of_texts([text.column(index) for index in range(COLUMNS)])
     assert (inputs.numerical.dtype, inputs.ids.dtype) == (np.float16, np.int16)
     np.testing.assert_array_equal(inputs.numerical.view(np.int16), numerical.view(np.int16))
     np.testing.assert_array_equal(inputs.ids, np.stack(ids, 1))
@@ -249,7 +249,7 @@ def test_both_parsers_name_the_same_field(monkeypatch):
             transform(rows.text_of_lines(b"1\t2\t7\n1\t-\tx\n1\tz\t7\n", 3))
         return str(error.value)
 
-    transform = RowTransform(Transform(2, [np.array([7], np.uint32)]))
+    transform = RowTransform(Transform.from_logs(2, [np.array([7], np.uint32)]))
     natively = problem()
     monkeypatch.setattr(native, "host", None)
     assert problem() == natively

@@ -29,7 +29,7 @@ def directory(tmp_path):
         "ids_dtype": "int64",
     }
     (tmp_path / "model.json").write_text(json.dumps(facts))
-    Transform(1, DICTIONARIES).save(tmp_path / "transform")
+    Transform.from_logs(1, DICTIONARIES).save(tmp_path / "transform")
     return tmp_path
 
 

@@ -8,7 +8,7 @@ from test_scorer import Asked, Tensor, raw
 
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.data.transform.table_transform import Fitted, TableTransform
+from dlrm.data.transform.transform import Fitted, Transform
 from dlrm.serving import backend
 from dlrm.serving.reader import Reader, max_rows, named
 
@@ -31,7 +31,7 @@ def directory(tmp_path):
     tags = CategoricalField("tags", max_length=3, weights="factors")
     schema = Schema(Label("y"), (NumericalField("age", "none"),), (CategoricalField("user"), tags))
     texts = [Dictionary.of_texts(values) for values in (["ann", "bob"], ["x", "y", "z"])]
-    TableTransform(schema, [Fitted(0.0, 1.0)], texts).save(tmp_path / "transform")
+    Transform(schema, [Fitted(0.0, 1.0)], texts).save(tmp_path / "transform")
     return tmp_path
 
 

@@ -43,7 +43,7 @@ from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import Column, ListValues, split_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER
 
 
@@ -119,7 +119,7 @@ class RowReader:
         labelled: bool = True,
         known_labels: Iterable[str] | None = None,
         inputs_only: bool = False,
-        fitted: TableTransform | None = None,
+        fitted: Transform | None = None,
     ) -> None:
         self.schema, self.labelled, self.inputs_only = schema, labelled, inputs_only
         if schema.time and not inputs_only:

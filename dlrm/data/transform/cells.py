@@ -6,7 +6,16 @@ from contextlib import suppress
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts, stripped
+from dlrm.data.sources.columns import (
+    EXPECTED_HEXADECIMAL,
+    EXPECTED_INTEGER,
+    Parsed,
+    TextColumn,
+    hash_texts,
+    read_hexadecimal,
+    read_integer,
+    stripped,
+)
 from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, number_parser
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.values import (
@@ -42,13 +51,13 @@ class FieldKeys:
     """The keys of a categorical field's values, on every route.
 
     Args:
-        field: a field of strings or integers.
+        field: the field.
         missing_values: texts that mean "missing", besides empty ones.
         known: the texts that a string field had in training; None before it is fitted.
         plain: whether texts are used as they are, without a canonical form, as in earlier versions.
 
     Attributes:
-        missing, missing_integers: keys of the texts, and of the integers, that mean "missing".
+        missing: keys of the values that mean "missing".
     """
 
     def __init__(
@@ -64,10 +73,16 @@ class FieldKeys:
         texts = [text.encode() for text in missing_values]
         texts += [b"nan"] * ("nan" in map(str.lower, missing_values))  # the text of NaN
         column = TextColumn.from_bytes(texts)
-        self.missing = hash_texts(column)
+        self._marked = hash_texts(column)
         if not plain:
-            self.missing = np.union1d(self.missing, hash_texts(canonical(column)))
-        self.missing_integers = _missing_integers(missing_values)
+            self._marked = np.union1d(self._marked, hash_texts(canonical(column)))
+        if field.type == "string":
+            self.missing = self._marked
+        elif field.type == "integer":
+            self.missing = _missing_integers(missing_values)
+        else:
+            numbers, bad = read_hexadecimal(column)
+            self.missing = numbers.values[~bad]
 
     def of_texts(
         self, column: TextColumn, problems: dict[int, str] | None = None, kind: str = TEXT
@@ -95,14 +110,16 @@ class FieldKeys:
             self._check_words(column, absent | np.isin(hashes, _WORDS), problems)
         if self.field.type == "string":
             return Parsed(np.where(absent, np.uint64(0), hashes), absent), column
-        return self._integers(column, absent, problems), column
+        if self.field.type == "integer":
+            return self._integers(column, absent, problems), column
+        return self._hexadecimals(column, absent, problems), column
 
     def _meant(self, column: TextColumn, absent: np.ndarray, kind: str) -> TextColumn:
         """Returns texts in the form in which they are known."""
         if self._spelled:
             # All other texts are refused.
             return replaced(canonical(column), np.flatnonzero(~absent), self._spelled)
-        if self.plain or self.field.type == "integer":
+        if self.plain or self.field.type != "string":
             return column
         column = canonical(column)
         return column if self._known is None else self._known.match(column, ~absent, kind)
@@ -136,17 +153,29 @@ class FieldKeys:
                 problems[row] = str(error)
         return Parsed(keys.view(np.uint64), absent)
 
+    def _hexadecimals(
+        self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
+    ) -> Parsed:
+        (keys, _), bad = read_hexadecimal(column)
+        for row in np.flatnonzero(bad & ~absent).tolist():
+            problem = f"expected {EXPECTED_HEXADECIMAL}, got {column.text(row)!r}"
+            if problems is None:
+                raise BadRowError(row, self.field.column, problem)
+            problems[row] = problem
+        absent = absent | np.isin(keys, self.missing)
+        return Parsed(np.where(absent | bad, np.uint64(0), keys), absent)
+
     def of_integers(self, values: np.ndarray, problems: dict[int, str]) -> Parsed:
         """Returns the keys of integers of any width; notes those beyond int64 by their index."""
         if values.dtype == np.uint64:
             for place in np.flatnonzero(values >> np.uint64(63)).tolist():
                 problems[place] = f"expected an integer of 64 bits with sign, got {values[place]}"
         keys = np.ascontiguousarray(values.astype(np.int64)).view(np.uint64)
-        return Parsed(keys, np.isin(keys, self.missing_integers))
+        return Parsed(keys, np.isin(keys, self.missing))
 
     def _are_marked(self, hashes: np.ndarray) -> np.ndarray:
         """Returns a mask of hashes of texts that mean "missing"."""
-        return np.isin(hashes, self.missing) if len(self.missing) else np.zeros(len(hashes), bool)
+        return np.isin(hashes, self._marked) if len(self._marked) else np.zeros(len(hashes), bool)
 
     def check_floats(self, greatest: float) -> None:
         """Raises ValueError if floats, up to a greatest one, need not be the integers they mean."""
@@ -209,8 +238,10 @@ def numbers_of_texts(
     Raises:
         BadRowError: the first cell that is not a finite number.
     """
-    cells, parse = [cell.strip() for cell in cells], number_parser(missing_values)
-    cells = _without_words(field, cells)
+    cells = [cell.strip() for cell in cells]
+    if field.type == "decimal":
+        return _decimals(field, cells, missing_values, problems)
+    cells, parse = _without_words(field, cells), number_parser(missing_values)
     try:
         values = parse(cells)
     except BadCellError as error:
@@ -225,6 +256,23 @@ def numbers_of_texts(
                 problems[row] = _problem(0, bad.expected, [cell])
     missing = np.isnan(values) | np.isin(values, missing_numbers(missing_values))
     return Parsed(np.where(missing, 0.0, values), missing)
+
+
+def _decimals(
+    field: NumericalField,
+    cells: Sequence[str],
+    missing_values: Collection[str],
+    problems: dict[int, str] | None,
+) -> Parsed:
+    there = ["" if cell in missing_values else cell for cell in cells]
+    column = TextColumn.from_bytes([cell.encode() for cell in there])
+    (values, missing), bad = read_integer(column)
+    for row in np.flatnonzero(bad).tolist():
+        problem = _problem(row, EXPECTED_INTEGER, cells)
+        if problems is None:
+            raise BadRowError(row, field.column, problem)
+        problems[row] = problem
+    return Parsed(np.where(bad, 0, values).astype(np.float64), missing)
 
 
 def _without_words(field: NumericalField, cells: list[str]) -> list[str]:

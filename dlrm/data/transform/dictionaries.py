@@ -133,6 +133,10 @@ class FrequencyLimit:
             by_column[column - first] = limit
         return cls(DEFAULT_FREQUENCY_LIMIT if default is None else default, by_column)
 
+    def each(self, num_categorical: int) -> tuple[int, ...]:
+        """Returns the limit of every categorical column."""
+        return tuple(map(self.of, range(num_categorical)))
+
     def of(self, index: int) -> int:
         """Returns the limit of the categorical column with this index, from 0."""
         return self.by_column.get(index, self.default)
@@ -193,19 +197,23 @@ class Dictionary:
     Attributes:
         keys: uint64, of the values with the ids 1, 2, ...: the integers themselves, or hashes of
             texts.
-        texts: uint8, the concatenated texts; None for integers.
+        texts: uint8, the concatenated texts; None for numbers.
         ends: int64, the end of each text.
+        kind: the type of its fields, as in `CategoricalField`.
     """
 
     keys: np.ndarray
     texts: np.ndarray | None = None
     ends: np.ndarray | None = None
+    kind: str = "integer"
 
     def __len__(self) -> int:
         return len(self.keys)
 
     def value(self, id: int) -> str | int:
         """Returns the value that has an id."""
+        if self.kind == "hexadecimal":
+            return f"{int(self.keys[id - 1]):08x}"
         if self.texts is None or self.ends is None:
             return int(self.keys[id - 1 : id].astype(np.uint64).view(np.int64)[0])
         begin = int(self.ends[id - 2]) if id > 1 else 0
@@ -230,7 +238,7 @@ class Dictionary:
         """
         keys = load_dictionary(dictionary_path(directory, place), size)
         if kind != "string":
-            return cls(keys)
+            return cls(keys, kind=kind)
         ends = load_array(directory / f"ends_{place}.npy", np.dtype(np.int64))
         texts = load_array(directory / f"texts_{place}.npy", np.dtype(np.uint8))
         if len(ends) != size or (size and (ends[-1] != len(texts) or ends[0] < 0)):
@@ -238,7 +246,7 @@ class Dictionary:
                 f"{directory / f'ends_{place}.npy'}: expected {size} ends, the last "
                 f"{len(texts)}, got {len(ends)}"
             )
-        return cls(keys, texts, ends)
+        return cls(keys, texts, ends, kind)
 
     @classmethod
     def of_texts(cls, texts: Sequence[str]) -> "Dictionary":
@@ -246,7 +254,7 @@ class Dictionary:
         encoded = [text.encode() for text in texts]
         column = TextColumn.from_bytes(encoded)
         data = np.frombuffer(b"".join(encoded), np.uint8)
-        return cls(hash_texts(column), data, np.asarray(column.ends, np.int64))
+        return cls(hash_texts(column), data, np.asarray(column.ends, np.int64), "string")
 
 
 def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None) -> np.ndarray:

@@ -5,7 +5,7 @@ a dataset calls `compare_transforms`. Only numpy and the standard library are im
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,10 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform.dictionaries import Dictionary
-from dlrm.data.transform.fitted import Fitted, load_transform
+from dlrm.data.transform.logs import rule_of
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
-from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
-from dlrm.documents import read_json
 
 _MOST_FIELDS, _MOST_IDS = 3, 2  # named in a message
 _BLOCK = 1 << 20  # numbers of a dictionary that are compared at once
@@ -58,7 +56,7 @@ def compare_transforms(
         return None
     if dataset is None or here is None:
         return _nothing_tells(dataset, checkpoint, dataset)
-    found = list(_differences(*model, *here))
+    found = list(_differences(model, here))
     if not found:
         return None
     shown = _listed_fields(found)
@@ -66,7 +64,7 @@ def compare_transforms(
     if allowed:
         return f"note: {differ} ({shown}); --allow_other_transform goes on"
     advice = "--allow_other_transform goes on where the tables have the same sizes"
-    if _num_inputs(model[0]) != _num_inputs(here[0]):
+    if _num_inputs(model) != _num_inputs(here):
         advice = (
             "A model takes the fields that it was trained on, in their order: prepare the rows "
             "with the schema of its training data, or train a new model"
@@ -97,7 +95,7 @@ def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> 
     if model is None or here is None:
         without = checkpoint if model is None else dataset
         return None if model is here else _nothing_tells(without, checkpoint, dataset)
-    if found := list(_differences(*model, *here, extended=True)):
+    if found := list(_differences(model, here, extended=True)):
         raise ValueError(
             f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
             f"its dictionaries, got another one: {_listed_fields(found)}. Trained rows and weights "
@@ -123,81 +121,59 @@ def _listed_fields(found: Sequence[str]) -> str:
     return shown
 
 
-_Loaded = tuple[Fitted, list[Any]]  # with the checksums of the dictionaries
-
-
-def _num_inputs(transform: Fitted) -> tuple[int, int]:
+def _num_inputs(transform: Transform) -> tuple[int, int]:
     """Returns the number of numerical and of categorical fields."""
-    if isinstance(transform, TableTransform):
-        schema = transform.schema
-        return len(schema.numerical_names), len(schema.categorical_names)
     return transform.num_numerical, transform.num_categorical
 
 
-def _load(directory: Path, kind: str, verify_data: str, allow_links: bool | None) -> _Loaded | None:
+def _load(
+    directory: Path, kind: str, verify_data: str, allow_links: bool | None
+) -> Transform | None:
     """Reads `transform/` as listed in its manifest, or returns None if there is none."""
     folder = directory / layout.TRANSFORM
     if not folder.is_dir():
         return None
     Verifier(directory, kind, verify_data, allow_links).check_names(layout.TRANSFORM)
-    transform = load_transform(folder)
-    if isinstance(transform, TableTransform):
-        return transform, transform.checksums()
-    facts = read_json(folder / "transform.json")
-    return transform, facts.get("dictionary_crc32", [])
+    return Transform.load(folder)
 
 
-def _differences(
-    model: Fitted,
-    model_checksums: list[Any],
-    here: Fitted,
-    checksums: list[Any],
-    extended: bool = False,
-) -> Iterator[str]:
+def _differences(model: Transform, here: Transform, extended: bool = False) -> Iterator[str]:
     """Yields the differences, one per field; with `extended`, dictionaries may be longer here."""
-    if isinstance(model, TableTransform) and isinstance(here, TableTransform):
-        yield from _of_encodings(model, model_checksums, here, checksums)
-        yield from _of_tables(model, here)
-        if extended:  # the model's scores are corrected for its share
-            yield from _unequal("keep_negatives", model.keep_negatives, here.keep_negatives)
-        fields = list(_common_fields(model, here))
-        show: Callable[[Any], str] = repr
-        buckets = {f"categorical {field.column}": field.hash_buckets for field in model.fields}
-    elif isinstance(model, Transform) and isinstance(here, Transform):
-        yield from _unequal("numeric transform", model.numeric_transform, here.numeric_transform)
-        yield from _unequal("numerical columns", model.num_numerical, here.num_numerical)
-        yield from _unequal("categorical columns", model.num_categorical, here.num_categorical)
-        both = range(min(model.num_categorical, here.num_categorical))
-        fields = [(f"categorical {i}", i, i) for i in both]
-        show, buckets = _hexadecimal, {}
-    else:
-        kinds = {True: "named columns", False: "fields of a log"}
-        yield from _unequal("kind", *(kinds[isinstance(t, TableTransform)] for t in (model, here)))
+    if model.is_log != here.is_log:
+        kinds = {False: "named columns", True: "fields of a log"}
+        yield from _unequal("kind", kinds[model.is_log], kinds[here.is_log])
         return
-    for name, theirs, ours in fields:
-        pair = model_checksums[theirs : theirs + 1], checksums[ours : ours + 1]
-        if not pair[0] or pair[0] != pair[1]:
-            values = _values(model.dictionaries[theirs]), _values(here.dictionaries[ours])
-            fixed = not extended or buckets.get(name, 0) > 0
-            found = list(_of_dictionaries(name, *values, show, fixed))
-            if found and extended and len(values[1]) > len(values[0]) and fixed:
-                found = [
-                    f"{found[0]} (its hash buckets follow its dictionary, so their ids change)"
-                ]
-            yield from found
+    yield from _of_encodings(model, here)
+    yield from _of_schemas(model, here)
+    if extended:  # the model's scores are corrected for its share
+        yield from _unequal("keep_negatives", model.keep_negatives, here.keep_negatives)
+    checksums = model.checksums(), here.checksums()
+    for index, place in _common_fields(model, here):
+        field, own = model.fields[index], model.dictionary_of[index]
+        if checksums[0][own] == checksums[1][place]:
+            continue
+        values = model.dictionaries[own], here.dictionaries[place]
+        fixed = not extended or field.hash_buckets > 0
+        found = list(_of_dictionaries(_name("categorical", field.column), *values, fixed))
+        if found and extended and len(values[1]) > len(values[0]) and fixed:
+            found = [f"{found[0]} (its hash buckets follow its dictionary, so their ids change)"]
+        yield from found
 
 
-def _of_encodings(
-    model: TableTransform, model_checksums: list[Any], here: TableTransform, checksums: list[Any]
-) -> Iterator[str]:
+def _name(kind: str, column: str) -> str:
+    """Returns the name of a field in messages; those of logs begin with their kind."""
+    return column if column.startswith(f"{kind} ") else f"{kind} {column}"
+
+
+def _of_encodings(model: Transform, here: Transform) -> Iterator[str]:
     """Yields the fields with different encodings."""
-    both = [
-        {
-            field.column: (field.encodings, found[len(one.dictionaries) + place])
-            for place, (_, field) in enumerate(one.schema.encoded)
-        }
-        for one, found in ((model, model_checksums), (here, checksums))
-    ]
+    if not model.encoded or not here.encoded:
+        return
+    both = []
+    for one in (model, here):
+        crcs = one.checksums()[len(one.dictionaries) :]
+        pairs = zip(one.schema.encoded, crcs, strict=True)
+        both.append({field.column: (field.encodings, crc) for (_, field), crc in pairs})
     for column in filter(both[1].__contains__, both[0]):
         (theirs, their_checksums), (ours, our_checksums) = (one[column] for one in both)
         kinds = [", ".join(one.kind for one in encodings) for encodings in (theirs, ours)]
@@ -206,19 +182,15 @@ def _of_encodings(
             yield f"encodings of {column}: other numbers for its values"
 
 
-def _common_fields(model: TableTransform, here: TableTransform) -> Iterator[tuple[str, int, int]]:
-    """Yields the fields that both have, with the indices of their dictionaries."""
+def _common_fields(model: Transform, here: Transform) -> Iterator[tuple[int, int]]:
+    """Yields the model's fields that both have, with the index of the dictionary here."""
     places = dict(zip(here.schema.categorical_names, here.dictionary_of, strict=True))
-    for name, place in zip(model.schema.categorical_names, model.dictionary_of, strict=True):
+    for index, name in enumerate(model.schema.categorical_names):
         if name in places:
-            yield f"categorical {name}", place, places[name]
+            yield index, places[name]
 
 
-def _values(dictionary: Any) -> Any:
-    return dictionary.values() if isinstance(dictionary, Dictionary) else dictionary
-
-
-def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
+def _of_schemas(model: Transform, here: Transform) -> Iterator[str]:
     first, second = model.schema, here.schema
     if model.label_known and here.label_known:  # early transforms do not know theirs
         labels = [
@@ -229,19 +201,7 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
         yield from _unequal("label", *labels)
     yield from _of_meanings(first, second)
     yield from _of_columns("numerical", first.numerical_names, second.numerical_names)
-    ours = {field.column: i for i, field in enumerate(second.numerical_features)}
-    for i, field in enumerate(first.numerical_features):
-        if (other := ours.get(field.column)) is not None:
-            name = f"numerical {field.column}"
-            rules = [s.numerical_features[k].transform for s, k in ((first, i), (second, other))]
-            yield from _unequal(f"{name}: transform", *rules)
-            pair = model.numerical[i], here.numerical[other]
-            scales = [f"mean {one.mean!r}, deviation {one.deviation!r}" for one in pair]
-            yield from _unequal(name, *scales)
-            if field.rule.bins:
-                edges = [f"{len(one.edges)} edges {one.edges[:3].tolist()}..." for one in pair]
-                if not all(map(np.array_equal, pair[0][2:], pair[1][2:])):
-                    yield f"{name}: {edges[0]} for the model and {edges[1]} here"
+    yield from _of_numbers(model, here)
     yield from _of_columns("categorical", first.categorical_names, second.categorical_names)
     crosses = {cross.column: cross for cross in second.crosses}
     for cross in first.crosses:
@@ -251,11 +211,39 @@ def _of_tables(model: TableTransform, here: TableTransform) -> Iterator[str]:
     theirs = {field.column: field for field in here.fields}
     for one in model.fields:
         if (two := theirs.get(one.column)) is not None:
-            name = f"categorical {one.column}"
+            name = _name("categorical", one.column)
             yield from _unequal(f"{name}: type", one.type, two.type)
             yield from _unequal(f"{name}: hash buckets", one.hash_buckets, two.hash_buckets)
             for entry in ("max_length", "kept", "ordered", "weights", "pooling"):
                 yield from _unequal(f"{name}: {entry}", getattr(one, entry), getattr(two, entry))
+
+
+def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
+    """Yields the numerical fields of both that are transformed in different ways."""
+    fields = [
+        {
+            field.column: (field, fitted)
+            for field, fitted in zip(one.schema.numerical_features, one.numerical, strict=True)
+        }
+        for one in (model, here)
+    ]
+    names = [name for name in fields[0] if name in fields[1]]
+    rules = [(fields[0][name][0].transform, fields[1][name][0].transform) for name in names]
+    if model.is_log:
+        yield from _unequal("numeric transform", rule_of(model.schema), rule_of(here.schema))
+        rules = []
+    for name, both in zip(names, rules, strict=False):
+        yield from _unequal(f"{_name('numerical', name)}: transform", *both)
+    for name in names:
+        (field, theirs), (_, ours) = fields[0][name], fields[1][name]
+        name = _name("numerical", name)
+        scales = [f"mean {one.mean!r}, deviation {one.deviation!r}" for one in (theirs, ours)]
+        yield from _unequal(name, *scales)
+        if field.rule.bins and not all(map(np.array_equal, theirs[2:], ours[2:])):
+            edges = [
+                f"{len(one.edges)} edges {one.edges[:3].tolist()}..." for one in (theirs, ours)
+            ]
+            yield f"{name}: {edges[0]} for the model and {edges[1]} here"
 
 
 def _of_meanings(first: Schema, second: Schema) -> Iterator[str]:
@@ -279,10 +267,6 @@ def _listed(texts: Sequence[str]) -> str:
     return ", ".join(map(repr, sorted(set(texts)))) or "none"
 
 
-def _hexadecimal(number: np.integer) -> str:
-    return f"{number:08x}"
-
-
 def _unequal(field: str, model: Any, here: Any) -> Iterator[str]:
     if model != here:
         yield f"{field}: {model} for the model and {here} here"
@@ -299,13 +283,7 @@ def _of_columns(kind: str, model: Sequence[str], here: Sequence[str]) -> Iterato
         yield f"{kind} fields: " + "; ".join(f"{', '.join(n)} {of}" for n, of in pairs if n)
 
 
-def _of_dictionaries(
-    field: str,
-    model: np.ndarray | Sequence[str],
-    here: np.ndarray | Sequence[str],
-    show: Callable[[Any], str],
-    fixed: bool,
-) -> Iterator[str]:
+def _of_dictionaries(field: str, model: Dictionary, here: Dictionary, fixed: bool) -> Iterator[str]:
     """Yields the first ids with different values, on one line, or nothing.
 
     Unless `fixed`, there may be more values here.
@@ -314,24 +292,22 @@ def _of_dictionaries(
     places: list[int] = []
     for begin in range(0, common, _BLOCK):
         end = min(begin + _BLOCK, common)
-        unequal = _objects(model[begin:end]) != _objects(here[begin:end])
+        unequal = model.keys[begin:end] != here.keys[begin:end]
         places += (begin + np.flatnonzero(unequal)[:_MOST_IDS]).tolist()
         if len(places) >= _MOST_IDS:
             break
     if fixed or len(model) > len(here):
         places += range(common, longest)[:_MOST_IDS]
-    pairs = [
-        tuple(show(d[place]) if place < len(d) else "no value" for d in (model, here))
-        for place in places[:_MOST_IDS]
-    ]
     meanings = [
-        f"id {place + 1} is {theirs} for the model and {ours} here"
-        for place, (theirs, ours) in zip(places, pairs, strict=False)
+        f"id {place + 1} is {_shown(model, place)} for the model and {_shown(here, place)} here"
+        for place in places[:_MOST_IDS]
     ]
     if meanings:
         yield f"{field}: {', '.join(meanings)}"
 
 
-def _objects(values: np.ndarray | Sequence[str]) -> np.ndarray:
-    """Returns values as an array; numpy's own strings would lose trailing zeros."""
-    return values if isinstance(values, np.ndarray) else np.array(values, object)
+def _shown(dictionary: Dictionary, place: int) -> str:
+    if place >= len(dictionary):
+        return "no value"
+    value = dictionary.value(place + 1)
+    return str(value) if dictionary.kind == "hexadecimal" else repr(value)

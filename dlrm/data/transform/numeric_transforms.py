@@ -20,6 +20,7 @@ class NumericTransform:
     """Fits, applies and inverts the transform of a column.
 
     Attributes:
+        name: name in schemas.
         meaning: the result for a value x, as the help of flags and the documentation describe it.
         needs_sums: whether `fit` needs the sums of the training values.
         bins: number of bins to fit if the field has no number of its own; 0 fits none.
@@ -29,6 +30,7 @@ class NumericTransform:
         done, advice: parts of the message of `overflow`.
     """
 
+    name: str
     meaning: str
     needs_sums = False
     bins = 0
@@ -83,6 +85,7 @@ class NumericTransform:
 class Log(NumericTransform):
     """The rule of the source document: ln(x + 2) of at least 1, with a missing x as 0."""
 
+    name = "log"
     meaning = "ln(x + 2), with 0 for a missing x"
     added, of_missing = 2.0, 2.0  # the argument is x + added, or of_missing
 
@@ -98,6 +101,7 @@ class Log(NumericTransform):
 class NvidiaLog(Log):
     """The rule of NVIDIA's code: ln(x + 3) of at least 1, and 0 for a missing x."""
 
+    name = "nvidia"
     meaning = "ln(x + 3), and 0 if x is missing"
     added, of_missing = 3.0, 1.0
 
@@ -105,6 +109,7 @@ class NvidiaLog(Log):
 class Standardise(NumericTransform):
     """Subtracts the mean and divides by the standard deviation of the training values."""
 
+    name = "standardise"
     meaning = "mean 0 and standard deviation 1 on the training rows, and 0 if x is missing"
     needs_sums = True
     tolerance = 1 / 512
@@ -128,6 +133,7 @@ class Standardise(NumericTransform):
 class Quantile(NumericTransform):
     """The share of training values below x, interpolated between the edges of the bins."""
 
+    name = "quantile"
     meaning = "share of the training values below x, and 0.5 if x is missing"
     bins = 64
 
@@ -146,6 +152,7 @@ class Quantile(NumericTransform):
 class Unchanged(NumericTransform):
     """Keeps x."""
 
+    name = "none"
     meaning = "unchanged, and 0 if x is missing"
     checked_in_readers = True
 
@@ -157,11 +164,7 @@ class Unchanged(NumericTransform):
 
 
 NUMERIC_TRANSFORMS: Mapping[str, NumericTransform] = {
-    "log": Log(),
-    "nvidia": NvidiaLog(),
-    "standardise": Standardise(),
-    "quantile": Quantile(),
-    "none": Unchanged(),
+    one.name: one for one in (Log(), NvidiaLog(), Standardise(), Quantile(), Unchanged())
 }
 # By the names that flags and `transform.json` of Criteo's logs have for them.
 CRITEO_TRANSFORMS: Mapping[str, NumericTransform] = {

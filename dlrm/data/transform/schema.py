@@ -22,14 +22,14 @@
 A column may be numerical and categorical: a model then has its number, called `<column>_number`,
 and an embedding of its value.
 
-A user writes a schema; preprocessing makes a `TableTransform` of it and of the training rows.
+A user writes a schema; preprocessing makes a `Transform` of it and of the training rows.
 Criteo's logs need no file: `--schema criteo` is built in.
 """
 
 import json
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -44,7 +44,8 @@ from dlrm.files import check_local, write_atomically
 from dlrm.limits import check_features
 
 VERSION = 1
-CATEGORICAL_TYPES = ("string", "integer")
+NUMERICAL_TYPES = ("number", "decimal")
+CATEGORICAL_TYPES = ("string", "integer", "hexadecimal")
 TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
 KEEP = ("first", "last", "all")
 MAX_BINS = 256
@@ -89,6 +90,14 @@ class Label:
         return self.positive or ()
 
 
+def _check_choice(where: str, name: str, value: Any, choices: Iterable[str]) -> None:
+    """Raises ValueError if an entry is not one of its choices."""
+    if value not in choices:
+        raise ValueError(
+            f"{where}: {name}: expected one of {', '.join(choices)}, got {brief(value)}"
+        )
+
+
 @dataclass(frozen=True)
 class NumericalField:
     """A column of numbers.
@@ -101,6 +110,7 @@ class NumericalField:
         missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
         true_values, false_values: texts that mean true and false, which count as 1 and 0, besides
             `true` and `false` in lower case, in upper case and capitalised.
+        type: "number", or "decimal": an integer of up to 18 digits, as logs have them.
     """
 
     column: str
@@ -109,14 +119,14 @@ class NumericalField:
     missing_values: tuple[str, ...] | None = None
     true_values: tuple[str, ...] = ()
     false_values: tuple[str, ...] = ()
+    type: str = "number"
 
     def __post_init__(self) -> None:
         where = f"numerical field {self.column}"
-        if self.transform not in NUMERIC_TRANSFORMS:
-            raise ValueError(
-                f"{where}: transform: expected one of {', '.join(NUMERIC_TRANSFORMS)}, got "
-                f"{brief(self.transform)}"
-            )
+        _check_choice(where, "type", self.type, NUMERICAL_TYPES)
+        if self.type != "number" and (self.true_values or self.false_values):
+            raise ValueError(f"{where}: true_values: expected the type number, got {self.type}")
+        _check_choice(where, "transform", self.transform, NUMERIC_TRANSFORMS)
         if self.bins not in range(MAX_BINS + 1) or self.bins == 1:
             raise ValueError(f"{where}: bins: expected 0, or 2 to {MAX_BINS}, got {self.bins}")
         _check_spellings(where, self)
@@ -138,7 +148,8 @@ class CategoricalField:
 
     Attributes:
         column: its name.
-        type: "string" (text without surrounding blanks) or "integer" (64 bits).
+        type: "string" (text without surrounding blanks), "integer" (64 bits) or "hexadecimal" (up
+            to 16 digits, of which zeros at the beginning mean nothing).
         frequency_limit: values in fewer training rows have no id of their own.
         max_ids: number of values with ids of their own, the most frequent ones; None is all, 0 is
             none.
@@ -183,11 +194,9 @@ class CategoricalField:
     def __post_init__(self) -> None:
         where = f"categorical field {self.column}"
         _check_spellings(where, self)
-        if self.type not in CATEGORICAL_TYPES:
-            raise ValueError(
-                f"{where}: type: expected one of {', '.join(CATEGORICAL_TYPES)}, got "
-                f"{brief(self.type)}"
-            )
+        _check_choice(where, "type", self.type, CATEGORICAL_TYPES)
+        if self.type == "hexadecimal" and (self.true_values or self.false_values):
+            raise ValueError(f"{where}: true_values: expected the type string or integer")
         if self.frequency_limit < 1:
             raise ValueError(
                 f"{where}: frequency_limit: expected 1 or more, got {self.frequency_limit}"

@@ -1,289 +1,446 @@
-"""Conversion of a log's text to a model's inputs: one definition, from Spark to serving.
+"""The fitted conversion of rows to a model's inputs, the same in training and serving.
 
-Preprocessing fits a `Transform` on the logs, applies it and stores it in the dataset as
-`transform/`; serving loads that directory and applies the same. All functions here work on whole
-columns. Only numpy and the standard library are imported, and nothing is pickled.
-
-    numerical    a logarithm, by one of `CRITEO_TRANSFORMS`
-    categorical  hexadecimal digits -> a number -> its id; 0 for missing, rare and unseen ones
+A `Transform` is a `Schema` and the statistics that preprocessing fitted to the training rows; the
+logs of Criteo have a built-in schema. It is stored in `transform/` of a dataset, a checkpoint and a
+served model; see `stored`. Only numpy and the standard library are imported.
 """
 
-import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags, ListField
+from dlrm.data.clicks.bags import Bags, Ids, ListField, ids_in, lists_in
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import (
     BadValueError,
+    Coded,
+    OfKeys,
     Parsed,
     TextColumn,
     parse_fields,
-    parse_hexadecimal,
-    parse_integer,
 )
-from dlrm.data.transform.dictionaries import (
-    FrequencyLimit,
-    checksum,
-    dictionary_path,
-    load_dictionary,
-    save_dictionary,
-)
-from dlrm.data.transform.lookup import IdLookup
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, NumericTransform
-from dlrm.documents import brief, read_json
-from dlrm.files import write_atomically
+from dlrm.data.transform import stored
+from dlrm.data.transform.cells import BadRowError, FieldKeys, numbers_of_texts
+from dlrm.data.transform.crosses import cross_columns
+from dlrm.data.transform.dictionaries import Dictionary, FrequencyLimit, arrays_of, checksum
+from dlrm.data.transform.encodings import Encoded
+from dlrm.data.transform.lists import Column, ListValues, bags_of, lists_of_texts, single
+from dlrm.data.transform.logs import is_log, log_schema
+from dlrm.data.transform.lookup import IdLookup, spread
+from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.values import NUMBER, TEXT, KnownTexts
+from dlrm.files import write_array
 
-_FILE = "transform.json"
-_VERSION = 1
+_GREATEST = np.finfo(layout.NUMERICAL_DTYPE).max
 
 
 class Transformed(NamedTuple):
     """Inputs of a model: numbers `[rows, num_numerical]`; for each table ids `[rows]`, or bags."""
 
     numerical: np.ndarray
-    ids: Sequence[np.ndarray | Bags]
+    ids: Sequence[Ids]
     clamped: int
 
 
 class Transform:
-    """A fitted transform, which turns a row of a log into inputs of a model.
+    """A fitted transform.
+
+    Args:
+        schema: the meaning of the columns.
+        numerical: the fitted statistics of each numerical feature, in order.
+        dictionaries: dictionary of each entry of `schema.dictionaries()`, in order.
+        negatives: the labels that count as 0; None if they are unknown or too many.
+        columns: names of all columns of the CSV that it was fitted to; none for other tables.
+        keep_negatives: share of the training rows with label 0 that were kept, for which scores
+            are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
+        encoded: encodings of each field, in the order of `schema.encoded`.
+        kinds: kind of the training values of each of the schema's categorical fields: `NUMBER` of
+            typed numbers, otherwise `TEXT`. None if texts have no canonical form, as in earlier
+            versions.
+        crcs: checksums of each dictionary, then encodings, in files; none if they are unknown.
+        directory: the directory of these files.
 
     Attributes:
-        num_numerical: columns of integers, which come first.
-        dictionaries: for each categorical column, the numbers that have the ids 1, 2, ...
-        numeric_transform: name of the rule for numbers in `CRITEO_TRANSFORMS`.
-        frequency_limit: the limit that the dictionaries were fitted with.
+        is_log: whether its rows are lines of Criteo's logs, and it has the built-in schema.
+        fields: the categorical features, which are the schema's fields and crosses.
+        cardinalities: rows of each field's table: id 0, the dictionary's ids, and the buckets.
     """
 
     def __init__(
         self,
+        schema: Schema,
+        numerical: Sequence[Fitted],
+        dictionaries: Sequence[Dictionary],
+        negatives: Sequence[str] | None = None,
+        columns: Sequence[str] = (),
+        keep_negatives: float = 1.0,
+        encoded: Sequence[Encoded] = (),
+        kinds: Sequence[str] | None = None,
+        crcs: Sequence[Sequence[str]] = (),
+        directory: Path | None = None,
+    ) -> None:
+        self.kinds = None if kinds is None else tuple(kinds)
+        self.schema, self.numerical = schema, list(numerical)
+        self.is_log = is_log(schema)
+        self.dictionaries = list(dictionaries)
+        self.negatives = None if negatives is None else tuple(negatives)
+        self.columns = tuple(columns)
+        self.keep_negatives, self.encoded = keep_negatives, list(encoded)
+        places = {
+            field.column: place
+            for place, fields in enumerate(schema.dictionaries().values())
+            for field in fields
+        }
+        self.fields = schema.categorical_features
+        self.dictionary_of = [places[field.column] for field in self.fields]
+        self.cardinalities = [
+            1 + len(self.dictionaries[place]) + field.hash_buckets
+            for place, field in zip(self.dictionary_of, self.fields, strict=True)
+        ]
+        self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
+        self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
+        self._directory, self._crcs = directory, [list(one) for one in crcs]
+        self._checked: set[int] = set()  # indices in `_crcs`
+
+    @property
+    def label_known(self) -> bool:
+        """Returns whether the label is known, which early transforms of CSV did not keep."""
+        return self.schema.label.column != stored.NO_LABEL
+
+    @classmethod
+    def from_logs(
+        cls,
         num_numerical: int,
         dictionaries: Sequence[np.ndarray],
         numeric_transform: str = "readme",
         frequency_limit: FrequencyLimit | None = None,
-    ) -> None:
-        if numeric_transform not in CRITEO_TRANSFORMS:
-            raise ValueError(
-                f"numeric transform {numeric_transform!r}: expected one of "
-                f"{tuple(CRITEO_TRANSFORMS)}"
-            )
-        self.num_numerical = num_numerical
-        self.dictionaries = list(dictionaries)
-        self.numeric_transform = numeric_transform
-        self.frequency_limit = frequency_limit or FrequencyLimit()
-        self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
-        self._tables: native.Tables | None = None  # of all lookups
-        self._checksums: list[tuple[Path, str]] = []  # of dictionaries that come from files
-        self._checked: set[int] = set()
+    ) -> "Transform":
+        """Returns the transform of logs.
+
+        Args:
+            num_numerical: number of integers in a line.
+            dictionaries: for each hash, the numbers that have the ids 1, 2, ...
+            numeric_transform: transform of the integers, one of `CRITEO_TRANSFORMS`.
+            frequency_limit: the limits that the dictionaries were fitted with.
+        """
+        limits = (frequency_limit or FrequencyLimit()).each(len(dictionaries))
+        schema = log_schema(num_numerical, limits, numeric_transform)
+        made = [Dictionary(keys, kind="hexadecimal") for keys in dictionaries]
+        return cls(schema, [Fitted()] * num_numerical, made, kinds=[TEXT] * len(made))
+
+    @classmethod
+    def load(cls, directory: str | os.PathLike) -> "Transform":
+        """Loads what `save` wrote, and maps the dictionaries without reading them.
+
+        Args:
+            directory: `transform/` of a dataset or a checkpoint, of this or an earlier version.
+
+        Raises:
+            FileNotFoundError: there is no transform, or one of its files is missing.
+            ValueError: a file is damaged; the message names it.
+        """
+        return stored.load(Path(directory), cls)
+
+    def save(self, directory: str | os.PathLike) -> None:
+        """Writes the files of a transform into a directory, created if need be."""
+        Path(directory).mkdir(parents=True, exist_ok=True)
+        for arrays in self._arrays():
+            for name, array in arrays.items():
+                write_array(Path(directory, name), array)
+        self.save_facts(directory)
+
+    def save_facts(self, directory: str | os.PathLike) -> None:
+        """Writes the file that is last: without it there is no transform."""
+        crcs = [[checksum(array) for array in arrays.values()] for arrays in self._arrays()]
+        stored.save(Path(directory), self, crcs)
+
+    def checksums(self) -> list[list[str]]:
+        """Returns the checksums of each dictionary, then encodings; does not read saved files."""
+        return self._crcs or [
+            [checksum(array) for array in arrays.values()] for arrays in self._arrays()
+        ]
+
+    def _arrays(self) -> list[dict[str, np.ndarray]]:
+        """Returns the arrays of each dictionary, then of each field with encodings, by file."""
+        return [self._arrays_at(i) for i in range(len(self.dictionaries) + len(self.encoded))]
+
+    def _arrays_at(self, place: int) -> dict[str, np.ndarray]:
+        """Returns the arrays of a dictionary or a field with encodings, by file; see `check`."""
+        i = place - len(self.dictionaries)
+        if i < 0:
+            i, arrays = place, arrays_of(self.dictionaries[place])
+        else:
+            arrays = self.encoded[i].arrays
+        return {f"{name}_{i}.npy": one for name, one in arrays.items()}
 
     @property
-    def rule(self) -> NumericTransform:
-        """Returns the rule for numbers."""
-        return CRITEO_TRANSFORMS[self.numeric_transform]
+    def num_numerical(self) -> int:
+        """Number of numerical features."""
+        return len(self.numerical)
 
     @property
     def num_categorical(self) -> int:
-        """Number of categorical columns, a dictionary each."""
-        return len(self.dictionaries)
+        """Number of categorical features, a table each."""
+        return len(self.fields)
+
+    @property
+    def names(self) -> list[str]:
+        """Returns the columns of a row: numerical first, weights of lists last, no label."""
+        return self.schema.input_columns
 
     @property
     def lists(self) -> dict[int, ListField]:
-        """Returns the tables with several ids per row: none, since logs have one."""
-        return {}
-
-    @property
-    def cardinalities(self) -> list[int]:
-        """Returns the rows of each table: the ids of the dictionary, and id 0."""
-        return [len(dictionary) + 1 for dictionary in self.dictionaries]
+        """Returns the tables with several ids per row."""
+        found = {i: field.list_field for i, field in enumerate(self.fields)}
+        return {i: one for i, one in found.items() if one is not None}
 
     @property
     def own_ids(self) -> list[int]:
-        """Returns each table's greatest id of a single value."""
-        return [len(dictionary) for dictionary in self.dictionaries]
+        """Returns each table's greatest id of a single value; ids of hash buckets follow."""
+        return [len(self.dictionaries[place]) for place in self.dictionary_of]
 
-    def __call__(self, columns: Sequence[TextColumn]) -> Transformed:
-        """Transforms rows, given as the text of each column: numerical ones first, no label.
-
-        Raises:
-            BadValueError: a value is unreadable; the error is about the first such row and column.
-            ValueError: the number of columns is wrong.
-        """
-        self._check_columns(len(columns))
-        parsed: list[Parsed] = []
-        first_error: BadValueError | None = None
-        for i, column in enumerate(columns):
-            parse = parse_integer if i < self.num_numerical else parse_hexadecimal
-            try:
-                parsed.append(parse(column))
-            except BadValueError as error:
-                if first_error is None or error.row < first_error.row:
-                    first_error = BadValueError(error.row, error.expected, error.got, i)
-        if first_error is not None:
-            raise first_error
-        return self.apply(parsed[: self.num_numerical], parsed[self.num_numerical :])
-
-    def of_fields(self, fields: TextColumn) -> tuple[np.ndarray, np.ndarray]:
-        """Transforms rows as `__call__` does, in few operations for any number of columns.
+    def apply(
+        self,
+        numerical: Sequence[Parsed],
+        categorical: Sequence[Column],
+        dtype: np.dtype = layout.NUMERICAL_DTYPE,
+        hashes: np.ndarray | None = None,
+    ) -> Transformed:
+        """Transforms rows whose fields are already numbers and keys.
 
         Args:
-            fields: the text of all columns; `starts` and `ends` are int64 `[columns, rows]`.
+            numerical: float64 columns.
+            categorical: keys, indices into keys, or lists of these, followed by those of crosses.
+            dtype: dtype of the numericals.
+            hashes: hashes of training rows, which select their folds; None for other rows.
+
+        Raises:
+            BadRowError: a numerical is too large for float16, or a list is too long.
+        """
+        rows = [*numerical, *categorical][0].rows
+        numbers = np.empty((rows, self.num_numerical), dtype)
+        clamped = 0
+        encodings = self._encodings(categorical, hashes)
+        columns, first = [*numerical, *encodings], len(numerical)
+        fields = zip(self.schema.numerical_features, self.numerical, columns, strict=True)
+        for i, (field, fitted, column) in enumerate(fields):
+            numbers[:, i], more = field.rule.apply(column, fitted, dtype)
+            clamped += more
+            if i >= first:
+                np.clip(numbers[:, i], -_GREATEST, _GREATEST, out=numbers[:, i])
+                continue
+            finite = np.isfinite(numbers[:, i])
+            if not finite.all():
+                row = int(finite.argmin())
+                raise BadRowError(row, field.column, field.rule.overflow(column.values[row]))
+        ids = [
+            self._bags(i, column) if isinstance(column, ListValues) else self.encode(i, column)
+            for i, column in enumerate(categorical)
+        ]
+        return Transformed(numbers, ids, clamped)
+
+    def _encodings(self, categorical: Sequence[Column], hashes: np.ndarray | None) -> list[Parsed]:
+        """Returns the values of the encodings, before the transforms of numerical fields."""
+        found: list[Parsed] = []
+        for place, (index, field) in enumerate(self.schema.encoded):
+            self.check(len(self.dictionaries) + place)
+            numbers = self.encoded[place](field.encodings, single(categorical[index]), hashes)
+            found += map(Parsed.present, numbers)
+        return found
+
+    def _bags(self, index: int, column: ListValues) -> Bags:
+        return bags_of(self.fields[index], self.encode(index, column.values), column)
+
+    def encode(self, index: int, column: Parsed | Coded) -> np.ndarray:
+        """Returns the ids of a categorical field, in `layout.id_dtype` of its cardinality."""
+        return self._encode[index](column)
+
+    def _ids_of_keys(self, index: int, column: Parsed) -> np.ndarray:
+        dtype = layout.id_dtype(self.cardinalities[index])
+        ids = self.lookup(self.dictionary_of[index])(column)
+        buckets = self.fields[index].hash_buckets
+        if not buckets:
+            return ids.astype(dtype, copy=False)
+        hashes = spread(spread(column.values) >> np.uint64(32))  # bits that the lookup has mixed
+        own = 1 + len(self.dictionaries[self.dictionary_of[index]])
+        bucket = own + (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
+        outside = (ids == 0) & ~column.missing
+        return np.where(outside, bucket.astype(np.int64), ids).astype(dtype)
+
+    def value(self, index: int, id: int) -> str:
+        """Returns the value of a categorical field's id, which is above 0."""
+        dictionary = self.dictionaries[self.dictionary_of[index]]
+        if id > len(dictionary):
+            return f"(bucket {id - len(dictionary) - 1})"
+        return str(dictionary.value(id))
+
+    def lookup(self, place: int) -> IdLookup:
+        """Returns the lookup of a dictionary, made on first use."""
+        found = self._lookups[place]
+        if found is None:
+            self.check(place)
+            found = self._lookups[place] = IdLookup.of(self.dictionaries[place].keys)
+        return found
+
+    def use_lookups(self, directory: str | os.PathLike) -> None:
+        """Loads lookups from files, so that processes share them; see `IdLookup.load`.
+
+        It loads the encodings of training rows as well.
+        """
+        self._lookups = [
+            IdLookup.load(directory, i, layout.id_dtype(len(one) + 1))
+            for i, one in enumerate(self.dictionaries)
+        ]
+        for place, encoded in enumerate(self.encoded):
+            encoded.use_lookup(directory, len(self.dictionaries) + place, place)
+
+    def of_fields(self, fields: TextColumn) -> tuple[np.ndarray, np.ndarray]:
+        """Transforms rows of logs, in few operations for any number of columns.
+
+        Args:
+            fields: the text of each of `names`; `starts` and `ends` are int64 `[columns, rows]`.
 
         Returns:
             Numericals `[rows, num_numerical]`, and ids `[rows, tables]` in the widest of the
             tables' dtypes.
 
         Raises:
-            BadValueError: a value is unreadable; the error is about the first such row and column.
-            ValueError: the number of columns is wrong.
+            BadRowError: the first row that cannot be read, and its first such column.
         """
-        self._check_columns(len(fields.starts))
-        integers, hashes = parse_fields(fields, self.num_numerical)
-        logarithms, _ = self.rule.apply(integers)
-        return np.ascontiguousarray(logarithms.T), self._encode_rows(hashes)
+        try:
+            integers, hashes = parse_fields(fields, self.num_numerical)
+        except BadValueError as bad:
+            problem = f"expected {bad.expected}, got {bad.got!r}"
+            raise BadRowError(bad.row, self.names[bad.column or 0], problem) from None
+        rules = [field.rule for field in self.schema.numerical[:1]]
+        numbers = rules[0].apply(integers)[0] if rules else integers.values.astype(np.float16)
+        return np.ascontiguousarray(numbers.T), self._encode_rows(hashes)
 
     def _encode_rows(self, hashes: Parsed) -> np.ndarray:
         dtype = layout.id_dtype(max(self.cardinalities, default=0))
         if native.host is not None:
-            lookups = map(self._lookup, range(self.num_categorical))
-            self._tables = self._tables or native.Tables(list(lookups))
             return native.host.look_up_rows(*hashes, self._tables).astype(dtype, copy=False)
         ids = np.empty((hashes.values.shape[1], self.num_categorical), dtype)
         for i, numbers in enumerate(zip(*hashes, strict=True)):
             ids[:, i] = self.encode(i, Parsed(*numbers))
         return ids
 
-    def _check_columns(self, columns: int) -> None:
-        if columns != self.num_numerical + self.num_categorical:
+    @cached_property
+    def _tables(self) -> native.Tables:
+        """Returns the lookup of each field, in the form of the native code."""
+        return native.Tables([self.lookup(place) for place in self.dictionary_of])
+
+    def of_texts(self, columns: Sequence[TextColumn]) -> Transformed:
+        """Transforms rows, given as the text of each of `names`.
+
+        Raises:
+            BadRowError: the first row that cannot be read, and its first such column.
+            ValueError: the number of columns is wrong.
+        """
+        if len(columns) != len(self.names):
+            raise ValueError(f"expected {len(self.names)} columns, got {len(columns)}")
+        by_name = dict(zip(self.names, columns, strict=True))
+        numerical, categorical = list[Parsed](), list[Column]()
+        problems: list[BadRowError] = []
+        for field in self.schema.numerical:
+            try:
+                cells = _strings(by_name[field.column])
+                numerical.append(numbers_of_texts(field, cells, self.schema.missing_of(field)))
+            except BadRowError as bad:
+                problems.append(bad)
+        for keys in self.keys:
+            try:
+                categorical.append(self._key_column(keys, by_name))
+            except BadRowError as bad:
+                problems.append(bad)
+        if problems:
+            raise min(problems, key=lambda bad: bad.row)
+        return self.apply(numerical, [*categorical, *cross_columns(self.schema, categorical)])
+
+    def _key_column(self, keys: FieldKeys, by_name: Mapping[str, TextColumn]) -> Column:
+        field = keys.field
+        column = by_name[field.column]
+        if field.max_length is None:
+            return keys.of_texts(column)[0]
+        weights = _strings(by_name[field.weights]) if field.weights else None
+        return lists_of_texts(keys, _strings(column), weights, self.schema.missing_of(field))
+
+    @cached_property
+    def keys(self) -> list[FieldKeys]:
+        """Returns the keys of each of the schema's categorical fields."""
+        made = []
+        for place, field in enumerate(self.schema.categorical):
+            known = None
+            if self.kinds is not None and field.type == "string":
+                dictionary = self.dictionaries[self.dictionary_of[place]]
+                known = KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
+            plain = self.kinds is None
+            made.append(FieldKeys(field, self.schema.missing_of(field), known, plain))
+            if field.dictionary is None:  # others may have a field's markers as values
+                self._check_markers(place, made[-1])
+        return made
+
+    def _check_markers(self, place: int, keys: FieldKeys) -> None:
+        """Raises ValueError if a field has a value with an id that means "missing"."""
+        lookup = self.lookup(self.dictionary_of[place])
+        found = lookup(Parsed.present(keys.missing)).max(initial=0)
+        if found:
             raise ValueError(
-                f"expected {self.num_numerical} numerical and {self.num_categorical} categorical "
-                f"columns, got {columns} in all"
+                f"column {keys.field.column!r}: expected missing_values that the training data did "
+                f"not have as values, got {self.value(place, int(found))!r}, which has id {found}"
             )
 
-    def apply(
-        self,
-        integers: Sequence[Parsed],
-        hashes: Sequence[Parsed],
-        dtype: np.dtype = layout.NUMERICAL_DTYPE,
-    ) -> Transformed:
-        """Transforms rows whose fields are already numbers, as `log_lines` reads them.
-
-        Args:
-            integers, hashes: the columns; as many as the transform was fitted for.
-            dtype: dtype of the logarithms.
-        """
-        rows = len((*integers, *hashes)[0].values)
-        numerical = np.empty((rows, self.num_numerical), dtype)
-        clamped = 0
-        for i, column in enumerate(integers):
-            numerical[:, i], more = self.rule.apply(column, dtype=dtype)
-            clamped += more
-        ids = [self.encode(i, column) for i, column in enumerate(hashes)]
-        return Transformed(numerical, ids, clamped)
-
-    def encode(self, index: int, numbers: Parsed) -> np.ndarray:
-        """Returns the ids of a categorical column, in `layout.id_dtype` of its cardinality."""
-        return self._lookup(index)(numbers)
-
-    def _lookup(self, index: int) -> IdLookup:
-        lookup = self._lookups[index]
-        if lookup is None:
-            self.check(index)
-            lookup = self._lookups[index] = IdLookup.of(self.dictionaries[index])
-        return lookup
+    @property
+    def known_labels(self) -> list[str] | None:
+        """Returns the labels that preprocessing met; None if they are unknown."""
+        positives = self.schema.label.positives
+        if not positives or self.negatives is None:
+            return None
+        return [*positives, *self.negatives]
 
     def check_all(self) -> None:
-        """Compares every dictionary with its checksum, as `check` does."""
-        for index in range(len(self.dictionaries)):
-            self.check(index)
+        """Compares every file with its checksum, as `check` does."""
+        for place in range(len(self._crcs)):
+            self.check(place)
 
-    def check(self, index: int) -> None:
-        """Compares a dictionary with its checksum; called before its first use.
+    def check(self, place: int) -> None:
+        """Compares a dictionary with its checksums; called before its first use.
+
+        Args:
+            place: index of the dictionary; the fields with encodings follow the dictionaries.
 
         Raises:
             ValueError: it has changed since it was saved; the message names its file.
         """
-        if not self._checksums or index in self._checked:
+        if not self._crcs or place in self._checked:
             return
-        path, expected = self._checksums[index]
-        if (found := checksum(self.dictionaries[index])) != expected:
-            raise ValueError(f"{path}: expected CRC-32 {expected}, got {found}: damaged")
-        self._checked.add(index)
-
-    def use_lookups(self, directory: str | os.PathLike) -> None:
-        """Loads lookups that `IdLookup.save` wrote, so that processes share them."""
-        self._lookups = [
-            IdLookup.load(directory, i, layout.id_dtype(n))
-            for i, n in enumerate(self.cardinalities)
-        ]
-
-    def save(self, directory: str | os.PathLike) -> None:
-        """Writes `transform.json` and `dictionary_<i>.npy` into a directory, created if need be."""
-        Path(directory).mkdir(parents=True, exist_ok=True)
-        for i, dictionary in enumerate(self.dictionaries):
-            save_dictionary(directory, i, dictionary)
-        sizes = [len(dictionary) for dictionary in self.dictionaries]
-        save_facts(
-            directory, self.num_numerical, sizes, self.numeric_transform, self.frequency_limit
-        )
-
-    @classmethod
-    def load(cls, directory: str | os.PathLike) -> "Transform":
-        """Loads what `save` wrote, and maps the dictionaries without reading them.
-
-        Raises:
-            FileNotFoundError: a file is missing.
-            ValueError: a file differs from the form that `save` writes; the message names it.
-        """
-        path = Path(directory) / _FILE
-        if not path.is_file():
-            raise FileNotFoundError(f"{path}: no such file, so {directory} is no fitted transform")
-        try:
-            facts = read_json(path)
-            version, sizes = facts["version"], facts["dictionary_sizes"]
-            limits = facts["frequency_limit"]
-            limit = FrequencyLimit(
-                limits["default"], {int(k): v for k, v in limits["by_column"].items()}
-            )
-            num_numerical, rule = facts["num_numerical"], facts["numeric_transform"]
-            checksums = facts.get("dictionary_crc32", [])  # early ones have none
-            if checksums and len(checksums) != len(sizes):
-                raise ValueError(f"{len(checksums)} checksums of {len(sizes)} dictionaries")
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}: not a fitted transform ({brief(error)})") from error
-        if version != _VERSION:
-            raise ValueError(f"{path}: expected version {_VERSION}, got {brief(version)}")
-        paths = [dictionary_path(directory, i) for i in range(len(sizes))]
-        dictionaries = [load_dictionary(*item) for item in zip(paths, sizes, strict=True)]
-        transform = cls(num_numerical, dictionaries, rule, limit)
-        transform._checksums = list(zip(paths, checksums, strict=False))
-        return transform
+        for (name, array), crc in zip(
+            self._arrays_at(place).items(), self._crcs[place], strict=True
+        ):
+            if (found := checksum(array)) != crc:
+                path = Path(self._directory or "", name)
+                raise ValueError(f"{path}: expected CRC-32 {crc}, got {found}: damaged")
+        self._checked.add(place)
 
 
-def save_facts(
-    directory: str | os.PathLike,
-    num_numerical: int,
-    dictionary_sizes: Sequence[int],
-    numeric_transform: str,
-    frequency_limit: FrequencyLimit,
-) -> None:
-    """Writes `transform.json`, after the dictionaries: without it there is no transform."""
-    paths = [dictionary_path(directory, i) for i in range(len(dictionary_sizes))]
-    dictionaries = [load_dictionary(*item) for item in zip(paths, dictionary_sizes, strict=True)]
-    facts = {
-        "version": _VERSION,
-        "num_numerical": num_numerical,
-        "numeric_transform": numeric_transform,
-        "frequency_limit": {
-            "default": frequency_limit.default,
-            "by_column": {str(k): v for k, v in frequency_limit.by_column.items()},
-        },
-        "dictionary_sizes": list(dictionary_sizes),
-        "dictionary_crc32": [checksum(dictionary) for dictionary in dictionaries],
-    }
-    write_atomically(Path(directory) / _FILE, json.dumps(facts, indent=2) + "\n")
+def stack_ids(ids: Sequence[np.ndarray | Bags], rows: int) -> np.ndarray:
+    """Returns the ids of all tables, `[rows, tables]`, in the widest of their dtypes.
+
+    Raises:
+        ValueError: a table has several ids per row.
+    """
+    if lists_in(ids):
+        raise ValueError("expected one id a row of each table, got a list field")
+    return np.stack(list(map(ids_in, ids)), 1) if ids else np.empty((rows, 0), np.int8)
+
+
+def _strings(column: TextColumn) -> list[str]:
+    whole = column.data.tobytes()
+    ends = zip(column.starts.tolist(), column.ends.tolist(), strict=True)
+    return [whole[start:end].decode("utf-8", "replace") for start, end in ends]

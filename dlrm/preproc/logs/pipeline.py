@@ -19,7 +19,8 @@ from typing import Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.transform.transform import Transform, save_facts
+from dlrm.data.transform.dictionaries import dictionary_path, load_dictionary
+from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.preproc.logs import report
 from dlrm.preproc.logs.counted_splits import (
@@ -96,8 +97,9 @@ def fit(run: Run, splits: Sequence[Split], directory: Path) -> None:
     columns = [CountedColumn(limit=limit.of(i)) for i in range(shape.num_categorical)]
     rows = num_rows(splits, first, last)
     sizes = fit_counted(run, counted, rows, columns, directory)
+    keys = [load_dictionary(dictionary_path(directory, i), size) for i, size in enumerate(sizes)]
     rule = run.options.numeric_transform
-    save_facts(directory, shape.num_numerical, sizes, rule, limit)
+    Transform.from_logs(shape.num_numerical, keys, rule, limit).save_facts(directory)
 
 
 def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:

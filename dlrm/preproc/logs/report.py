@@ -49,7 +49,7 @@ def _numerical(counted: Counted, fitted: Transform) -> list[dict[str, Any]]:
     for i in range(fitted.num_numerical):
         quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
         if (bins := counted.quantile_bins(i)) is not None:
-            values = fitted.rule.invert(number_of_bin(bins))
+            values = fitted.schema.numerical[i].rule.invert(number_of_bin(bins))
             quantiles = {
                 str(q): float(f"{round(float(value)):.3g}")
                 for q, value in zip(QUANTILES, values, strict=True)
@@ -74,7 +74,7 @@ def _categorical(
             "missing": counted.missing(fitted.num_numerical + i, layout.SPLITS),
             "distinct_values": sum(bucket["distinct"][i] for bucket in merged),
             "cardinality": fitted.cardinalities[i],
-            "frequency_limit": fitted.frequency_limit.of(i),
+            "frequency_limit": fitted.fields[i].frequency_limit,
             "values_without_id": counted.without_id(i, layout.SPLITS),
             "drift": _drift_by_day(counted, counted.id_groups(i)),
         }

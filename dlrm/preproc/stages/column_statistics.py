@@ -10,8 +10,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags
-from dlrm.data.transform.fitted import Fitted
-from dlrm.data.transform.transform import Transformed
+from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.files import staged_file
 
 _SHIFT = 4  # low bits of a float16 that a bin ignores: bins are 0.8 % wide
@@ -92,7 +91,7 @@ class Statistics:
         )
 
     @classmethod
-    def empty_by_name(cls, transform: Fitted) -> dict[str, "Statistics"]:
+    def empty_by_name(cls, transform: Transform) -> dict[str, "Statistics"]:
         """Returns counts of no rows for any name."""
         shape = transform.num_numerical, transform.num_categorical, len(transform.lists)
         return defaultdict(lambda: cls.empty(*shape))

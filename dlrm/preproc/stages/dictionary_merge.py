@@ -393,6 +393,6 @@ def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[s
     fitted = Transform.load(transform)
     for column in columns:
         fitted.check(column)
-        _write_lookup(fitted.dictionaries[column], column, folder)
+        _write_lookup(fitted.dictionaries[column].keys, column, folder)
     sync(Path(folder))
     return {}

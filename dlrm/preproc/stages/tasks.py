@@ -14,10 +14,9 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import ids_in, lists_in, places_of, taken
 from dlrm.data.transform.cells import BadRowError
-from dlrm.data.transform.fitted import Fitted, facts_file, load_transform
 from dlrm.data.transform.lists import missing_features
-from dlrm.data.transform.table_transform import TableTransform
-from dlrm.data.transform.transform import Transformed
+from dlrm.data.transform.stored import facts_file
+from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.preproc.stages.column_statistics import Periods, Statistics
 from dlrm.preproc.stages.dataset_files import ListColumns, write_rows
 from dlrm.preproc.stages.dictionary_merge import bucket_of
@@ -51,9 +50,9 @@ class Job(NamedTuple):
     list_starts: list[list[list[int]]] = []  # first id of each part, target and list field
     periods: Periods | None = None  # counted separately in the statistics, of rows with a time
 
-    def fitted(self) -> Fitted:
+    def fitted(self) -> Transform:
         """Returns the transform, loaded once per process while its files are unchanged."""
-        status = facts_file(self.transform).stat()
+        status = facts_file(Path(self.transform)).stat()
         return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
 
     def start(self, number: int, split: Any, target: Target) -> int:
@@ -116,8 +115,8 @@ class Job(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _load(directory: str, lookups: str, inode: int, changed: int) -> Fitted:
-    transform = load_transform(directory)
+def _load(directory: str, lookups: str, inode: int, changed: int) -> Transform:
+    transform = Transform.load(directory)
     transform.use_lookups(lookups)
     return transform
 
@@ -173,7 +172,7 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
 def _transformed(job: Job, target: Target, numbers: np.ndarray, read: Columns) -> Transformed:
     """Transforms rows; training rows are encoded by the rows of other folds."""
     fitted, columns = job.fitted(), (read.numerical, read.categorical)
-    if isinstance(fitted, TableTransform) and fitted.encoded and target.name == layout.SPLITS[0]:
+    if fitted.encoded and target.name == layout.SPLITS[0]:
         hashes = splitmix64(job.seed + FOLD, numbers)
         return fitted.apply(*columns, job.numerical_dtype, hashes)
     return fitted.apply(*columns, job.numerical_dtype)

@@ -33,7 +33,7 @@ from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.numbers import Fitted, Sums
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.table_transform import TableTransform, save_facts
+from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER, TEXT, canonical_text
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.engines import TaskError
@@ -355,7 +355,7 @@ def _fit(
     directory: Path,
     negatives: tuple[str, ...] | None,
     columns: Sequence[str],
-) -> TableTransform:
+) -> Transform:
     """Fits dictionaries, bins, means and deviations to the training rows, and writes them."""
     schema: Schema = run.options.schema
     num_rows = int(rows[:, TRAIN].sum())
@@ -384,8 +384,8 @@ def _fit(
     kept = run.options.division.keep_negatives
     own = dictionaries, negatives, columns, kept, encoded, _kinds(run, counted)
     read = run.options.remembered_schema if columns else schema  # of a CSV
-    transform = TableTransform(read, fitted, *own)
-    save_facts(directory, transform)
+    transform = Transform(read, fitted, *own)
+    transform.save_facts(directory)
     return transform
 
 

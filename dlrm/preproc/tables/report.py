@@ -12,7 +12,7 @@ from dlrm.data.tables.files import TableFile
 from dlrm.data.tables.parquet import Part
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import NumericalField
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.stages.column_statistics import HASH_BUCKETS, Periods, Statistics, ends_of_bin
 from dlrm.preproc.stages.report import QUANTILES, Counted, Histogram, share
 from dlrm.preproc.stages.stage import Run
@@ -44,7 +44,7 @@ def table_facts(
     parts: Sequence[Part],
     counted: Sequence[dict[str, Any]],
     periods: Periods | None,
-    fitted: TableTransform,
+    fitted: Transform,
     totals: dict[str, dict[str, int]],
 ) -> dict[str, Any]:
     """Returns the report on tables after all rows are transformed.
@@ -123,7 +123,7 @@ def _slices(
 def _load(
     run: Run,
     parts: Sequence[Part],
-    fitted: TableTransform,
+    fitted: Transform,
     splits: Sequence[str],
     slice_of: Sequence[str],
 ) -> Counted:
@@ -151,7 +151,7 @@ def _drift(counts: Counted, histogram: Histogram) -> dict[str, Any]:
     }
 
 
-def _numerical(counts: Counted, fitted: TableTransform) -> list[dict[str, Any]]:
+def _numerical(counts: Counted, fitted: Transform) -> list[dict[str, Any]]:
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]
     rules, names = fitted.schema.numerical_features, fitted.schema.numerical_names
@@ -210,7 +210,7 @@ def shortest(least: float, greatest: float) -> float:
 
 
 def _categorical(
-    counts: Counted, fitted: TableTransform, merged: list[dict[str, Any]]
+    counts: Counted, fitted: Transform, merged: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     features = []
     splits = [name for name in layout.SPLITS if name in counts.splits]

@@ -11,7 +11,6 @@ from table_testing import save_as_before, table_transform
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.difference import check_extends, compare_transforms
 from dlrm.data.transform.schema import CategoricalField, Label, Schema
-from dlrm.data.transform.table_transform import TableTransform
 from dlrm.data.transform.transform import Transform
 
 HASHES = np.array([0x68FD1E64, 0x05DB9164, 0x25C83C98, 7], np.uint32)
@@ -19,7 +18,7 @@ CITIES = ["Rome", "Oslo", "Lima"]
 
 
 def log_of(directory, num_numerical=2, dictionaries=(HASHES, HASHES[:2]), rule="readme"):
-    Transform(num_numerical, dictionaries, rule).save(directory / "transform")
+    Transform.from_logs(num_numerical, dictionaries, rule).save(directory / "transform")
     return directory
 
 
@@ -55,8 +54,8 @@ def test_the_same_transform_is_no_difference(tmp_path):
             {"dictionaries": (HASHES, HASHES[:3])},
             "values: categorical 1: id 3 is no value for the model and 25c83c98 here.",
         ),
-        ({"dictionaries": (HASHES,)}, "categorical columns: 2 for the model and 1 here."),
-        ({"num_numerical": 3}, "numerical columns: 2 for the model and 3 here."),
+        ({"dictionaries": (HASHES,)}, "categorical fields: categorical 1 of the model alone."),
+        ({"num_numerical": 3}, "numerical fields: numerical 2 here alone."),
         ({"rule": "nvidia"}, "numeric transform: readme for the model and nvidia here."),
     ],
 )
@@ -132,7 +131,7 @@ def test_what_differs_of_lists_is_said(tmp_path):
     def lists_of(directory, **entries):
         field = CategoricalField("city", max_length=3, **entries)
         schema = Schema(Label("y"), categorical=(field,))
-        transform = TableTransform(schema, [], [Dictionary.of_texts(CITIES)])
+        transform = Transform(schema, [], [Dictionary.of_texts(CITIES)])
         transform.save(directory / "transform")
         return directory
 
@@ -189,9 +188,7 @@ def test_what_does_not_extend_named_columns_is_said(tmp_path):
     def city_of(name, cities, buckets=0, **entries):
         field = CategoricalField("city", hash_buckets=buckets, **entries)
         schema = Schema(Label("y"), categorical=(field,))
-        TableTransform(schema, [], [Dictionary.of_texts(cities)]).save(
-            tmp_path / name / "transform"
-        )
+        Transform(schema, [], [Dictionary.of_texts(cities)]).save(tmp_path / name / "transform")
         return tmp_path / name
 
     plain = city_of("plain", CITIES)
@@ -211,15 +208,15 @@ def test_what_does_not_extend_named_columns_is_said(tmp_path):
 def test_a_label_that_an_older_dataset_does_not_name_is_not_compared(tmp_path):
     older, here = csv_of(tmp_path / "older"), csv_of(tmp_path / "here")
     folder = older / "transform"
-    save_as_before(TableTransform.load(folder), folder, label=..., positive=...)
-    assert not TableTransform.load(folder).label_known
+    save_as_before(Transform.load(folder), folder, label=..., positive=...)
+    assert not Transform.load(folder).label_known
     assert compare_transforms(older, here) is compare_transforms(here, older) is None
 
 
 def test_a_transform_of_an_earlier_version_is_the_same(tmp_path):
     older, here = csv_of(tmp_path / "older"), csv_of(tmp_path / "here")
     folder = older / "transform"
-    save_as_before(TableTransform.load(folder), folder)
+    save_as_before(Transform.load(folder), folder)
     assert compare_transforms(older, here) is compare_transforms(here, older) is None
 
 

@@ -20,7 +20,7 @@ from dlrm.data.transform.schema import (
     Schema,
     TimeField,
 )
-from dlrm.data.transform.table_transform import TableTransform, stack_ids
+from dlrm.data.transform.transform import Transform, stack_ids
 
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])
@@ -257,7 +257,7 @@ REFUSED = [
     (
         "{label: y, numerical: [{column: x, encodings: [target]}]}",
         "numerical x: expected some of column, transform, bins, missing_values, true_values, "
-        "false_values, got 'encodings' as well",
+        "false_values, type, got 'encodings' as well",
     ),
     (
         "{label: {column: y, encodings: [target]}, numerical: [x]}",
@@ -302,7 +302,7 @@ def saved(tmp_path):
         Dictionary(np.array([7, (1 << 64) - 3], np.uint64)),
         Dictionary(np.empty(0, np.uint64)),
     ]
-    made = TableTransform(SCHEMA, fitted, [Dictionary.of_texts(["b", "ä"]), *numbers], ["nein"])
+    made = Transform(SCHEMA, fitted, [Dictionary.of_texts(["b", "ä"]), *numbers], ["nein"])
     made.save(tmp_path / "transform")
     return tmp_path / "transform"
 
@@ -312,7 +312,7 @@ def cells(*texts):
 
 
 def test_a_transform_is_the_same_once_written_and_read(saved):
-    transform = TableTransform.load(saved)
+    transform = Transform.load(saved)
     assert transform.schema == SCHEMA
     assert [one.values() for one in transform.dictionaries] == [["b", "ä"], [7, -3], []]
     rows = [cells("1", " ", "9"), cells("2", "?", "1.5"), cells("ä ", "?", "new")]
@@ -329,7 +329,7 @@ def test_a_transform_is_the_same_once_written_and_read(saved):
 
 
 def test_a_cell_that_cannot_be_transformed_is_named(saved):
-    transform = TableTransform.load(saved)
+    transform = Transform.load(saved)
     row = [cells("1"), cells("2"), cells("b"), cells("7"), cells("1")]
     for place, text, problem in (
         (0, "many", "column x, row 0: expected a number, got 'many'"),
@@ -351,10 +351,10 @@ def test_damaged_dictionaries_are_named(saved, name):
     for cut in (content[:-1], content[:20], b""):
         path.write_bytes(cut)
         with pytest.raises(ValueError, match=name):
-            TableTransform.load(saved)
+            Transform.load(saved)
     path.unlink()
     with pytest.raises(FileNotFoundError, match=name):
-        TableTransform.load(saved)
+        Transform.load(saved)
 
 
 def places(value, path=()):
@@ -369,7 +369,7 @@ def places(value, path=()):
 def refusal(directory):
     """Returns the error of loading a whole transform, or "" if it loads."""
     try:
-        loaded = TableTransform.load(directory)
+        loaded = Transform.load(directory)
         for dictionary in range(len(loaded.dictionaries)):
             loaded.check(dictionary)
     except (ValueError, FileNotFoundError) as error:

@@ -14,6 +14,7 @@ from dlrm.data.sources.columns import (
     parse_hexadecimal,
     parse_integer,
 )
+from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.dictionaries import (
     Counts,
     FrequencyLimit,
@@ -106,7 +107,7 @@ def test_logarithms_of_nvidia():
     assert result.tolist() == [0, float(np.float16(np.float32(math.log(3)))), 0, 0]
     assert clamped == 1
     with pytest.raises(ValueError, match="'log2'"):
-        Transform(1, [], "log2")
+        Transform.from_logs(1, [], "log2")
 
 
 def test_ids_descend_in_count_and_ascend_in_number():
@@ -147,7 +148,7 @@ def transform():
         np.array([], np.uint32),
         np.arange(2**40, 2**40 + 200, dtype=np.uint64)[::-1],
     ]
-    return Transform(2, dictionaries, "readme", FrequencyLimit(2, {1: 9}))
+    return Transform.from_logs(2, dictionaries, "readme", FrequencyLimit(2, {1: 9}))
 
 
 COLUMNS = [
@@ -160,7 +161,7 @@ COLUMNS = [
 
 
 def test_known_answer(transform):
-    result = transform(COLUMNS)
+    result = transform.of_texts(COLUMNS)
     logs = [[math.log(3), math.log(2)], [math.log(2), math.log(14)], [0, math.log(2)]]
     np.testing.assert_array_equal(result.numerical, np.array(logs, np.float32).astype(np.float16))
     assert [ids.tolist() for ids in result.ids] == [[1, 3, 0], [0, 0, 0], [200, 1, 0]]
@@ -179,20 +180,20 @@ def test_number_beyond_the_dictionary_is_unseen(transform):
 def test_first_bad_row_is_reported(transform):
     bad = list(COLUMNS)
     bad[0], bad[3] = column("1", "", "x"), column("1", "y", "z")
-    with pytest.raises(BadValueError, match="column 3, row 1") as error:
-        transform(bad)
-    assert (error.value.column, error.value.row, error.value.got) == (3, 1, "y")
-    with pytest.raises(ValueError, match="2 numerical and 3 categorical columns, got 4"):
-        transform(COLUMNS[:4])
+    with pytest.raises(BadRowError, match="categorical 1, row 1: .* got 'y'") as error:
+        transform.of_texts(bad)
+    assert (error.value.column, error.value.row) == ("categorical 1", 1)
+    with pytest.raises(ValueError, match="expected 5 columns, got 4"):
+        transform.of_texts(COLUMNS[:4])
 
 
 def test_reloaded_transform_gives_the_same(transform, tmp_path):
     transform.save(tmp_path / "transform")
     loaded = Transform.load(tmp_path / "transform")
     assert (loaded.num_numerical, loaded.cardinalities) == (2, [4, 1, 201])
-    assert loaded.frequency_limit == transform.frequency_limit
-    assert not loaded.dictionaries[0].flags.owndata  # mapped
-    expected, result = transform(COLUMNS), loaded(COLUMNS)
+    assert loaded.schema == transform.schema
+    assert not loaded.dictionaries[0].keys.flags.owndata  # mapped
+    expected, result = transform.of_texts(COLUMNS), loaded.of_texts(COLUMNS)
     np.testing.assert_array_equal(result.numerical, expected.numerical)
     for ids, wanted in zip(result.ids, expected.ids, strict=True):
         np.testing.assert_array_equal(ids, wanted)
@@ -240,7 +241,7 @@ def test_flipped_bit_of_a_dictionary_is_seen_before_it_gives_a_wrong_id(transfor
     with pytest.raises(ValueError, match=message):
         loaded.check(2)
     with pytest.raises(ValueError, match=message):
-        loaded(COLUMNS)
+        loaded.of_texts(COLUMNS)
 
 
 def test_transform_without_checksums_still_loads(transform, tmp_path):
@@ -248,7 +249,10 @@ def test_transform_without_checksums_still_loads(transform, tmp_path):
     facts = json.loads((tmp_path / "transform.json").read_text())
     del facts["dictionary_crc32"]
     (tmp_path / "transform.json").write_text(json.dumps(facts))
-    assert Transform.load(tmp_path)(COLUMNS).ids[0].tolist() == transform(COLUMNS).ids[0].tolist()
+    assert (
+        Transform.load(tmp_path).of_texts(COLUMNS).ids[0].tolist()
+        == transform.of_texts(COLUMNS).ids[0].tolist()
+    )
     facts["dictionary_crc32"] = ["00000000"]
     (tmp_path / "transform.json").write_text(json.dumps(facts))
     with pytest.raises(ValueError, match="1 checksums of 3 dictionaries"):

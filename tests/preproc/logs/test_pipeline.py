@@ -147,7 +147,7 @@ def test_stored_transform_gives_the_bytes_of_the_dataset(good, logs):
     transform = Transform.load(good / "transform")
     rows = [line.split("\t") for line in (logs / "day_2").read_text().splitlines()]
     columns = [text_column(row[i] if i < len(row) else None for row in rows) for i in range(1, 40)]
-    result = transform(columns)
+    result = transform.of_texts(columns)
     served = {"numerical.bin": result.numerical.tobytes()}
     served |= {layout.categorical_name(i): ids.tobytes() for i, ids in enumerate(result.ids)}
     for name, expected in served.items():

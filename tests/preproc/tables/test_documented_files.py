@@ -21,7 +21,7 @@ from dlrm.data.tables.draft import Seen, draft
 from dlrm.data.tables.draft import batches_of as drafted_batches
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.text import batches_of
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.files import check_local
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.serving.rows import RowTransform
@@ -58,7 +58,7 @@ def values_of(tmp, inputs, schema=SCHEMA, **options):
     options = {"output_ordering": "input"} | options
     prepare(schema, inputs if isinstance(inputs, list) else [inputs], output, **options)
     ids = np.fromfile(output / "train" / "cat_0.bin", np.int8)
-    transform = TableTransform.load(output / layout.TRANSFORM)
+    transform = Transform.load(output / layout.TRANSFORM)
     return [transform.value(0, int(id)) if id else None for id in ids]
 
 
@@ -219,7 +219,7 @@ def _(tmp):
     assert values == ["c0", "c1", '"how to', "c3", "c4", 'tv 55"', "c6", "c7"]
     drafted = values_of(tmp / "again", tmp / "a.tsv", SCHEMA, quote="none")
     assert drafted == values
-    remembered = TableTransform.load(tmp / "again" / "dataset" / layout.TRANSFORM).schema.format
+    remembered = Transform.load(tmp / "again" / "dataset" / layout.TRANSFORM).schema.format
     assert remembered == TextFormat(quote="none")
 
 
@@ -281,7 +281,7 @@ def _(tmp):
     made = {"label": "y", "categorical": [lists], "format": {**marks, "delimiter": ";"}}
     prepare(made, [tmp / "a.csv"], tmp / "lists", output_ordering="input")
     ids = np.fromfile(tmp / "lists" / "train" / "cat_0.values.bin", np.int8).tolist()
-    transform = TableTransform.load(tmp / "lists" / layout.TRANSFORM)
+    transform = Transform.load(tmp / "lists" / layout.TRANSFORM)
     assert [id and transform.value(0, id) for id in ids] == ["1234", "7", "7", 0]
     (tmp / "a.jsonl").write_text('{"y": 0, "x": 1.234}\n{"y": 1, "x": 7}\n')
     prepare({**schema, "format": marks}, [tmp / "a.jsonl"], tmp / "json", output_ordering="input")
@@ -496,7 +496,7 @@ def _(tmp):
     label = {"column": "y", "positive": [4, 5], "any_negative": True}
     values_of(tmp, tmp / "a.csv", {**SCHEMA, "label": label}, report=True)
     assert "y is 4 or 5" in (tmp / "dataset" / "report.html").read_text()
-    transform = TableTransform.load(tmp / "dataset" / layout.TRANSFORM)
+    transform = Transform.load(tmp / "dataset" / layout.TRANSFORM)
     frame = pa.table({"y": ["4", "4.5"], "c": ["a", "b"]})
     rows, bad = scoring_reader(transform, labelled=True).read(frame.to_batches()[0])
     assert (rows.labels.tolist(), bad) == ([True, False], [])

@@ -16,7 +16,7 @@ import dlrm
 from dlrm.data.sources.columns import Coded, TextColumn, hash_texts
 from dlrm.data.tables.rows import RowReader
 from dlrm.data.transform.difference import compare_transforms
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.scripts import verify_dataset
@@ -96,7 +96,7 @@ def test_targets_are_of_the_other_folds_and_tell_what_they_can(dataset):
 
 def test_a_row_has_the_same_bits_as_test_rows_text_and_table(dataset):
     """`dlrm.load`, `predict` and the server use the last two."""
-    transform = TableTransform.load(dataset / "transform")
+    transform = Transform.load(dataset / "transform")
     assert transform.schema.numerical_names == NAMES
     rows = table(900, 1)
     read, bad = RowReader(transform.schema).read(rows.combine_chunks().to_batches()[0])
@@ -119,7 +119,7 @@ def test_numbers_are_those_of_the_definition(dataset):
     """In plain Python, for a known, a missing and an unseen value."""
     shops = [None if s == "?" else s for s in table()["shop"].to_pylist()]
     clicks = table()["y"].to_pylist()
-    transform = TableTransform.load(dataset / "transform")
+    transform = Transform.load(dataset / "transform")
     keys = hash_texts(TextColumn.from_bytes([b"s7", b"unseen"]))
     (_, field), encoded = transform.schema.encoded[0], transform.encoded[0]
     found = encoded(field.encodings, Coded(keys, np.array([0, -1, 1])), None)
@@ -134,7 +134,7 @@ def test_weights_weigh_targets_and_not_counts(tmp_path):
     rows = pa.table({"y": [1, 0, 0, 1], "c": list("aabb"), "w": [0.5, 1.5, 3.0, 1.0]})
     schema = {"label": "y", "categorical": [{"column": "c", "encodings": BOTH}], "weight": "w"}
     made = dlrm.Dataset.from_arrow(rows, schema, tmp_path / "d", test=rows)
-    values = TableTransform.load(made.path / "transform").encoded[0].values
+    values = Transform.load(made.path / "transform").encoded[0].values
     prior, strength = 1.5 / 6, 2 * 6 / 4
     shares = [(p + strength * prior) / (w + strength) for p, w in ((0, 0), (0.5, 2), (1, 4))]
     expected = {(math.log1p(n), share) for n, share in zip((0, 2, 2), shares, strict=True)}
@@ -149,7 +149,7 @@ def test_values_far_from_training_are_the_largest_number(tmp_path):
     rows = pa.table({"y": [0, 1] * 50, "c": ["a"] * 99 + ["b"]})
     schema = {"label": "y", "categorical": [{"column": "c", "encodings": ["count"]}]}
     made = dlrm.Dataset.from_arrow(rows, schema, tmp_path / "d", test=rows)
-    transform = TableTransform.load(made.path / "transform")
+    transform = Transform.load(made.path / "transform")
     transform.numerical[0] = transform.numerical[0]._replace(deviation=1e-9)
     found = transform.of_texts([TextColumn.from_bytes([b"a", b"other"])]).numerical
     assert found[:, 0].tolist() == [65504.0, -65504.0]
@@ -204,17 +204,17 @@ def test_a_damaged_file_is_named(dataset, tmp_path):
         (tmp_path / name).write_bytes(content)
     values = np.load(tmp_path / "encoded_values_1.npy", mmap_mode="r+")
     values[3] += 1
-    transform = TableTransform.load(tmp_path)
+    transform = Transform.load(tmp_path)
     with pytest.raises(ValueError, match="encoded_values_1.npy: expected CRC-32"):
         transform.check_all()
     np.save(tmp_path / "encoded_values_1.npy", values[1:])
     with pytest.raises(
         ValueError, match=r"encoded_values_1.npy: expected shape \[\d+, 1\] of type"
     ):
-        TableTransform.load(tmp_path)
+        Transform.load(tmp_path)
     (tmp_path / "encoded_keys_0.npy").unlink()
     with pytest.raises(FileNotFoundError, match="encoded_keys_0.npy: missing"):
-        TableTransform.load(tmp_path)
+        Transform.load(tmp_path)
 
 
 def test_a_column_that_is_not_there_is_named(tmp_path):

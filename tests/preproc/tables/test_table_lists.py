@@ -18,7 +18,7 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.draft import batches_of, draft
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.stages import tasks
@@ -158,7 +158,7 @@ def test_csv_separates_values_and_serving_reads_them_alike(tmp_path):
     prepare(schema, [path], tmp_path / "d", **TEST)
     ids, weights = lists(tmp_path / "d", "train", "tags")
     assert ids == [[2, 1], [], [], [3, 0]]
-    fitted = TableTransform.load(tmp_path / "d" / "transform")
+    fitted = Transform.load(tmp_path / "d" / "transform")
     assert fitted.names == ["tags", "c", "items", "w"]
     cells = [
         ["b| a|b", "", "NA", "c|"],
@@ -384,7 +384,7 @@ def test_a_dataset_goes_back_to_parquet_and_again_to_the_same_bytes(prepared, tm
 
 
 def dictionary_of(dataset, place):
-    return TableTransform.load(dataset / "transform").dictionaries[place].values()
+    return Transform.load(dataset / "transform").dictionaries[place].values()
 
 
 def test_the_report_says_how_long_lists_are(prepared):

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from table_oracle import SPLITS, Oracle, text_of
 from tables_testing import contents, prepare
 
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.execution.engines import TaskError
 
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
@@ -385,7 +385,7 @@ WRITERS = {"parquet": write_parquet, "csv": write_csv, "jsonl": write_json}
 
 def check_fitted(oracle, directory):
     """Compares the fitted transform with the oracle's."""
-    fitted = TableTransform.load(directory)
+    fitted = Transform.load(directory)
     assert fitted.cardinalities == oracle.sizes
     for field, one in zip(fitted.schema.numerical_features, fitted.numerical, strict=True):
         mean, deviation, edges, shares = oracle.facts[field.column]

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tables_testing import contents, prepare
 
-from dlrm.data.transform.table_transform import TableTransform
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.execution.engines import TaskError
 
 SCHEMA = {"label": "y", "numerical": [{"column": "x", "transform": "none"}]}
@@ -39,7 +39,7 @@ def test_decimals_are_the_nearest_numbers(tmp_path):
     values = [Decimal("0.100000"), Decimal("12345678901234.567891"), Decimal("-7.300000")]
     write(tmp_path / "a.parquet", y=[0, 1, 1], x=pa.array(values, pa.decimal128(38, 6)))
     prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d")
-    (fitted,) = TableTransform.load(tmp_path / "d" / "transform").numerical
+    (fitted,) = Transform.load(tmp_path / "d" / "transform").numerical
     assert fitted.edges.tolist() == [-7.3, 0.1, 12345678901234.567891]
 
 
@@ -49,7 +49,7 @@ def test_decimals_of_many_digits_are_different_values(tmp_path):
     values.append(Decimal("1234567890123456789012345678901235.5"))
     write(tmp_path / "a.parquet", y=[0, 1, 1], c=pa.array(values, pa.decimal128(38, 1)))
     prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d")
-    (dictionary,) = TableTransform.load(tmp_path / "d" / "transform").dictionaries
+    (dictionary,) = Transform.load(tmp_path / "d" / "transform").dictionaries
     assert set(dictionary.values()) == {
         "1234567890123456789012345678901234.5",
         "1234567890123456789012345678901235.5",

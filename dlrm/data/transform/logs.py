@@ -1,0 +1,59 @@
+"""Criteo's logs as a built-in schema.
+
+A line is a label, integers and hexadecimal hashes, with tabs between them.
+"""
+
+from functools import cache
+
+from dlrm.data.sources.text_format import NONE, TextFormat
+from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
+from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+from dlrm.limits import check_features
+
+LABEL = "label"
+
+
+@cache
+def log_schema(num_numerical: int, frequency_limits: tuple[int, ...], rule: str) -> Schema:
+    """Returns the schema of logs.
+
+    Args:
+        num_numerical: number of integers in a line.
+        frequency_limits: minimum count of a value with an id, for each hash.
+        rule: transform of the integers, one of `CRITEO_TRANSFORMS`.
+
+    Raises:
+        ValueError: there is no such rule.
+    """
+    if rule not in CRITEO_TRANSFORMS:
+        expected = ", ".join(CRITEO_TRANSFORMS)
+        raise ValueError(f"numeric transform {rule!r}: expected one of {expected}")
+    check_features("num_numerical", num_numerical)
+    transform = CRITEO_TRANSFORMS[rule].name
+    numerical = [f"numerical {i}" for i in range(num_numerical)]
+    categorical = [f"categorical {i}" for i in range(len(frequency_limits))]
+    columns = (LABEL, *numerical, *categorical)
+    return Schema(
+        Label(LABEL),
+        tuple(NumericalField(name, transform, type="decimal") for name in numerical),
+        tuple(
+            CategoricalField(name, "hexadecimal", frequency_limit=max(limit, 1))
+            for name, limit in zip(categorical, frequency_limits, strict=True)
+        ),
+        format=TextFormat(columns, header=False, delimiter="\t", quote=NONE),
+    )
+
+
+def rule_of(schema: Schema) -> str:
+    """Returns the transform of the integers of a log, one of `CRITEO_TRANSFORMS`."""
+    rules = {field.transform for field in schema.numerical}
+    return next((name for name, one in CRITEO_TRANSFORMS.items() if {one.name} == rules), "readme")
+
+
+def is_log(schema: Schema) -> bool:
+    """Returns whether a schema is that of logs, without further fields or options."""
+    limits = tuple(field.frequency_limit for field in schema.categorical)
+    numerical = len(schema.numerical)
+    if schema.format is None or len(schema.format.columns) != 1 + numerical + len(limits):
+        return False
+    return schema == log_schema(numerical, limits, rule_of(schema))
