@@ -359,7 +359,7 @@ class TableTransform:
             if facts["version"] != _VERSION:
                 raise ValueError(f"expected version {_VERSION}, got {brief(facts['version'])}")
             schema = Schema.of_facts(facts["schema"])
-            numerical = [_fitted(one) for one in facts["numerical"]]
+            numerical = list(map(Fitted.of_facts, facts["numerical"]))
             sizes = [one["size"] for one in facts["dictionaries"]]
             crcs = [one["crc32"] for one in facts["dictionaries"]]
             kinds = [fields[0].type for fields in schema.dictionaries().values()]
@@ -416,18 +416,6 @@ def _num_rows(column: Parsed | Coded | ListValues) -> int:
     return len(column.codes if isinstance(column, Coded) else column.values)
 
 
-def _fitted(facts: dict[str, Any]) -> Fitted:
-    """Returns the statistics of a numerical field from the form of `save_facts`."""
-    mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
-    edges, shares = (
-        np.array([float.fromhex(value) for value in facts[name]]) for name in ("edges", "shares")
-    )
-    finite = np.isfinite([mean, deviation]).all() and np.isfinite(edges).all()
-    if not finite or deviation <= 0 or (np.diff(edges) <= 0).any() or len(edges) != len(shares):
-        raise ValueError(f"expected finite numbers, edges ascending, got {brief(facts)}")
-    return Fitted(mean, deviation, edges, shares)
-
-
 def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
     """Writes `table.json`, after the dictionaries: without it there is no transform."""
     checksums = [[checksum(array) for array in arrays.values()] for arrays in transform._arrays()]
@@ -435,15 +423,7 @@ def save_facts(directory: str | os.PathLike, transform: TableTransform) -> None:
     facts = {
         "version": _VERSION,
         "schema": transform.schema.facts(),
-        "numerical": [
-            {
-                "mean": one.mean.hex(),
-                "deviation": one.deviation.hex(),
-                "edges": [edge.hex() for edge in one.edges.tolist()],
-                "shares": [share.hex() for share in one.shares.tolist()],
-            }
-            for one in transform.numerical
-        ],
+        "numerical": [one.facts() for one in transform.numerical],
         "dictionaries": [
             {"size": len(one), "crc32": crc}
             for one, crc in zip(transform.dictionaries, checksums, strict=False)
