@@ -115,7 +115,7 @@ class Standardise(NumericTransform):
 
 
 class Quantile(NumericTransform):
-    """The share of training values below x, interpolated between the edges of the bins."""
+    """Interpolates between the edges of bins, which are fitted to the training values."""
 
     meaning = "share of the training values below x, and 0.5 if x is missing"
     bins = 64
@@ -133,7 +133,7 @@ class Quantile(NumericTransform):
 
 
 class Unchanged(NumericTransform):
-    """Keeps x."""
+    """Keeps numbers, which float16 must be able to represent."""
 
     meaning = "unchanged, and 0 if x is missing"
     checked_in_readers = True
