@@ -5,6 +5,7 @@ the names in a schema. Flags, fitting, reports and pages follow.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from dlrm.data.transform.numbers import Fitted, Sums
 
 _NONE, _UNFITTED = np.empty(0), Fitted()
 _GREATEST = np.finfo(layout.NUMERICAL_DTYPE).max
+_WARNING = nullcontext()  # as numpy does by default
 
 
 class NumericTransform:
@@ -26,12 +28,13 @@ class NumericTransform:
         bins: number of bins to fit if the field has no number of its own; 0 fits none.
         checked_in_readers: whether readers refuse values whose results are beyond float16, which
             takes nothing fitted. Other results are checked when they are computed.
+        bounded: whether all results are within float16.
         tolerance: error of results that reports ignore, though float16 is finer near 0.
         done, advice: parts of the message of `overflow`.
     """
 
     meaning: str
-    needs_sums = checked_in_readers = False
+    needs_sums = checked_in_readers = bounded = False
     bins, tolerance = 0, 0.0
     done, advice = "", "choose the transform log or standardise, or scale the column"
 
@@ -51,7 +54,7 @@ class NumericTransform:
         Results are rounded from float64 to float32, then to `dtype`.
         """
         results, clamped = self.results(numbers, fitted)
-        with np.errstate(over="ignore"):
+        with _WARNING if self.bounded else np.errstate(over="ignore"):  # which takes a microsecond
             return results.astype(np.float32).astype(dtype, copy=False), clamped
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
@@ -74,12 +77,13 @@ class Log(NumericTransform):
     """The rule of the source document; arguments are clamped to at least 1."""
 
     meaning = "ln(x + 2), with 0 for a missing x"
+    bounded = True
     added, of_missing = 2.0, 2.0  # the argument is x + added, or of_missing
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
         arguments = np.where(numbers.missing, self.of_missing, numbers.values + self.added)
         clamped = int(np.count_nonzero(arguments < 1.0))
-        return np.log(np.maximum(arguments, 1.0)), clamped
+        return np.log(np.maximum(arguments, 1.0) if clamped else arguments), clamped
 
     def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
         return np.exp(results) - self.added
@@ -118,7 +122,7 @@ class Quantile(NumericTransform):
     """Interpolates between the edges of bins, which are fitted to the training values."""
 
     meaning = "share of the training values below x, and 0.5 if x is missing"
-    bins = 64
+    bins, bounded = 64, True
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
         if not len(fitted.edges):
