@@ -1,6 +1,6 @@
-"""Writes the reference pages that follow from the code: flags and the Python API.
+"""Writes the reference pages that follow from the code: flags, the Python API and transforms.
 
-python docs/generate.py            writes docs/reference/flags.md and docs/reference/python.md
+python docs/generate.py            writes flags.md, python.md and transforms.md in docs/reference
 python docs/generate.py --check    writes nothing; exit code 1 if a page is not up to date
 """
 
@@ -24,6 +24,7 @@ import absl.flags
 import dlrm
 from dlrm import ops
 from dlrm.api.dataset import Dataset
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.scripts.common.config_flags import ConfigFlags
 from dlrm.serving.predictor import Predictor
 
@@ -70,8 +71,9 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="compare, and write nothing")
     options = parser.parse_args()
     stale = []
-    pages = {REFERENCE / "flags.md": flags_page(), REFERENCE / "python.md": python_page()}
-    for path, text in pages.items():
+    pages = {"flags": flags_page, "python": python_page, "transforms": transforms_page}
+    for name, page in pages.items():
+        path, text = REFERENCE / f"{name}.md", page()
         if path.exists() and path.read_text() == text:
             continue
         stale.append(path.relative_to(ROOT))
@@ -194,6 +196,19 @@ def python_page() -> str:
         for name, item in objects:
             parts.append(f"### `{name}{_signature(item)}`\n\n{_docstring(item)}\n")
     return "\n".join(parts)
+
+
+def transforms_page() -> str:
+    """Returns the page of numerical transforms."""
+    parts = [
+        "# Numerical transforms\n",
+        _STATE.format("classes"),
+        "| transform | result for x | note |",
+    ]
+    parts.append("|---|---|---|")
+    for name, one in NUMERIC_TRANSFORMS.items():
+        parts.append(f"| `{name}` | {_cell(one.meaning)} | {_cell(_docstring(type(one)))} |")
+    return "\n".join(parts) + "\n"
 
 
 def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:

@@ -4,12 +4,14 @@ Statistics that tasks fit on parts of the rows are summed exactly, so that the s
 same bytes however they were divided.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from dlrm.documents import brief
 
 _EXPONENTS = 2200  # of float64: -1074 to 1024, and the rest from rounding a product
 _LOWEST = -1130
@@ -31,6 +33,32 @@ class Fitted(NamedTuple):
     deviation: float = 1.0
     edges: np.ndarray = np.empty(0)
     shares: np.ndarray = np.empty(0)
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the statistics as JSON values, exact."""
+        return {
+            "mean": self.mean.hex(),
+            "deviation": self.deviation.hex(),
+            "edges": [edge.hex() for edge in self.edges.tolist()],
+            "shares": [share.hex() for share in self.shares.tolist()],
+        }
+
+    @classmethod
+    def of_facts(cls, facts: Mapping[str, Any]) -> "Fitted":
+        """Returns statistics from the result of `facts`.
+
+        Raises:
+            ValueError: they are not the statistics of a column.
+        """
+        mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
+        edges, shares = (
+            np.array([float.fromhex(value) for value in facts[name]])
+            for name in ("edges", "shares")
+        )
+        finite = np.isfinite([mean, deviation]).all() and np.isfinite(edges).all()
+        if not finite or deviation <= 0 or (np.diff(edges) <= 0).any() or len(edges) != len(shares):
+            raise ValueError(f"expected finite numbers, edges ascending, got {brief(facts)}")
+        return cls(mean, deviation, edges, shares)
 
 
 @dataclass

@@ -1,10 +1,11 @@
 """Numerical transforms: what a column of numbers becomes as an input of a model, and the inverse.
 
-A schema names them by the keys of `NUMERIC_TRANSFORMS`. To add one, write a subclass of
-`NumericTransform` and its entry: schemas, flags, fitting, reports and pages follow.
+A new one is a subclass of `NumericTransform` and its entry in `NUMERIC_TRANSFORMS`, whose keys are
+the names in a schema. Flags, fitting, reports and pages follow.
 """
 
 from collections.abc import Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,8 @@ from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted, Sums
 
 _NONE, _UNFITTED = np.empty(0), Fitted()
+_GREATEST = np.finfo(layout.NUMERICAL_DTYPE).max
+_WARNING = nullcontext()  # as numpy does by default
 
 
 class NumericTransform:
@@ -21,30 +24,24 @@ class NumericTransform:
 
     Attributes:
         name: name in schemas.
-        meaning: the result for a value x, as the help of flags and the documentation describe it.
+        meaning: the result for a value x, in the help of flags and the documentation.
         needs_sums: whether `fit` needs the sums of the training values.
         bins: number of bins to fit if the field has no number of its own; 0 fits none.
-        checked_in_readers: whether a value alone decides that its result is beyond float16, so that
-            its row is refused when it is read. Other results are checked when they are computed.
+        checked_in_readers: whether readers refuse values whose results are beyond float16, which
+            takes nothing fitted. Other results are checked when they are computed.
+        bounded: whether all results are within float16.
         tolerance: error of results that reports ignore, though float16 is finer near 0.
         done, advice: parts of the message of `overflow`.
     """
 
     name: str
     meaning: str
-    needs_sums = False
-    bins = 0
-    checked_in_readers = False
-    tolerance = 0.0
-    done = ""
-    advice = "choose the transform log or standardise, or scale the column"
+    needs_sums = checked_in_readers = bounded = False
+    bins, tolerance = 0, 0.0
+    done, advice = "", "choose the transform log or standardise, or scale the column"
 
     def fit(self, sums: Sums, edges: np.ndarray = _NONE, shares: np.ndarray = _NONE) -> Fitted:
-        """Returns the statistics of a column's training values.
-
-        Args:
-            sums: sums of the values; none unless `needs_sums`.
-            edges, shares: the result of `bin_edges`; none unless bins are fitted.
+        """Returns the statistics of the training values: of their sums and `bin_edges`.
 
         Raises:
             OverflowError: a statistic is beyond float64.
@@ -52,54 +49,51 @@ class NumericTransform:
         return Fitted(edges=edges, shares=shares)
 
     def apply(
-        self,
-        numbers: Parsed,
-        fitted: Fitted = _UNFITTED,
-        dtype: np.dtype = layout.NUMERICAL_DTYPE,
+        self, numbers: Parsed, fitted: Fitted = _UNFITTED, dtype: np.dtype = layout.NUMERICAL_DTYPE
     ) -> tuple[np.ndarray, int]:
-        """Returns the results of float64 values, infinite on overflow, and how many were clamped.
+        """Returns the results, infinite on overflow, and the number of values that were clamped.
 
-        They are computed in float64, and rounded to float32 and then to `dtype`.
+        Results are rounded from float64 to float32, then to `dtype`.
         """
         results, clamped = self.results(numbers, fitted)
-        with np.errstate(over="ignore"):
+        with _WARNING if self.bounded else np.errstate(over="ignore"):  # which takes a microsecond
             return results.astype(np.float32).astype(dtype, copy=False), clamped
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
-        """Returns the results of `apply` in float64."""
+        """Returns what `apply` does, in float64."""
         raise NotImplementedError
 
-    def invert(self, results: np.ndarray, fitted: Fitted = _UNFITTED) -> np.ndarray:
-        """Returns values that have the given results, for each one of them."""
+    def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
+        """Returns a value for each result that has this result."""
         raise NotImplementedError
 
     def overflow(self, value: Any) -> str:
         """Returns a message that the result of a value is beyond float16, with a remedy."""
-        greatest = np.finfo(layout.NUMERICAL_DTYPE).max
         return (
-            f"{value}{self.done} is beyond float16 (up to {greatest:.0f}), in which numerical "
+            f"{value}{self.done} is beyond float16 (up to {_GREATEST:.0f}), in which numerical "
             f"features are stored; {self.advice}"
         )
 
 
 class Log(NumericTransform):
-    """The rule of the source document: ln(x + 2) of at least 1, with a missing x as 0."""
+    """The rule of the source document; arguments are clamped to at least 1."""
 
     name = "log"
     meaning = "ln(x + 2), with 0 for a missing x"
+    bounded = True
     added, of_missing = 2.0, 2.0  # the argument is x + added, or of_missing
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
         arguments = np.where(numbers.missing, self.of_missing, numbers.values + self.added)
         clamped = int(np.count_nonzero(arguments < 1.0))
-        return np.log(np.maximum(arguments, 1.0)), clamped
+        return np.log(np.maximum(arguments, 1.0) if clamped else arguments), clamped
 
-    def invert(self, results: np.ndarray, fitted: Fitted = _UNFITTED) -> np.ndarray:
+    def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
         return np.exp(results) - self.added
 
 
 class NvidiaLog(Log):
-    """The rule of NVIDIA's code: ln(x + 3) of at least 1, and 0 for a missing x."""
+    """The rule of NVIDIA's code; arguments are clamped to at least 1."""
 
     name = "nvidia"
     meaning = "ln(x + 3), and 0 if x is missing"
@@ -111,8 +105,7 @@ class Standardise(NumericTransform):
 
     name = "standardise"
     meaning = "mean 0 and standard deviation 1 on the training rows, and 0 if x is missing"
-    needs_sums = True
-    tolerance = 1 / 512
+    needs_sums, tolerance = True, 1 / 512
     done = ", standardised,"
     advice = (
         "most training rows are much closer together; choose the transform log or quantile, or "
@@ -126,31 +119,31 @@ class Standardise(NumericTransform):
         scaled = (numbers.values - fitted.mean) / fitted.deviation
         return np.where(numbers.missing, 0.0, scaled), 0
 
-    def invert(self, results: np.ndarray, fitted: Fitted = _UNFITTED) -> np.ndarray:
+    def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
         return results * fitted.deviation + fitted.mean
 
 
 class Quantile(NumericTransform):
-    """The share of training values below x, interpolated between the edges of the bins."""
+    """Interpolates between the edges of bins, which are fitted to the training values."""
 
     name = "quantile"
     meaning = "share of the training values below x, and 0.5 if x is missing"
-    bins = 64
+    bins, bounded = 64, True
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
-        edges, shares = fitted.edges, fitted.shares
-        if not len(edges):
-            return np.full(numbers.values.shape, 0.5), 0
-        return np.where(numbers.missing, 0.5, np.interp(numbers.values, edges, shares)), 0
-
-    def invert(self, results: np.ndarray, fitted: Fitted = _UNFITTED) -> np.ndarray:
         if not len(fitted.edges):
-            return np.zeros(len(results))
+            return np.full(numbers.values.shape, 0.5), 0
+        shares = np.interp(numbers.values, fitted.edges, fitted.shares)
+        return np.where(numbers.missing, 0.5, shares), 0
+
+    def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
+        if not len(fitted.edges):
+            return np.zeros(results.shape)
         return np.interp(results, fitted.shares, fitted.edges)
 
 
 class Unchanged(NumericTransform):
-    """Keeps x."""
+    """Keeps numbers, which float16 must be able to represent."""
 
     name = "none"
     meaning = "unchanged, and 0 if x is missing"
@@ -159,14 +152,14 @@ class Unchanged(NumericTransform):
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
         return np.where(numbers.missing, 0.0, numbers.values), 0
 
-    def invert(self, results: np.ndarray, fitted: Fitted = _UNFITTED) -> np.ndarray:
+    def invert(self, results: np.ndarray, fitted: Fitted) -> np.ndarray:
         return results
 
 
 NUMERIC_TRANSFORMS: Mapping[str, NumericTransform] = {
     one.name: one for one in (Log(), NvidiaLog(), Standardise(), Quantile(), Unchanged())
 }
-# By the names that flags and `transform.json` of Criteo's logs have for them.
+# By their names in flags and `transform.json` of Criteo's logs.
 CRITEO_TRANSFORMS: Mapping[str, NumericTransform] = {
     "readme": NUMERIC_TRANSFORMS["log"],
     "nvidia": NUMERIC_TRANSFORMS["nvidia"],

@@ -18,8 +18,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from dlrm.data.transform.dictionaries import (
     Dictionary,
     FrequencyLimit,
@@ -64,15 +62,7 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
     facts = {
         "version": _VERSION,
         "schema": transform.schema.facts(),
-        "numerical": [
-            {
-                "mean": one.mean.hex(),
-                "deviation": one.deviation.hex(),
-                "edges": [edge.hex() for edge in one.edges.tolist()],
-                "shares": [share.hex() for share in one.shares.tolist()],
-            }
-            for one in transform.numerical
-        ],
+        "numerical": [one.facts() for one in transform.numerical],
         "dictionaries": [
             {"size": len(one), "crc32": crc}
             for one, crc in zip(transform.dictionaries, crcs, strict=False)
@@ -118,7 +108,7 @@ def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
 
 def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     schema = Schema.of_facts(facts["schema"])
-    numerical = [_fitted(one) for one in facts["numerical"]]
+    numerical = [Fitted.of_facts(one) for one in facts["numerical"]]
     types = [fields[0].type for fields in schema.dictionaries().values()]
     dictionaries = [
         Dictionary.load(directory, place, one["size"], kind)
@@ -151,18 +141,6 @@ def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "crcs": crcs,
         "directory": directory,
     }
-
-
-def _fitted(facts: dict[str, Any]) -> Fitted:
-    """Returns the statistics of a numerical field from the form of `save_facts`."""
-    mean, deviation = float.fromhex(facts["mean"]), float.fromhex(facts["deviation"])
-    edges, shares = (
-        np.array([float.fromhex(value) for value in facts[name]]) for name in ("edges", "shares")
-    )
-    finite = np.isfinite([mean, deviation]).all() and np.isfinite(edges).all()
-    if not finite or deviation <= 0 or (np.diff(edges) <= 0).any() or len(edges) != len(shares):
-        raise ValueError(f"expected finite numbers, edges ascending, got {brief(facts)}")
-    return Fitted(mean, deviation, edges, shares)
 
 
 def texts_in(values: Any) -> tuple[str, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dlrm.data.clicks import layout
+from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.logs.raw_log import Split
 from dlrm.preproc.stages.column_statistics import Statistics, number_of_bin
@@ -49,7 +50,7 @@ def _numerical(counted: Counted, fitted: Transform) -> list[dict[str, Any]]:
     for i in range(fitted.num_numerical):
         quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
         if (bins := counted.quantile_bins(i)) is not None:
-            values = fitted.schema.numerical[i].rule.invert(number_of_bin(bins))
+            values = fitted.schema.numerical[i].rule.invert(number_of_bin(bins), Fitted())
             quantiles = {
                 str(q): float(f"{round(float(value)):.3g}")
                 for q, value in zip(QUANTILES, values, strict=True)

@@ -53,8 +53,7 @@ def fit_encodings(
         lookups: directory of the files for training rows.
 
     Returns:
-        `size`, and for each encoding the statistics fitted to the numbers of the training rows:
-        mean, deviation, edges and shares, in hexadecimal.
+        `size`, and for each encoding the facts of what is fitted to the numbers of training rows.
     """
     cells, num = column.cells, len(column.encodings)
     totals = np.array(column.totals, np.int64)
@@ -111,8 +110,7 @@ class _Numbers:
         if self._field.fitted_bins:
             self._counts = merge_counts([self._counts, Counts(ordered(values), rows)])
 
-    def fitted(self) -> list[Any]:
-        """Returns mean, deviation, edges and shares, in hexadecimal."""
+    def fitted(self) -> dict[str, Any]:
+        """Returns the facts of the fitted statistics."""
         bins = bin_edges(self._counts.keys, self._counts.counts, self._field.fitted_bins)
-        mean, deviation, *edges = self._field.rule.fit(self._sums, *bins)
-        return [mean.hex(), deviation.hex(), *([v.hex() for v in e.tolist()] for e in edges)]
+        return self._field.rule.fit(self._sums, *bins).facts()

@@ -376,7 +376,7 @@ def _fit(
             fitted.append(field.rule.fit(total, *edges))
         except OverflowError as error:
             raise ValueError(f"column {field.column}: {error}") from None
-    fitted += [_fitted(one) for result in of_encodings for one in result["fitted"]]
+    fitted += [Fitted.of_facts(one) for result in of_encodings for one in result["fitted"]]
     encoded = [
         Encoded.load(directory, place, result["size"], len(field.encodings))
         for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
@@ -412,11 +412,6 @@ def _with_totals(
             column = column._replace(encoded=encoded._replace(totals=totals, missing=missing))
         made.append(column)
     return made
-
-
-def _fitted(facts: Sequence[Any]) -> Fitted:
-    mean, deviation, *edges = facts
-    return Fitted(float.fromhex(mean), float.fromhex(deviation), *map(_array, edges))
 
 
 def _array(values: Sequence[str]) -> np.ndarray:
