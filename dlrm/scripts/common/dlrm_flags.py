@@ -59,6 +59,16 @@ NVIDIA_2021: dict[str, Any] = {
     "embedding_type": "custom_cuda",
     "dataset_type": "parametric",
 }
+# Those of `dist_main`: NVIDIA's of June 2020, on several GPUs.
+DIST_MAIN: dict[str, Any] = {
+    "batch_size": 65536,
+    "test_batch_size": 131072,
+    "lr": 24.0,
+    "warmup_steps": 8000,
+    "decay_steps": 24000,
+    "decay_start_step": 48000,
+    "embedding_type": "joint_sparse",
+}
 _RUN: Definitions = {
     "mode": (
         str,
