@@ -18,6 +18,7 @@ from dlrm.serving.inputs import Inputs, check_lengths, check_shapes, check_value
 from dlrm.serving.rows import RowTransform, text_of_tensors
 
 FACTS = "model.json"
+ONNX = "model.onnx"  # a directory, if ONNX Runtime scores
 KIND = "served model"  # of the manifest of a version
 NUMERICAL, IDS, LENGTHS, WEIGHTS = "input__0", "input__1", "input__2", "input__3"
 RAW = "raw__0"

@@ -261,8 +261,8 @@ _BENCHMARK: Definitions = {
     "inference_benchmark_runtimes": (
         tuple[str, ...],
         ("native",),
-        f"Runtimes to measure, of {', '.join(('native', *RUNTIMES))}: the model as trained, plain "
-        "torch, TorchScript, ONNX Runtime, AOTInductor, which takes a minute to compile",
+        f"Runtimes to measure, of {', '.join(('native', *RUNTIMES))}: the model as trained, "
+        + ", ".join(RUNTIMES.values()),
     ),
 }
 _OWN: dict[str, Definitions] = {
