@@ -40,9 +40,9 @@ import torch.nn.functional as F
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.exportable import ExportableDLRM
-from dlrm.serving.platforms import PLATFORMS, Score
-from dlrm.serving.quantize import quantize_tables
+from dlrm.serving.network.exportable import ExportableDLRM
+from dlrm.serving.network.platforms import PLATFORMS, Score
+from dlrm.serving.network.quantize import quantize_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = {  # one-hot uniform ids

@@ -23,8 +23,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling, Mod
 
 import dlrm
 from dlrm.data.sources import native
-from dlrm.serving import platforms
-from dlrm.serving.platforms import Platform
+from dlrm.serving.network import platforms
+from dlrm.serving.network.platforms import Platform
 
 PLATFORMS = {name: one for name, one in platforms.PLATFORMS.items() if one.triton}
 TYPES = {

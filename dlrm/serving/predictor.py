@@ -23,11 +23,11 @@ from dlrm.manifest import check_listed, read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
-from dlrm.serving.inputs import Inputs, RowError, check_inputs
-from dlrm.serving.recalibration import Recalibration, load_recalibration
-from dlrm.serving.rows import RowTransform, Text, text_of_fields
-from dlrm.serving.shares import Shares
-from dlrm.serving.tables import frame_of, labels_of, read_inputs, scoring_reader
+from dlrm.serving.network.recalibration import Recalibration, load_recalibration
+from dlrm.serving.rows.inputs import Inputs, RowError, check_inputs
+from dlrm.serving.rows.raw import RowTransform, Text, text_of_fields
+from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.tables import frame_of, labels_of, read_inputs, scoring_reader
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,

@@ -25,7 +25,6 @@ from dlrm.data.transform.table_transform import TableTransform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.model.config import DLRMConfig
-from dlrm.serving.inputs import Inputs, RowError
 from dlrm.serving.predictor import (
     BATCH_SIZE,
     Predictor,
@@ -34,9 +33,10 @@ from dlrm.serving.predictor import (
     inputs_of,
     shares_of,
 )
-from dlrm.serving.rows import Text, read_lines
-from dlrm.serving.shares import Shares
-from dlrm.serving.tables import labels_of, read_inputs, scoring_reader
+from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.rows.raw import Text, read_lines
+from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 
 _ANY_ROW = ""  # among the names of columns, if there are rows
 T = TypeVar("T")

@@ -10,11 +10,11 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.model.layers.interaction import INTERACTIONS
-from dlrm.serving.compare import compare_tables
-from dlrm.serving.exportable import ExportableDLRM, exportable
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.platforms import PLATFORMS
-from dlrm.serving.quantize import QuantizedTables, quantize_tables
+from dlrm.serving.network.compare import compare_tables
+from dlrm.serving.network.exportable import ExportableDLRM, exportable
+from dlrm.serving.network.platforms import PLATFORMS
+from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
+from dlrm.serving.rows.inputs import Inputs
 
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
 

@@ -8,11 +8,11 @@ import torch
 
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.compare import compare_tables
-from dlrm.serving.exportable import example_like, exportable
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.platforms import PLATFORMS
-from dlrm.serving.quantize import quantize_tables
+from dlrm.serving.network.compare import compare_tables
+from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.platforms import PLATFORMS
+from dlrm.serving.network.quantize import quantize_tables
+from dlrm.serving.rows.inputs import Inputs
 
 SIZES = (50, 1, 300, 20)
 MIXED = {"table_poolings": ("mean", None, "sum", "mean")}

@@ -10,10 +10,10 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 
 import dlrm
-from dlrm.serving.exportable import ExportableDLRM
-from dlrm.serving.platforms import PLATFORMS
-from dlrm.serving.quantize import quantize_tables
-from dlrm.serving.recalibration import (
+from dlrm.serving.network.exportable import ExportableDLRM
+from dlrm.serving.network.platforms import PLATFORMS
+from dlrm.serving.network.quantize import quantize_tables
+from dlrm.serving.network.recalibration import (
     KINDS,
     FittedRows,
     Recalibration,
@@ -23,7 +23,7 @@ from dlrm.serving.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
-from dlrm.serving.rows import text_of_lines
+from dlrm.serving.rows.raw import text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 

@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
 from dlrm.serving.importance import contributions
-from dlrm.serving.rows import text_of_fields
+from dlrm.serving.rows.raw import text_of_fields
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 SEEDS = (1, 2, 5)

@@ -21,9 +21,9 @@ import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.sources import native
 from dlrm.manifest import write_manifest
-from dlrm.serving import platforms
-from dlrm.serving.reader import KIND
-from dlrm.serving.scorer import Scorer
+from dlrm.serving.network import platforms
+from dlrm.serving.server.reader import KIND
+from dlrm.serving.server.scorer import Scorer
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
 from dlrm.train.checkpoints.saved_model import read_saved
@@ -280,8 +280,8 @@ class OnlyWhatServersHave(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, OnlyWhatServersHave())
 import numpy as np
 from dlrm.data.sources import native
-from dlrm.serving import backend
-from dlrm.serving.scorer import Scorer
+from dlrm.serving.server import backend
+from dlrm.serving.server.scorer import Scorer
 
 class Logger:
     lines = []
@@ -478,8 +478,8 @@ def test_tables_beyond_2_gb_are_written(export, tmp_path):
     """ONNX files are limited to 2 GB; weights go in a second file."""
     from dlrm.model.config import DLRMConfig
     from dlrm.model.dlrm import DLRM
-    from dlrm.serving.exportable import ExportableDLRM
-    from dlrm.serving.quantize import QuantizedTables
+    from dlrm.serving.network.exportable import ExportableDLRM
+    from dlrm.serving.network.quantize import QuantizedTables
 
     if shutil.disk_usage(tmp_path).free < 8e9:
         pytest.skip("needs 8 GB of disk")

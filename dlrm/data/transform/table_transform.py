@@ -51,7 +51,7 @@ class TableTransform:
         negatives: the labels that count as 0; None if they are unknown or too many.
         columns: names of all columns of the CSV that it was fitted to; none for other tables.
         keep_negatives: share of the training rows with label 0 that were kept, for which scores
-            are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
+            are corrected; see `dlrm.serving.network.recalibration.of_sampling_rate`.
         encoded: encodings of each field, in the order of `schema.encoded`.
         kinds: kind of the training values of each of the schema's categorical fields: `NUMBER` of
             typed numbers, otherwise `TEXT`. None if texts have no canonical form, as in earlier

@@ -35,7 +35,7 @@ from dlrm.scripts.common.config_flags import (
     UsageError,
     Values,
 )
-from dlrm.serving.runtimes import RUNTIMES
+from dlrm.serving.network.runtimes import RUNTIMES
 from dlrm.store.config import TableStoreConfig
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.tasks.click_training import OVERLAPS

@@ -31,8 +31,7 @@ from dlrm.scripts.evaluate.lines import lines_of
 from dlrm.scripts.evaluate.page import HTML, PNG, curves_of, write_files
 from dlrm.scripts.evaluate.rows import Collected, collect
 from dlrm.serving.importance import permutation_importance
-from dlrm.serving.predictor import Predictor, field_names
-from dlrm.serving.recalibration import (
+from dlrm.serving.network.recalibration import (
     KINDS,
     FittedRows,
     Recalibration,
@@ -41,6 +40,7 @@ from dlrm.serving.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
+from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.sources import check_source, reads_dataset
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import different_flags, read_run

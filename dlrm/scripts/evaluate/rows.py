@@ -8,9 +8,9 @@ import numpy as np
 
 from dlrm.data.transform.schema import Schema
 from dlrm.metrics.judged import ScoredRows
-from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import Predictor, field_names
-from dlrm.serving.shares import Shares
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.rows.shares import Shares
 from dlrm.serving.sources import Block, SourceConfig, taken, value_shares
 
 

@@ -24,9 +24,9 @@ from dlrm.data.tables.text import batches_of
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.files import check_local
 from dlrm.preproc.execution.engines import TaskError
-from dlrm.serving.rows import RowTransform
-from dlrm.serving.shares import Shares
-from dlrm.serving.tables import frame_of, read_inputs, scoring_reader
+from dlrm.serving.rows.raw import RowTransform
+from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.tables import frame_of, read_inputs, scoring_reader
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "files.md"
 SCHEMA = {"label": "y", "categorical": ["c"]}

@@ -20,7 +20,7 @@ from dlrm.data.transform.table_transform import TableTransform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.scripts import verify_dataset
-from dlrm.serving.rows import RowTransform, text_of_fields
+from dlrm.serving.rows.raw import RowTransform, text_of_fields
 
 ROWS = 4000
 BOTH = ["count", {"kind": "target", "folds": 4, "smoothing": 2}]

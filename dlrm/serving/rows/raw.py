@@ -17,7 +17,7 @@ from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.fitted import Fitted, load_transform
 from dlrm.data.transform.table_transform import TableTransform
-from dlrm.serving.inputs import Inputs, RowError
+from dlrm.serving.rows.inputs import Inputs, RowError
 
 _PADDING = 8  # bytes that a TextColumn has after its last field
 _ZEROS = np.zeros(_PADDING, np.uint8)

@@ -14,7 +14,7 @@ from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.documents import brief
-from dlrm.serving.inputs import Inputs, RowError
+from dlrm.serving.rows.inputs import Inputs, RowError
 
 
 def scoring_reader(

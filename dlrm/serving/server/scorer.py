@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.reader import ONNX, Reader, Request, together_or_alone
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.server.reader import ONNX, Reader, Request, together_or_alone
 
 _LEAST_ROWS, _MOST_ROWS = 256, 512  # that a thread takes at a time
 

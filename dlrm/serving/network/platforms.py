@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dlrm.serving.reader import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
+from dlrm.serving.server.reader import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
 
 Score = Callable[..., np.ndarray]  # `Inputs.arrays` -> scores [rows, 1]
 INPUTS = (NUMERICAL, IDS, LENGTHS, WEIGHTS)
@@ -98,7 +98,7 @@ class Onnx(Platform):
 
     def open(self, directory: Path) -> Score:
         _require("onnxruntime")
-        from dlrm.serving.scorer import open_session
+        from dlrm.serving.server.scorer import open_session
 
         return open_session(directory / ONNX)
 

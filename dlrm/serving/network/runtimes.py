@@ -9,10 +9,10 @@ from torch import Tensor
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.exportable import example_like, exportable
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.platforms import PLATFORMS, Score
-from dlrm.serving.quantize import quantize_tables
+from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.platforms import PLATFORMS, Score
+from dlrm.serving.network.quantize import quantize_tables
+from dlrm.serving.rows.inputs import Inputs
 
 _EXPORTED = {one.runtime: one for one in PLATFORMS.values() if one.runtime}
 RUNTIMES = {"eager": "plain torch", **{name: one.help for name, one in _EXPORTED.items()}}
