@@ -40,6 +40,7 @@ from dlrm.files import make_directories, staged_directory
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
+from dlrm.serving.loading import load
 from dlrm.serving.network.compare import (
     Agreement,
     agreement,
@@ -49,7 +50,7 @@ from dlrm.serving.network.compare import (
 )
 from dlrm.serving.network.exportable import example_like, exportable
 from dlrm.serving.network.quantize import PRECISIONS, QuantizedTables, quantize_tables
-from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, load, probability
+from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, probability
 from dlrm.serving.rows.inputs import Inputs, RowError
 from dlrm.serving.server.reader import FACTS, KIND
 from dlrm.train.checkpoints.checkpoint import read_config

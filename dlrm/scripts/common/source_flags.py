@@ -12,7 +12,8 @@ from dlrm.data.verification import VERIFY_DATA
 from dlrm.scripts.common import table_flags
 from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.scripts.common.table_flags import TEXT_FLAGS, define_format_flags, text_format
-from dlrm.serving.predictor import BATCH_SIZE, Predictor, load
+from dlrm.serving.loading import load
+from dlrm.serving.predictor import BATCH_SIZE, Predictor
 from dlrm.serving.sources import SourceConfig
 
 FLAGS = flags.FLAGS
