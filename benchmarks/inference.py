@@ -40,9 +40,9 @@ import torch.nn.functional as F
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.serving import platforms
-from dlrm.serving.exportable import ExportableDLRM
-from dlrm.serving.quantize import quantize_tables
+from dlrm.serving.network.exportable import ExportableDLRM
+from dlrm.serving.network.platforms import PLATFORMS, Score
+from dlrm.serving.network.quantize import quantize_tables
 
 ROOT = Path(__file__).resolve().parent.parent
 WORKLOADS = {  # one-hot uniform ids
@@ -112,15 +112,16 @@ def open_models(model: DLRM, directory: Path, device: str) -> dict[str, Callable
         return native
     example = torch.zeros(2, 13), torch.zeros(2, 26, dtype=torch.long)
     scores = {}
-    for name, precision in (("onnx", "fp32"), ("int8", "int8")):
+    for name, platform, precision in (
+        *(("onnx", "onnx", "fp32"), ("int8", "onnx", "int8")),
+        ("torchscript", "ts-trace", "fp32"),
+    ):
         exported = ExportableDLRM(model, quantize_tables(model, precision)).eval()
-        platforms.write_onnx(exported, example, directory / name)
-        scores[name] = platforms.open_onnx(directory / name)
-    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
-    platforms.write_torchscript(exported, example, directory / "model.pt", "trace")
-    scores["torchscript"] = platforms.open_torchscript(directory / "model.pt")
+        (directory / name).mkdir()
+        PLATFORMS[platform].write(exported, example, directory / name)
+        scores[name] = PLATFORMS[platform].open(directory / name)
 
-    def of_arrays(score: platforms.Score) -> Callable[[int], Run]:
+    def of_arrays(score: Score) -> Callable[[int], Run]:
         def make(batch: int) -> Run:
             arrays = inputs(config, batch)
             return lambda: score(*arrays)
@@ -220,7 +221,7 @@ def alone_in_process(directory: Path) -> float:
     """Median milliseconds of the served model file at batch 1, without a server."""
     version = directory / "repository" / "batched" / "1"
     facts = json.loads((version / "model.json").read_text())
-    score = platforms.open_onnx(version / "model.onnx")
+    score = PLATFORMS["onnx"].open(version)
     one = np.zeros((1, facts["num_numerical"]), np.float32), np.zeros((1, 26), np.int64)
     return in_turn({"onnx": lambda: score(*one)}, 2000)["onnx"] * 1e3
 

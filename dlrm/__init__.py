@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dlrm.api.dataset import Dataset as Dataset
     from dlrm.api.training import fit as fit
     from dlrm.data.transform.schema import Schema as Schema
-    from dlrm.serving.predictor import load as load
+    from dlrm.serving.loading import load as load
 
 __version__ = "0.2.0"
 
@@ -36,7 +36,7 @@ _LAZY = {
     "Dataset": "dlrm.api.dataset",
     "Schema": "dlrm.data.transform.schema",
     "fit": "dlrm.api.training",
-    "load": "dlrm.serving.predictor",
+    "load": "dlrm.serving.loading",
 }
 
 

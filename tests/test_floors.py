@@ -55,11 +55,9 @@ TORCH_FREE = [
     "dlrm.metrics",
     "dlrm.pages",
     "dlrm.preproc",
-    "dlrm.serving.backend",
-    "dlrm.serving.inputs",
-    "dlrm.serving.reader",
     "dlrm.serving.rows",
-    "dlrm.serving.shares",
+    "dlrm.serving.server.backend",
+    "dlrm.serving.server.reader",
     "dlrm.scripts.convert",
     "dlrm.scripts.transcode",
     "dlrm.scripts.verify_dataset",
@@ -165,6 +163,23 @@ def folder_of(module, names):
     parts = (module or "").split(".")
     ends = range(len(parts), 0, -1)
     return next((name for end in ends if (name := ".".join(parts[:end])) in names), None)
+
+
+def test_no_command_imports_another(root):
+    """Only `flags` of another command are imported; `dist_main` is `main` with other defaults."""
+    scripts, wrong, seen = root / "dlrm" / "scripts", [], set()
+    for path in sorted(scripts.rglob("*.py")):
+        own = path.relative_to(scripts).with_suffix("").parts[0]
+        for name in imports(path):
+            parts = name.split(".")
+            if parts[:2] != ["dlrm", "scripts"] or len(parts) < 3:
+                continue
+            seen.add(parts[2])
+            flags_only = parts[3:4] == ["flags"]
+            if parts[2] not in (own, "common") and not flags_only:
+                wrong.append((own, parts[2]))
+    assert wrong == [("dist_main", "main")]
+    assert {"common", "evaluate", "checkpoint"} <= seen
 
 
 def test_json_and_yaml_on_disk_are_read_in_one_place(root):

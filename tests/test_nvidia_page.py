@@ -8,7 +8,6 @@ import sys
 import forked
 import pytest
 
-from dlrm.scripts import dist_main
 from dlrm.scripts.common import dlrm_flags
 
 # NVIDIA's flags that the page lists as removed or refused.
@@ -64,11 +63,11 @@ def test_its_defaults_are_those_of_the_commands(page):
     table = rows(page, "flag | `main`, 2020")
     columns = (
         dlrm_flags.parse([]),
-        dlrm_flags.parse([], dlrm_flags.make_flags(dist_main.DEFAULTS)),
+        dlrm_flags.parse([], dlrm_flags.make_flags(dlrm_flags.DIST_MAIN)),
         dlrm_flags.parse(["--defaults=2021"]),
     )
     named = {row[0].strip("`-") for row in table}
-    assert named == dist_main.DEFAULTS.keys() | dlrm_flags.NVIDIA_2021.keys()
+    assert named == dlrm_flags.DIST_MAIN.keys() | dlrm_flags.NVIDIA_2021.keys()
     for flag, *told in table:
         assert told == [str(values[flag.strip("`-")]) for values in columns], flag
 

@@ -40,9 +40,9 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
 from dlrm.files import errors_named, write_array
-from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import inputs_of
-from dlrm.serving.reader import RAW, max_rows, named
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.server.reader import RAW, max_rows, named
 from dlrm.train.metrics import click_metrics
 
 OUTPUT = "output__0"

@@ -20,7 +20,7 @@ import export
 from command_line import new_parser
 
 from dlrm.command_line import exit_code_of, fail
-from dlrm.serving.predictor import model_config
+from dlrm.serving.loading import model_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 
 _SIZES = ("bottom_mlp_sizes", "top_mlp_sizes")

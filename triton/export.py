@@ -28,7 +28,7 @@ end_while_imported(__name__)
 import numpy as np
 import repository
 from command_line import add_flag, new_parser
-from repository import Serving
+from repository import PLATFORMS, Serving
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
@@ -40,14 +40,19 @@ from dlrm.files import make_directories, staged_directory
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
-from dlrm.serving import platforms
-from dlrm.serving.compare import Agreement, agreement, compare_tables, score_rows, table_lines
-from dlrm.serving.exportable import example_like, exportable
-from dlrm.serving.inputs import Inputs, RowError
-from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, load, probability
-from dlrm.serving.quantize import PRECISIONS, QuantizedTables, quantize_tables
-from dlrm.serving.reader import FACTS, KIND
-from dlrm.serving.scorer import ONNX
+from dlrm.serving.loading import load
+from dlrm.serving.network.compare import (
+    Agreement,
+    agreement,
+    compare_tables,
+    score_rows,
+    table_lines,
+)
+from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.quantize import PRECISIONS, QuantizedTables, quantize_tables
+from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, probability
+from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.server.reader import FACTS, KIND
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 
@@ -119,14 +124,11 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         "verify-rows", type=int, default=65536, help="maximum rows to compare the exported model on"
     )
     platform = parser.add_mutually_exclusive_group()
-    for name, what in (
-        ("python", "python backend over ONNX Runtime (default)"),
-        ("onnx", "onnxruntime_onnx"),
-        ("ts-trace", "pytorch_libtorch, traced"),
-        ("ts-script", "pytorch_libtorch, scripted"),
-    ):
+    for name, one in PLATFORMS.items():
+        what = f"{one.help}, by Triton's {' '.join(one.triton or ())}"
+        what += " (default)" if name == Serving.platform else ""
         add_flag(platform, name, dest="platform", action="store_const", const=name, help=what)
-    parser.set_defaults(platform="python")
+    parser.set_defaults(platform=Serving.platform)
     flag("triton-model-name", default="model", help="directory in the repository")
     flag(
         "triton-model-version",
@@ -364,7 +366,7 @@ def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
     config, serving = export.predictor.model.config, export.serving
     sizes = (config.num_numerical_features, len(config.table_sizes))
     configs = {}
-    if serving.raw and serving.platform != "python":
+    if serving.raw and not serving.runs_on.script:
         configs[f"{name}_transform"] = repository.transform_config(name, *sizes, serving)
         configs[f"{name}_raw"] = repository.ensemble_config(name, serving)
     return {**configs, name: repository.model_config(name, *sizes, serving)}
@@ -455,20 +457,13 @@ def _write_version(directory: Path, export: Export) -> list[str]:
         serving.output_kind == "probability",
         export.predictor.recalibration,
     )
-    example = example_like(inputs)
-    if serving.platform.startswith("ts"):
-        path = directory / platforms.TORCHSCRIPT_FILE
-        how = serving.platform.removeprefix("ts-")
-        platforms.write_torchscript(module, example, path, how)
-        score = platforms.open_torchscript(path)
-    else:
-        platforms.write_onnx(module, example, directory / ONNX)
-        score = platforms.open_onnx(directory / ONNX)
-        if serving.platform == "python":
-            if serving.raw:
-                _write_transform(directory, export)
-            repository.write_backend(directory, "scoring_model.py")
-    found = _compare(export, score_rows(score, inputs))
+    platform = serving.runs_on
+    platform.write(module, example_like(inputs), directory)
+    if platform.script:
+        if serving.raw:
+            _write_transform(directory, export)
+        repository.write_backend(directory, platform.script)
+    found = _compare(export, score_rows(platform.open(directory), inputs))
     lines = _report(directory, export, found)
     _finish(directory)
     return lines

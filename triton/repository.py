@@ -23,13 +23,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling, Mod
 
 import dlrm
 from dlrm.data.sources import native
+from dlrm.serving.network import platforms
+from dlrm.serving.network.platforms import Platform
 
-PLATFORMS = {  # our name -> backend or platform, its model file
-    "python": "python",
-    "onnx": "onnxruntime_onnx",
-    "ts-trace": "pytorch_libtorch",
-    "ts-script": "pytorch_libtorch",
-}
+PLATFORMS = {name: one for name, one in platforms.PLATFORMS.items() if one.triton}
 TYPES = {
     "float32": "TYPE_FP32",
     "float16": "TYPE_FP16",
@@ -75,22 +72,24 @@ class Serving:
     threads: int = 0
     keep_versions: int = 1
 
+    @property
+    def runs_on(self) -> Platform:
+        """Returns the platform of that name."""
+        return PLATFORMS[self.platform]
+
 
 def model_config(name: str, num_numerical: int, num_tables: int, serving: Serving) -> ModelConfig:
     """Returns the configuration of the model that takes ids."""
     config = _config(name, serving)
-    is_python = serving.platform == "python"
-    if is_python:
-        config.backend = "python"
-    else:
-        config.platform = PLATFORMS[serving.platform]
-    either = is_python and serving.raw  # ids, or raw rows
+    platform = serving.runs_on
+    setattr(config, *platform.triton)
+    either = bool(platform.script) and serving.raw  # ids, or raw rows
     for tensor, dtype, dims in _tensors(num_numerical, num_tables, serving):
         config.input.add(name=tensor, data_type=dtype, dims=dims, optional=either)
     if either:
         _add_raw(config, serving, optional=True)
     _add_output(config, serving)
-    _add_execution(config, serving, cpu=is_python or serving.no_cuda)
+    _add_execution(config, serving, cpu=bool(platform.script) or serving.no_cuda)
     for size in sorted({1, serving.max_batch_size}):
         _add_warmup(config, size, serving)
     return config

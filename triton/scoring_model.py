@@ -17,9 +17,9 @@ class TritonPythonModel:
     def initialize(self, args):
         directory = Path(args["model_repository"], args["model_version"])
         sys.path.insert(0, str(directory))  # there are the files of dlrm
-        from dlrm.serving import backend
-        from dlrm.serving.reader import max_rows
-        from dlrm.serving.scorer import Scorer
+        from dlrm.serving.server import backend
+        from dlrm.serving.server.reader import max_rows
+        from dlrm.serving.server.scorer import Scorer
 
         config = json.loads(args["model_config"])
         threads = int(config["parameters"]["threads"]["string_value"])

@@ -17,8 +17,8 @@ class TritonPythonModel:
     def initialize(self, args):
         directory = Path(args["model_repository"], args["model_version"])
         sys.path.insert(0, str(directory))  # there are the files of dlrm
-        from dlrm.serving import backend
-        from dlrm.serving.reader import Reader, max_rows, named
+        from dlrm.serving.server import backend
+        from dlrm.serving.server.reader import Reader, max_rows, named
 
         config = json.loads(args["model_config"])
         self._backend, self._reader = backend, Reader(directory, max_rows(config))

@@ -28,7 +28,8 @@ from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.serving.predictor import Predictor, load
+from dlrm.serving.loading import load
+from dlrm.serving.predictor import Predictor
 from dlrm.store.config import TableStoreConfig
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_training import (

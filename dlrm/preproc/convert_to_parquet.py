@@ -32,7 +32,7 @@ from dlrm.manifest import write_manifest
 from dlrm.mapped_files import map_file
 
 VALUES = ("decoded", "ids")
-KIND = "Parquet of a dataset"  # kind in its manifest
+KIND = layout.CONVERTED  # kind in its manifest
 _PART = "part-0.parquet"
 _GROUP_ROWS = 1 << 16
 _FEWEST_DIGITS = 8  # digits of a hexadecimal value, as in Criteo's logs

@@ -9,20 +9,11 @@ Batch sizes are those of all processes together.
 import sys
 
 from dlrm.scripts import main
-
-DEFAULTS = {  # NVIDIA's, of June 2020; --defaults 2021 has later ones
-    "batch_size": 65536,
-    "test_batch_size": 131072,
-    "lr": 24.0,
-    "warmup_steps": 8000,
-    "decay_steps": 24000,
-    "decay_start_step": 48000,
-    "embedding_type": "joint_sparse",
-}
+from dlrm.scripts.common.dlrm_flags import DIST_MAIN
 
 
 def start() -> None:
-    main.main(sys.argv[1:], DEFAULTS, __doc__)
+    main.main(sys.argv[1:], DIST_MAIN, __doc__)
 
 
 if __name__ == "__main__":

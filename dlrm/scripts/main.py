@@ -27,7 +27,7 @@ from dlrm.scripts.common.dlrm_setup import DLRMSetup, check, own_part, set_up, t
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.run import Watch
 from dlrm.scripts.common.seeds import train_seeds
-from dlrm.serving.recalibration import load_recalibration
+from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_training import set_aside_note
 from dlrm.tasks.recommendation import Batches, Recommendation

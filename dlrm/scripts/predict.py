@@ -13,15 +13,12 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 import io
 import math
 import os
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import replace
-from functools import partial
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -29,72 +26,29 @@ from absl import flags
 
 from dlrm.command_line import say
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Dataset
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.data.sources.column_names import check_columns
-from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
-from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import CSV, JSON_LINES, KINDS, TableFile, find_tables
-from dlrm.data.tables.text import Cells, batches_of, columns_of
-from dlrm.data.transform.difference import compare_transforms
-from dlrm.data.transform.lists import missing_features
-from dlrm.data.transform.schema import Schema
-from dlrm.data.transform.transform import Transform
-from dlrm.data.verification import VERIFY_DATA
-from dlrm.documents import cell, read_json
-from dlrm.files import MANIFEST, make_directories, staged_file
-from dlrm.model.config import DLRMConfig
-from dlrm.preproc.convert_to_parquet import KIND as CONVERTED
+from dlrm.documents import cell
+from dlrm.files import make_directories, staged_file
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
-from dlrm.scripts.common import table_flags
+from dlrm.scripts.common import source_flags
 from dlrm.scripts.common.command import no_arguments, run_command
-from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
-from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
-from dlrm.scripts.common.table_flags import TEXT_FLAGS, define_format_flags, text_format
-from dlrm.serving.importance import contributions
-from dlrm.serving.inputs import Inputs, RowError
-from dlrm.serving.predictor import (
-    BATCH_SIZE,
-    Predictor,
-    ScoreError,
-    check_dataset,
-    field_names,
-    inputs_of,
-    load,
-    probability,
-    shares_of,
+from dlrm.scripts.common.source_flags import (
+    CSV_FLAGS,
+    define_source_flags,
+    open_predictor,
+    source_config,
 )
-from dlrm.serving.rows import Text, read_lines
-from dlrm.serving.shares import Shares
-from dlrm.serving.tables import labels_of, read_inputs, scoring_reader
+from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
+from dlrm.serving.importance import contributions
+from dlrm.serving.predictor import Predictor, field_names, probability
+from dlrm.serving.sources import Block, check_source, taken, value_shares
 from dlrm.train.metrics import click_metrics, metrics_note, one_class_note
 
 FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")
-SPLITS = ("test", "validation", "train")
-_ANY_ROW = ""  # among the names of columns, if there are rows
 _LONGEST_BAR = 30  # characters, in an explanation
 _MOST_IDS = 4  # ids of a list, in an explanation
-_CSV_FLAGS = ("columns", "header", "input_format", *TEXT_FLAGS)
-T = TypeVar("T")
-
-
-class Block(NamedTuple):
-    """Some rows of a source.
-
-    Attributes:
-        inputs: inputs of the model.
-        labels: None if they are unknown.
-        inputs_of: returns the inputs of another model; None if rows are inputs already.
-        extra: weight, groups and time of rows of tables, if they are read; see `extra_dtypes`.
-    """
-
-    inputs: Inputs
-    labels: np.ndarray | None
-    inputs_of: Callable[[Predictor], Inputs] | None = None
-    extra: dict[str, np.ndarray] | None = None
 
 
 def define_flags() -> None:
@@ -123,54 +77,6 @@ def define_flags() -> None:
     define_source_flags("Dataset whose fitted transform to apply if the checkpoint has none")
 
 
-def define_source_flags(dataset: str) -> None:
-    """Defines the flags of a model and of the rows that it scores.
-
-    Args:
-        dataset: help of `--dataset`.
-    """
-    flags.DEFINE_string(
-        "checkpoint",
-        None,
-        "Checkpoint, or directory of checkpoints, whose best one is used",
-        required=True,
-    )
-    flags.DEFINE_boolean(
-        "label",
-        True,
-        "The lines of a log begin with the label; the label of a table is read if it has one",
-    )
-    flags.DEFINE_string("dataset", None, dataset)
-    flags.DEFINE_boolean(
-        "allow_other_transform",
-        False,
-        "Accept a dataset whose fitted transform is not the checkpoint's, so that the same ids "
-        "stand for other values",
-    )
-    flags.DEFINE_enum("split", "test", SPLITS, "Split of the dataset to score")
-    flags.DEFINE_enum("verify_data", "first", list(VERIFY_DATA), VERIFY_DATA_HELP)
-    flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
-    flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of the dataset")
-    flags.DEFINE_integer("batch_size", BATCH_SIZE, "Number of rows scored at a time", lower_bound=1)
-    flags.DEFINE_enum(
-        "input_format", None, KINDS, "Format of the table; default: by the file's name"
-    )
-    flags.DEFINE_list(
-        "columns",
-        [],
-        "Names of a CSV's columns; default: those of its header, otherwise those of the training "
-        "data",
-    )
-    flags.DEFINE_boolean(
-        "header",
-        None,
-        "A CSV begins with a line of column names; default: yes if its first row contains one of "
-        "them",
-    )
-    define_format_flags()
-    flags.adopt_module_key_flags(table_flags)  # for --help
-
-
 def main(argv: list[str]) -> None:
     no_arguments(argv)
     run()
@@ -182,7 +88,7 @@ def run() -> None:
     Raises:
         ValueError, OSError: an error that the user can fix.
     """
-    query = spark_query("input", "dataset_type", *_CSV_FLAGS)
+    query = spark_query("input", "dataset_type", *CSV_FLAGS)
     _check_paths(query)
     predictor = open_predictor(FLAGS.checkpoint, FLAGS.input)
     if note := predictor.sampling_note:
@@ -221,8 +127,7 @@ def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
 def _score(predictor: Predictor, source: str, name: str) -> None:
     """Writes the scores of a source, which has a name for messages, and prints their metrics."""
     began, labels, logits = time.perf_counter(), [], []
-    shares = value_shares(predictor)
-
+    shares, config = value_shares(predictor), source_config(predictor)
     explained: list[str] = []
 
     def score(block: Block) -> tuple[np.ndarray, np.ndarray | None]:
@@ -232,7 +137,7 @@ def _score(predictor: Predictor, source: str, name: str) -> None:
         return logits, block.labels
 
     with score_file(Path(FLAGS.output)) as file:
-        for part, known in taken(predictor, source, shares, score):
+        for part, known in taken(predictor, source, config, shares, score):
             file.write(probability(part) if FLAGS.output_kind == "probability" else part)
             if known is not None:
                 labels.append(known)
@@ -283,43 +188,6 @@ def _shown_ids(predictor: Predictor, table: int, ids: list[int]) -> str:
     shown = [transform.value(table, id) if transform else f"id {id}" for id in ids[:_MOST_IDS]]
     more = f" and {len(ids) - _MOST_IDS} more" if len(ids) > _MOST_IDS else ""
     return ", ".join(map(cell, shown)) + more if shown else "(empty)"
-
-
-def open_predictor(checkpoint: str, source: str | None) -> Predictor:
-    """Loads a model; a dataset to score must have the model's transform."""
-    is_dataset = source is not None and Path(source).is_dir() and _is_dataset(Path(source))
-    scored = source if is_dataset else None
-    allowed = FLAGS.allow_other_transform
-    predictor = load(checkpoint, FLAGS.dataset or scored, allowed, say, FLAGS.allow_links)
-    predictor.batch_size = FLAGS.batch_size
-    if FLAGS.dataset and scored and Path(FLAGS.dataset).resolve() != Path(scored).resolve():
-        own = (predictor.path / layout.TRANSFORM).is_dir()
-        fitted, kind = (predictor.path, "checkpoint") if own else (FLAGS.dataset, layout.KIND)
-        note = compare_transforms(
-            fitted, scored, allowed, allow_links=FLAGS.allow_links, source_kind=kind
-        )
-        if note:
-            say(note)
-    return predictor
-
-
-def value_shares(predictor: Predictor) -> Shares:
-    """Returns counters of the values that the model's transform knows."""
-    transform = predictor.transform
-    if transform is None:
-        return Shares((), ())
-    return shares_of(transform)
-
-
-def check_source(source: str) -> Path:
-    """Returns the path of a file or a dataset to score.
-
-    Raises:
-        FileNotFoundError: the source does not exist.
-    """
-    if source != "-" and not Path(source).exists():
-        raise FileNotFoundError(f"{source}: no such file or directory (--input)")
-    return Path(source)
 
 
 def _check_paths(query: SparkQuery | None) -> None:
@@ -390,53 +258,6 @@ class ScoreFile:
         return header.getvalue()
 
 
-def taken(
-    predictor: Predictor,
-    source: str,
-    shares: Shares,
-    take: Callable[[Block], T],
-    schema: Schema | None = None,
-) -> Iterator[T]:
-    """Yields the result of `take` for each block of a source's rows, in order.
-
-    Args:
-        predictor: applies its transform to raw rows.
-        source: a log, a table, the directory of a dataset, or - for standard input.
-        shares: counts the values that the transform knows.
-        take: function of a block, such as scoring it.
-        schema: for tables, the model's schema, to read its weight, groups and time as well.
-
-    Raises:
-        FileNotFoundError: there is no such source.
-        ValueError: a row cannot be read or, by `take`, scored; the message has file and line, or
-            row.
-    """
-    path = check_source(source)
-    table = predictor.transform.table if predictor.transform else None
-    if table is None and (given := [name for name in _CSV_FLAGS if FLAGS[name].present]):
-        raise ValueError(f"--{given[0]}: is for models of tables; {predictor.path} is none")
-    if reads_dataset(predictor, source):
-        return _take_dataset(predictor, path, shares, take)
-    if table is None:
-        return _take_log(predictor, path, shares, take)
-    if source == "-":
-        raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return _take_tables(table, path, shares, take, schema)
-
-
-def reads_dataset(predictor: Predictor, source: str) -> bool:
-    """Returns whether a source is a dataset's directory, and not a file or a folder of tables."""
-    of_tables = predictor.transform is not None and predictor.transform.table is not None
-    path = Path(source)
-    return source != "-" and path.is_dir() and (not of_tables or _is_dataset(path))
-
-
-def _is_dataset(path: Path) -> bool:
-    """Returns whether a directory is a dataset and not a folder of tables."""
-    known = (layout.FEATURE_SPEC, layout.MODEL_SIZE, MANIFEST)
-    return FLAGS.dataset_type != "split" or any((path / name).exists() for name in known)
-
-
 def _counts_rows_once(source: str) -> str | None:
     """Returns a line on the metrics of a dataset with sample weights, which `evaluate` can use."""
     if not Path(source, FLAGS.split, layout.WEIGHT_FILE).is_file():
@@ -445,184 +266,6 @@ def _counts_rows_once(source: str) -> str | None:
         "note: these metrics count every row once; `python -m dlrm.scripts.evaluate --weights "
         "weight` weighs rows as the dataset says"
     )
-
-
-def _take_dataset(
-    predictor: Predictor, path: Path, shares: Shares, take: Callable[[Block], T]
-) -> Iterator[T]:
-    dataset = open_split(path, predictor.model.config)
-    first_row = 0
-    for index in range(len(dataset)):
-        batch = dataset.batch(index)
-        inputs = inputs_of(batch)
-        try:
-            yield take(Block(inputs, batch.labels.cpu().numpy()))
-        except RowError as error:
-            where = f"{path}: {FLAGS.split} row {first_row + error.row}"
-            raise ValueError(f"{where}{error.problem}") from None
-        if predictor.transform is not None:  # otherwise nothing shows that id 0 means no value
-            shares.add_ids(inputs.without_id())
-        first_row += dataset.batch_size
-
-
-def open_split(path: Path, config: DLRMConfig) -> Dataset:
-    """Opens the split of a dataset that `--split` names, which must match the model."""
-    datasets = open_datasets(
-        DataConfig(
-            dataset=str(path),
-            dataset_type=FLAGS.dataset_type,
-            test_batch_size=FLAGS.batch_size,
-            batch_size=FLAGS.batch_size,
-            num_numerical_features=config.num_numerical_features,
-            verify_data=FLAGS.verify_data,
-            allow_links=FLAGS.allow_links,
-        )
-    )
-    dataset: Dataset | None = getattr(datasets, FLAGS.split)
-    if dataset is None:
-        raise ValueError(f"{path}: has no {FLAGS.split} split")
-    check_dataset(path, dataset, config)
-    dataset.check_files()
-    return dataset
-
-
-def _take_log(
-    predictor: Predictor, path: Path, shares: Shares, take: Callable[[Block], T]
-) -> Iterator[T]:
-    transform, first_row = predictor.row_transform, 0
-    columns = len(transform.names) + FLAGS.label
-    is_stdin = str(path) == "-"
-    if path.suffix in (".gz", ".zst"):
-        raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
-    with nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
-        try:
-            for text in read_lines(file, columns):
-                labels = text.labels() if FLAGS.label else None
-                fields = text.without_first() if FLAGS.label else text
-                inputs = transform(fields)
-                shares.add(fields.starts == fields.ends, inputs.without_id())
-                yield take(Block(inputs, labels, partial(_inputs_of_text, fields)))
-                first_row += text.rows
-        except RowError as error:
-            hint = "; lines without a label need --nolabel"
-            if FLAGS["label"].present or isinstance(error, ScoreError):
-                begins = not FLAGS.label and f"got {columns + 1}" in error.problem
-                hint = "; lines that begin with a label need no --nolabel" if begins else ""
-            where = f"{path}, line {first_row + error.row + 1}"
-            raise ValueError(f"{where}{error.problem}{hint}") from None
-
-
-def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
-    return model.row_transform(text)
-
-
-def _take_tables(
-    table: Transform,
-    path: Path,
-    shares: Shares,
-    take: Callable[[Block], T],
-    schema: Schema | None,
-) -> Iterator[T]:
-    """Applies `take` to rows of Parquet, CSV or JSON lines, in a file or a directory."""
-    for folder in (path, *path.absolute().parents[:2]):
-        if (folder / MANIFEST).is_file() and _kind(folder) == CONVERTED:
-            raise ValueError(
-                f"{path}: numbers of {folder} are transformed already, so they are no raw rows; "
-                "score the dataset that it was converted from"
-            )
-    seen: set[str] = set()
-    for file in find_tables([path], FLAGS.input_format, say):
-        yield from _take_file(table, file, shares, take, schema, seen)
-    wanted = scoring_reader(table, labelled=False, schema=schema).columns
-    if _ANY_ROW in seen and (
-        missing := [name for name in wanted if name not in seen]
-    ):  # of JSON lines
-        raise ValueError(f"{path}: no column {missing[0]!r} in any row")
-
-
-def _take_file(
-    table: Transform,
-    file: TableFile,
-    shares: Shares,
-    take: Callable[[Block], T],
-    schema: Schema | None,
-    seen: set[str],
-) -> Iterator[T]:
-    """Applies `take` to the rows of a file, and adds the names of its columns to `seen`."""
-    text, spans, label = _text_format(file, table), Spans(), table.schema.label.column
-    names = columns_of(file, text)
-    if not names and file.kind == CSV:  # an empty part, such as Spark writes
-        return
-    labelled = FLAGS.label and label in names
-    reader = scoring_reader(table, labelled, schema)
-    if file.kind != JSON_LINES:  # of which a row need not have all keys
-        _check_columns(file, text, names, reader.columns)
-    cells = Cells.of(reader.schema, earlier=table.kinds is None)
-    for batch, where in batches_of(file, text, reader.columns, cells, spans, seen):
-        try:
-            inputs, rows = read_inputs(table, reader, batch)
-            columns = rows.numerical, rows.categorical
-            absent = missing_features(*columns, inputs.numerical.shape[1])
-            shares.add(absent, inputs.without_id())
-            seen |= {_ANY_ROW} if batch.num_rows else set()
-            inputs_of = partial(_inputs_of_batch, batch)
-            yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
-        except RowError as error:
-            hint = ""
-            if labelled and error.problem.startswith(f", column {label}:"):
-                hint = "; --nolabel scores rows without their labels"
-            raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
-        except ValueError as error:
-            raise ValueError(f"{file.path}: {error}") from None
-    if note := spans.note(file.path, text):
-        say(note)
-
-
-def _check_columns(
-    file: TableFile, text: TextFormat, names: Sequence[str], wanted: Sequence[str]
-) -> None:
-    def hint(missing: str) -> str:
-        if file.kind != CSV or text.columns:
-            return ""
-        other = text.header is not False and delimiter_hint(file.path, text, missing)
-        return other or "; where the file has no header, --columns names them"
-
-    check_columns(file.path, names, wanted, hint)
-
-
-def _kind(folder: Path) -> str | None:
-    with suppress(OSError, ValueError, KeyError):
-        return str(read_json(folder / MANIFEST)["kind"])
-    return None
-
-
-def _text_format(file: TableFile, table: Transform) -> TextFormat:
-    """Returns the format of a CSV; a file without a header has the columns of the training data.
-
-    A first row without the name of a column that the model needs is not a header.
-    """
-    text = text_format().over(table.schema.format)
-    if file.kind != CSV or not table.columns or text.columns or text.header:
-        return text
-    plain = replace(text, header=False, chunk_rows=1)
-    first = next((c for c in read_csv(file.path, plain) if len(c.lines)), None)
-    if first is None:
-        return text
-    cells = {str(column[0]).strip() for column in first.columns if column is not None}
-    numbered = list(table.columns) == list(map(str, range(len(table.columns))))
-    if text.header is None and not numbered and not cells.isdisjoint(table.names):
-        return replace(text, header=True)
-    columns, label = table.columns, table.schema.label.column
-    if len(first.columns) == len(columns) - 1 and label in columns:
-        columns = tuple(name for name in columns if name != label)
-    return replace(text, columns=columns, header=False)
-
-
-def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:
-    table = model.row_transform.table
-    if table is None:
-        raise ValueError(f"{model.path}: expected a model of tables, got one of logs")
-    return read_inputs(table, scoring_reader(table, labelled=False), batch)[0]
 
 
 def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
@@ -636,4 +279,5 @@ def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
 
 if __name__ == "__main__":
     define_flags()
+    flags.adopt_module_key_flags(source_flags)  # for --help
     run_command(main)

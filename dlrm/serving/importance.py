@@ -11,10 +11,10 @@ from torch import Tensor
 from dlrm.data.clicks.bags import places_of
 from dlrm.metrics.intervals import Difference, delong_difference
 from dlrm.metrics.ranked import RankedRows
-from dlrm.serving.exportable import ExportableEnsemble, exportable
-from dlrm.serving.inputs import Inputs
+from dlrm.serving.network.exportable import ExportableEnsemble, exportable
+from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.predictor import Predictor
-from dlrm.serving.quantize import quantize_tables
+from dlrm.serving.rows.inputs import Inputs
 
 
 class Importance(NamedTuple):

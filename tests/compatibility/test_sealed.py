@@ -10,7 +10,7 @@ from make_sealed_fixtures import SHAPE, TUNE, rows
 
 import dlrm
 from dlrm.distributed.placement import read_placement
-from dlrm.serving.reader import check_version
+from dlrm.serving.server.reader import check_version
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.reports.roles import Roles
 

@@ -26,7 +26,7 @@ from dlrm.preproc.execution.engines import thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.serving.predictor import inputs_of
-from dlrm.serving.rows import RowTransform
+from dlrm.serving.rows.raw import RowTransform
 
 OF_TABLES = [path for path in ARCHIVES if path.name.endswith("-tables.tar.xz")]
 
@@ -78,7 +78,7 @@ def test_files_are_evaluated_as_they_were(tables):
 
 
 def test_the_reader_of_an_export_takes_raw_rows(tables):
-    scorer = pytest.importorskip("dlrm.serving.scorer", reason="needs dlrm[serve]")
+    scorer = pytest.importorskip("dlrm.serving.server.scorer", reason="needs dlrm[serve]")
     stored = tables.arrays("answers")
     ids = ("numerical", "ids", "lengths")
     asked = [{"raw__0": stored["raw"]}, {f"input__{k}": stored[n] for k, n in enumerate(ids)}]

@@ -34,7 +34,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.preproc.logs.raw_log import Split, read_blocks
 from dlrm.scripts.checkpoint.description import describe
-from dlrm.serving.rows import RowTransform, text_of_fields
+from dlrm.serving.rows.raw import RowTransform, text_of_lines
 from dlrm.train.checkpoints.checkpoint import checked_config, save_checkpoint
 from dlrm.train.checkpoints.state import Parameters, read_tensors
 
@@ -197,7 +197,7 @@ def fit():
 
 
 def dictionaries(path):
-    RowTransform.load(path)(text_of_fields([row.encode().split(b"\t") for row in ROWS], 4))
+    RowTransform.load(path)(text_of_lines("\n".join(ROWS).encode(), 4))
 
 
 def dictionaries_folder():

@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 
 from dlrm.scripts.tune.command import main as tune_main
-from dlrm.serving.predictor import load
-from dlrm.serving.recalibration import of_sampling_rate, write_recalibrated
+from dlrm.serving.loading import load
+from dlrm.serving.network.recalibration import of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "triton"))

@@ -23,9 +23,9 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.text import Cells, batches_of
 from dlrm.serving.predictor import Predictor
-from dlrm.serving.reader import RAW
-from dlrm.serving.rows import RowTransform, text_of_tensors
-from dlrm.serving.tables import read_inputs, scoring_reader
+from dlrm.serving.rows.raw import RowTransform, text_of_tensors
+from dlrm.serving.rows.tables import read_inputs, scoring_reader
+from dlrm.serving.server.reader import RAW
 
 
 def as_pandas(table):

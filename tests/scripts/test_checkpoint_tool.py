@@ -20,7 +20,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.scripts.checkpoint.description import describe, describe_run
-from dlrm.serving.predictor import load_model
+from dlrm.serving.loading import load_model
 from dlrm.train.checkpoints.checkpoint import Parameters, save_checkpoint
 from dlrm.train.checkpoints.diff import difference, statistics
 from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia

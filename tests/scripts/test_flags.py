@@ -10,7 +10,6 @@ import pytest
 from dlrm.data.clicks.datasets import DataConfig
 from dlrm.model.config import DLRMConfig
 from dlrm.model.networks.bert import BertConfig
-from dlrm.scripts import dist_main
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import dlrm_flags
@@ -213,7 +212,7 @@ def test_interactions_are_named_alone_or_with_commas_between():
 
 
 def test_dist_main_has_nvidias_defaults_for_several_gpus():
-    assert dist_main.DEFAULTS == {
+    assert dlrm_flags.DIST_MAIN == {
         "batch_size": 65536,
         "test_batch_size": 131072,
         "lr": 24.0,
@@ -222,7 +221,7 @@ def test_dist_main_has_nvidias_defaults_for_several_gpus():
         "decay_start_step": 48000,
         "embedding_type": "joint_sparse",
     }
-    assert dist_main.DEFAULTS.keys() <= JUNE_2020.keys()
+    assert dlrm_flags.DIST_MAIN.keys() <= JUNE_2020.keys()
     shown = subprocess.run(
         [sys.executable, "-m", "dlrm.scripts.dist_main", "--help"],
         capture_output=True,
@@ -246,7 +245,7 @@ OCTOBER_2021 = {
 }
 
 
-@pytest.mark.parametrize("others", [None, dist_main.DEFAULTS])
+@pytest.mark.parametrize("others", [None, dlrm_flags.DIST_MAIN])
 def test_the_defaults_of_2021_give_way_to_flags_and_presets(others):
     def parse(*words):
         return dlrm_flags.parse([*words], dlrm_flags.make_flags(others))

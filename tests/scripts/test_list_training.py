@@ -9,7 +9,7 @@ import pytest
 import torch
 from forked import run as run_command
 
-from dlrm.serving.predictor import load_model, model_config
+from dlrm.serving.loading import load_model, model_config
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 

@@ -12,7 +12,11 @@ import pytest
 from small_dataset import MODEL, RUN, write_dataset
 
 import dlrm
-from dlrm.serving.recalibration import load_recalibration, of_sampling_rate, write_recalibrated
+from dlrm.serving.network.recalibration import (
+    load_recalibration,
+    of_sampling_rate,
+    write_recalibrated,
+)
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia
 from dlrm.train.checkpoints.saved_model import read_saved, write_saved

@@ -11,8 +11,8 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.model.dlrm import DLRM
 from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.scripts.checkpoint.description import describe
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.predictor import load
+from dlrm.serving.loading import load
+from dlrm.serving.rows.inputs import Inputs
 from dlrm.tasks.numerical_edges import ROWS as FITTED_ROWS
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia

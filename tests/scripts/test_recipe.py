@@ -12,7 +12,7 @@ from small_dataset import NUM_NUMERICAL, TABLE_SIZES, write_dataset
 import dlrm
 from dlrm.api.recipe import Facts, auto
 from dlrm.model.config import DLRMConfig
-from dlrm.scripts import dist_main, main
+from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
 from dlrm.scripts.common.seeds import train_seeds
 from dlrm.train.checkpoints.checkpoint import read_config
@@ -68,7 +68,7 @@ def test_printed_flags_and_the_python_api_train_the_same_model(train, dataset, t
     saved, theirs = (read_config(folder)["flags"] for folder in (auto_ran, copied))
     different = {name for name in saved if saved[name] != theirs[name]}
     assert different == {"recipe", "save_checkpoint_path"}
-    from_dist_main = train("dist", "--recipe=auto", "--lr=0.004", defaults=dist_main.DEFAULTS)
+    from_dist_main = train("dist", "--recipe=auto", "--lr=0.004", defaults=dlrm_flags.DIST_MAIN)
     assert weights(from_dist_main) == weights(auto_ran)
 
 

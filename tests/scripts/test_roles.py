@@ -15,12 +15,12 @@ from small_dataset import MODEL, NUM_NUMERICAL, ROWS, RUN, TABLE_SIZES, write_da
 import dlrm
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts import compare, dist_main, main
+from dlrm.scripts import compare, main
 from dlrm.scripts.common import dlrm_flags, run
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 EXPECTED = Path(__file__).with_name("without_recipe.json")
-COMMANDS = {"main": None, "dist_main": dist_main.DEFAULTS}
+COMMANDS = {"main": None, "dist_main": dlrm_flags.DIST_MAIN}
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,11 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.model.layers.interaction import INTERACTIONS
-from dlrm.serving import platforms
-from dlrm.serving.compare import compare_tables
-from dlrm.serving.exportable import ExportableDLRM, exportable
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.quantize import QuantizedTables, quantize_tables
+from dlrm.serving.network.compare import compare_tables
+from dlrm.serving.network.exportable import ExportableDLRM, exportable
+from dlrm.serving.network.platforms import PLATFORMS
+from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
+from dlrm.serving.rows.inputs import Inputs
 
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
 
@@ -119,19 +119,20 @@ def test_an_id_outside_its_table_is_unknown():
     )
 
 
+# "python" writes the file of "onnx", and "aot" compiles for a minute.
+WRITTEN = [name for name in PLATFORMS if name not in ("python", "aot")]
+
+
 def write(platform, exported, inputs, directory):
     """Writes and opens a platform's file."""
     tensors = tuple(torch.from_numpy(array[:2]) for array in inputs.arrays)
-    if platform == "onnx":
-        pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
-        pytest.importorskip("onnxruntime", reason="needs dlrm[serve]")
-        platforms.write_onnx(exported, tensors, directory / "onnx")
-        return platforms.open_onnx(directory / "onnx")
-    platforms.write_torchscript(exported, tensors, directory / "model.pt", platform)
-    return platforms.open_torchscript(directory / "model.pt")
+    for package in PLATFORMS[platform].packages:
+        pytest.importorskip(package, reason="needs dlrm[serve]")
+    PLATFORMS[platform].write(exported, tensors, directory)
+    return PLATFORMS[platform].open(directory)
 
 
-@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+@pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
 def test_written_files_score_as_the_network(tmp_path, platform, precision):
     model = network()
@@ -147,7 +148,7 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision):
         )
 
 
-@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+@pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize("others", PARTS, ids=lambda others: " ".join(map(str, others.values())))
 def test_every_part_is_written(tmp_path, platform, others):
     model = network(**others)
@@ -189,7 +190,7 @@ def test_wide_weights_beside_narrow_tables_are_float16(precision):
         quantize_tables(model, precision)
 
 
-@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+@pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize("interaction_op", [name for name in INTERACTIONS if name != "cuda_dot"])
 def test_every_interaction_is_written(tmp_path, platform, interaction_op):
     model, inputs = network(interaction_op=interaction_op), example()
@@ -200,7 +201,7 @@ def test_every_interaction_is_written(tmp_path, platform, interaction_op):
     )
 
 
-@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+@pytest.mark.parametrize("platform", WRITTEN)
 def test_narrow_inputs_are_taken(tmp_path, platform):
     model = network()
     inputs = example()
@@ -256,9 +257,7 @@ def test_each_table_is_judged_alone():
 def test_a_compiled_package_scores_as_the_network(tmp_path):
     model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,))
     exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
-    example_ = tuple(torch.from_numpy(array) for array in example(2).arrays)
-    platforms.write_package(exported, example_, tmp_path / "model.pt2")
-    score = platforms.open_package(tmp_path / "model.pt2")
+    score = write("aot", exported, example(), tmp_path)
     for rows in (33, 1):
         inputs = example(rows, seed=1)
         np.testing.assert_allclose(

@@ -8,11 +8,11 @@ import torch
 
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.serving import platforms
-from dlrm.serving.compare import compare_tables
-from dlrm.serving.exportable import example_like, exportable
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.quantize import quantize_tables
+from dlrm.serving.network.compare import compare_tables
+from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.platforms import PLATFORMS
+from dlrm.serving.network.quantize import quantize_tables
+from dlrm.serving.rows.inputs import Inputs
 
 SIZES = (50, 1, 300, 20)
 MIXED = {"table_poolings": ("mean", None, "sum", "mean")}
@@ -82,22 +82,19 @@ def test_an_id_outside_its_table_is_unknown():
     )
 
 
+# "python" writes the file of "onnx", and "aot" compiles for a minute.
+WRITTEN = [name for name in PLATFORMS if name not in ("python", "aot")]
+
+
 def write(platform, exported, inputs, directory):
     """Writes and opens a platform's file."""
-    tensors = example_like(inputs)
-    if platform == "onnx":
-        pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
-        pytest.importorskip("onnxruntime", reason="needs dlrm[serve]")
-        platforms.write_onnx(exported, tensors, directory / "onnx")
-        return platforms.open_onnx(directory / "onnx", threads=2)
-    if platform == "package":
-        platforms.write_package(exported, tensors, directory / "model.pt2")
-        return platforms.open_package(directory / "model.pt2")
-    platforms.write_torchscript(exported, tensors, directory / "model.pt", platform)
-    return platforms.open_torchscript(directory / "model.pt")
+    for package in PLATFORMS[platform].packages:
+        pytest.importorskip(package, reason="needs dlrm[serve]")
+    PLATFORMS[platform].write(exported, example_like(inputs), directory)
+    return PLATFORMS[platform].open(directory)
 
 
-@pytest.mark.parametrize("platform", ["trace", "script", "onnx"])
+@pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize(
     ("precision", "weighted"),
     [("fp32", True), ("fp32", False), ("fp16", False), ("int8", True), ("int8", False)],
@@ -129,7 +126,7 @@ def test_a_compiled_package_scores_as_the_network(tmp_path, weighted):
     model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,), **MIXED)
     inputs = example(weighted=weighted)
     exported = exportable(model, quantize_tables(model, "fp32"), inputs)
-    score = write("package", exported, inputs, tmp_path)
+    score = write("aot", exported, inputs, tmp_path)
     for inputs in (example(33, weighted, seed=1), example(1, weighted, seed=2)):
         np.testing.assert_allclose(
             score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5

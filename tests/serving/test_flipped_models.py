@@ -9,7 +9,7 @@ import pytest
 
 import dlrm
 from dlrm.manifest import write_manifest
-from dlrm.serving.recalibration import of_sampling_rate, write_recalibrated
+from dlrm.serving.network.recalibration import of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.ensemble import write_ensemble
 

@@ -10,7 +10,7 @@ import dlrm
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.importance import contributions, permutation_importance
 from dlrm.serving.predictor import Predictor
-from dlrm.serving.rows import text_of_lines
+from dlrm.serving.rows.raw import text_of_lines
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from dlrm.data.clicks.bags import Bags
-from dlrm.serving.inputs import Inputs, check_inputs
+from dlrm.serving.rows.inputs import Inputs, check_inputs
 
 SIZES, NAMES, LONGEST = (9, 40, 7), ("user", "tags", "items"), {1: 5, 2: 3}
 

@@ -15,7 +15,7 @@ import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.serving.importance import contributions, permutation_importance
 from dlrm.serving.predictor import inputs_of
-from dlrm.serving.tables import read_inputs, scoring_reader
+from dlrm.serving.rows.tables import read_inputs, scoring_reader
 
 ROWS = 300
 

@@ -14,7 +14,8 @@ import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
-from dlrm.serving.predictor import Predictor, load_model, probability
+from dlrm.serving.loading import load_model
+from dlrm.serving.predictor import Predictor, probability
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -142,10 +143,13 @@ def test_bytes_in_rows_and_every_kind_of_missing_value_count_as_in_lines(trained
         def __hash__(self):
             return 0
 
+    class NaTType(NAType):
+        pass
+
     line = next(line for line in unlabelled(trained) if line.count("\t\t") or line[0] == "\t")
     fields = line.split("\t")
     expected = predictor.logits([line])
-    for missing in (None, "", b"", float("nan"), np.float32("nan"), NAType()):
+    for missing in (None, "", b"", float("nan"), np.float32("nan"), NAType(), NaTType()):
         row = [field.encode() if field else missing for field in fields]
         assert predictor.logits([row]) == expected
 

@@ -10,10 +10,10 @@ import torch
 from sklearn.isotonic import IsotonicRegression
 
 import dlrm
-from dlrm.serving import platforms
-from dlrm.serving.exportable import ExportableDLRM
-from dlrm.serving.quantize import quantize_tables
-from dlrm.serving.recalibration import (
+from dlrm.serving.network.exportable import ExportableDLRM
+from dlrm.serving.network.platforms import PLATFORMS
+from dlrm.serving.network.quantize import quantize_tables
+from dlrm.serving.network.recalibration import (
     KINDS,
     FittedRows,
     Recalibration,
@@ -23,7 +23,7 @@ from dlrm.serving.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
-from dlrm.serving.rows import text_of_lines
+from dlrm.serving.rows.raw import text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 
@@ -135,12 +135,9 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
         text = text_of_lines("\n".join(lines[:50]).encode(), len(loaded.row_transform.names))
         part = loaded.row_transform(text)
         tensors = torch.from_numpy(part.numerical).float(), torch.from_numpy(part.ids).long()
-        platforms.write_onnx(exported.eval(), tensors, tmp_path / f"{found.kind}-onnx")
-        platforms.write_torchscript(exported, tensors, tmp_path / f"{found.kind}.pt", "script")
-        for score in (
-            platforms.open_onnx(tmp_path / f"{found.kind}-onnx"),
-            platforms.open_torchscript(tmp_path / f"{found.kind}.pt"),
-        ):
+        for platform in (PLATFORMS["onnx"], PLATFORMS["ts-script"]):
+            platform.write(exported.eval(), tensors, target)
+            score = platform.open(target)
             served = score(*(tensor.numpy() for tensor in tensors))
             np.testing.assert_allclose(served[:, 0], loaded.logits(lines[:50]), atol=1e-5)
     assert load_recalibration(find_checkpoint(trained.checkpoint)) is None

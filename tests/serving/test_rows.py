@@ -13,9 +13,9 @@ from table_testing import table_transform
 from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.transform import Transform
-from dlrm.serving import rows
-from dlrm.serving.inputs import Inputs, RowError, check_inputs
-from dlrm.serving.rows import RowTransform
+from dlrm.serving.rows import raw
+from dlrm.serving.rows.inputs import Inputs, RowError, check_inputs
+from dlrm.serving.rows.raw import RowTransform
 
 COLUMNS = 4
 FIELDS = st.lists(st.text("ab1-\xe9", max_size=5), min_size=1, max_size=COLUMNS)
@@ -42,7 +42,7 @@ def complete(row):
 def test_lines_are_cut_at_tabs(lines, newline, ends_with_newline):
     text = newline.join("\t".join(row) for row in lines) + newline * ends_with_newline
     if lines:
-        assert fields_of(rows.text_of_lines(text.encode(), COLUMNS)) == [*map(complete, lines)]
+        assert fields_of(raw.text_of_lines(text.encode(), COLUMNS)) == [*map(complete, lines)]
 
 
 @given(st.lists(FIELDS, min_size=1, max_size=6))
@@ -50,18 +50,18 @@ def test_a_tensor_is_lines_padded_with_zeros(lines):
     padded = np.array(["\t".join(row).encode() for row in lines])
     tensor = padded.view(np.uint8).reshape(len(lines), -1)
     if padded.dtype.itemsize:
-        assert fields_of(rows.text_of_tensors([tensor], COLUMNS)) == [*map(complete, lines)]
+        assert fields_of(raw.text_of_tensors([tensor], COLUMNS)) == [*map(complete, lines)]
 
 
 def test_a_tensor_may_have_no_rows():
-    assert rows.text_of_tensors([np.empty((0, 3), np.uint8)], COLUMNS).rows == 0
+    assert raw.text_of_tensors([np.empty((0, 3), np.uint8)], COLUMNS).rows == 0
 
 
 def test_a_file_is_read_in_parts(monkeypatch):
     lines = [complete([f"{i}", "x" * (i % 7)]) for i in range(200)]
     file = io.BytesIO("\n".join("\t".join(row) for row in lines).encode())
-    monkeypatch.setattr(rows, "_BLOCK_BYTES", 50)
-    parts = list(rows.read_lines(file, COLUMNS))
+    monkeypatch.setattr(raw, "_BLOCK_BYTES", 50)
+    parts = list(raw.read_lines(file, COLUMNS))
     assert len(parts) > 20
     assert [row for part in parts for row in fields_of(part)] == lines
 
@@ -75,21 +75,21 @@ def test_a_file_is_read_in_parts(monkeypatch):
 )
 def test_malformed_lines_are_named(text, message):
     with pytest.raises(RowError, match=message):
-        rows.text_of_lines(text.encode(), COLUMNS)
+        raw.text_of_lines(text.encode(), COLUMNS)
 
 
 def test_the_field_that_cannot_be_read_is_named():
     transform = RowTransform(Transform.from_logs(2, [np.array([7], np.uint32)]))
     with pytest.raises(RowError, match="row 1, categorical 0: expected .* hexadecimal.* got 'xyz'"):
-        transform(rows.text_of_lines(b"1\t2\t7\n1\t2\txyz\n", 3))
+        transform(raw.text_of_lines(b"1\t2\t7\n1\t2\txyz\n", 3))
 
 
 def test_csv_cells_are_named_by_column():
     transform = RowTransform(table_transform({"age": (3.0, 2.0)}, {"job": ["x"]}))
-    numerical, ids, *_ = transform(rows.text_of_lines(b"5\tx\n3\ty\n", 2))
+    numerical, ids, *_ = transform(raw.text_of_lines(b"5\tx\n3\ty\n", 2))
     assert (numerical.tolist(), ids.tolist()) == ([[1.0], [0.0]], [[1], [0]])
     with pytest.raises(RowError, match="row 1, age: expected a number, got 'old'"):
-        transform(rows.text_of_lines(b"5\tx\nold\ty\n", 2))
+        transform(raw.text_of_lines(b"5\tx\nold\ty\n", 2))
 
 
 GOOD = Inputs(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int64))
@@ -124,10 +124,10 @@ def tensor_of(lines):
 @pytest.mark.parametrize(
     "read",
     [
-        lambda line: rows.text_of_tensors([tensor_of([b"a", line])], COLUMNS),
-        lambda line: rows.text_of_tensors([tensor_of([b"a"]), tensor_of([line])], COLUMNS),
-        lambda line: rows.text_of_lines(b"a\n" + line + b"\nb\n", COLUMNS),
-        lambda line: list(rows.read_lines(io.BytesIO(b"a\n" + line + b"\nb\n"), COLUMNS)),
+        lambda line: raw.text_of_tensors([tensor_of([b"a", line])], COLUMNS),
+        lambda line: raw.text_of_tensors([tensor_of([b"a"]), tensor_of([line])], COLUMNS),
+        lambda line: raw.text_of_lines(b"a\n" + line + b"\nb\n", COLUMNS),
+        lambda line: list(raw.read_lines(io.BytesIO(b"a\n" + line + b"\nb\n"), COLUMNS)),
     ],
     ids=["a tensor", "tensors", "lines", "a file"],
 )
@@ -138,7 +138,7 @@ def test_a_line_may_be_as_long_as_one_of_an_offline_log(read):
 
 
 def test_a_file_without_line_ends_is_refused_early(monkeypatch):
-    monkeypatch.setattr(rows, "_BLOCK_BYTES", 1 << 16)
+    monkeypatch.setattr(raw, "_BLOCK_BYTES", 1 << 16)
 
     class Endless(io.RawIOBase):
         given = 0
@@ -149,7 +149,7 @@ def test_a_file_without_line_ends_is_refused_early(monkeypatch):
 
     file = Endless()
     with pytest.raises(RowError, match="row 0: expected up to 1048576 bytes"):
-        list(rows.read_lines(file, COLUMNS))
+        list(raw.read_lines(file, COLUMNS))
     assert file.given <= LONGEST_LINE + (2 << 16)
 
 
@@ -162,7 +162,7 @@ def test_memory_is_proportional_to_the_bytes_sent(wide):
     tracemalloc.start()
     try:
         with pytest.raises(RowError, match="row 1000"):
-            transform(rows.text_of_tensors(tensors, COLUMNS))
+            transform(raw.text_of_tensors(tensors, COLUMNS))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -229,14 +229,14 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
             patch.setattr(native, "host", None)
         transform = Transform.from_logs(1, DICTIONARIES)
         try:
-            inputs = RowTransform(transform)(rows.text_of_tensors(tensors, COLUMNS))
+            inputs = RowTransform(transform)(raw.text_of_tensors(tensors, COLUMNS))
         except RowError as error:
             assert expected[error.row] is None  # noqa: PT017
             return
         assert None not in expected
         assert inputs.numerical.tolist() == [row[0] for row in expected]
         assert inputs.ids.tolist() == [row[1] for row in expected]
-        text = rows.text_of_tensors(tensors, COLUMNS)
+        text = raw.text_of_tensors(tensors, COLUMNS)
         numerical, ids, _ = transform.of_texts([text.column(index) for index in range(COLUMNS)])
     assert (inputs.numerical.dtype, inputs.ids.dtype) == (np.float16, np.int16)
     np.testing.assert_array_equal(inputs.numerical.view(np.int16), numerical.view(np.int16))
@@ -246,7 +246,7 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
 def test_both_parsers_name_the_same_field(monkeypatch):
     def problem():
         with pytest.raises(RowError) as error:
-            transform(rows.text_of_lines(b"1\t2\t7\n1\t-\tx\n1\tz\t7\n", 3))
+            transform(raw.text_of_lines(b"1\t2\t7\n1\t-\tx\n1\tz\t7\n", 3))
         return str(error.value)
 
     transform = RowTransform(Transform.from_logs(2, [np.array([7], np.uint32)]))
@@ -277,6 +277,6 @@ def test_a_long_cell_is_shortened_in_the_message():
     transform = RowTransform(table_transform({"age": (0.0, 1.0)}, {}, "none"))
     for cell in (b"x" * 1_000_000, b"9" * 100_000):
         with pytest.raises(RowError, match=r"row 0, age: .*\.\.\.") as error:
-            transform(rows.text_of_tensors([tensor_of([cell])], 1))
+            transform(raw.text_of_tensors([tensor_of([cell])], 1))
         shorter = len(str(error.value)) < 500
         assert shorter

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dlrm.data.transform.transform import Transform
-from dlrm.serving import backend
-from dlrm.serving.reader import Reader
-from dlrm.serving.rows import RowTransform
+from dlrm.serving.rows.raw import RowTransform
+from dlrm.serving.server import backend
+from dlrm.serving.server.reader import Reader
 
 DICTIONARIES = [np.array([0xA, 0xB], np.uint32), np.array([0xC], np.uint32)]
 
@@ -252,7 +252,7 @@ def test_an_answer_that_cannot_be_sent_fails_alone():
 
 
 def test_scores_that_cannot_be_computed_fail_their_own_request_only(directory, monkeypatch):
-    scorer = pytest.importorskip("dlrm.serving.scorer", reason="needs onnxruntime")
+    scorer = pytest.importorskip("dlrm.serving.server.scorer", reason="needs onnxruntime")
 
     def score(numerical, ids):
         if (ids == [2, 0]).all(1).any():
@@ -271,7 +271,7 @@ def test_scores_that_cannot_be_computed_fail_their_own_request_only(directory, m
 
 
 def test_a_score_that_is_no_number_fails_its_own_request(directory, monkeypatch):
-    scorer = pytest.importorskip("dlrm.serving.scorer", reason="needs onnxruntime")
+    scorer = pytest.importorskip("dlrm.serving.server.scorer", reason="needs onnxruntime")
 
     def score(numerical, ids):
         return np.where(ids[:, :1] == 2, np.nan, ids[:, 1:]).astype(np.float32)

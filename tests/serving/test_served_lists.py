@@ -7,10 +7,11 @@ import pytest
 from test_scorer import Asked, Tensor, raw
 
 from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.data.transform.transform import Fitted, Transform
-from dlrm.serving import backend
-from dlrm.serving.reader import Reader, max_rows, named
+from dlrm.data.transform.transform import Transform
+from dlrm.serving.server import backend
+from dlrm.serving.server.reader import Reader, max_rows, named
 
 MAX_ROWS = 100
 FACTS = {
@@ -132,7 +133,7 @@ def test_a_shape_that_lies_is_refused_before_data_is_touched(reader, name, shape
 
 
 def test_scores_of_requests_are_their_own(directory, monkeypatch):
-    scorer = pytest.importorskip("dlrm.serving.scorer", reason="needs onnxruntime")
+    scorer = pytest.importorskip("dlrm.serving.server.scorer", reason="needs onnxruntime")
 
     def score(numerical, ids, lengths, weights):
         ends = lengths.sum(1).cumsum()

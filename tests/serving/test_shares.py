@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from dlrm.serving.shares import Shares
+from dlrm.serving.rows.shares import Shares
 
 NAMES = (["age", "hours"], ["city", "job", "pet"])
 

@@ -64,9 +64,8 @@ def language_parameters(task: str, config: BertConfig) -> int:
 
 def click_values(row: System):
     """Parses a DLRM row's flags."""
-    from dlrm.scripts.dist_main import DEFAULTS
 
-    defaults = DEFAULTS if row.command == "dist_main" else None
+    defaults = dlrm_flags.DIST_MAIN if row.command == "dist_main" else None
     return dlrm_flags.parse(row.arguments(), dlrm_flags.make_flags(defaults))
 
 

@@ -105,10 +105,9 @@ def test_flags_take_precedence_over_a_preset():
 
 
 def test_a_preset_takes_precedence_over_the_defaults_of_a_command():
-    from dlrm.scripts import dist_main
 
     values = dlrm_flags.parse(
-        ["--preset=gaudi_medium", "--warmup_steps=3"], dlrm_flags.make_flags(dist_main.DEFAULTS)
+        ["--preset=gaudi_medium", "--warmup_steps=3"], dlrm_flags.make_flags(dlrm_flags.DIST_MAIN)
     )
     assert (values["lr"], values["batch_size"], values["decay_steps"]) == (1e-5, 512, 0)
     assert values["warmup_steps"] == 3

@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
 from dlrm.serving.importance import contributions
-from dlrm.serving.rows import text_of_fields
+from dlrm.serving.rows.raw import text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 SEEDS = (1, 2, 5)
@@ -94,10 +94,9 @@ def test_commands_score_judge_and_copy_it(ensemble, by_member, tmp_path):
 def test_contributions_are_the_mean_of_those_of_its_members(ensemble):
     def of(path):
         model = dlrm.load(path)
-        fields = [row.encode().split(b"\t") for row in rows_of(ensemble)[:5]]
-        width = len(model.row_transform.names)
-        fields = [one + [b""] * (width - len(one)) for one in fields]
-        return contributions(model, model.row_transform(text_of_fields(fields, width)))
+        lines = "\n".join(rows_of(ensemble)[:5]).encode()
+        text = text_of_lines(lines, len(model.row_transform.names))
+        return contributions(model, model.row_transform(text))
 
     members = [of(ensemble.checkpoint / f"seed-{seed}") for seed in SEEDS]
     np.testing.assert_allclose(of(ensemble.checkpoint), np.mean(members, 0), rtol=1e-4, atol=1e-6)

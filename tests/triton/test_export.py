@@ -21,9 +21,9 @@ import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.sources import native
 from dlrm.manifest import write_manifest
-from dlrm.serving import platforms
-from dlrm.serving.reader import KIND
-from dlrm.serving.scorer import Scorer
+from dlrm.serving.network import platforms
+from dlrm.serving.server.reader import KIND
+from dlrm.serving.server.scorer import Scorer
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
 from dlrm.train.checkpoints.saved_model import read_saved
@@ -56,12 +56,12 @@ def test_a_model_of_a_table_in_memory_is_judged_by_generated_rows(export, tmp_pa
     assert (report["dataset"], report["rows"]) == (None, 300)
     assert "auc" not in report
     assert report["greatest_difference"] < 1e-5 < report["greatest_score"]
-    found = platforms.open_onnx(version / "model.onnx")(np.float32([[0]]), np.int64([[1]]))
+    found = PLATFORMS["--onnx"].open(version)(np.float32([[0]]), np.int64([[1]]))
     expected = model.model(torch.zeros(1, 1), torch.tensor([[1]])).detach().numpy()
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4)
 
 
-PLATFORMS = ["--python", "--onnx", "--ts-trace", "--ts-script"]
+PLATFORMS = {f"--{name}": one for name, one in platforms.PLATFORMS.items() if one.triton}
 
 
 def config_of(directory):
@@ -119,10 +119,7 @@ def test_every_platform_agrees_with_the_checkpoint(export, trained, tmp_path, pl
     test = open_datasets(DataConfig(dataset=str(trained.dataset), test_batch_size=99)).test
     batch = test.batch(3)
     version = repository / "model" / "1"
-    if platform in ("--python", "--onnx"):
-        score = platforms.open_onnx(version / "model.onnx")
-    else:
-        score = platforms.open_torchscript(version / "model.pt")
+    score = PLATFORMS[platform].open(version)
     found = score(batch.numerical.float().numpy(), batch.categorical.long().numpy())
     with torch.no_grad():
         expected = dlrm.load(trained.checkpoint).model(batch.numerical, batch.categorical)
@@ -180,13 +177,13 @@ def test_a_version_is_filled_where_a_polling_server_does_not_look(
     export, trained, tmp_path, monkeypatch
 ):
     repository, seen = tmp_path / "repository", []
-    write = platforms.write_onnx
+    write = platforms.Onnx.write
 
     def watched(*arguments):
         seen.append({path.relative_to(repository).parts[:2] for path in repository.rglob("*")})
         return write(*arguments)
 
-    monkeypatch.setattr(platforms, "write_onnx", watched)
+    monkeypatch.setattr(platforms.Onnx, "write", watched)
     export(trained, repository)
     export(trained, repository, "--update")
     assert seen == [set(), {("model",), ("model", "1"), ("model", "config.pbtxt")}]
@@ -283,8 +280,8 @@ class OnlyWhatServersHave(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, OnlyWhatServersHave())
 import numpy as np
 from dlrm.data.sources import native
-from dlrm.serving import backend
-from dlrm.serving.scorer import Scorer
+from dlrm.serving.server import backend
+from dlrm.serving.server.scorer import Scorer
 
 class Logger:
     lines = []
@@ -388,13 +385,13 @@ def test_tables_that_quantize_badly_are_refused(export, trained, tmp_path):
 
 
 def test_a_model_that_disagrees_is_not_written(export, trained, tmp_path, monkeypatch):
-    write = platforms.write_onnx
+    write = platforms.Onnx.write
 
-    def write_other(module, example, directory):
+    def write_other(platform, module, example, directory):
         module.output.bias.data += 0.01
-        write(module, example, directory)
+        write(platform, module, example, directory)
 
-    monkeypatch.setattr(platforms, "write_onnx", write_other)
+    monkeypatch.setattr(platforms.Onnx, "write", write_other)
     with pytest.raises(ValueError, match=r"scores otherwise .* differs by 0\.01"):
         export(trained, tmp_path)
     assert not list(tmp_path.iterdir())
@@ -481,8 +478,8 @@ def test_tables_beyond_2_gb_are_written(export, tmp_path):
     """ONNX files are limited to 2 GB; weights go in a second file."""
     from dlrm.model.config import DLRMConfig
     from dlrm.model.dlrm import DLRM
-    from dlrm.serving.exportable import ExportableDLRM
-    from dlrm.serving.quantize import QuantizedTables
+    from dlrm.serving.network.exportable import ExportableDLRM
+    from dlrm.serving.network.quantize import QuantizedTables
 
     if shutil.disk_usage(tmp_path).free < 8e9:
         pytest.skip("needs 8 GB of disk")
@@ -494,11 +491,11 @@ def test_tables_beyond_2_gb_are_written(export, tmp_path):
     exported = ExportableDLRM(model, QuantizedTables(weight))
     exported.sizes.fill_(rows)
     inputs = torch.ones(2, 2), torch.tensor([[rows - 1], [0]])
-    platforms.write_onnx(exported, inputs, tmp_path / "onnx")
-    assert (tmp_path / "onnx" / "model.onnx.data").stat().st_size > 2**31
-    score = platforms.open_onnx(tmp_path / "onnx")
+    PLATFORMS["--onnx"].write(exported, inputs, tmp_path)
+    assert (tmp_path / "model.onnx" / "model.onnx.data").stat().st_size > 2**31
+    score = PLATFORMS["--onnx"].open(tmp_path)
     with torch.no_grad():
         expected = exported(*inputs).numpy()
     np.testing.assert_allclose(score(*(x.numpy() for x in inputs)), expected, rtol=1e-5)
     assert abs(expected[0] - expected[1]) > 1e-3
-    shutil.rmtree(tmp_path / "onnx")
+    shutil.rmtree(tmp_path / "model.onnx")

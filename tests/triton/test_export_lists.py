@@ -14,7 +14,6 @@ from test_export import PLATFORMS, config_of
 
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.serving import platforms
 from dlrm.serving.predictor import inputs_of
 
 SCRIPTS = Path(__file__).parent.parent.parent / "triton"
@@ -38,10 +37,7 @@ def test_every_platform_agrees_with_the_checkpoint(export, listed, tmp_path, pla
     report, version = report_of(repository), repository / "model" / "1"
     assert report["rows"] > 400
     assert report["greatest_difference"] < 1e-5
-    if platform in ("--python", "--onnx"):
-        score = platforms.open_onnx(version / "model.onnx")
-    else:
-        score = platforms.open_torchscript(version / "model.pt")
+    score = PLATFORMS[platform].open(version)
     test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=99)).test
     inputs = inputs_of(test.batch(3))
     numbers, ids, lengths, weights = inputs.arrays

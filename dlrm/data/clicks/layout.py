@@ -21,6 +21,7 @@ from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
 KIND = "dataset"  # kind of dataset in a manifest
+CONVERTED = "Parquet of a dataset"  # kind of one that is converted to Parquet
 SPLITS = ("train", "test", "validation")
 FEATURE_SPEC = "feature_spec.yaml"
 MODEL_SIZE = "model_size.json"

@@ -22,7 +22,7 @@ from dlrm.scripts.checkpoint.description import (
     lines_of_run,
     open_any,
 )
-from dlrm.serving.recalibration import FOLDER as RECALIBRATION
+from dlrm.serving.network.recalibration import FOLDER as RECALIBRATION
 from dlrm.tasks.table_rows import evict_rows, grow_tables
 from dlrm.train.checkpoints.nvidia import FEATURE_ORDERS, PADDINGS, is_nvidia, write_nvidia
 from dlrm.train.checkpoints.rows import STORES

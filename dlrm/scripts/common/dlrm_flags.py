@@ -35,7 +35,7 @@ from dlrm.scripts.common.config_flags import (
     UsageError,
     Values,
 )
-from dlrm.serving.runtimes import RUNTIMES
+from dlrm.serving.network.runtimes import RUNTIMES
 from dlrm.store.config import TableStoreConfig
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.tasks.click_training import OVERLAPS
@@ -58,6 +58,16 @@ NVIDIA_2021: dict[str, Any] = {
     "decay_start_step": 48000,
     "embedding_type": "custom_cuda",
     "dataset_type": "parametric",
+}
+# Those of `dist_main`: NVIDIA's of June 2020, on several GPUs.
+DIST_MAIN: dict[str, Any] = {
+    "batch_size": 65536,
+    "test_batch_size": 131072,
+    "lr": 24.0,
+    "warmup_steps": 8000,
+    "decay_steps": 24000,
+    "decay_start_step": 48000,
+    "embedding_type": "joint_sparse",
 }
 _RUN: Definitions = {
     "mode": (
@@ -251,8 +261,8 @@ _BENCHMARK: Definitions = {
     "inference_benchmark_runtimes": (
         tuple[str, ...],
         ("native",),
-        f"Runtimes to measure, of {', '.join(('native', *RUNTIMES))}: the model as trained, plain "
-        "torch, TorchScript, ONNX Runtime, AOTInductor, which takes a minute to compile",
+        f"Runtimes to measure, of {', '.join(('native', *RUNTIMES))}: the model as trained, "
+        + ", ".join(RUNTIMES.values()),
     ),
 }
 _OWN: dict[str, Definitions] = {

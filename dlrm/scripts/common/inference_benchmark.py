@@ -8,7 +8,7 @@ from typing import Any
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.scripts.common.config_flags import Values
-from dlrm.serving.runtimes import RUNTIMES, open_runtimes
+from dlrm.serving.network.runtimes import RUNTIMES, open_runtimes
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.benchmark import Latency, measure_inference
 from dlrm.train.cuda_graph import CALLS_BEFORE

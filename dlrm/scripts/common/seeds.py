@@ -14,7 +14,8 @@ from dlrm.distributed import launch
 from dlrm.locks import remove_unused
 from dlrm.model.ensemble import Ensemble
 from dlrm.scripts.common.config_flags import Values
-from dlrm.serving.predictor import Predictor, load_one
+from dlrm.serving.loading import load_one
+from dlrm.serving.predictor import Predictor
 from dlrm.train.checkpoints.checkpoint import read_progress
 from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint, step_directory
 from dlrm.train.checkpoints.ensemble import write_ensemble

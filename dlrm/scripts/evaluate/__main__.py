@@ -2,7 +2,7 @@
 
 from absl import flags
 
-from dlrm.scripts import predict
+from dlrm.scripts.common import source_flags
 from dlrm.scripts.common.command import run_command
 from dlrm.scripts.evaluate import command
 
@@ -10,6 +10,6 @@ __doc__ = command.__doc__  # the first line of --help
 
 if __name__ == "__main__":
     command.define_flags()
-    for module in (command, predict):
+    for module in (command, source_flags):
         flags.adopt_module_key_flags(module)
     run_command(command.main)

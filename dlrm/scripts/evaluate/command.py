@@ -24,16 +24,14 @@ from dlrm.files import check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
 from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
-from dlrm.scripts import predict
 from dlrm.scripts.common.command import no_arguments
-from dlrm.scripts.compare import different_flags, read_run
+from dlrm.scripts.common.source_flags import define_source_flags, open_predictor, source_config
 from dlrm.scripts.evaluate.columns import Columns, of_dataset, of_files, of_table
 from dlrm.scripts.evaluate.lines import lines_of
 from dlrm.scripts.evaluate.page import HTML, PNG, curves_of, write_files
 from dlrm.scripts.evaluate.rows import Collected, collect
 from dlrm.serving.importance import permutation_importance
-from dlrm.serving.predictor import Predictor, field_names
-from dlrm.serving.recalibration import (
+from dlrm.serving.network.recalibration import (
     KINDS,
     FittedRows,
     Recalibration,
@@ -42,7 +40,10 @@ from dlrm.serving.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
+from dlrm.serving.predictor import Predictor, field_names
+from dlrm.serving.sources import check_source, reads_dataset
 from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.runs import different_flags, read_run
 from dlrm.train.reports.roles import CHOSEN, RECALIBRATED, Roles
 
 FLAGS = flags.FLAGS
@@ -121,7 +122,7 @@ def define_flags() -> None:
         "Maximum rows of the sample of --importance, which are evenly spaced",
         lower_bound=2,
     )
-    predict.define_source_flags(
+    define_source_flags(
         "Dataset to evaluate on; with --input, dataset whose fitted transform to apply if the "
         "checkpoint has none"
     )
@@ -139,18 +140,20 @@ def run() -> None:
         ValueError, OSError: an error that the user can fix.
     """
     sources = _sources()
-    models = [predict.open_predictor(path, sources[0]) for path in _checkpoints()]
+    models = [open_predictor(path, sources[0]) for path in _checkpoints()]
     correction = _correction(models[0])
     if (note := models[0].sampling_note) and correction is None and not FLAGS.recalibrate:
         say(note)
     fields = [name for name in dict.fromkeys(FLAGS.slices) if not _is_day(models[0], name)]
-    columns = _columns(models[0], sources[0])
-    found = collect(models, sources, fields, columns.schema, FLAGS.importance_rows)
+    config = source_config(models[0])
+    is_dataset = reads_dataset(models[0], sources[0], config)
+    columns = _columns(models[0], sources[0] if is_dataset else None)
+    found = collect(models, sources, fields, config, columns.schema, FLAGS.importance_rows)
     rows, times = _with_columns(found, columns)
     if correction is not None:
         rows = _corrected(rows, correction)
     judgement = judge(rows, FLAGS.bootstrap, FLAGS.seed)
-    facts = _facts(models, found, judgement)
+    facts = _facts(models, found, judgement, FLAGS.split if is_dataset else None)
     facts["slices"] = [
         {"by": name, "slices": judge_slices(rows, slices, FLAGS.bootstrap, FLAGS.seed)}
         for name, slices in _slices(models[0], found, times)
@@ -189,7 +192,7 @@ def _sources() -> list[str]:
         check_replaceable(Path(FLAGS.output).resolve(), replace=_KIND)
     sources = FLAGS.input or [FLAGS.dataset]
     for source in sources:
-        if predict.check_source(source).is_dir() and len(sources) > 1:
+        if check_source(source).is_dir() and len(sources) > 1:
             raise ValueError(f"--input {source}: expected files, or one dataset, got several")
     return sources
 
@@ -222,14 +225,14 @@ def _is_day(model: Predictor, name: str) -> bool:
     return name == _DAY and not any(name in kind for kind in field_names(model))
 
 
-def _columns(model: Predictor, source: str) -> Columns:
+def _columns(model: Predictor, dataset: str | None) -> Columns:
     """Returns the locations of the groups, weights and times that flags request."""
     table = model.transform.table if model.transform else None
     schema = table.schema if table else None
     times = any(_is_day(model, name) for name in FLAGS.slices)
     asked = FLAGS.groups, FLAGS.weights, times
-    if predict.reads_dataset(model, source):
-        return of_dataset(Path(source, FLAGS.split), schema, *asked)
+    if dataset is not None:
+        return of_dataset(Path(dataset, FLAGS.split), schema, *asked)
     return of_table(schema, *asked) if schema else of_files(*asked)
 
 
@@ -275,8 +278,9 @@ def _importance(model: Predictor, found: Collected) -> list[dict[str, Any]]:
     ]
 
 
-def _facts(models: Sequence[Predictor], found: Collected, judgement: Judgement) -> dict[str, Any]:
-    split = FLAGS.split if predict.reads_dataset(models[0], found.sources[0]) else None
+def _facts(
+    models: Sequence[Predictor], found: Collected, judgement: Judgement, split: str | None
+) -> dict[str, Any]:
     return {
         "dlrm_version": __version__,
         "checkpoint": str(models[0].path),

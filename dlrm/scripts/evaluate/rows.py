@@ -1,4 +1,4 @@
-"""Rows of all sources, scored by one model or two, and read once by the code of predict."""
+"""Rows of all sources, scored by one model or two, and read once."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,10 +8,10 @@ import numpy as np
 
 from dlrm.data.transform.schema import Schema
 from dlrm.metrics.judged import ScoredRows
-from dlrm.scripts import predict
-from dlrm.serving.inputs import Inputs
 from dlrm.serving.predictor import Predictor, field_names
-from dlrm.serving.shares import Shares
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.rows.shares import Shares
+from dlrm.serving.sources import Block, SourceConfig, taken, value_shares
 
 
 @dataclass
@@ -47,6 +47,7 @@ def collect(
     models: Sequence[Predictor],
     sources: Sequence[str],
     fields: Sequence[str],
+    config: SourceConfig,
     schema: Schema | None = None,
     most_kept: int = 0,
 ) -> Collected:
@@ -56,6 +57,7 @@ def collect(
         models: the first one's transform interprets the rows; the others take the same rows.
         sources: logs, CSVs or directories of datasets.
         fields: names of the fields whose values are kept.
+        config: how to read the sources.
         schema: for tables, the first model's schema, to read its weight, groups and time as well.
         most_kept: maximum number of rows whose inputs are kept.
 
@@ -66,7 +68,7 @@ def collect(
     first = models[0]
     columns = _columns(first, fields)
     _check_same_columns(models)
-    shares = predict.value_shares(first)
+    shares = value_shares(first)
     scores: list[list[np.ndarray]] = [[] for _ in models]
     labels: list[np.ndarray] = []
     places: list[np.ndarray] = []
@@ -76,7 +78,7 @@ def collect(
     lists: set[str] = set()
     sample = _Sample(most_kept)
 
-    def take(place: int, block: predict.Block) -> None:
+    def take(place: int, block: Block) -> None:
         if block.labels is None:
             raise ValueError(f"{sources[place]}: expected rows with labels, got none (--label)")
         for model, parts in zip(models, scores, strict=True):
@@ -93,7 +95,7 @@ def collect(
         sample.add(block.inputs, block.labels)
 
     for place, source in enumerate(sources):
-        for _ in predict.taken(first, source, shares, partial(take, place), schema):
+        for _ in taken(first, source, config, shares, partial(take, place), schema):
             pass
     if not sum(map(len, labels)):
         raise ValueError(f"{', '.join(sources)}: expected rows, got none")
@@ -145,7 +147,7 @@ def _check_same_columns(models: Sequence[Predictor]) -> None:
             )
 
 
-def _inputs(model: Predictor, first: Predictor, block: predict.Block) -> Inputs:
+def _inputs(model: Predictor, first: Predictor, block: Block) -> Inputs:
     """Returns a model's inputs from a block that was read for the first model."""
     if model is first or block.inputs_of is None:
         return block.inputs

@@ -213,9 +213,7 @@ def _parsed_batch(command: str, arguments: list[str], replicas: int) -> dict[str
 
 
 def _dlrm_flags(command: str):
-    from dlrm.scripts.dist_main import DEFAULTS
-
-    return dlrm_flags.make_flags(DEFAULTS if command == "dist_main" else None)
+    return dlrm_flags.make_flags(dlrm_flags.DIST_MAIN if command == "dist_main" else None)
 
 
 def _place(label: str) -> tuple[int, int]:

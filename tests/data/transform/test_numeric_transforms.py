@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from dlrm.data.transform.transform import Transform
+from dlrm.serving.inputs import Inputs
 
 import dlrm
 from dlrm.data.clicks import layout
@@ -17,7 +17,7 @@ from dlrm.data.transform.numeric_transforms import (
     NUMERIC_TRANSFORMS,
     described,
 )
-from dlrm.serving.inputs import Inputs
+from dlrm.data.transform.transform import Transform
 
 X = [4.0, -40.0, None, 5.0, -2.5]
 FITTED = Fitted(1.0, 2.0, np.array([0.0, 4.0, 8.0]), np.array([0.25, 0.5, 1.0]))

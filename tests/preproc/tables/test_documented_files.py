@@ -24,9 +24,10 @@ from dlrm.data.tables.text import batches_of
 from dlrm.data.transform.transform import Transform
 from dlrm.files import check_local
 from dlrm.preproc.execution.engines import TaskError
-from dlrm.serving.rows import RowTransform
-from dlrm.serving.shares import Shares
-from dlrm.serving.tables import frame_of, read_inputs, scoring_reader
+from dlrm.serving.rows.python_rows import frame_of
+from dlrm.serving.rows.raw import RowTransform
+from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.tables import read_inputs, scoring_reader
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "files.md"
 SCHEMA = {"label": "y", "categorical": ["c"]}
@@ -65,7 +66,7 @@ def values_of(tmp, inputs, schema=SCHEMA, **options):
 def scored(tmp, rows):
     """Returns the ids of rows in memory by the transform of `dataset`."""
     transform = RowTransform.load(tmp / "dataset").table
-    frame = rows if isinstance(rows, pa.Table) else frame_of(rows, transform)
+    frame = frame_of(rows, RowTransform(transform))
     reader = scoring_reader(transform, labelled=False)
     return read_inputs(transform, reader, frame.to_batches()[0])[0].ids[:, 0].tolist()
 

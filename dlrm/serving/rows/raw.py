@@ -16,10 +16,10 @@ from dlrm.data.sources.columns import TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.transform import Transform
-from dlrm.serving.inputs import Inputs, RowError
+from dlrm.serving.rows.inputs import Inputs, RowError
 
-_PADDING = 8  # bytes that a TextColumn has after its last field
-_ZEROS = np.zeros(_PADDING, np.uint8)
+PADDING = 8  # bytes that a TextColumn has after its last field
+_ZEROS = np.zeros(PADDING, np.uint8)
 _BLOCK_BYTES = 4 << 20
 
 
@@ -126,23 +126,6 @@ class RowTransform:
             raise RowError(bad.row, f", {bad.column}: {bad.problem}") from None
 
 
-def text_of_fields(rows: Sequence[Sequence[bytes]], num_columns: int) -> Text:
-    """Makes a `Text` from fields, row by row.
-
-    Raises:
-        RowError: a row has a wrong number of fields.
-    """
-    for row, fields in enumerate(rows):
-        if len(fields) != num_columns:
-            raise RowError(row, f": expected {num_columns} fields, got {len(fields)}")
-    flat = [field for fields in rows for field in fields]
-    lengths = np.fromiter(map(len, flat), np.int64, len(flat))
-    ends = lengths.cumsum()
-    data = np.frombuffer(b"".join(flat) + bytes(_PADDING), np.uint8)
-    shape = (len(rows), num_columns)
-    return Text(data, (ends - lengths).reshape(shape).T.copy(), ends.reshape(shape).T.copy())
-
-
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> Text:
     """Makes a `Text` from uint8 tensors `[rows, width]`: one line per row, padded with zeros.
 
@@ -175,7 +158,7 @@ def text_of_lines(lines: bytes, num_columns: int) -> Text:
     """
     if not lines.endswith(b"\n"):
         lines += b"\n"
-    data = np.frombuffer(lines + bytes(_PADDING), np.uint8)
+    data = np.frombuffer(lines + bytes(PADDING), np.uint8)
     ends = np.flatnonzero(data[: len(lines)] == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])
     text = _cut(data, starts, ends, num_columns)

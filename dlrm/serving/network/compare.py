@@ -9,10 +9,10 @@ import torch
 
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
-from dlrm.serving.exportable import exportable
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.platforms import Score
-from dlrm.serving.quantize import QuantizedTables, quantize_tables
+from dlrm.serving.network.exportable import exportable
+from dlrm.serving.network.platforms import Score
+from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
+from dlrm.serving.rows.inputs import Inputs
 from dlrm.train.metrics import click_metrics
 
 _BATCH = 4096

@@ -11,10 +11,9 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.reader import Reader, Request, together_or_alone
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.server.reader import ONNX, Reader, Request, together_or_alone
 
-ONNX = "model.onnx"  # a directory
 _LEAST_ROWS, _MOST_ROWS = 256, 512  # that a thread takes at a time
 
 

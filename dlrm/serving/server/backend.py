@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.sources import native
-from dlrm.serving.reader import Reader, Request, as_value_error, together_or_alone
+from dlrm.serving.server.reader import Reader, Request, as_value_error, together_or_alone
 
 _USED = b"used_dltensor"  # the DLPack protocol's name of a consumed capsule
 _set_name = ctypes.pythonapi.PyCapsule_SetName

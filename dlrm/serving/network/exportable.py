@@ -17,9 +17,9 @@ from torch.nn.utils.fusion import fuse_linear_bn_eval
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.packed import mean_of_members, member_logits
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.quantize import QuantizedTables
-from dlrm.serving.recalibration import Recalibration
+from dlrm.serving.network.quantize import QuantizedTables
+from dlrm.serving.network.recalibration import Recalibration
+from dlrm.serving.rows.inputs import Inputs
 
 
 class Exportable(nn.Module):

@@ -14,10 +14,11 @@ from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST, within
 from dlrm.manifest import check_listed, read_manifest
-from dlrm.serving.inputs import Inputs, check_lengths, check_shapes, check_values
-from dlrm.serving.rows import RowTransform, text_of_tensors
+from dlrm.serving.rows.inputs import Inputs, check_lengths, check_shapes, check_values
+from dlrm.serving.rows.raw import RowTransform, text_of_tensors
 
 FACTS = "model.json"
+ONNX = "model.onnx"  # a directory, if ONNX Runtime scores
 KIND = "served model"  # of the manifest of a version
 NUMERICAL, IDS, LENGTHS, WEIGHTS = "input__0", "input__1", "input__2", "input__3"
 RAW = "raw__0"

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
-from dlrm.serving import platforms
-from dlrm.serving.exportable import example_like, exportable
-from dlrm.serving.inputs import Inputs
-from dlrm.serving.platforms import Score
-from dlrm.serving.quantize import quantize_tables
+from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.platforms import PLATFORMS, Score
+from dlrm.serving.network.quantize import quantize_tables
+from dlrm.serving.rows.inputs import Inputs
 
-RUNTIMES = ("eager", "torchscript", "onnx", "aot")
+_EXPORTED = {one.runtime: one for one in PLATFORMS.values() if one.runtime}
+RUNTIMES = {"eager": "plain torch", **{name: one.help for name, one in _EXPORTED.items()}}
 Predict = Callable[[Batch], object]
 
 
@@ -25,8 +25,7 @@ def open_runtimes(
 ) -> Iterator[dict[str, Predict]]:
     """Yields functions that score a batch, by the name of their runtime.
 
-    eager is plain torch, onnx ONNX Runtime, aot AOTInductor. Runtimes that cannot run here are left
-    out, and `note` receives the reason.
+    Runtimes that cannot run here are left out, and `note` receives the reason.
 
     Args:
         model: a trained network, on the CPU, like the runtimes.
@@ -47,17 +46,12 @@ def open_runtimes(
 def _open(name: str, model: DLRM, batch: Batch, directory: Path) -> Callable[..., object]:
     inputs = Inputs(*(tensor.numpy() for tensor in _tensors(batch)))
     exported = exportable(model, quantize_tables(model, "fp32"), inputs)
-    example = example_like(inputs)
     if name == "eager":
         return exported
-    if name == "torchscript":
-        platforms.write_torchscript(exported, example, directory / "model.pt", "trace")
-        return _of_arrays(platforms.open_torchscript(directory / "model.pt"))
-    if name == "onnx":
-        platforms.write_onnx(exported, example, directory / "onnx")
-        return _of_arrays(platforms.open_onnx(directory / "onnx"))
-    platforms.write_package(exported, example, directory / "model.pt2")
-    return _of_arrays(platforms.open_package(directory / "model.pt2"))
+    platform, own = _EXPORTED[name], directory / name
+    own.mkdir()
+    platform.write(exported, example_like(inputs), own)
+    return _of_arrays(platform.open(own))
 
 
 def _of_arrays(score: Score) -> Callable[..., object]:

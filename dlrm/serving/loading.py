@@ -1,0 +1,156 @@
+"""Opens a model's directory: network, transform and recalibration of a checkpoint."""
+
+import os
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from dlrm.data.clicks import layout
+from dlrm.data.transform.difference import compare_transforms
+from dlrm.files import MANIFEST, check_local
+from dlrm.locks import ReplacedError, unreplaced
+from dlrm.manifest import check_listed, read_manifest
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
+from dlrm.model.ensemble import Ensemble
+from dlrm.serving.network.recalibration import load_recalibration
+from dlrm.serving.predictor import Predictor
+from dlrm.serving.rows.raw import RowTransform
+from dlrm.torch_settings import own_settings
+from dlrm.train.checkpoints.checkpoint import (
+    Parameters,
+    averaged,
+    load_checkpoint,
+    read_config,
+    read_shape,
+)
+from dlrm.train.checkpoints.directory import checkpoint_in_use
+from dlrm.train.checkpoints.ensemble import member_checkpoints
+from dlrm.train.checkpoints.state import MEMBERS
+
+_ATTEMPTS = 100  # to load a checkpoint that is being replaced again and again
+
+
+def load(
+    checkpoint: str | os.PathLike,
+    dataset: str | os.PathLike | None = None,
+    allow_other_transform: bool = False,
+    say: Callable[[str], object] = warnings.warn,
+    allow_links: bool = False,
+) -> Predictor:
+    """Loads a trained model to score rows with.
+
+    Args:
+        checkpoint: a checkpoint, or a run's directory of checkpoints, whose best one is used.
+        dataset: dataset whose fitted transform to apply to raw rows if the checkpoint has none. A
+            checkpoint trained on one of our datasets has its transform, and both must be the same.
+        allow_other_transform: whether to accept different transforms, and use the checkpoint's.
+        say: called with a line if they differ, or if the dataset has none.
+        allow_links: whether the dataset's files may be symbolic links out of it.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: it is damaged, or the dataset's transform differs; the message names up to three
+            differing fields.
+    """
+    check_local(checkpoint, "checkpoint")
+    check_local(dataset or "", "dataset")
+    for _ in range(_ATTEMPTS):
+        with (
+            suppress(ReplacedError),
+            checkpoint_in_use(checkpoint) as path,
+            unreplaced(path),
+            own_settings(),
+        ):
+            note = dataset and compare_transforms(
+                path, dataset, allow_other_transform, allow_links=allow_links
+            )
+            model = load_model(path)
+            transform = load_transform(path, model.config, dataset)
+            recalibration = load_recalibration(path)
+            break
+    else:
+        raise ReplacedError(f"{checkpoint}: replaced {_ATTEMPTS} times while it was read")
+    if note:
+        say(note)
+    return Predictor(model, transform, path, recalibration=recalibration)
+
+
+def load_model(path: Path, device: str = "cpu") -> DLRM | Ensemble:
+    """Makes the network or networks that a checkpoint describes, and loads the weights."""
+    if members := member_checkpoints(path):  # which compare the files of their own manifests
+        read_manifest(path, "checkpoint", True, _is_of_ensemble)
+        return Ensemble([load_one(member, device) for member in members]).eval()
+    return load_one(path, device)
+
+
+def _is_of_ensemble(name: str) -> bool:
+    """Returns whether a file is the ensemble's own, or the manifest of a member."""
+    return not name.startswith(f"{MEMBERS}/") or name.endswith(f"/{MANIFEST}")
+
+
+def load_one(path: Path, device: str = "cpu") -> DLRM:
+    """Makes the network of a checkpoint without an ensemble, and loads its weights."""
+    model = DLRM(model_config(path)).to(device).eval()
+    load_checkpoint(path, averaged(Parameters(model, model.table_parameters())))
+    return model
+
+
+def model_config(path: Path) -> DLRMConfig:
+    """Reads the architecture from a checkpoint.
+
+    Raises:
+        ValueError: the checkpoint does not describe it.
+    """
+    config = read_config(path)
+    try:
+        saved = config["flags"]
+        values: dict[str, Any] = {
+            field.name: tuple(saved[field.name])
+            if isinstance(saved[field.name], list)
+            else saved[field.name]
+            for field in fields(DLRMConfig)
+            if field.name in saved
+        }
+        values["table_sizes"] = tuple(config["dataset"]["table sizes"])
+        poolings = config["dataset"].get("poolings")
+        values["table_poolings"] = None if poolings is None else tuple(poolings)
+        values["num_numerical_features"] = _num_numerical(path)
+        return DLRMConfig(**values)
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path / 'config.json'}: not of a DLRM ({error!r})") from error
+
+
+def _num_numerical(path: Path) -> int:
+    path = next(iter(member_checkpoints(path)), path)
+    shape = read_shape(path, "bottom_mlp.0.weight")
+    if len(shape) != 2:
+        raise ValueError(f"{path}: bottom_mlp.0.weight: expected a matrix, got {shape}")
+    return shape[1]
+
+
+def load_transform(
+    path: Path, config: DLRMConfig, dataset: str | os.PathLike | None = None
+) -> RowTransform | None:
+    """Returns the transform of a checkpoint, or else of a dataset; None if neither has one.
+
+    Raises:
+        ValueError: it does not match the model, or is damaged.
+    """
+    sources = [path, *([Path(dataset)] if dataset else [])]
+    source = next((one for one in sources if (one / layout.TRANSFORM).is_dir()), None)
+    if source is None:
+        return None
+    check_listed(source, layout.TRANSFORM)
+    transform = RowTransform.load(source)
+    found = (len(transform.numerical_names), transform.table_sizes)
+    expected = (config.num_numerical_features, list(config.table_sizes))
+    if found != expected:
+        raise ValueError(
+            f"{source}: the transform of another model: expected {expected[0]} numerical features "
+            f"and tables of {expected[1]} rows, got {found[0]} and {found[1]}"
+        )
+    return transform

@@ -1,0 +1,1 @@
+"""The network as it is served: exported, quantized, recalibrated, on every platform."""

@@ -1,0 +1,184 @@
+"""Platforms that run an exported network: TorchScript, ONNX Runtime, AOTInductor.
+
+The exporter writes a network by one of them, and opens it as a function from numpy arrays to numpy
+arrays, to compare it with the trained one.
+"""
+
+import logging
+import os
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dlrm.serving.server.reader import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
+
+Score = Callable[..., np.ndarray]  # `Inputs.arrays` -> scores [rows, 1]
+INPUTS = (NUMERICAL, IDS, LENGTHS, WEIGHTS)
+OUTPUT = "output__0"
+_OPSET = 18
+_IR_VERSION = 10  # supported by the ONNX Runtime of 2024, and so by Triton images of that year
+
+
+class Platform(ABC):
+    """A form of an exported network, and the runtime that scores by it.
+
+    Attributes:
+        name: name among the flags of the exporter.
+        help: description.
+        file: file or directory that it writes.
+        triton: field of `config.pbtxt` that chooses the runtime, and its value; None if Triton does
+            not serve it.
+        script: file in `triton/` that Triton's Python backend runs, on the CPU, and that takes raw
+            rows as well; None if Triton has a runtime of its own, which takes ids only.
+        runtime: name in `--inference_benchmark_runtimes`; None if it is not measured.
+        packages: packages of the extra `serve` that it needs.
+    """
+
+    name: str
+    help: str
+    file: str
+    triton: tuple[str, str] | None = None
+    script: str | None = None
+    runtime: str | None = None
+    packages: tuple[str, ...] = ()
+
+    @abstractmethod
+    def write(self, module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+        """Writes a network into a directory.
+
+        Args:
+            module: the network, in plain operators.
+            example: `Inputs.arrays` of some rows.
+            directory: directory in which to write `file`.
+
+        Raises:
+            ModuleNotFoundError: a package is not installed; the message has the command.
+        """
+
+    @abstractmethod
+    def open(self, directory: Path) -> Score:
+        """Opens the network that `write` wrote into a directory, on the CPU."""
+
+
+class Onnx(Platform):
+    """ONNX, with the weights in a file beside the graph, since they may exceed 2 GB."""
+
+    name, help, file = "onnx", "ONNX Runtime", ONNX
+    triton: tuple[str, str] | None = ("platform", "onnxruntime_onnx")
+    runtime: str | None = "onnx"
+    packages = ("onnx", "onnxscript", "onnxruntime")
+
+    def write(self, module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+        _require(*self.packages)
+        (directory / ONNX).mkdir(parents=True)
+        # Otherwise they report each node, and missing packages that are not needed.
+        for name in ("torch.onnx", "onnxscript", "onnx_ir"):
+            logging.getLogger(name).setLevel(logging.ERROR)
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            program = torch.onnx.export(
+                module,
+                example,
+                dynamo=True,
+                input_names=list(INPUTS[: len(example)]),
+                output_names=[OUTPUT],
+                dynamic_shapes=_dynamic(example),
+                opset_version=_OPSET,
+                verbose=False,
+            )
+        assert program is not None
+        program.model.ir_version = _IR_VERSION
+        program.save(directory / ONNX / "model.onnx", external_data=True)
+
+    def open(self, directory: Path) -> Score:
+        _require("onnxruntime")
+        from dlrm.serving.server.scorer import open_session
+
+        return open_session(directory / ONNX)
+
+
+class PythonBackend(Onnx):
+    """ONNX, scored by our script in Triton's Python backend."""
+
+    name, triton, script, runtime = "python", ("backend", "python"), "scoring_model.py", None
+
+
+class TorchScript(Platform):
+    """TorchScript.
+
+    Args:
+        how: "trace" or "script".
+    """
+
+    file, triton = "model.pt", ("platform", "pytorch_libtorch")
+
+    def __init__(self, how: str) -> None:
+        self.name = f"ts-{how}"
+        self.help = "traced TorchScript" if how == "trace" else "scripted TorchScript"
+        self.runtime = "torchscript" if how == "trace" else None
+        self._traced = how == "trace"
+
+    def write(self, module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+        with torch.no_grad(), warnings.catch_warnings():
+            # Triton's PyTorch backend reads TorchScript, which torch warns is deprecated.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            made = torch.jit.trace(module, example) if self._traced else torch.jit.script(module)
+            torch.jit.save(made, os.fspath(directory / self.file))
+
+    def open(self, directory: Path) -> Score:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            return _score_by(torch.jit.load(os.fspath(directory / self.file)))
+
+
+class AOTInductor(Platform):
+    """A library that torch compiles from the network; needs a C++ compiler."""
+
+    name, help = "aot", "AOTInductor, which takes a minute to compile"
+    file, runtime = "model.pt2", "aot"
+
+    def write(self, module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+        path = os.fspath(directory / self.file)
+        with torch.no_grad():
+            program = torch.export.export(module, example, dynamic_shapes=_dynamic(example, 1))
+            torch._inductor.aoti_compile_and_package(program, package_path=path)
+
+    def open(self, directory: Path) -> Score:
+        return _score_by(torch._inductor.aoti_load_package(os.fspath(directory / self.file)))
+
+
+def _score_by(module: Callable[..., Any]) -> Score:
+    @torch.inference_mode()
+    def score(*arrays: np.ndarray) -> np.ndarray:
+        return module(*map(torch.from_numpy, arrays)).numpy()
+
+    return score
+
+
+def _dynamic(example: tuple[Tensor, ...], least: int | None = None) -> tuple[dict, ...]:
+    """Returns the dynamic dimensions of each input: rows and, for bags, the total number of ids."""
+    batch = {0: torch.export.Dim("batch", min=least)}
+    if len(example) == 2:
+        return batch, batch
+    total = {0: torch.export.Dim("total", min=least)}
+    return (batch, total, batch, total)[: len(example)]
+
+
+def _require(*packages: str) -> None:
+    for package in packages:
+        try:
+            __import__(package)
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                f"{package} is not installed ({error}); pip install 'dlrm[serve]' brings it"
+            ) from error
+
+
+_ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"), AOTInductor())
+PLATFORMS: dict[str, Platform] = {one.name: one for one in _ALL}

@@ -1,0 +1,192 @@
+"""Rows in Python and tables in memory, as Arrow tables, and these as a model's inputs."""
+
+from collections.abc import Iterable, Mapping, Sequence, Set
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from dlrm.data.tables.columns import array_of_values
+from dlrm.data.tables.frames import is_frame
+from dlrm.data.tables.text import Cells
+from dlrm.data.transform.lists import missing_features
+from dlrm.data.transform.transform import Transform
+from dlrm.documents import brief
+from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.rows.raw import PADDING, RowTransform, Text
+from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+
+
+def frame_of(rows: Any, transform: RowTransform) -> Any:
+    """Returns a table of Arrow with the fields that a model takes, from rows of any kind.
+
+    For a model of tables, a table in memory is returned as it is.
+
+    Args:
+        rows: lines of text, sequences of fields, or mappings from names to fields; or a mapping
+            from names to columns, or a table in memory. See `Predictor.logits`.
+        transform: transform of the model.
+
+    Raises:
+        RowError: a row has a wrong number of fields, or an unexpected list.
+        ValueError: a column is missing, or it is no row.
+    """
+    names, table = transform.names, transform.table
+    if table is not None and is_frame(rows):
+        return rows
+    if isinstance(rows, str | bytes):
+        raise ValueError("rows: expected a list of rows, got one string; put it in a list")
+    if isinstance(rows, Mapping) or hasattr(rows, "columns"):
+        columns = _columns(rows, names)
+    elif isinstance(rows, Iterable):
+        cells = [_row(index, row, names) for index, row in enumerate(rows)]
+        columns = [[row[place] for row in cells] for place in range(len(names))]
+    else:
+        raise ValueError(f"rows: expected a list of rows, got {rows!r}")
+    if table is None:
+        texts = [pa.array(map(_bytes_of, one), pa.large_binary()) for one in columns]
+        return pa.table(texts, names)
+    lists, named = Cells.of(table.schema), zip(names, columns, strict=True)
+    return pa.table([_array_of(table, lists, *one) for one in named], names)
+
+
+class FrameReader:
+    """Reads batches of a table in memory as a model's inputs.
+
+    Args:
+        transform: transform of the model.
+        labelled: whether to read labels, which tables have.
+    """
+
+    def __init__(self, transform: RowTransform, labelled: bool) -> None:
+        self._transform, table = transform, transform.table
+        self._reader = None if table is None else scoring_reader(table, labelled)
+        self.columns = transform.names if self._reader is None else self._reader.columns
+
+    def read(self, batch: pa.RecordBatch, shares: Shares) -> tuple[Inputs, np.ndarray | None]:
+        """Returns inputs and labels of a batch, and counts its values.
+
+        Raises:
+            RowError: a value is unreadable; the message names row and column.
+            ValueError: a column has an unsupported type.
+        """
+        table = self._transform.table
+        if table is None or self._reader is None:
+            text = _text_of_columns(batch.columns)
+            inputs = self._transform(text)
+            shares.add(text.starts == text.ends, inputs.without_id())
+            return inputs, None
+        inputs, rows = read_inputs(table, self._reader, batch)
+        absent = missing_features(rows.numerical, rows.categorical, inputs.numerical.shape[1])
+        shares.add(absent, inputs.without_id())
+        return inputs, labels_of(rows)
+
+
+def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
+    if isinstance(row, bytes):
+        row = row.decode()
+    if isinstance(row, str):
+        row = row.rstrip("\r\n").split("\t")
+        row += [""] * (len(names) - len(row))  # fields absent at the end are missing
+    elif isinstance(row, Mapping):
+        row = _named(f"row {index}", row, names)
+    elif not isinstance(row, Iterable):
+        raise ValueError(f"row {index}: expected a line, fields or a mapping, got {row!r}")
+    cells = list(row)
+    if len(cells) != len(names):
+        raise RowError(index, f": expected {len(names)} fields, got {len(cells)}")
+    return cells
+
+
+def _columns(columns: Any, names: Sequence[str]) -> list[list[Any]]:
+    values = _named("rows", columns, names)
+    for name, column in zip(names, values, strict=True):
+        if isinstance(column, str | bytes) or not isinstance(column, Iterable):
+            raise ValueError(f"rows: column {name!r}: expected values, got {column!r}")
+    chosen = [list(column) for column in values]
+    if len({len(column) for column in chosen}) > 1:
+        lengths = dict(zip(names, map(len, chosen), strict=True))
+        raise ValueError(f"rows: expected columns of one length, got {lengths}")
+    return chosen
+
+
+def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
+    if missing := [name for name in names if name not in mapping]:
+        raise ValueError(f"{what}: no column {missing[0]!r}; expected {', '.join(names)}")
+    return [mapping[name] for name in names]
+
+
+def _array_of(table: Transform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
+    """Returns values as an array of their type, or as texts if they have several."""
+    kinds = set(map(type, cells))
+    in_lists = name in lists.separators
+    if in_lists or any(issubclass(kind, _SEVERAL) for kind in kinds):
+        cells = [_checked(name, row, cell, in_lists) for row, cell in enumerate(cells)]
+    if in_lists and not kinds.isdisjoint((str, bytes)):  # as in CSV
+        return lists.array(name, [_texts_in(cell) for cell in cells])
+    if table.kinds is not None:  # of earlier versions, all values were texts
+        with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+            return array_of_values(cells)
+    if in_lists:
+        return lists.array(name, [_texts_in(cell) for cell in cells])
+    return pa.array([_text_of(cell) or None for cell in cells], pa.string())
+
+
+_SEVERAL = (list, tuple, np.ndarray, Set, Mapping)
+
+
+def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
+    """Returns a value, and lists of any kind as lists.
+
+    Raises:
+        RowError: it is a list where one value is expected, or not a list of values.
+    """
+    if isinstance(cell, np.ndarray):
+        cell = cell.tolist()
+    if not isinstance(cell, _SEVERAL):
+        return cell
+    maps = [one for one in (cell, *cell) if isinstance(one, Mapping | Set)]
+    if maps:
+        raise ValueError(f"rows: expected values, or lists of them, got {maps[0]!r}")
+    nested = any(isinstance(one, _SEVERAL) for one in cell)
+    if nested or not in_lists:
+        expected = "a list of values" if nested else "one value"
+        raise RowError(row, f", column {name}: expected {expected}, got {brief(list(cell))}")
+    return list(cell)
+
+
+def _texts_in(cell: Any) -> Any:
+    """Returns a list as texts, and a text of CSV as it is."""
+    if isinstance(cell, list):
+        return [_text_of(one) or None for one in cell]
+    return _text_of(cell) or None
+
+
+def _text_of(value: Any) -> str:
+    """Returns a value as in a log: whole numbers without a point, missing ones empty."""
+    if isinstance(value, bytes):
+        return value.decode()
+    if value is None or type(value).__name__ in ("NAType", "NaTType"):  # which equal nothing
+        return ""
+    if isinstance(value, float | np.floating) and value != value:
+        return ""
+    if isinstance(value, float | np.floating) and float(value).is_integer():
+        value = int(value)
+    return str(value)
+
+
+def _bytes_of(value: Any) -> bytes:
+    return value if isinstance(value, bytes) else _text_of(value).encode()
+
+
+def _text_of_columns(columns: Sequence[pa.Array]) -> Text:
+    """Makes a `Text` from columns of bytes."""
+    flat = pa.concat_arrays(columns)
+    _, offsets, data = flat.buffers()
+    ends = np.frombuffer(offsets, np.int64)[flat.offset :][: len(flat) + 1]
+    shape = (len(columns), len(columns[0]))
+    padded = np.zeros(int(ends[-1]) + PADDING, np.uint8)
+    padded[: ends[-1]] = np.frombuffer(data or b"", np.uint8)[: ends[-1]]
+    return Text(padded, ends[:-1].reshape(shape), ends[1:].reshape(shape))

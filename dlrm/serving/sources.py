@@ -1,0 +1,340 @@
+"""Sources of rows to score: logs, tables and datasets, read and transformed some rows at a time."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from dlrm.command_line import say
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.sources.column_names import check_columns
+from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.files import CSV, JSON_LINES, TableFile, find_tables
+from dlrm.data.tables.text import Cells, batches_of, columns_of
+from dlrm.data.transform.lists import missing_features
+from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.transform import Transform
+from dlrm.documents import read_json
+from dlrm.files import MANIFEST
+from dlrm.model.config import DLRMConfig
+from dlrm.serving.predictor import (
+    BATCH_SIZE,
+    Predictor,
+    ScoreError,
+    check_dataset,
+    inputs_of,
+    shares_of,
+)
+from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.rows.raw import Text, read_lines
+from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+
+_ANY_ROW = ""  # among the names of columns, if there are rows
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class SourceConfig:
+    """Configures how rows are read; field names are those of flags.
+
+    Attributes:
+        label: whether lines of a log begin with the label, and the label of a table is read if it
+            has one; None is yes, but errors then propose --nolabel.
+        split, dataset_type, verify_data, allow_links: of a dataset; see `DataConfig`.
+        batch_size: rows of a dataset that are read at a time.
+        input_format: format of a table; None is that of the file's name.
+        text: format of CSV.
+    """
+
+    label: bool | None = None
+    split: str = "test"
+    dataset_type: str = "split"
+    verify_data: str = "first"
+    allow_links: bool = False
+    batch_size: int = BATCH_SIZE
+    input_format: str | None = None
+    text: TextFormat = TextFormat()
+
+    @property
+    def labelled(self) -> bool:
+        """Returns whether labels are read."""
+        return self.label is not False
+
+    def is_dataset(self, path: Path) -> bool:
+        """Returns whether a path is a dataset's directory, and not a folder of tables."""
+        known = (layout.FEATURE_SPEC, layout.MODEL_SIZE, MANIFEST)
+        is_split = any((path / name).exists() for name in known)
+        return path.is_dir() and (self.dataset_type != "split" or is_split)
+
+
+class Block(NamedTuple):
+    """Some rows of a source.
+
+    Attributes:
+        inputs: inputs of the model.
+        labels: None if they are unknown.
+        inputs_of: returns the inputs of another model; None if rows are inputs already.
+        extra: weight, groups and time of rows of tables, if they are read; see `extra_dtypes`.
+    """
+
+    inputs: Inputs
+    labels: np.ndarray | None
+    inputs_of: Callable[[Predictor], Inputs] | None = None
+    extra: dict[str, np.ndarray] | None = None
+
+
+def taken(
+    predictor: Predictor,
+    source: str,
+    config: SourceConfig,
+    shares: Shares,
+    take: Callable[[Block], T],
+    schema: Schema | None = None,
+) -> Iterator[T]:
+    """Yields the result of `take` for each block of a source's rows, in order.
+
+    Args:
+        predictor: applies its transform to raw rows.
+        source: a log, a table, the directory of a dataset, or - for standard input.
+        config: how to read it.
+        shares: counts the values that the transform knows.
+        take: function of a block, such as scoring it.
+        schema: for tables, the model's schema, to read its weight, groups and time as well.
+
+    Raises:
+        FileNotFoundError: there is no such source.
+        ValueError: a row cannot be read or, by `take`, scored; the message has file and line, or
+            row.
+    """
+    path = check_source(source)
+    table = predictor.transform.table if predictor.transform else None
+    if reads_dataset(predictor, source, config):
+        return _take_dataset(predictor, path, config, shares, take)
+    if table is None:
+        return _take_log(predictor, path, config, shares, take)
+    if source == "-":
+        raise ValueError("--input -: standard input is for logs; name the file of a table")
+    return _take_tables(table, path, config, shares, take, schema)
+
+
+def reads_dataset(predictor: Predictor, source: str, config: SourceConfig) -> bool:
+    """Returns whether a source is a dataset's directory, and not a file or a folder of tables."""
+    of_tables = predictor.transform is not None and predictor.transform.table is not None
+    path = Path(source)
+    return source != "-" and (config.is_dataset(path) if of_tables else path.is_dir())
+
+
+def value_shares(predictor: Predictor) -> Shares:
+    """Returns counters of the values that the model's transform knows."""
+    transform = predictor.transform
+    if transform is None:
+        return Shares((), ())
+    return shares_of(transform)
+
+
+def check_source(source: str) -> Path:
+    """Returns the path of a file or a dataset to score.
+
+    Raises:
+        FileNotFoundError: the source does not exist.
+    """
+    if source != "-" and not Path(source).exists():
+        raise FileNotFoundError(f"{source}: no such file or directory (--input)")
+    return Path(source)
+
+
+def _take_dataset(
+    predictor: Predictor,
+    path: Path,
+    config: SourceConfig,
+    shares: Shares,
+    take: Callable[[Block], T],
+) -> Iterator[T]:
+    dataset = open_split(path, predictor.model.config, config)
+    first_row = 0
+    for index in range(len(dataset)):
+        batch = dataset.batch(index)
+        inputs = inputs_of(batch)
+        try:
+            yield take(Block(inputs, batch.labels.cpu().numpy()))
+        except RowError as error:
+            where = f"{path}: {config.split} row {first_row + error.row}"
+            raise ValueError(f"{where}{error.problem}") from None
+        if predictor.transform is not None:  # otherwise nothing shows that id 0 means no value
+            shares.add_ids(inputs.without_id())
+        first_row += dataset.batch_size
+
+
+def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> Dataset:
+    """Opens the split of a dataset, which must match the model."""
+    datasets = open_datasets(
+        DataConfig(
+            dataset=str(path),
+            dataset_type=config.dataset_type,
+            test_batch_size=config.batch_size,
+            batch_size=config.batch_size,
+            num_numerical_features=model.num_numerical_features,
+            verify_data=config.verify_data,
+            allow_links=config.allow_links,
+        )
+    )
+    dataset: Dataset | None = getattr(datasets, config.split)
+    if dataset is None:
+        raise ValueError(f"{path}: has no {config.split} split")
+    check_dataset(path, dataset, model)
+    dataset.check_files()
+    return dataset
+
+
+def _take_log(
+    predictor: Predictor,
+    path: Path,
+    config: SourceConfig,
+    shares: Shares,
+    take: Callable[[Block], T],
+) -> Iterator[T]:
+    transform, first_row = predictor.row_transform, 0
+    columns = len(transform.names) + config.labelled
+    is_stdin = str(path) == "-"
+    if path.suffix in (".gz", ".zst"):
+        raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
+    with nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
+        try:
+            for text in read_lines(file, columns):
+                labels = text.labels() if config.labelled else None
+                fields = text.without_first() if config.labelled else text
+                inputs = transform(fields)
+                shares.add(fields.starts == fields.ends, inputs.without_id())
+                yield take(Block(inputs, labels, partial(_inputs_of_text, fields)))
+                first_row += text.rows
+        except RowError as error:
+            hint = "; lines without a label need --nolabel"
+            if config.label is not None or isinstance(error, ScoreError):
+                begins = not config.labelled and f"got {columns + 1}" in error.problem
+                hint = "; lines that begin with a label need no --nolabel" if begins else ""
+            where = f"{path}, line {first_row + error.row + 1}"
+            raise ValueError(f"{where}{error.problem}{hint}") from None
+
+
+def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
+    return model.row_transform(text)
+
+
+def _take_tables(
+    table: Transform,
+    path: Path,
+    config: SourceConfig,
+    shares: Shares,
+    take: Callable[[Block], T],
+    schema: Schema | None,
+) -> Iterator[T]:
+    """Applies `take` to rows of Parquet, CSV or JSON lines, in a file or a directory."""
+    for folder in (path, *path.absolute().parents[:2]):
+        if (folder / MANIFEST).is_file() and _kind(folder) == layout.CONVERTED:
+            raise ValueError(
+                f"{path}: numbers of {folder} are transformed already, so they are no raw rows; "
+                "score the dataset that it was converted from"
+            )
+    seen: set[str] = set()
+    for file in find_tables([path], config.input_format, say):
+        yield from _take_file(table, file, config, shares, take, schema, seen)
+    wanted = scoring_reader(table, labelled=False, schema=schema).columns
+    if _ANY_ROW in seen and (
+        missing := [name for name in wanted if name not in seen]
+    ):  # of JSON lines
+        raise ValueError(f"{path}: no column {missing[0]!r} in any row")
+
+
+def _take_file(
+    table: Transform,
+    file: TableFile,
+    config: SourceConfig,
+    shares: Shares,
+    take: Callable[[Block], T],
+    schema: Schema | None,
+    seen: set[str],
+) -> Iterator[T]:
+    """Applies `take` to the rows of a file, and adds the names of its columns to `seen`."""
+    text, spans, label = _text_format(config.text, file, table), Spans(), table.schema.label.column
+    names = columns_of(file, text)
+    if not names and file.kind == CSV:  # an empty part, such as Spark writes
+        return
+    labelled = config.labelled and label in names
+    reader = scoring_reader(table, labelled, schema)
+    if file.kind != JSON_LINES:  # of which a row need not have all keys
+        _check_columns(file, text, names, reader.columns)
+    cells = Cells.of(reader.schema, earlier=table.kinds is None)
+    for batch, where in batches_of(file, text, reader.columns, cells, spans, seen):
+        try:
+            inputs, rows = read_inputs(table, reader, batch)
+            columns = rows.numerical, rows.categorical
+            absent = missing_features(*columns, inputs.numerical.shape[1])
+            shares.add(absent, inputs.without_id())
+            seen |= {_ANY_ROW} if batch.num_rows else set()
+            inputs_of = partial(_inputs_of_batch, batch)
+            yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
+        except RowError as error:
+            hint = ""
+            if labelled and error.problem.startswith(f", column {label}:"):
+                hint = "; --nolabel scores rows without their labels"
+            raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
+        except ValueError as error:
+            raise ValueError(f"{file.path}: {error}") from None
+    if note := spans.note(file.path, text):
+        say(note)
+
+
+def _check_columns(
+    file: TableFile, text: TextFormat, names: Sequence[str], wanted: Sequence[str]
+) -> None:
+    def hint(missing: str) -> str:
+        if file.kind != CSV or text.columns:
+            return ""
+        other = text.header is not False and delimiter_hint(file.path, text, missing)
+        return other or "; where the file has no header, --columns names them"
+
+    check_columns(file.path, names, wanted, hint)
+
+
+def _kind(folder: Path) -> str | None:
+    with suppress(OSError, ValueError, KeyError):
+        return str(read_json(folder / MANIFEST)["kind"])
+    return None
+
+
+def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFormat:
+    """Returns the format of a CSV; a file without a header has the columns of the training data.
+
+    A first row without the name of a column that the model needs is not a header.
+    """
+    text = given.over(table.schema.format)
+    if file.kind != CSV or not table.columns or text.columns or text.header:
+        return text
+    plain = replace(text, header=False, chunk_rows=1)
+    first = next((c for c in read_csv(file.path, plain) if len(c.lines)), None)
+    if first is None:
+        return text
+    cells = {str(column[0]).strip() for column in first.columns if column is not None}
+    numbered = list(table.columns) == list(map(str, range(len(table.columns))))
+    if text.header is None and not numbered and not cells.isdisjoint(table.names):
+        return replace(text, header=True)
+    columns, label = table.columns, table.schema.label.column
+    if len(first.columns) == len(columns) - 1 and label in columns:
+        columns = tuple(name for name in columns if name != label)
+    return replace(text, columns=columns, header=False)
+
+
+def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:
+    table = model.row_transform.table
+    if table is None:
+        raise ValueError(f"{model.path}: expected a model of tables, got one of logs")
+    return read_inputs(table, scoring_reader(table, labelled=False), batch)[0]

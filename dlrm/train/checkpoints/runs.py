@@ -1,0 +1,144 @@
+"""Finished and unfinished runs, read from their checkpoints and logs, to compare them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm.documents import parse_json, read_bytes
+from dlrm.files import MANIFEST
+from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.directory import last_checkpoint, run_directory
+from dlrm.train.reports.roles import OF_NVIDIA, Roles
+
+_LOG, _PREFIX = "log.json", "DLLL "
+_MAX_LOG_BYTES = 1 << 28
+# Flags that name files, and do not affect the training.
+_PLACES = (
+    *("save_checkpoint_path", "load_checkpoint_path", "log_path", "output_dir", "resume"),
+    *("tensorboard", "mlflow"),
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, from its newest checkpoint and its log.
+
+    Attributes:
+        name: its directory.
+        path: the checkpoint that was read.
+        flags: flags of the run, without paths.
+        metrics: metrics of the best test, and of the log's summary.
+        tested: names of the metrics of the best test.
+        step: number of finished steps.
+        best_step: step of the best test; None without a test.
+        curve: "step" and training "loss".
+        tests: "step" and the metrics of each test.
+        roles: which rows choose and which report; those of NVIDIA's rule for older runs.
+    """
+
+    name: str
+    path: Path
+    flags: dict[str, Any]
+    metrics: dict[str, float]
+    tested: list[str]
+    step: int
+    best_step: int | None
+    curve: list[dict[str, float]]
+    tests: list[dict[str, float]]
+    roles: Roles
+
+
+def find_runs(paths: Sequence[Path]) -> list[Path]:
+    """Returns the newest checkpoint of each run; a directory stands for the runs in it.
+
+    Raises:
+        FileNotFoundError: a path neither is nor contains a run.
+    """
+    found = []
+    for path in paths:
+        if not path.is_dir():
+            raise FileNotFoundError(
+                f"{path}: no such directory; expected a run, or a folder of runs"
+            )
+        if checkpoint := _checkpoint(path):
+            found.append(checkpoint)
+            continue
+        folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
+        inside = [checkpoint for folder in folders if (checkpoint := _checkpoint(folder))]
+        if not inside:
+            raise FileNotFoundError(
+                f"{path}: no run here (expected step-*/ or checkpoints/step-*/)"
+            )
+        found += inside
+    return found
+
+
+def left_out(paths: Sequence[Path]) -> list[Path]:
+    """Returns runs in directories that have a log but no checkpoint, as after divergence."""
+    folders = [
+        folder for path in paths if not _checkpoint(path) for folder in sorted(path.iterdir())
+    ]
+    logs = [folder for folder in folders if any(map(Path.is_file, _logs(folder)))]
+    return [folder for folder in logs if not _checkpoint(folder)]
+
+
+def _logs(folder: Path) -> tuple[Path, Path]:
+    """Returns the paths that may hold a run's log."""
+    return folder / "checkpoints" / _LOG, folder / _LOG
+
+
+def _checkpoint(path: Path) -> Path | None:
+    if (path / MANIFEST).is_file() and (path / "progress.json").is_file():
+        return path
+    return last_checkpoint(path) or last_checkpoint(path / "checkpoints")
+
+
+def read_run(checkpoint: Path) -> Run:
+    """Reads a run from a checkpoint and the log beside it.
+
+    Raises:
+        ValueError: a file is damaged; the message names it.
+    """
+    config, progress = read_config(checkpoint), read_progress(checkpoint)
+    folder = run_directory(checkpoint.absolute().parent)
+    best = {k: v for k, v in progress.get("best", {}).items() if k not in ("step", "epoch")}
+    metrics = dict(best)
+    for log in (checkpoint.parent / _LOG, folder / _LOG):
+        if log.is_file():
+            metrics |= _summary(log)
+            break
+    history = progress.get("history", [])
+    curve = progress.get("curve") or [entry for entry in history if "lr" in entry]
+    return Run(
+        folder.name,
+        checkpoint,
+        {k: v for k, v in config["flags"].items() if k not in _PLACES},
+        metrics,
+        list(best),
+        int(progress.get("step") or 0),  # NVIDIA's checkpoints may have none
+        int(progress["best"]["step"]) if best else None,
+        curve,
+        [entry for entry in history if "lr" not in entry],
+        Roles.of_run(config) or OF_NVIDIA,
+    )
+
+
+def _summary(log: Path) -> dict[str, float]:
+    """Returns the summary of the last run in a log; nothing if it has not ended."""
+    summary: dict[str, float] = {}
+    for line in read_bytes(log, _MAX_LOG_BYTES).splitlines():
+        if not line.startswith(_PREFIX.encode()):
+            raise ValueError(f"{log}: expected lines that begin with {_PREFIX!r}: not a run's log")
+        entry = parse_json(line.removeprefix(_PREFIX.encode()), log)
+        if entry.get("step") == "PARAMETER":
+            summary = {}
+        elif entry.get("step") == [] and isinstance(entry.get("data"), dict):
+            summary = {k: v for k, v in entry["data"].items() if isinstance(v, int | float)}
+    return summary
+
+
+def different_flags(runs: Sequence[Run]) -> list[str]:
+    """Returns the flags in which runs differ; one that a run lacks counts as None."""
+    names = dict.fromkeys(name for one in runs for name in one.flags)
+    return [n for n in names if len({repr(one.flags.get(n)) for one in runs}) > 1]
