@@ -14,9 +14,8 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    not any(map(shutil.which, ("g++", "c++", "clang++"))), reason="no C++ compiler"
-)
+no_compiler = not any(map(shutil.which, ("g++", "c++", "clang++")))
+pytestmark = [pytest.mark.long, pytest.mark.skipif(no_compiler, reason="no C++ compiler")]
 needs_nvcc = pytest.mark.skipif(shutil.which("nvcc") is None, reason="no nvcc")
 
 SOURCES = {  # GCC treats headers of equal content and time as one file

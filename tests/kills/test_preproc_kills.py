@@ -10,6 +10,7 @@ from killing import Forks, contents, kill_points, report
 
 from dlrm.preproc.simulate_logs import Simulation, simulate
 
+pytestmark = pytest.mark.long
 SEED = 20261122
 
 

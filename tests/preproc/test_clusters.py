@@ -19,6 +19,7 @@ from preproc_testing import binary_files
 
 from dlrm.preproc.simulate_logs import Simulation, simulate
 
+pytestmark = pytest.mark.long
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
 
 

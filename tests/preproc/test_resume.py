@@ -23,6 +23,7 @@ from dlrm.preproc.simulate_logs import Simulation, simulate
 from dlrm.preproc.stages.pipeline import input_facts
 from dlrm.preproc.stages.stage import Run
 
+pytestmark = pytest.mark.long
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
 
 

@@ -12,6 +12,7 @@ from preproc_testing import GOOD, binary_files, day_files, reference_dataset, wr
 
 from dlrm.preproc.simulate_logs import Simulation, simulate
 
+pytestmark = pytest.mark.long
 PREPROC = Path(__file__).resolve().parents[2] / "preproc"
 SMALL = ("--num_numerical", "2", "--num_categorical", "3")
 SETTINGS = {

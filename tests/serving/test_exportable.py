@@ -16,6 +16,7 @@ from dlrm.serving.exportable import ExportableDLRM, exportable
 from dlrm.serving.inputs import Inputs
 from dlrm.serving.quantize import QuantizedTables, quantize_tables
 
+pytestmark = pytest.mark.long
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
 
 
