@@ -61,6 +61,7 @@ TORCH_FREE = [
     "dlrm.serving.rows",
     "dlrm.serving.shares",
     "dlrm.scripts.convert",
+    "dlrm.scripts.simulate_logs",
     "dlrm.scripts.transcode",
     "dlrm.scripts.verify_dataset",
 ]
