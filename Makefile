@@ -27,7 +27,7 @@ $(INSTALLED): constraints.txt pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
 	@$(PIP) torch
-	@$(PIP) setuptools wheel ninja
+	@$(PIP) setuptools wheel ninja pybind11
 	@$(PIP) --no-build-isolation -e ".[preproc,images,text,plots,tensorboard,serve,dev]"
 	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
@@ -98,4 +98,4 @@ bench: venv
 	$(BIN)/python benchmarks/trackers.py
 
 clean:
-	rm -rf build *.egg-info $(VENV) dlrm/_*.so
+	rm -rf build *.egg-info $(VENV) dlrm/_*.so dlrm/store/_*.so
