@@ -43,7 +43,7 @@ def simulate(output: Path, options: argparse.Namespace) -> Path:
     if (raw / "planted.json").is_file():
         print(f"there already: {raw}")
     else:
-        script = [sys.executable, PREPROC / "simulate_logs.py", "--output", raw]
+        script = [sys.executable, "-m", "dlrm.scripts.simulate_logs", "--output", raw]
         command([*script, "--rows", options.rows, "--days", options.days])
     return raw
 

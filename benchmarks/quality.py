@@ -50,7 +50,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.workers import process_pool
 from dlrm.documents import read_json
 from dlrm.files import write_atomically
-from dlrm.preproc.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs import Simulation, simulate
 from dlrm.scripts.tune.space import Space
 from dlrm.train.metrics import click_metrics
 

@@ -47,7 +47,8 @@ from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.store.config import TableStoreConfig
 from dlrm.store.layout import Block
-from dlrm.store.row_store import THREADS, RowStore
+from dlrm.store.row_slots import THREADS
+from dlrm.store.row_store import RowStore
 from dlrm.tasks.click_training import table_store
 from dlrm.tasks.planning.costs import Workload, costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES

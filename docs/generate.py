@@ -33,9 +33,9 @@ REFERENCE = ROOT / "docs" / "reference"
 SCRIPTS = (
     *("main", "dist_main", "cnn", "bert", "predict", "evaluate", "compare", "checkpoint", "tune"),
     *("plan", "schema", "prepare", "transcode", "convert", "verify_dataset", "split_dataset"),
-    *("gen_csv", "prepare_synthetic_dataset", "doctor", "systems"),
+    *("gen_csv", "prepare_synthetic_dataset", "simulate_logs", "doctor", "systems"),
 )
-PREPROC = ("prepare_logs", "prepare_images", "prepare_text", "convert_to_binary", "simulate_logs")
+PREPROC = ("prepare_logs", "prepare_images", "prepare_text", "convert_to_binary")
 TRITON = ("export", "server", "client")
 COMMANDS = (
     *(f"dlrm.scripts.{name}" for name in SCRIPTS),
@@ -95,8 +95,8 @@ def flags_page() -> str:
     parts = ["# Flags\n", _STATE.format("commands' definitions")]
     parts.append(
         "Commands of `dlrm.scripts` also read flags from a file (`--flagfile FILE`) and turn "
-        "switches off by `--noNAME`; `compare`, `doctor`, `systems` and `tune` do not. "
-        "`triton/deployer.py` takes the flags of `triton/export.py` and NVIDIA's.\n"
+        "switches off by `--noNAME`; `compare`, `doctor`, `simulate_logs`, `systems` and "
+        "`tune` do not. `triton/deployer.py` takes the flags of `triton/export.py` and NVIDIA's.\n"
     )
     main_flags = {flag.name: flag for flag in found["dlrm.scripts.main"]}
     for command, flags in found.items():

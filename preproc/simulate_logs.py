@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
-"""Runs `dlrm.preproc.simulate_logs`, also where the package is not installed."""
+"""Runs `dlrm.scripts.simulate_logs`, whose former path this is; the next version removes it."""
 
+import runpy
 import sys
 from pathlib import Path
 
@@ -10,7 +11,5 @@ from dlrm.command_line import end_while_imported
 
 end_while_imported(__name__)
 
-from dlrm.preproc.simulate_logs import main
-
 if __name__ == "__main__":
-    sys.exit(main())
+    runpy.run_module("dlrm.scripts.simulate_logs", run_name="__main__")

@@ -2,7 +2,7 @@
 
 import re
 
-IN_THE_IMAGE = {"python3-venv"}  # python:*-slim has Python with venv
+IN_THE_IMAGE = {"python3-dev", "python3-venv"}  # python:*-slim has Python with both
 
 
 def packages(text):

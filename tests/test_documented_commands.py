@@ -27,7 +27,7 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from dlrm.preproc import simulate_logs
+from dlrm.scripts import simulate_logs
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROOT = Path(__file__).parent.parent

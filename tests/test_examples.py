@@ -4,6 +4,10 @@ import re
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.long
+
 
 def test_the_training_example_learns_and_scores(root, tmp_path):
     done = subprocess.run(

@@ -59,6 +59,7 @@ TORCH_FREE = [
     "dlrm.serving.server.backend",
     "dlrm.serving.server.reader",
     "dlrm.scripts.convert",
+    "dlrm.scripts.simulate_logs",
     "dlrm.scripts.transcode",
     "dlrm.scripts.verify_dataset",
 ]

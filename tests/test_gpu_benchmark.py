@@ -7,6 +7,8 @@ import sys
 import pytest
 import torch
 
+pytestmark = pytest.mark.long
+
 
 def run(root, *words):
     path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))

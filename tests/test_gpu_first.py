@@ -15,6 +15,7 @@ import forked
 import pytest
 import torch
 
+pytestmark = pytest.mark.long
 SCRIPT = Path(__file__).parents[1] / "benchmarks" / "gpu_first.py"
 spec = importlib.util.spec_from_file_location("gpu_first", SCRIPT)
 gpu_first = importlib.util.module_from_spec(spec)

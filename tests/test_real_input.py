@@ -21,6 +21,7 @@ from dlrm.data.text.squad import exact_match_and_f1, read_squad
 from dlrm.scripts.bert import command as bert
 from dlrm.scripts.bert import flags as bert_flags
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent
 DOCUMENTS = ("README.md", "docs/guide/images.md", "docs/guide/language.md")
 

@@ -146,11 +146,11 @@ class RankedRows:
         chosen = counts[self.order].astype(np.float64)
         return chosen if self.weights is None else chosen * self.weights
 
-    def _curve(self, weight: np.ndarray) -> "_Curve":
+    def _curve(self, weight: np.ndarray) -> "Curve":
         total, clicks = np.cumsum(weight), np.cumsum(weight * self.labels)
         if self._has_ties:
             total, clicks = total[self._ends], clicks[self._ends]
-        return _Curve(total, clicks)
+        return Curve(total, clicks)
 
 
 def _percent(share: float) -> str:
@@ -170,7 +170,7 @@ GREATEST = {
 }
 
 
-class _Curve:
+class Curve:
     """Rows and clicks up to each distinct score, ascending.
 
     Args:
@@ -187,19 +187,21 @@ class _Curve:
 
     def components(self) -> tuple[np.ndarray, np.ndarray]:
         """The share of negatives below each score, and of positives above; ties count half."""
-        negatives, positives = self.rows - self.clicks, self.clicks
-        own_negatives = self._own - self._own_clicks
-        below = (self._total - self._own) - (self._clicked - self._own_clicks)
-        above = positives - self._clicked
+        above = self.clicks - self._clicked + self._own_clicks / 2
         with np.errstate(invalid="ignore", divide="ignore"):
-            return (below + own_negatives / 2) / negatives, (
-                above + self._own_clicks / 2
-            ) / positives
+            return self._below() / (self.rows - self.clicks), above / self.clicks
 
     def auc(self) -> float:
+        """The share of the pairs of a negative and a positive in which the latter is higher."""
         if not 0 < self.clicks < self.rows:
             return math.nan
-        return float(self._own_clicks @ self.components()[0]) / self.clicks
+        pairs = (self.rows - self.clicks) * self.clicks
+        return float(self._own_clicks @ self._below()) / pairs
+
+    def _below(self) -> np.ndarray:
+        """Negatives below each score, of which ties count half."""
+        negatives, own = self._total - self._clicked, self._own - self._own_clicks
+        return negatives - own / 2
 
     def precision_recall(self) -> tuple[np.ndarray, np.ndarray]:
         """Recall and precision from the highest score down."""

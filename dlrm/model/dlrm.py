@@ -33,6 +33,7 @@ from dlrm.model.tables.wide import divided_wide_term, wide_term
 from dlrm.ops.library import is_native_on_cpu
 from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
+from dlrm.store.row_slots import RowSlots
 from dlrm.store.row_store import RowStore
 
 
@@ -81,7 +82,8 @@ class DLRM(nn.Module):
                 f"--batch_norm: expected one process, got {world.size}: each would normalise by "
                 "the statistics of its own samples"
             )
-        self.config, self.dtype, self.store = config, dtype, store
+        self.config, self.dtype = config, dtype
+        self.store: RowSlots | None = store
         dim, rows = config.embedding_dim, config.embedding_rows
         scale = config.embedding_init_scale
         std = config.embedding_init_std if config.embedding_init == "normal" else None

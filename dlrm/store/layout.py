@@ -10,6 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dlrm.manifest import read_sealed
+
+STORE, ROWS = "store.json", "rows.bin"
+
 
 class Block(NamedTuple):
     """Consecutive rows of all fields.
@@ -71,6 +75,11 @@ class Layout:
             [(name, np.dtype(kind).newbyteorder("<"), (w,)) for name, kind, w in self.fields]
         )
 
+    @property
+    def field_bytes(self) -> dict[str, int]:
+        """Returns the bytes of a row of each field."""
+        return {name: np.dtype(kind).itemsize * width for name, kind, width in self.fields}
+
     def row(self, record: int) -> str:
         """Names a record's row, for messages."""
         for number, begin in reversed(self.begins.items()):
@@ -85,6 +94,24 @@ def check_layout(directory: Path, expected: Layout, found: Layout) -> None:
         raise ValueError(
             f"{directory}: expected a store of {_shown(expected)}, got one of {_shown(found)}"
         )
+
+
+def check_store(directory: Path, entry: Mapping[str, Any]) -> str:
+    """Returns the name of a store after checking that it is the checkpoint's.
+
+    Raises:
+        ValueError: the store is missing, or another one.
+    """
+    path = directory / STORE
+    if not path.exists():
+        raise ValueError(f"{directory}: expected the store with the checkpoint's rows, got none")
+    found = read_sealed(path).get("id")
+    if found != entry.get("id"):
+        raise ValueError(
+            f"{directory}: expected the store {entry.get('id')} with the checkpoint's rows, got "
+            f"the store {found} of another run"
+        )
+    return str(found)
 
 
 def _shown(layout: Layout) -> str:

@@ -9,7 +9,7 @@ checkpoint n - 1, to which nothing is added any more.
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -37,6 +37,11 @@ class Generation:
 
     number: int
     token: str
+
+    @classmethod
+    def of(cls, entry: Mapping[str, Any]) -> "Generation":
+        """Returns the generation of a checkpoint's record."""
+        return cls(int(entry["generation"]), str(entry["token"]))
 
 
 def undo_path(directory: Path, number: int) -> Path:
@@ -80,6 +85,19 @@ def token_of(path: Path, store: str) -> str:
         ValueError: the file is damaged, or belongs to another store.
     """
     return str(_header(path, store)["token"])
+
+
+def undo_since(directory: Path, store: str, generation: Generation) -> list[int]:
+    """Returns the generations from a given one on, all of which have undo files."""
+    path = undo_path(directory, generation.number)
+    numbers = [n for n in undo_numbers(directory) if n >= generation.number]
+    whole = numbers == list(range(generation.number, generation.number + len(numbers)))
+    if not numbers or not whole or token_of(path, store) != generation.token:
+        raise ValueError(
+            f"{path}: expected what undoes the changes since checkpoint {generation.number} of the "
+            "store, got none: its rows are gone"
+        )
+    return numbers
 
 
 def check_whole(directory: Path, store: str, numbers: list[int]) -> None:

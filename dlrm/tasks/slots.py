@@ -16,7 +16,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
 from dlrm.step_clock import STORE, part
 from dlrm.store.native import FullError
-from dlrm.store.row_store import RowStore
+from dlrm.store.row_slots import RowSlots
 
 _DEPTH = 2  # number of batches whose rows are read ahead
 
@@ -41,7 +41,7 @@ class InOrderOfRecords:
         weights: the weights, which have a row for each slot.
     """
 
-    def __init__(self, store: RowStore, weights: Sequence[Tensor]) -> None:
+    def __init__(self, store: RowSlots, weights: Sequence[Tensor]) -> None:
         assert store.trained is not None, "no batch has been prepared"
         records, slots = map(torch.from_numpy, store.trained)
         self._weights, self._hooks = weights, list[RemovableHandle]()
@@ -75,8 +75,13 @@ class Slots:
     """
 
     def __init__(self, model: DLRM, trains: bool = False) -> None:
-        assert model.store is not None
-        self.model, self.store, self.trains = model, model.store, trains
+        self.model, self.trains = model, trains
+
+    @property
+    def store(self) -> RowSlots:
+        """Returns the model's store, or the view that has replaced it."""
+        assert self.model.store is not None
+        return self.model.store
 
     def ahead(self, batches: Generator[Batch, None, None]) -> Generator[Batch, None, None]:
         """Yields batches whose rows are in memory until the next one is requested.

@@ -157,7 +157,7 @@ def make_log() -> None:
     """Writes a log, and `split` by preprocessing without Java."""
     shape = [f"--num_numerical={NUMERICAL}", f"--num_categorical={CATEGORICAL}"]
     words = ["--rows=1800", "--days=3", "--cardinality_scale=0.01", *shape]
-    call(ROOT / "preproc/simulate_logs.py", f"--output={WORK}/log", *words)
+    call("-m", "dlrm.scripts.simulate_logs", f"--output={WORK}/log", *words)
     settings = {"ENGINE": "local", "TOTAL_CORES": "1", "FREQUENCY_LIMIT": "2"}
     paths = {"INPUT_PATH": f"{WORK}/log", "OUTPUT_PATH": f"{WORK}/prepared"}
     script = "import os, sys; os.execv(sys.argv[1], sys.argv[1:])"

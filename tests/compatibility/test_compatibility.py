@@ -23,6 +23,7 @@ from dlrm.scripts.common.command import parse_flags
 from dlrm.scripts.verify_dataset import verify
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 
+pytestmark = pytest.mark.long
 DATASETS = make_fixtures.DATASETS | make_table_fixtures.DATASETS
 RUNS = make_fixtures.RUNS | make_table_fixtures.RUNS
 # After 7 to 12 more steps, each of which carries earlier rounding errors on. Without AVX,

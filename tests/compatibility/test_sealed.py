@@ -14,6 +14,8 @@ from dlrm.serving.server.reader import check_version
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.reports.roles import Roles
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module", params=SEALED, ids=lambda path: path.name.split(".tar")[0])
 def sealed(request, tmp_path_factory):

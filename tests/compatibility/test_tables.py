@@ -28,6 +28,7 @@ from dlrm.preproc.tables.options import TableOptions
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.rows.raw import RowTransform
 
+pytestmark = pytest.mark.long
 OF_TABLES = [path for path in ARCHIVES if path.name.endswith("-tables.tar.xz")]
 
 # Absolute tolerances: a swapped pair of 300 rows changes the AUC by 5e-5, one of a group's 15 rows

@@ -8,6 +8,7 @@ import pytest
 import training
 from killing import Call, Forks, contents, kill_points, report
 
+pytestmark = pytest.mark.long
 SEED = 20261122
 _SYNC, _BACKGROUND = (1, False), (2, True)  # number kept, in background
 

@@ -8,8 +8,9 @@ import preprocessing
 import pytest
 from killing import Forks, contents, kill_points, report
 
-from dlrm.preproc.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs import Simulation, simulate
 
+pytestmark = pytest.mark.long
 SEED = 20261122
 
 

@@ -9,6 +9,7 @@ from replacing import replace
 
 from dlrm.manifest import read_manifest
 
+pytestmark = pytest.mark.long
 SEED = 20261125
 
 

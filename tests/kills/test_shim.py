@@ -10,6 +10,8 @@ import torch
 from killing import Forks
 from safetensors.torch import save_file
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def forks():

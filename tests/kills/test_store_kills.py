@@ -9,6 +9,8 @@ import pytest
 import stored_training
 from killing import Forks, kill_points
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def forks():

@@ -9,6 +9,7 @@ import torch
 from dlrm import ops
 from dlrm.ops.library import cuda_kernels_available, cuda_switches, why_not_cuda_kernels
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 
 # Runs every op on the same inputs; prints the log and saves the values.

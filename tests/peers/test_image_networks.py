@@ -6,6 +6,8 @@ import torch
 from filled_networks import CLASSES, GOLDEN
 from torch import nn
 
+pytestmark = pytest.mark.long
+
 
 def torchvision_network(name: str, torchvision, norm=None) -> nn.Module:
     return getattr(torchvision.models, name)(num_classes=CLASSES, norm_layer=norm)

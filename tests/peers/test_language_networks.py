@@ -16,6 +16,7 @@ from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 
+pytestmark = pytest.mark.long
 CLASSES = {
     "pretraining": "BertForPreTraining",
     "question": "BertForQuestionAnswering",

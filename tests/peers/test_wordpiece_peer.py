@@ -6,6 +6,7 @@ import pytest
 
 from dlrm.data.text.wordpiece import load_tokenizer
 
+pytestmark = pytest.mark.long
 TEXTS = [
     "Der Übergrößenträger kostet 3,50 €!",
     "Où est l’élève? «Là-bas», dit-il…",

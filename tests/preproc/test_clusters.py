@@ -17,8 +17,9 @@ from pathlib import Path
 import pytest
 from preproc_testing import binary_files
 
-from dlrm.preproc.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs import Simulation, simulate
 
+pytestmark = pytest.mark.long
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
 
 

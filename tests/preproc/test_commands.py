@@ -7,8 +7,7 @@ import pytest
 
 SCRIPTS = {
     "prepare_logs": "spark_data_utils",
-    **{name: name for name in ("prepare_text", "prepare_images", "simulate_logs")},
-    "convert_to_binary": "convert_to_binary",
+    **{name: name for name in ("prepare_text", "prepare_images", "convert_to_binary")},
 }
 
 

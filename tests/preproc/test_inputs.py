@@ -20,8 +20,9 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import open_binary
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.work_folder import Progress
-from dlrm.preproc.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs import Simulation, simulate
 
+pytestmark = pytest.mark.long
 SMALL = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=1"]
 
 

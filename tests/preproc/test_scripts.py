@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
 
-from dlrm.preproc.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs import Simulation, simulate
 
+pytestmark = pytest.mark.long
 PREPROC = Path(__file__).resolve().parents[2] / "preproc"
 SMALL = ("--num_numerical", "2", "--num_categorical", "3")
 SETTINGS = {

@@ -9,6 +9,7 @@ import pytest
 from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.execution.spark_engine import configuration, own_local_folders, spark_engine
 
+pytestmark = pytest.mark.long
 SOCKETS = "spark.python.unix.domain.socket.enabled"
 
 

@@ -14,6 +14,7 @@ from dlrm.scripts.cnn import command as cnn
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import session
 
+pytestmark = pytest.mark.long
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"
 IMAGES = [
     *("--base_device=cpu", "--mode=train", "--image_size=32", "--num_classes=7"),

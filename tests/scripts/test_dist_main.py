@@ -19,6 +19,7 @@ from small_dataset import MODEL, RUN, write_dataset
 
 from dlrm.train.checkpoints.directory import find_checkpoint
 
+pytestmark = pytest.mark.long
 SECONDS = 180  # limit of a test
 GRACE = 60  # seconds that ranks may take to end once one has failed
 TRAIN = ["--mode=train", "--base_device=cpu", *MODEL, *RUN]

@@ -263,7 +263,7 @@ def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
         ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
         ("dlrm.scripts.schema", ("--flagfile", "flags"), "--output "),
         ("dlrm.scripts.checkpoint", ("inspect", URI), ""),
-        ("dlrm.preproc.simulate_logs", ("--output", URI), "--output "),
+        ("dlrm.scripts.simulate_logs", ("--output", URI), "--output "),
     ],
 )
 def test_a_command_ends_before_it_writes(module, words, name, tmp_path):

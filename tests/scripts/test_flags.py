@@ -19,6 +19,7 @@ from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
 from dlrm.train.task import TrainConfig
 
+pytestmark = pytest.mark.long
 # README of June 2020 (main.py). base_device: ours is cuda if there is one, else cpu.
 JUNE_2020 = {
     "amp": False,

@@ -21,6 +21,8 @@ from dlrm.tasks import click_training
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 
+pytestmark = pytest.mark.long
+
 
 def log_entries(path="log.json"):
     with open(path) as file:

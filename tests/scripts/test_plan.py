@@ -8,6 +8,7 @@ import yaml
 from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 from test_dist_main import Ranks, last_metrics
 
+pytestmark = pytest.mark.long
 PLAN, MAIN = "dlrm.scripts.plan", "dlrm.scripts.main"
 TRAIN = ["--mode=train", "--base_device=cpu", "--dataset=data", *MODEL, *RUN]
 SIZES = "--synthetic_dataset_table_sizes=" + ",".join(map(str, [6000, *[400] * 10]))

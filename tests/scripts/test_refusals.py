@@ -14,7 +14,7 @@ MAIN, TRANSCODE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "transco
 VERIFY, TOOL = "dlrm.scripts.verify_dataset", "dlrm.scripts.checkpoint"
 SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
 TEXT, LOGS = "dlrm.preproc.prepare_text", "dlrm.preproc.prepare_logs"
-PARQUET, SIMULATE = "dlrm.preproc.convert_to_binary", "dlrm.preproc.simulate_logs"
+PARQUET, SIMULATE = "dlrm.preproc.convert_to_binary", "dlrm.scripts.simulate_logs"
 LIMIT = 60  # seconds
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -55,7 +55,7 @@ def work(tmp_path_factory):
     run(*python, *prepare.split(), cwd=path)
     train = "dlrm.scripts.main --dataset data --recipe auto --max_steps 3"
     run(*python, *train.split(), "--save_checkpoint_path=run", cwd=path)
-    simulate = "dlrm.preproc.simulate_logs --output days --rows 400000 --days 2"
+    simulate = "dlrm.scripts.simulate_logs --output days --rows 400000 --days 2"
     run(*python, *simulate.split(), cwd=path)
     width, tables = 4 * (1 + 13 + 26), {f"cat_{i}.bin": 99 for i in range(26)}
     for split in ("train", "test"):
@@ -154,7 +154,7 @@ FULL = {
     "checkpoint": "-m dlrm.scripts.checkpoint grow --table_sizes=200000 --output={}/o run",
     "tune": "-m dlrm.scripts.tune --dataset=data --output={}/o --trials=1",
     "export": "ROOT/triton/export.py --checkpoint=run --save-dir={}/o",
-    "simulate": "-m dlrm.preproc.simulate_logs --output={}/o --rows=100000",
+    "simulate": "-m dlrm.scripts.simulate_logs --output={}/o --rows=100000",
     "transcode": "-m dlrm.scripts.transcode --input=rows.csv --label=clicked --numerical=price "
     "--categorical=item --output={}/o",
     "gen_csv": "-m dlrm.scripts.gen_csv --feature_spec_in=csv.yaml --output={}/o --size=100000",

@@ -16,6 +16,7 @@ from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
+pytestmark = pytest.mark.long
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
 
 

@@ -4,6 +4,7 @@ import contextlib
 import errno
 import os
 import resource
+import sys
 import tempfile
 from pathlib import Path
 
@@ -14,8 +15,9 @@ import torch
 from dlrm.store.config import TableStoreConfig, bytes_of
 from dlrm.store.layout import Block
 from dlrm.store.memory import memory_of, slots_within
-from dlrm.store.native import FullError
+from dlrm.store.native import FullError, native_store
 from dlrm.store.row_store import limited_store
+from dlrm.store.row_view import RowView
 from dlrm.store.undo import undo_numbers
 
 TABLES = {0: 700, 3: 5, 4: 1300}
@@ -54,6 +56,10 @@ class Trained:
 
     def create(self):
         self.store.create(self.fields, blocks(self.weights))
+        return self
+
+    def view(self, entry):
+        self.store = RowView(entry, self.fields, self.store.slots)
         return self
 
     def step(self, count=80):
@@ -106,8 +112,7 @@ def test_checkpoints_are_restored_from_the_newest_back(tmp_path):
         run.step()
     run.store.close()  # as a killed process leaves it
     for entry, weights, sums in reversed(saved):
-        viewing = Trained(tmp_path)
-        viewing.store.view(entry, viewing.fields)
+        viewing = Trained(tmp_path).view(entry)
         assert viewing.rows_equal(weights, sums)
     for entry, weights, sums in reversed(saved[1:]):
         resumed = Trained(tmp_path)
@@ -125,14 +130,12 @@ def test_checkpoints_are_restored_from_the_newest_back(tmp_path):
 def test_a_checkpoint_is_read_while_the_training_writes(tmp_path):
     run = Trained(tmp_path).create()
     entry, weights, sums = run.store.checkpoint(), run.weights.clone(), run.sums.clone()
-    reader = Trained(tmp_path)
-    reader.store.view(entry, reader.fields)
+    reader = Trained(tmp_path).view(entry)
     for _ in range(30):
         run.step()
         run.store.checkpoint()
     assert not run.rows_equal(weights, sums)
-    other = Trained(tmp_path)
-    other.store.view(entry, other.fields)
+    other = Trained(tmp_path).view(entry)
     run.steps(30)
     assert reader.rows_equal(weights, sums)
     for _ in range(10):  # as an evaluation reads them
@@ -151,7 +154,7 @@ def test_undo_files_go_with_the_last_checkpoint_that_needs_them(tmp_path):
     run.store.prune(kept[3:])
     assert undo_numbers(run.store.directory) == [4]
     with pytest.raises(ValueError, match="undo-000000001.bin.*its rows are gone"):
-        Trained(tmp_path).store.view(kept[0], {})
+        RowView(kept[0], {})
 
 
 def test_a_flipped_byte_names_table_row_and_file(tmp_path):
@@ -268,16 +271,14 @@ def test_a_read_only_store_is_read_and_neither_made_nor_trained():
         os.chmod(folder, 0o755)
         run = Trained(Path(folder, "store")).create()
         entry, weights, sums = run.store.checkpoint(), run.weights.clone(), run.sums.clone()
-        run.store.view(entry, run.fields)  # loads what another user may not read
         run.store.close()
+        RowView(entry, {}).read(0, ROWS)  # loads what another user may not read
         directory = run.store.directory
         for path, mode in [(p, 0o444) for p in directory.iterdir()] + [(directory, 0o555)]:
             path.chmod(mode)
         directory.parent.chmod(0o555)
         with unprivileged():
-            run.store.view(entry, run.fields)
-            assert run.rows_equal(weights, sums)
-            run.store.close()
+            assert Trained(Path(folder, "store")).view(entry).rows_equal(weights, sums)
             with pytest.raises(PermissionError, match="rows.bin"):
                 Trained(Path(folder, "store")).store.restore(entry, run.fields)
             with pytest.raises(PermissionError, match=f"{folder}/none"):
@@ -299,6 +300,26 @@ def test_too_few_slots_change_nothing(tmp_path):
         run.store.prepare_anyhow(np.arange(100, 350))
     run.store.release(ticket)
     run.store.prepare(np.arange(100, 350))
+
+
+def test_numbers_of_another_type_are_refused(tmp_path):
+    run = Trained(tmp_path).create()
+    for records in (np.arange(3, dtype=np.int32), np.arange(6)[::2]):
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            run.store.prepare(records)
+
+
+def test_memory_of_another_size_is_refused(tmp_path):
+    run = Trained(tmp_path)
+    with pytest.raises(ValueError, match="expected a row of each field a slot"):
+        run.store.create(fields(run.store.slots - 1), blocks(run.weights))
+
+
+def test_without_the_native_module_the_flag_is_named(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "dlrm.store._row_store", None)
+    native_store.cache_clear()
+    with pytest.raises(ValueError, match="--table_store: needs the native module"):
+        Trained(tmp_path)
 
 
 def test_memory_is_at_most_what_is_asked_for():

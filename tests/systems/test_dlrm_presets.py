@@ -1,5 +1,6 @@
 """Presets are the published configurations."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -12,6 +13,8 @@ from dlrm.scripts.common import dlrm_flags
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.train.schedule import ScheduleConfig, learning_rate
 from dlrm.train.task import TrainConfig
+
+pytestmark = pytest.mark.long
 
 
 def medium(*arguments):

@@ -24,6 +24,8 @@ from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig, ScheduleConfig, learning_rate_curve
 from dlrm.train.task import TrainConfig
 
+pytestmark = pytest.mark.long
+
 
 def of_command(*commands):
     rows = (row for row in CATALOGUE.values() if row.command in commands and row.measure == "run")

@@ -19,6 +19,7 @@ from dlrm.systems.ipu import ROWS
 from dlrm.systems.smoke import smoke_flags
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 
+pytestmark = pytest.mark.long
 _COMMANDS = documents.saved()["commands"]
 PRINTED = [*_COMMANDS["003"], *_COMMANDS["004"]]
 DOCUMENTS = ("003-ipu-cnn-benchmarks.md", "004-ipu-bert-benchmarks.md")

@@ -4,6 +4,8 @@ import pytest
 
 from dlrm.systems.measurement import RULES, measured, trend_gap
 
+pytestmark = pytest.mark.long
+
 
 def test_runs_that_differ_by_more_than_5_percent_are_warned_of():
     rule = RULES["dlperf"]

@@ -5,6 +5,8 @@ import pytest
 from dlrm.systems.rows import System
 from dlrm.systems.smoke import smoke_flags
 
+pytestmark = pytest.mark.long
+
 
 def row(*flags: str, command: str = "cnn", processes: int = 1) -> System:
     return System("a/row", "000 A1", command, flags, "", "gaudi", processes=processes)

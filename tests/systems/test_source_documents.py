@@ -10,6 +10,7 @@ import pytest
 
 from dlrm.systems.catalogue import CATALOGUE, select
 
+pytestmark = pytest.mark.long
 FACTS = documents.saved()
 NUMBER = re.compile(r"\d+(?:\.\d+)?")
 # Commands without a row: they set up, prepare data or configure Spark.

@@ -12,6 +12,7 @@ from dlrm.systems.bert_recipes import BERT_RECIPES
 from dlrm.systems.recipes import RECIPES
 from dlrm.systems.translation import Translation, translate
 
+pytestmark = pytest.mark.long
 _COMMANDS = documents.saved()["commands"]
 PRINTED = [*_COMMANDS["003"], *_COMMANDS["004"]]
 RESNET = "python train.py --model resnet --model-size 50 --dataset imagenet --batch-size 16"

@@ -27,6 +27,7 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
 SIZES, DIM = (50, 7, 200), 8
 BATCH, STEPS = 13, 12  # a prime batch size
 

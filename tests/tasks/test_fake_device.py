@@ -25,6 +25,7 @@ from dlrm.train.optim.network import NETWORK_OPTIMIZERS, NetworkOptimizerConfig
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 from dlrm.train.precision import LossScaler
 
+pytestmark = pytest.mark.long
 SIZES = (10, 300, 5)
 BATCH = 6
 

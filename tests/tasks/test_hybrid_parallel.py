@@ -19,6 +19,7 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
 SIZES = (50, 7, 200)  # fewer tables than four ranks
 BATCH, STEPS = 13, 20  # a prime batch size
 

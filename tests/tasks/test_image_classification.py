@@ -15,6 +15,7 @@ from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 
+pytestmark = pytest.mark.long
 SIZE, CLASSES = 32, 11
 
 

@@ -14,6 +14,7 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
 SIZE, CLASSES, BATCH, STEPS = 32, 7, 6, 4
 
 

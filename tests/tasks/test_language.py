@@ -20,6 +20,7 @@ from dlrm.train.precision import PrecisionConfig
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
 TASKS = [PreTraining, QuestionAnswering, SequenceClassification]
 
 

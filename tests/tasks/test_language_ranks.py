@@ -13,6 +13,7 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
 BATCH, STEPS = 7, 4  # unequal parts
 KINDS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceClassification}
 

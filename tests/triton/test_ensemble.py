@@ -14,6 +14,7 @@ from dlrm.serving.importance import contributions
 from dlrm.serving.rows.raw import text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
 
+pytestmark = pytest.mark.long
 SEEDS = (1, 2, 5)
 
 

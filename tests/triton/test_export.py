@@ -28,6 +28,8 @@ from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
 from dlrm.train.checkpoints.saved_model import read_saved
 
+pytestmark = pytest.mark.long
+
 
 def test_a_dataset_without_test_rows_is_judged_by_rows_of_another_split(export, tmp_path):
     lines = trained_model.write_log(tmp_path / "day_0")

@@ -12,6 +12,7 @@ import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.serving.predictor import inputs_of
 
+pytestmark = pytest.mark.long
 SCHEMA = {
     "label": "y",
     "numerical": ["x"],

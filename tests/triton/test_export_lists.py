@@ -16,6 +16,7 @@ import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.serving.predictor import inputs_of
 
+pytestmark = pytest.mark.long
 SCRIPTS = Path(__file__).parent.parent.parent / "triton"
 NAMES = [f"input__{i}" for i in range(4)]
 TYPES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "uint8": "UINT8"}

@@ -18,6 +18,7 @@ import pytest
 
 import dlrm
 
+pytestmark = pytest.mark.long
 if importlib.util.find_spec("pytriton") is None:
     pytest.skip("nvidia-pytriton is not installed", allow_module_level=True)
 grpc = pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")

@@ -22,6 +22,7 @@ from dlrm.distributed import World, agreed, check_same
 from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
 from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.products import AUTO as AUTO_PRODUCTS
@@ -202,7 +203,7 @@ def set_up(values: Values, world: World, at_the_end: ExitStack) -> DLRMSetup:
         told_by = fingerprint(read)
         values = _with_products(values, task, resumed)
     if task.model.store is not None:
-        at_the_end.callback(task.model.store.close)
+        at_the_end.callback(_close_store, task.model)
     transform = fitted / layout.TRANSFORM if fitted else None
     if known is None and values["mode"] == "train":
         without_bins = fit_edges(task.model, whole.train, transform, world)
@@ -228,6 +229,11 @@ def _may_change(values: Values) -> frozenset[str]:
     """Returns the flags that a resumed run may change: its length only if no rate depends on it."""
     length = {"epochs", "max_steps"} if values.config(ScheduleConfig).knows_the_run else set()
     return RESUME_MAY_CHANGE - length
+
+
+def _close_store(model: DLRM) -> None:
+    assert model.store is not None
+    model.store.close()  # or the view that has replaced it
 
 
 def _with_products(values: Values, task: Recommendation, resumed: Path | None) -> Values:

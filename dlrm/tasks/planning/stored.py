@@ -6,7 +6,7 @@ from dlrm.distributed.placement import Placement
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.store.config import bytes_of, shown
 from dlrm.store.memory import memory_of, slots_within
-from dlrm.store.native import record_size
+from dlrm.store.native import native_store
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class StoredTables:
     @property
     def disk_bytes(self) -> int:
         """Returns the bytes of the file with all rows."""
-        return record_size(self.row_bytes, self.records).file
+        return native_store().file_bytes(self.row_bytes, self.records)
 
     def least(self, batch_rows: int) -> int:
         """Returns the bytes of memory that this many rows need."""

@@ -112,7 +112,8 @@ class CheckpointDirectory:
         In the background it returns as soon as the state is copied in memory.
         """
         self.finish()
-        self._store = parameters.store
+        if isinstance(parameters.store, RowStore):
+            self._store = parameters.store
         target = step_directory(self.path, step)
         if not from_first((target / MANIFEST).exists(), self.world):
             self._writer = CheckpointWriter(

@@ -11,8 +11,8 @@ import torch
 
 from dlrm.mapped_files import map_file
 from dlrm.ops import join_float32
-from dlrm.store.layout import Layout
-from dlrm.store.row_store import ROWS, RowStore, open_view
+from dlrm.store.layout import ROWS, Layout
+from dlrm.store.row_view import RowView
 
 STORES = "stores"  # in a configuration: the records that restore the rows of each rank's store
 _BLOCK_BYTES = 1 << 24
@@ -84,14 +84,14 @@ class StoreView:
         self._path, self._entry = path, entry
 
     @cached_property
-    def store(self) -> RowStore:
+    def store(self) -> RowView:
         """Returns the opened store.
 
         Raises:
             ValueError: the store is missing or damaged; the message names the checkpoint.
         """
         try:
-            return open_view(self._entry)
+            return RowView(self._entry, {})
         except (OSError, ValueError) as error:
             raise ValueError(f"{self._path}: its rows are in a store: {error}") from None
 

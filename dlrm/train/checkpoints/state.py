@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.documents import brief, read_json
-from dlrm.store.row_store import RowStore
+from dlrm.store.row_slots import RowSlots
 
 LOW = "_low"  # suffix of the name of a buffer of lower halves
 INTEGER = ":int"  # marks state that is a Python integer, not a tensor
@@ -76,7 +76,7 @@ class Parameters:
     parts: World = World()
 
     @property
-    def store(self) -> RowStore | None:
+    def store(self) -> RowSlots | None:
         """Returns the store of the tables' rows, or None if they are in memory."""
         return getattr(self.model, "store", None)
 

@@ -12,6 +12,8 @@ from torch import Tensor
 from dlrm.distributed import World, agreed
 from dlrm.ops import split_float32
 from dlrm.store.layout import Block, Layout
+from dlrm.store.row_store import RowStore
+from dlrm.store.row_view import RowView
 from dlrm.train.checkpoints.rows import STORES, prefix_of
 from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.state import Parameters, optimizer_state
@@ -34,7 +36,7 @@ def start_store(
         OtherRankError: the store of another rank cannot be created.
     """
     store = parameters.store
-    if store is not None and not store.is_open:
+    if isinstance(store, RowStore) and not store.is_open:
         with agreed(world, ValueError, OSError):
             store.create(fields_of(parameters), _beating(store.initial(), beat))
             store.pin()
@@ -63,7 +65,7 @@ def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_stat
     """Makes the rows of a checkpoint available in the store of a model.
 
     When a run resumes, its store returns to the checkpoint. If the store is open, or nothing is
-    trained, it shows the checkpoint's rows and changes none; otherwise it is created anew.
+    trained, a view of the checkpoint's rows replaces it; otherwise it is created anew.
 
     Raises:
         ValueError, OSError: the rows cannot be read, or the store cannot be created.
@@ -74,12 +76,16 @@ def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_stat
     own = next((entry for entry in entries if store.holds(entry)), None)
     same = (e for e in entries if Layout.of(e).tables == store.tables)
     shown = own or next(same, None)
-    if own is not None and resume:
-        store.restore(own, fields)
-    elif shown is not None and (store.is_open or not parameters.optimizers):
-        store.view(shown, fields)
+    if shown and not (own and resume) and (store.is_open or not parameters.optimizers):
+        store.close()
+        store = RowView(shown, fields, store.slots, store.row_bytes, store.memory)
+        parameters.model.store = store  # type: ignore[assignment]
     else:
-        store.create(fields, _blocks(parameters, saved, with_state))
+        assert isinstance(store, RowStore), "only another view replaces a view"
+        if own and resume:
+            store.restore(own, fields)
+        else:
+            store.create(fields, _blocks(parameters, saved, with_state))
     store.pin()
 
 

@@ -18,6 +18,7 @@ from dlrm.distributed.placement import Piece
 from dlrm.files import StagedDirectory, errors_named
 from dlrm.manifest import Checksum, checksum, write_manifest
 from dlrm.ops import join_float32
+from dlrm.store.row_store import RowStore
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.state import (
     Parameters,
@@ -67,6 +68,7 @@ class CheckpointWriter:
         self._store: dict[str, Any] | None = None
         with agreed(world, OSError, ValueError):
             if parameters.store is not None:
+                assert isinstance(parameters.store, RowStore), "a view has nothing to save"
                 self._store = parameters.store.checkpoint()
         self._attached, self._copy = attached, in_background
         self._staged: StagedDirectory | None = None  # of the first rank

@@ -17,6 +17,7 @@ from dlrm.model.networks.bert import (
 from dlrm.train.execution import ExecutionConfig, executable, recompute
 from dlrm.train.precision import PrecisionConfig
 
+pytestmark = pytest.mark.long
 POPART = {"vocab_size": 30400, "attention_bias": False, "norm_eps": 1e-3}
 
 

@@ -7,6 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dlrm.model.networks.efficientnet import EfficientNet
 
+pytestmark = pytest.mark.long
+
 
 @pytest.fixture(scope="module")
 def network() -> EfficientNet:

@@ -7,6 +7,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from dlrm.model.networks.resnet import ResNet
 
+pytestmark = pytest.mark.long
+
 
 def small(**options) -> ResNet:
     return ResNet(num_classes=5, **options)

@@ -16,9 +16,9 @@ from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import Options
 from dlrm.preproc.logs.raw_log import find_days
-from dlrm.preproc.simulate_logs import Simulation, simulate
 from dlrm.preproc.stages.pipeline import input_facts
 from dlrm.preproc.stages.stage import Run
+from dlrm.scripts.simulate_logs import Simulation, simulate
 
 SMALL = LogFormat(2, 3)
 

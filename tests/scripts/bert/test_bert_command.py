@@ -15,6 +15,7 @@ from dlrm.scripts.bert import command as bert
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.common import run as driver
 
+pytestmark = pytest.mark.long
 SMALL = ("--num_layers=1", "--hidden_size=16", "--num_heads=2", "--intermediate_size=32")
 RUN = ("--lr=1e-3", "--print_freq=1", "--batch_size=4", "--test_batch_size=8")
 LENGTH = ("--max_seq_length=24", "--max_query_length=8", "--doc_stride=8")

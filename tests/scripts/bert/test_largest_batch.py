@@ -5,6 +5,8 @@ import torch
 
 from dlrm.scripts.bert.largest_batch import largest_batch
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("most", [1, 7, 64, 1000])
 @pytest.mark.parametrize("room", [1, 2, 3, 63, 64, 65, 999, 1000, 5000])

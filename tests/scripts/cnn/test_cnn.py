@@ -16,6 +16,7 @@ from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.tasks.images import NetworkConfig
 from dlrm.train.checkpoints.pretrained import load_weights
 
+pytestmark = pytest.mark.long
 MODEL = ["--model=efficientnet_b0", "--norm=group", "--image_size=32", "--num_classes=7"]
 DATA = ["--data=generated", "--synthetic_dataset_num_entries=32", "--batch_size=4"]
 RUN = ["--optimizer=momentum", "--lr=0.01", "--print_freq=1", "--test_batch_size=16"]

@@ -16,6 +16,7 @@ from dlrm.scripts.doctor import gpu as gpu_checks
 from dlrm.scripts.doctor import machine as machine_checks
 from dlrm.scripts.doctor import packages as package_checks
 
+pytestmark = pytest.mark.long
 # Run before the doctor, in its process.
 NO_LIBRARY = """
 import torch

@@ -21,6 +21,7 @@ from dlrm.scripts.systems.command import main
 from dlrm.systems.catalogue import CATALOGUE
 from dlrm.systems.rows import System
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[3]
 IMAGENET = "python train.py --model resnet --model-size 50 --dataset imagenet"
 TRAINING = "gaudi/rn50/eager-fp32-b128"

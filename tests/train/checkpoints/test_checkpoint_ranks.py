@@ -19,6 +19,7 @@ from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 
+pytestmark = pytest.mark.long
 SIZES = (50, 7, 200)
 KINDS = [
     ("joint_fused", "adagrad", "fp32"),

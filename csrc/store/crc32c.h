@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <cstring>
 
-namespace dlrm::host {
+namespace dlrm::store {
 
 inline uint32_t crc32c_by_table(uint32_t crc, const char* data, int64_t size) {
   static const auto table = [] {
@@ -49,4 +49,4 @@ inline uint32_t crc32c(uint32_t before, const char* data, int64_t size) {
   return ~crc32c_by_table(~before, data, size);
 }
 
-}  // namespace dlrm::host
+}  // namespace dlrm::store

@@ -1,6 +1,6 @@
 """Writes raw click logs in Criteo's format whose best reachable AUC is known.
 
-    python -m dlrm.preproc.simulate_logs --output /tmp/raw --rows 700000 --days 8
+    python -m dlrm.scripts.simulate_logs --output /tmp/raw --rows 700000 --days 8
 
 Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
 follow power laws, a share of them is new each day, and some fields are missing; those at the end of
@@ -18,6 +18,7 @@ Every chunk of rows is a function of (seed, day, chunk), so memory does not grow
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
@@ -31,6 +32,7 @@ from dlrm.command_line import Parser, exit_code_of
 from dlrm.files import staged_directory
 from dlrm.limits import check_disk, check_features
 from dlrm.manifest import write_manifest
+from dlrm.metrics.ranked import Curve
 from dlrm.preproc.stages.hashing import splitmix64
 
 PLANTED = "planted.json"
@@ -320,14 +322,12 @@ class StreamingMetrics:
 
     def summary(self) -> dict[str, float | int | None]:
         """Returns rows, click rate, AUC (ties count half; None with one class) and log loss."""
-        negatives, positives = self._counts
-        below = np.cumsum(negatives) - negatives / 2
-        possible = int(negatives.sum()) * int(positives.sum())
-        rows = int(self._counts.sum())
+        curve = Curve(self._counts.sum(0).cumsum(), self._counts[1].cumsum())
+        rows, auc = int(curve.rows), curve.auc()
         return {
             "rows": rows,
-            "click_rate": float(positives.sum() / rows) if rows else None,
-            "auc": float((below * positives).sum() / possible) if possible else None,
+            "click_rate": curve.clicks / rows if rows else None,
+            "auc": None if math.isnan(auc) else auc,
             "log_loss": float(self._loss / rows) if rows else None,
         }
 
@@ -374,7 +374,7 @@ def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows:
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
     default = Simulation()
-    program = "python -m dlrm.preproc.simulate_logs" if __name__ == "__main__" else None
+    program = "python -m dlrm.scripts.simulate_logs" if __name__ == "__main__" else None
     parser = Parser(str(__doc__).split("\n")[0], program)
     parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
     parser.add_argument("--output", type=Path, required=True, help="directory to write to")
@@ -422,8 +422,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(output: Path, **options: Any) -> None:
     planted = simulate(Simulation(**options), output)
-    test, validation = planted["test"]["auc"], planted["validation"]["auc"]
-    print(f"{output}: best reachable AUC: test {test:.4f}, validation {validation:.4f}")
+    aucs = {name: planted[name]["auc"] for name in ("test", "validation")}
+    best = [f"{name} {'undefined' if auc is None else f'{auc:.4f}'}" for name, auc in aucs.items()]
+    print(f"{output}: best reachable AUC: {', '.join(best)}")
 
 
 if __name__ == "__main__":

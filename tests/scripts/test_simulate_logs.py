@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from dlrm.preproc import simulate_logs
-from dlrm.preproc.simulate_logs import Simulation, Simulator, main, simulate
+from dlrm.scripts import simulate_logs
+from dlrm.scripts.simulate_logs import Simulation, Simulator, main, simulate
 
 
 def files(folder):
@@ -100,3 +100,8 @@ def test_wrong_flags_are_named(tmp_path, capsys):
     assert main(["--output", str(tmp_path / "mine"), "--rows", "100"]) == 1
     assert (tmp_path / "mine" / "thesis.txt").exists()
     assert not (tmp_path / "raw").exists()
+
+
+def test_too_few_rows_for_an_auc_say_so(tmp_path, capsys):
+    assert main(["--output", str(tmp_path / "raw"), "--rows=5", "--days=2"]) == 0
+    assert capsys.readouterr().out.endswith("AUC: test undefined, validation undefined\n")

@@ -5,12 +5,14 @@
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <mutex>
 #include <thread>
+#include <utility>
 #include <vector>
 
-namespace dlrm::host {
+namespace dlrm::store {
 
 class Crew {
  public:
@@ -30,7 +32,8 @@ class Crew {
     for (auto& thread : threads_) thread.join();
   }
 
-  // Calls work(i) for each i < count; the caller takes part. One loop at a time.
+  // Calls work(i) for each i < count; the caller takes part. One loop at a time. Throws the first
+  // exception of `work`, after which no further call begins.
   void run(int64_t count, const std::function<void(int64_t)>& work) {
     if (count < 2 || threads_.empty()) {
       for (int64_t i = 0; i < count; ++i) work(i);
@@ -48,11 +51,18 @@ class Crew {
     take(work);
     std::unique_lock<std::mutex> lock(mutex_);
     done_.wait(lock, [this] { return busy_ == 0; });
+    if (thrown_) std::rethrow_exception(std::exchange(thrown_, nullptr));
   }
 
  private:
   void take(const std::function<void(int64_t)>& work) {
-    for (int64_t i = next_++; i < count_; i = next_++) work(i);
+    try {
+      for (int64_t i = next_++; i < count_; i = next_++) work(i);
+    } catch (...) {
+      next_ = count_;
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!thrown_) thrown_ = std::current_exception();
+    }
   }
 
   void serve() {
@@ -75,8 +85,9 @@ class Crew {
   std::condition_variable begun_, done_;
   const std::function<void(int64_t)>* work_ = nullptr;
   std::atomic<int64_t> next_{0};
+  std::exception_ptr thrown_;
   int64_t count_ = 0, busy_ = 0, loop_ = 0;
   bool ends_ = false;
 };
 
-}  // namespace dlrm::host
+}  // namespace dlrm::store

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace dlrm::host {
+namespace dlrm::store {
 
 class SlotMap {
  public:
@@ -61,4 +61,4 @@ class SlotMap {
   std::vector<int32_t> slots_;
 };
 
-}  // namespace dlrm::host
+}  // namespace dlrm::store

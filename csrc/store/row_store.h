@@ -11,13 +11,12 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <cstdint>
 #include <cstring>
-#include <map>
-#include <memory>
+#include <exception>
 #include <mutex>
+#include <tuple>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -26,7 +25,7 @@
 #include "crew.h"
 #include "slot_map.h"
 
-namespace dlrm::host {
+namespace dlrm::store {
 
 inline constexpr int64_t kPage = 4096;
 inline constexpr uint32_t kUndoChunk = 0x4F444E55;  // "UNDO"
@@ -34,22 +33,27 @@ inline constexpr int64_t kUndoChunkHeader = 16;     // magic, entries, CRC of bo
 inline constexpr int64_t kUndoChunkBytes = 4 << 20;
 inline constexpr int64_t kRecordsPerTask = 16;
 
-// Result of a function. After kFailed and kDamaged, `Problem` has the details.
-enum Status : int64_t { kOk = 0, kFull = 1, kDamaged = 2, kFailed = 3 };
+// A batch needs more slots than are free: `held` are those that other batches use.
+struct Full {
+  int64_t needed, held;
+};
+
+// The content of a record is not whole, in the rows or in an undo file.
+struct Damaged {
+  int64_t record;
+  bool undo;
+};
+
+// The kernel refused to read or write the rows or an undo file.
+struct DiskError {
+  int error;
+  bool undo;
+};
 
 // A tensor [slots, ...] as the store sees it: bytes of a row. No data: the field is not read.
 struct Field {
   char* data;
   int64_t bytes;
-};
-
-struct Problem {
-  int64_t status = kOk;
-  int64_t error = 0;   // errno
-  int64_t record = 0;  // that is damaged
-  int64_t undo = 0;    // whether an undo file has the problem, not the rows
-  int64_t needed = 0;  // slots that a batch needs, where they are too few,
-  int64_t held = 0;    // and those that other batches use
 };
 
 struct Counters {
@@ -92,39 +96,13 @@ struct RecordLayout {
   int64_t payload, bytes, stride, per_page, page;
 };
 
-// Reads or writes all of it; returns 0 or errno, which is EIO if a file ends too soon.
-inline int read_all(int file, char* data, int64_t size, int64_t offset) {
-  while (size > 0) {
-    const ssize_t got = pread(file, data, size, offset);
-    if (got < 0 && errno == EINTR) continue;
-    if (got < 0) return errno;
-    if (got == 0) {
-      std::memset(data, 0, size);  // which no checksum fits
-      return 0;
-    }
-    data += got, size -= got, offset += got;
-  }
-  return 0;
-}
-
-inline int write_all(int file, const char* data, int64_t size, int64_t offset) {
-  while (size > 0) {
-    const ssize_t done = pwrite(file, data, size, offset);
-    if (done < 0 && errno == EINTR) continue;
-    if (done < 0) return errno;
-    data += done, size -= done, offset += done;
-  }
-  return 0;
-}
-
 class RowStore {
  public:
-  RowStore(int file, int64_t records, int64_t slots, const Field* fields, int64_t num_fields,
-           int64_t threads)
+  RowStore(int file, int64_t records, int64_t slots, std::vector<Field> fields, int64_t threads)
       : file_(file),
         records_(records),
         slots_(slots),
-        fields_(fields, fields + num_fields),
+        fields_(std::move(fields)),
         layout_(payload_of(fields_)),
         map_(slots),
         record_of_(slots, -1),
@@ -135,32 +113,33 @@ class RowStore {
         crew_(threads) {}
 
   const RecordLayout& layout() const { return layout_; }
-  Problem problem() {
-    std::lock_guard<std::mutex> lock(meta_);
-    return problem_;
-  }
+  const std::vector<Field>& fields() const { return fields_; }
   Counters counters() {
     std::lock_guard<std::mutex> lock(meta_);
     return counters_;
   }
 
   // Finds slots for the records of a batch, and reads those that are not in memory. The batch,
-  // whose number is `*ticket`, keeps its slots until it is released. Returns kFull and changes
-  // nothing if fewer than `reserve` slots would be left for others.
-  int64_t prepare(const int64_t* records, int64_t count, int64_t reserve, int64_t* slots,
-                  int64_t* ticket) {
+  // whose number is returned, keeps its slots until it is released. Throws Full and changes nothing
+  // if fewer than `reserve` slots would be left for others.
+  int64_t prepare(const int64_t* records, int64_t count, int64_t reserve, int64_t* slots) {
     std::lock_guard<std::mutex> working(work_);
-    if (failed_) return problem_.status;
+    if (failure_) std::rethrow_exception(failure_);
     std::vector<Move> writes, reads;
+    int64_t ticket;
     {
       std::lock_guard<std::mutex> lock(meta_);
-      if (!place(records, count, reserve, slots, &writes, &reads)) return kFull;
-      *ticket = ticket_;
+      place(records, count, reserve, slots, &writes, &reads);
+      ticket = ticket_;
     }
-    if (const int64_t status = write_back(writes)) return status;
-    const int64_t status = read(reads);
-    if (status != kOk && !failed_) withdraw(reads);
-    return status;
+    write_back(writes);
+    try {
+      read(reads);
+    } catch (const Damaged&) {
+      if (!failure_) withdraw(reads);
+      throw;
+    }
+    return ticket;
   }
 
   // Announces that the batch's rows will be changed.
@@ -182,9 +161,9 @@ class RowStore {
   }
 
   // Writes all rows that have been changed, and waits for the disk.
-  int64_t flush() {
+  void flush() {
     std::lock_guard<std::mutex> working(work_);
-    if (failed_) return problem_.status;
+    if (failure_) std::rethrow_exception(failure_);
     std::vector<Move> writes;
     {
       std::lock_guard<std::mutex> lock(meta_);
@@ -192,9 +171,8 @@ class RowStore {
         if (flags_[slot] & kDirty) writes.push_back(clean(slot));
       }
     }
-    if (const int64_t status = write_back(writes)) return status;
-    if (fdatasync(file_)) return fail(errno, false);
-    return kOk;
+    write_back(writes);
+    sync(file_);
   }
 
   // From now on records are of this generation; old content goes to `undo` from `size` on, or,
@@ -209,7 +187,7 @@ class RowStore {
 
   // Writes rows to the file; `data[i]` has field i of `count` records from `first` on, or is null
   // for zeros.
-  int64_t fill(int64_t first, int64_t count, const char* const* data) {
+  void fill(int64_t first, int64_t count, const std::vector<const char*>& data) {
     std::lock_guard<std::mutex> working(work_);
     const int64_t most = std::max<int64_t>((1 << 20) / layout_.page, 1) * layout_.per_page;
     std::vector<char> buffer;
@@ -225,35 +203,29 @@ class RowStore {
         }
         layout_.seal(record, generation_, target - layout_.payload);
       }
-      const int64_t size = static_cast<int64_t>(buffer.size());
-      if (const int error = write_all(file_, buffer.data(), size, start)) return fail(error, false);
+      write_at(file_, buffer.data(), static_cast<int64_t>(buffer.size()), start);
       begin = end;
     }
-    return kOk;
   }
 
   // Reads the fields of `count` records from `first` on, `[count, payload]`.
-  int64_t read_range(int64_t first, int64_t count, char* output) {
+  void read_range(int64_t first, int64_t count, char* output) {
     std::lock_guard<std::mutex> working(work_);
-    if (count == 0) return kOk;
+    if (count == 0) return;
     const int64_t start = layout_.offset(first);
     std::vector<char> buffer(layout_.offset(first + count - 1) + layout_.bytes - start);
-    const int64_t size = static_cast<int64_t>(buffer.size());
-    if (const int error = read_all(file_, buffer.data(), size, start)) return fail(error, false);
+    read_at(file_, buffer.data(), static_cast<int64_t>(buffer.size()), start);
     std::vector<char> old(layout_.bytes);
     for (int64_t record = first; record < first + count; ++record) {
       const char* data = buffer.data() + layout_.offset(record) - start;
       if (const auto found = overlay_.find(record); found != overlay_.end()) {
         const auto [undo, offset] = found->second;
-        if (const int error = read_all(undo, old.data(), layout_.bytes, offset)) {
-          return fail(error, true);
-        }
+        read_at(undo, old.data(), layout_.bytes, offset);
         data = old.data();
       }
-      if (!valid(record, data)) return damaged(record, data == old.data(), false);
+      if (!valid(record, data)) throw Damaged{record, data == old.data()};
       std::memcpy(output + (record - first) * layout_.payload, data, layout_.payload);
     }
-    return kOk;
   }
 
   // Reads records, possibly from undo files, as of generation `generation`: if a record has several
@@ -268,41 +240,19 @@ class RowStore {
     for (int64_t i = 0; i < count; ++i) overlay_.try_emplace(records[i], undo, offsets[i]);
   }
 
-  // Forgets all rows in memory, of which no batch may use one, unless they are dirty ones.
-  void forget() {
-    std::lock_guard<std::mutex> working(work_);
-    std::lock_guard<std::mutex> lock(meta_);
-    for (int64_t slot = 0; slot < slots_; ++slot) {
-      if (record_of_[slot] >= 0 && uses_[slot] == 0) {
-        map_.erase(record_of_[slot]);
-        record_of_[slot] = -1;
-        flags_[slot] = 0;
-      }
-    }
-    counters_.dirty = 0;
-    unused_ = 0;
-  }
-
   // Writes old content of records from an undo file back to the rows.
-  int64_t restore(int undo, int64_t count, const int64_t* records, const int64_t* offsets) {
+  void restore(int undo, int64_t count, const int64_t* records, const int64_t* offsets) {
     std::lock_guard<std::mutex> working(work_);
-    std::atomic<int64_t> status{kOk};
     crew_.run((count + kRecordsPerTask - 1) / kRecordsPerTask, [&](int64_t task) {
       std::vector<char> data(layout_.bytes);
       const int64_t end = std::min((task + 1) * kRecordsPerTask, count);
-      for (int64_t i = task * kRecordsPerTask; i < end && status == kOk; ++i) {
-        if (const int error = read_all(undo, data.data(), layout_.bytes, offsets[i])) {
-          status = fail(error, true);
-        } else if (!layout_.whole(records[i], data.data())) {
-          status = damaged(records[i], true, true);
-        } else if (const int error =
-                       write_all(file_, data.data(), layout_.bytes, layout_.offset(records[i]))) {
-          status = fail(error, false);
-        }
+      for (int64_t i = task * kRecordsPerTask; i < end; ++i) {
+        read_at(undo, data.data(), layout_.bytes, offsets[i]);
+        if (!layout_.whole(records[i], data.data())) fail(Damaged{records[i], true});
+        write_at(file_, data.data(), layout_.bytes, layout_.offset(records[i]));
       }
     });
-    if (status == kOk && fdatasync(file_)) return fail(errno, false);
-    return status;
+    sync(file_);
   }
 
  private:
@@ -319,8 +269,8 @@ class RowStore {
     return total;
   }
 
-  // Finds or makes slots for the records of a batch; false if there are too few.
-  bool place(const int64_t* records, int64_t count, int64_t reserve, int64_t* slots,
+  // Finds or makes slots for the records of a batch.
+  void place(const int64_t* records, int64_t count, int64_t reserve, int64_t* slots,
              std::vector<Move>* writes, std::vector<Move>* reads) {
     const uint32_t now = static_cast<uint32_t>(++ticket_);
     std::vector<int32_t> used;
@@ -340,13 +290,11 @@ class RowStore {
     missing.erase(std::unique(missing.begin(), missing.end()), missing.end());
     const int64_t needed = static_cast<int64_t>(missing.size());
     if (needed + reserve > free_) {
-      problem_.needed = needed + static_cast<int64_t>(used.size());
       for (const int32_t slot : used) {
         seen_[slot] = 0;
         if (--uses_[slot] == 0) ++free_;
       }
-      problem_.held = slots_ - free_;
-      return false;
+      throw Full{needed + static_cast<int64_t>(used.size()), slots_ - free_};
     }
     counters_.hits += static_cast<int64_t>(used.size());
     for (const int64_t record : missing) {
@@ -361,7 +309,6 @@ class RowStore {
       if (slots[i] < 0) slots[i] = map_.find(records[i]);
     }
     tickets_[ticket_] = std::move(used);
-    return true;
   }
 
   // Frees the slots of the batch placed last, whose rows could not be read.
@@ -417,14 +364,11 @@ class RowStore {
   }
 
   // Writes rows of slots that do not change meanwhile.
-  int64_t write_back(std::vector<Move>& writes) {
-    if (writes.empty()) return kOk;
+  void write_back(std::vector<Move>& writes) {
+    if (writes.empty()) return;
     std::sort(writes.begin(), writes.end(),
               [](const Move& a, const Move& b) { return a.record < b.record; });
-    if (undo_ >= 0) {
-      if (const int64_t status = save_old(writes)) return status;
-    }
-    std::atomic<int64_t> status{kOk};
+    if (undo_ >= 0) save_old(writes);
     each(writes, [&](const Move& move, char* data) {
       char* target = data;
       for (const auto& field : fields_) {
@@ -432,23 +376,19 @@ class RowStore {
         target += field.bytes;
       }
       layout_.seal(move.record, generation_, data);
-      const int64_t offset = layout_.offset(move.record);
-      if (const int error = write_all(file_, data, layout_.bytes, offset)) {
-        status = fail(error, false);
-      }
+      write_at(file_, data, layout_.bytes, layout_.offset(move.record));
     });
     std::lock_guard<std::mutex> lock(meta_);
     counters_.writes += static_cast<int64_t>(writes.size());
-    return status;
   }
 
   // Appends the records' content on disk to the undo file, and waits until it is written.
-  int64_t save_old(const std::vector<Move>& writes) {
+  void save_old(const std::vector<Move>& writes) {
     std::vector<Move> fresh;
     for (const auto& move : writes) {
       if (!(undone_[move.record / 64] >> (move.record % 64) & 1)) fresh.push_back(move);
     }
-    if (fresh.empty()) return kOk;
+    if (fresh.empty()) return;
     const int64_t entry = 8 + layout_.bytes;
     const int64_t most = std::max<int64_t>(kUndoChunkBytes / entry, 1);
     std::vector<char> chunk;
@@ -459,59 +399,48 @@ class RowStore {
       const uint32_t crc = crc32c(0, reinterpret_cast<const char*>(head), 8);
       std::memcpy(chunk.data(), head, 8);
       std::memcpy(chunk.data() + 8, &crc, 4);
-      std::atomic<int64_t> status{kOk};
       crew_.run((count + kRecordsPerTask - 1) / kRecordsPerTask, [&](int64_t task) {
         const int64_t end = std::min((task + 1) * kRecordsPerTask, count);
-        for (int64_t i = task * kRecordsPerTask; i < end && status == kOk; ++i) {
+        for (int64_t i = task * kRecordsPerTask; i < end; ++i) {
           const int64_t record = fresh[begin + i].record;
           char* target = chunk.data() + kUndoChunkHeader + i * entry;
           std::memcpy(target, &record, 8);
-          if (const int error =
-                  read_all(file_, target + 8, layout_.bytes, layout_.offset(record))) {
-            status = fail(error, false);
-          } else if (!layout_.whole(record, target + 8)) {
-            status = damaged(record, false, true);
-          }
+          read_at(file_, target + 8, layout_.bytes, layout_.offset(record));
+          if (!layout_.whole(record, target + 8)) fail(Damaged{record, false});
         }
       });
-      if (status != kOk) return status;
       const int64_t size = static_cast<int64_t>(chunk.size());
-      if (const int error = write_all(undo_, chunk.data(), size, undo_size_)) {
-        return fail(error, true);
-      }
+      write_at(undo_, chunk.data(), size, undo_size_);
       undo_size_ += size;
     }
-    if (fdatasync(undo_)) return fail(errno, true);
+    sync(undo_);
     for (const auto& move : fresh) undone_[move.record / 64] |= uint64_t{1} << (move.record % 64);
     std::lock_guard<std::mutex> lock(meta_);
     counters_.undone += static_cast<int64_t>(fresh.size());
-    return kOk;
   }
 
   // Reads rows into slots that nobody uses yet.
-  int64_t read(const std::vector<Move>& reads) {
-    std::atomic<int64_t> status{kOk};
+  void read(const std::vector<Move>& reads) {
     each(reads, [&](const Move& move, char* data) {
       int file = file_;
       int64_t offset = layout_.offset(move.record);
       const auto found = overlay_.find(move.record);
       if (found != overlay_.end()) std::tie(file, offset) = found->second;
-      if (const int error = read_all(file, data, layout_.bytes, offset)) {
-        status = fail(error, file != file_);
-      } else if (!valid(move.record, data)) {
+      read_at(file, data, layout_.bytes, offset);
+      if (!valid(move.record, data)) {
+        const Damaged damaged{move.record, file != file_};
         // Rows read from another process's store may have been overwritten meanwhile.
-        status = damaged(move.record, file != file_, newest_ == UINT32_MAX);
-      } else {
-        const char* source = data;
-        for (const auto& field : fields_) {
-          if (field.data) std::memcpy(field.data + move.slot * field.bytes, source, field.bytes);
-          source += field.bytes;
-        }
+        if (newest_ < UINT32_MAX) throw damaged;
+        fail(damaged);
+      }
+      const char* source = data;
+      for (const auto& field : fields_) {
+        if (field.data) std::memcpy(field.data + move.slot * field.bytes, source, field.bytes);
+        source += field.bytes;
       }
     });
     std::lock_guard<std::mutex> lock(meta_);
     counters_.reads += static_cast<int64_t>(reads.size());
-    return status;
   }
 
   template <typename Work>
@@ -529,22 +458,38 @@ class RowStore {
     return layout_.whole(record, data) && layout_.generation(data) <= newest_;
   }
 
-  int64_t fail(int error, bool undo) { return note(kFailed, error, 0, undo, true); }
-
-  int64_t damaged(int64_t record, bool undo, bool final) {
-    return note(kDamaged, 0, record, undo, final);
+  void read_at(int file, char* data, int64_t size, int64_t offset) {
+    while (size > 0) {
+      const ssize_t got = pread(file, data, size, offset);
+      if (got < 0 && errno == EINTR) continue;
+      if (got < 0) fail(DiskError{errno, file != file_});
+      if (got == 0) {
+        std::memset(data, 0, size);  // which no checksum fits
+        return;
+      }
+      data += got, size -= got, offset += got;
+    }
   }
 
-  int64_t note(Status status, int error, int64_t record, bool undo, bool final) {
-    std::lock_guard<std::mutex> lock(meta_);
-    if (!failed_) {
-      problem_.status = status;
-      problem_.error = error;
-      problem_.record = record;
-      problem_.undo = undo;
-      failed_ = final;
+  void write_at(int file, const char* data, int64_t size, int64_t offset) {
+    while (size > 0) {
+      const ssize_t done = pwrite(file, data, size, offset);
+      if (done < 0 && errno == EINTR) continue;
+      if (done < 0) fail(DiskError{errno, file != file_});
+      data += done, size -= done, offset += done;
     }
-    return problem_.status;
+  }
+
+  void sync(int file) {
+    if (fdatasync(file)) fail(DiskError{errno, file != file_});
+  }
+
+  // Throws an error that ends the use of the store: later batches and flushes throw it again.
+  template <typename Error>
+  [[noreturn]] void fail(const Error& error) {
+    std::lock_guard<std::mutex> lock(meta_);
+    if (!failure_) failure_ = std::make_exception_ptr(error);
+    throw error;
   }
 
   const int file_;
@@ -565,10 +510,9 @@ class RowStore {
   uint32_t generation_ = 0, newest_ = UINT32_MAX;
   std::vector<uint64_t> undone_;  // a bit a record: its old content is in the undo file
   std::unordered_map<int64_t, std::pair<int, int64_t>> overlay_;
-  std::atomic<bool> failed_{false};
-  Problem problem_;
+  std::exception_ptr failure_;
   Counters counters_;
   Crew crew_;
 };
 
-}  // namespace dlrm::host
+}  // namespace dlrm::store
