@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.tables.columns import array_of_values
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.rows import RowReader, Rows
-from dlrm.data.tables.text import Cells
 from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.table_transform import TableTransform

@@ -24,7 +24,7 @@ from dlrm.data.sources.csv_rows import read_csv
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import JSON_LINES, TableFile
-from dlrm.data.tables.text import Cells, batches_of
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.data.text.squad import read_squad
 from dlrm.data.transform.table_transform import TableTransform
@@ -233,7 +233,8 @@ def lists_folder():
 
 def json_lists(path):
     table, separators = TableFile(path, JSON_LINES), {"t": "|", "u": "|"}
-    for batch, _ in batches_of(table, TextFormat(), ["y", "t", "u"], Cells(separators)):
+    wanted = ["y", "t", "u"]
+    for batch, _ in JSON_LINES.batches(table, TextFormat(), wanted, Cells(separators)):
         batch.validate(full=True)
 
 

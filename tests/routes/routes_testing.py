@@ -21,7 +21,7 @@ from tables_testing import prepare
 import dlrm
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.text import Cells, batches_of
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.reader import RAW
 from dlrm.serving.rows import RowTransform, text_of_tensors
@@ -244,7 +244,7 @@ def of_file(transform, path):
     (file,), table = find_tables([path]), transform.table
     reader = scoring_reader(table, labelled=False)
     text = TextFormat().over(table.schema.format)
-    batches = batches_of(file, text, reader.columns, Cells.of(table.schema))
+    batches = file.kind.batches(file, text, reader.columns, Cells.of(table.schema))
     return [read_inputs(table, reader, batch)[0] for batch, _ in batches]
 
 

@@ -23,7 +23,6 @@ from dlrm.data.tables.columns import (
     canonical_texts,
     column_of,
     distinct_of,
-    is_text,
     kind_of_values,
     numbers_of_json,
     places_of,
@@ -32,6 +31,7 @@ from dlrm.data.tables.columns import (
     text_column,
     utf_8,
 )
+from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.tables.lists import check_lengths, checked_weights, lists_of
 from dlrm.data.tables.times import times
 from dlrm.data.transform.cells import (

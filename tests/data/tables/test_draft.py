@@ -428,7 +428,8 @@ def test_files_are_read_with_all_their_columns(tmp_path):
     for day in (1, 2):
         folder = tmp_path / f"day={day}"
         folder.mkdir()
-        pq.write_table(pa.table([*table().columns], names=["y", "x"]), folder / "a.parquet")
+        columns = [*table().columns, pa.array([7] * ROWS)]  # the folder's `day` takes precedence
+        pq.write_table(pa.table(columns, names=["y", "x", "day"]), folder / "a.parquet")
     result = draft(batches_of(find_tables([tmp_path]), TextFormat()), "y")
     assert field(result, "day") == CategoricalField("day", "integer")
     assert (result.rows, result.whole) == (2 * ROWS, True)

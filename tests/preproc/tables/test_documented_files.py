@@ -20,7 +20,6 @@ from dlrm.data.tables.columns import column_of
 from dlrm.data.tables.draft import Seen, draft
 from dlrm.data.tables.draft import batches_of as drafted_batches
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.text import batches_of
 from dlrm.data.transform.table_transform import TableTransform
 from dlrm.files import check_local
 from dlrm.preproc.execution.engines import TaskError
@@ -142,7 +141,7 @@ def _(tmp):
     assert values_of(tmp, tmp / "in") == [*"abbc"]
     pq.write_table(pa.table({"y": [0, 1]}), tmp / "table")
     (tmp / "lines").write_text('{"y": 0}\n')
-    kinds = [find_tables([tmp / name])[0].kind for name in ("table", "lines")]
+    kinds = [find_tables([tmp / name])[0].kind.name for name in ("table", "lines")]
     assert kinds == ["parquet", "jsonl"]
 
 
@@ -171,7 +170,7 @@ def _(tmp):
     assert values_of(tmp, tmp / "in") == ["a", "b"]
     counted = 0
     for file in find_tables([tmp / "in"]):
-        counted += sum(batch.num_rows for batch, _ in batches_of(file, TextFormat(), ["c"]))
+        counted += sum(batch.num_rows for batch, _ in file.kind.batches(file, TextFormat(), ["c"]))
     assert counted == 2
 
 
@@ -183,11 +182,11 @@ def _(tmp):
         (folder / f"a.{kind}").write_text(content)
         schema = {"label": "y", "categorical": ["country", "c"]}
         assert values_of(tmp / kind, tmp / kind, schema) == ["CH", "CH"]
-        file = next(one for one in find_tables([tmp / kind / "c=x"]) if one.kind == kind)
+        file = next(one for one in find_tables([tmp / kind / "c=x"]) if one.kind.name == kind)
         file = file._replace(root=tmp / kind)
-        batch, _ = next(b for b in batches_of(file, TextFormat(), ["c"]) if b[0].num_rows)
+        batch, _ = next(b for b in file.kind.batches(file, TextFormat(), ["c"]) if b[0].num_rows)
         assert column_of(batch, "c").to_pylist() == ["x", "x"]
-        inner = next(f for f in find_tables([folder.parent]) if f.kind == kind)
+        inner = next(f for f in find_tables([folder.parent]) if f.kind.name == kind)
         assert (inner.root, inner.path.parent) == (tmp / kind, folder)
         names = {n for b in drafted_batches([file], TextFormat()) for n in b.schema.names}
         assert {"country", "c"} <= names
@@ -342,7 +341,12 @@ def _(tmp):
     assert values_of(tmp, tmp / "a.jsonl") == [None, "b"]
     file = find_tables([tmp / "a.jsonl"])[0]
     one = TextFormat(chunk_rows=1)
-    assert [b.column(0).to_pylist() for b, _ in batches_of(file, one, ["c"])] == [[None], ["b"], []]
+    batches = file.kind.batches(file, one, ["c"])
+    assert [batch.column(0).to_pylist() for batch, _ in batches] == [
+        [None],
+        ["b"],
+        [],
+    ]
 
 
 @row("nothing, null, NaN of pandas")

@@ -126,7 +126,7 @@ def test_batches_with_the_same_values_are_counted_and_refused_alike(
     texts = [b"a", b"b", b"x\xff", b"a", b"c", b"a"] * 20
     table = pa.table({"y": [i % 2 for i in range(120)], "c": text_of_bytes(*texts)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=60)
-    monkeypatch.setattr("dlrm.data.tables.parquet.BATCH_VALUES", 2 * batch_rows)
+    monkeypatch.setattr("dlrm.data.tables.kinds.columnar.BATCH_VALUES", 2 * batch_rows)
     options = {"bad_lines": "quarantine", "max_bad_lines": 0.2, "output_ordering": "input"}
     schema = {"label": "y", "categorical": ["c"]}
     prepare(schema, [tmp_path / "a.parquet"], tmp_path / "dataset", **options)
