@@ -11,6 +11,7 @@ from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
+from dlrm.data.tables.kinds.types import is_list
 
 BATCH_VALUES = 1 << 20  # read at a time, of all columns: 15 MB as Arrow and as fields
 
@@ -160,6 +161,16 @@ class Columnar(Kind):
 def rows_at_once(rows: int, values: int) -> int:
     """Returns how many of a group's rows to read at a time, given the number of their values."""
     return max(BATCH_VALUES * rows // max(values, 1), 1)
+
+
+def slices(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Yields a group's rows, about `BATCH_VALUES` values at a time."""
+    values = sum(
+        len(column.flatten()) if is_list(column.type) else len(column) for column in batch.columns
+    )
+    size = rows_at_once(batch.num_rows, values)
+    for begin in range(0, batch.num_rows, size):
+        yield batch.slice(begin, size)
 
 
 def _empty(rows: int) -> Iterator[pa.RecordBatch]:
