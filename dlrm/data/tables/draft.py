@@ -117,7 +117,7 @@ def draft(
 
     * Columns with fewer than two values, of maps and of lists of lists, and of text or ids that are
       distinct in every row, are left out; and those of two values that tell the label in every row.
-    * Lists of Parquet and JSON lines are list fields of the longest length; those of numbers with a
+    * Lists, except for text of CSV, are list fields of the longest length; those of numbers with a
       fraction are left out, as they may be weights or vectors.
     * Timestamps, text in ISO 8601 or a common format, numbers that count from 1970 and numbers such
       as 14102100 (of the form %y%m%d%H), both with a name to match, are times. The first such

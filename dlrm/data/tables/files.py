@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dlrm.data.sources.text_files import BROKEN, PACKED, open_bytes, unpacked_name
+from dlrm.data.tables.kinds.arrow_ipc import ArrowIpc
 from dlrm.data.tables.kinds.delimited import Csv
 from dlrm.data.tables.kinds.json_lines import JsonLines
 from dlrm.data.tables.kinds.kind import Kind, TableFile
@@ -19,7 +20,7 @@ class _Frame(Kind):
 
 
 PARQUET, CSV, JSON_LINES, FRAME = Parquet(), Csv(), JsonLines(), _Frame()
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (PARQUET, Orc(), CSV, JSON_LINES)}
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (PARQUET, Orc(), ArrowIpc(), CSV, JSON_LINES)}
 _BY_SUFFIX = {suffix: kind for kind in KINDS.values() for suffix in kind.suffixes}
 _NO_TABLES = {".md", ".yaml", ".yml", ".html", ".htm", ".pdf", ".png", ".jpg", ".py", ".sh"}
 _NO_TABLES |= {".crc", ".md5", ".sha1", ".sha256", ".names"}
