@@ -1,9 +1,13 @@
-"""Prepares tables in the test's process, without waiting for the disk."""
+"""Writes tables as files, and prepares them in the test's process, without waiting for the disk."""
 
 import os
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from pyarrow import feather, orc
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
@@ -11,6 +15,25 @@ from dlrm.data.transform.schema import Schema
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
+
+
+def write_stream(table, path, rows):
+    with pa.ipc.new_stream(path, table.schema) as writer:
+        writer.write_table(table, rows)
+
+
+COLUMNAR = {  # suffix: the name of a group of rows, and a writer of groups
+    ".parquet": ("row group", lambda t, path, rows: pq.write_table(t, path, row_group_size=rows)),
+    ".orc": (
+        "stripe",
+        lambda t, path, rows: orc.write_table(t, path, batch_size=rows, stripe_size=1),
+    ),
+    ".arrow": (
+        "record batch",
+        lambda t, path, rows: feather.write_feather(t, path, chunksize=rows),
+    ),
+    ".arrows": ("record batch", write_stream),
+}
 
 
 class Inline:

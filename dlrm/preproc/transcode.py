@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import CSV, find_tables
+from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.execution.choice import open_engine
@@ -133,7 +133,7 @@ def transcode_csv(config: CsvConfig) -> Report:
         ValueError: the input is bad; the message has file, line, column and value.
     """
     files = find_tables([config.input])
-    if files[0].kind != CSV:
+    if not files[0].kind.delimited:
         raise ValueError(f"{files[0].path}: expected CSV, got {files[0].kind}")
     output = Path(config.output)
     large = sum(file.path.stat().st_size for file in files) > _INLINE_BYTES

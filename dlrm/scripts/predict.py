@@ -1,10 +1,10 @@
 """Scores rows with a trained model: python -m dlrm.scripts.predict --checkpoint DIR --input FILE
 
 The input is a log in the format of the training data (`day_0`: a label, integers and hashes,
-separated by tabs; "-" reads standard input), a table (Parquet, CSV or JSON lines, in a file or a
-directory), a table or query of Spark (`--spark_table`, `--spark_sql`), or a dataset's directory. It
-is read and scored some megabytes at a time, and the scores, float32, are written in the order of
-the rows, as a .npy file for `numpy.load`.
+separated by tabs; "-" reads standard input), a table (a file or directory of a kind that
+`--input_format` lists), a table or query of Spark (`--spark_table`, `--spark_sql`), or a dataset's
+directory. It is read and scored some megabytes at a time, and the scores, float32, are written in
+the order of the rows, as a .npy file for `numpy.load`.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

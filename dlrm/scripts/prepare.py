@@ -4,10 +4,10 @@
     python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
     python -m dlrm.scripts.main --dataset dataset --recipe auto --save_checkpoint_path run
 
-Input is Parquet, CSV or JSON lines, in files or directories, or with `--engine spark` a table or
-query of Spark (`--spark_table`, `--spark_sql`). The schema defines the meaning of the columns;
-`--schema criteo` is built in, and reads directories of `day_0`, `day_1`, ... as
-`preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
+Input is files of tables, or directories of them, of the kinds that `--input_format` lists, or with
+`--engine spark` a table or query of Spark (`--spark_table`, `--spark_sql`). The schema defines the
+meaning of the columns; `--schema criteo` is built in, and reads directories of `day_0`, `day_1`,
+... as `preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
 """
 
 import os

@@ -3,9 +3,9 @@
     python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
     python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
 
-Input is Parquet, CSV or JSON lines, in files or directories; the first rows are read. The schema
-has a comment with observations for every column; edit it where it is wrong.
-`dlrm.data.tables.draft.draft` documents the rules.
+Input is files of tables, or directories of them, of the kinds that `--input_format` lists; the
+first rows are read. The schema has a comment with observations for every column; edit it where it
+is wrong. `dlrm.data.tables.draft.draft` documents the rules.
 """
 
 from collections.abc import Mapping, Sequence
@@ -17,7 +17,8 @@ from absl import flags
 from dlrm.command_line import shell_line
 from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, Seen, batches_of, draft
 from dlrm.data.tables.fields import listed, shown_name
-from dlrm.data.tables.files import PARQUET, find_tables
+from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.sniff import sniff
 from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.schema import CategoricalField, Schema
@@ -79,7 +80,7 @@ def main(argv: list[str]) -> int | None:
         groups=FLAGS.groups,
         time=FLAGS.time,
         max_rows=FLAGS.rows,
-        text=text if files[0].kind != PARQUET else None,
+        text=text if isinstance(files[0].kind, Text) else None,
         seen=seen,
     )
     drafted = replace(drafted, schema=with_derived(drafted.schema, FLAGS.encode, FLAGS.cross))

@@ -17,8 +17,8 @@ from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import CSV, JSON_LINES, TableFile, find_tables
-from dlrm.data.tables.text import Cells, batches_of, columns_of
+from dlrm.data.tables.files import TableFile, find_tables
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
@@ -265,15 +265,15 @@ def _take_file(
 ) -> Iterator[T]:
     """Applies `take` to the rows of a file, and adds the names of its columns to `seen`."""
     text, spans, label = _text_format(config.text, file, table), Spans(), table.schema.label.column
-    names = columns_of(file, text)
-    if not names and file.kind == CSV:  # an empty part, such as Spark writes
+    names = file.columns(text)
+    if not names and file.kind.delimited:  # an empty part, such as Spark writes
         return
     labelled = config.labelled and label in names
     reader = scoring_reader(table, labelled, schema)
-    if file.kind != JSON_LINES:  # of which a row need not have all keys
+    if not file.kind.may_lack_columns:
         _check_columns(file, text, names, reader.columns)
     cells = Cells.of(reader.schema, earlier=table.kinds is None)
-    for batch, where in batches_of(file, text, reader.columns, cells, spans, seen):
+    for batch, where in file.kind.batches(file, text, reader.columns, cells, spans, seen):
         try:
             inputs, rows = read_inputs(table, reader, batch)
             columns = rows.numerical, rows.categorical
@@ -297,7 +297,7 @@ def _check_columns(
     file: TableFile, text: TextFormat, names: Sequence[str], wanted: Sequence[str]
 ) -> None:
     def hint(missing: str) -> str:
-        if file.kind != CSV or text.columns:
+        if not file.kind.delimited or text.columns:
             return ""
         other = text.header is not False and delimiter_hint(file.path, text, missing)
         return other or "; where the file has no header, --columns names them"
@@ -317,7 +317,7 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
     A first row without the name of a column that the model needs is not a header.
     """
     text = given.over(table.schema.format)
-    if file.kind != CSV or not table.columns or text.columns or text.header:
+    if not file.kind.delimited or not table.columns or text.columns or text.header:
         return text
     plain = replace(text, header=False, chunk_rows=1)
     first = next((c for c in read_csv(file.path, plain) if len(c.lines)), None)

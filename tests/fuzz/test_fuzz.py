@@ -10,9 +10,12 @@ import zlib
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import yaml
 from fuzzing import CASES, failures, mutated
+from pyarrow import orc
 
 import dlrm
 from dlrm.data.clicks.bags import Bags, ListField, first_problem
@@ -23,10 +26,13 @@ from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.sources.csv_rows import read_csv
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import JSON_LINES, TableFile
-from dlrm.data.tables.text import Cells, batches_of
+from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
+from dlrm.data.tables.kinds.cells import Cells
+from dlrm.data.tables.parts import parts_of
+from dlrm.data.tables.rows import RowReader
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.data.text.squad import read_squad
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml
 from dlrm.manifest import read_manifest, sealed_json, write_manifest
@@ -155,6 +161,42 @@ def parquet_file():
     return file.getvalue()
 
 
+def table_rows(kind):
+    """Returns the reader of a columnar kind, which reads as tasks of preprocessing do."""
+
+    def read_table(path):
+        for part in parts_of([(path, TableFile(path, KINDS[kind]))], 1):
+            reader = RowReader(Schema.of_facts(TABLE_SCHEMA))
+            for batch in part._replace(crc=part.checksum()).read(reader.columns):
+                reader.read(batch)
+
+    return read_table
+
+
+def table_file(write):
+    """Returns the bytes of a table of two groups of rows that a function writes."""
+
+    def content():
+        columns = {"y": [0, 1] * 50, "x": [0.5, None] * 50, "l": [["a"], [], None, ["b", "a"]] * 25}
+        table = pa.table({**columns, "c": [f"text {i % 7}" for i in range(100)]})
+        file = io.BytesIO()
+        write(table, file)
+        return file.getvalue()
+
+    return content
+
+
+def write_orc(table, file):
+    orc.write_table(table, file, compression="zlib", stripe_size=1, batch_size=50)
+
+
+def write_arrow(table, file, new=pa.ipc.new_file):
+    place = table.schema.get_field_index("c")
+    table = table.set_column(place, "c", table["c"].dictionary_encode())
+    with new(file, table.schema) as writer:
+        writer.write_table(table, 50)
+
+
 def score(folder):
     dlrm.load(folder).predict(ROWS)
 
@@ -232,7 +274,8 @@ def lists_folder():
 
 def json_lists(path):
     table, separators = TableFile(path, JSON_LINES), {"t": "|", "u": "|"}
-    for batch, _ in batches_of(table, TextFormat(), ["y", "t", "u"], Cells(separators)):
+    wanted = ["y", "t", "u"]
+    for batch, _ in JSON_LINES.batches(table, TextFormat(), wanted, Cells(separators)):
         batch.validate(full=True)
 
 
@@ -245,6 +288,8 @@ ROWS = ["1\t2\t7\t5", "\t-3\tffff\t"]
 FILE = {"bytes": 0, "crc32": f"{zlib.crc32(b''):08x}"}
 ANSWER = {"text": "b", "answer_start": 2}
 QUESTION = {"id": "1", "question": "which?", "answers": [ANSWER]}
+TABLE_SCHEMA = {"label": "y", "numerical": ["x"], "categorical": ["c"]}
+TABLE_SCHEMA["categorical"] += [{"column": "l", "max_length": 4}]
 TABLE = {"rows": 3, "dim": 2, "state": ["sum"], "scalars": {"step": 1}}
 CSV_TRANSFORM = {
     **{"version": 1, "numeric_transform": "log", "scales": {"x": [0.0, 1.0]}},
@@ -273,6 +318,16 @@ FORMATS = {
         squad,
     ),
     "parquet": (parquet_file, parquet),
+    "rows of parquet": (
+        table_file(lambda table, file: pq.write_table(table, file, row_group_size=50)),
+        table_rows("parquet"),
+    ),
+    "orc": (table_file(write_orc), table_rows("orc")),
+    "arrow": (table_file(write_arrow), table_rows("arrow")),
+    "arrow stream": (
+        table_file(lambda table, file: write_arrow(table, file, pa.ipc.new_stream)),
+        table_rows("arrow"),
+    ),
     "lists": (lists_folder, lists),
     "json lists": (b'{"y": 0, "t": ["a", null, "b"], "u": []}\n' * 9, json_lists),
     "checkpoint": (checkpoint_folder, checkpoint),

@@ -16,12 +16,13 @@ import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from pyarrow import feather, orc
 from tables_testing import prepare
 
 import dlrm
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.text import Cells, batches_of
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.rows.raw import RowTransform, text_of_tensors
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
@@ -124,6 +125,31 @@ def polars_parquet(table, path):
     as_polars(table).write_parquet(path)
 
 
+def arrow_orc(table, path):
+    whole = as_arrow(table)
+    orc.write_table(pa.table({name: _of_orc(whole[name]) for name in table}), path)
+
+
+def _of_orc(chunks):
+    """Returns a column in a type that ORC has: of these, text can express all values."""
+    others = (pa.uint8(), pa.uint64(), pa.time64("us"), pa.null())
+    return chunks.cast(pa.string()) if chunks.type in others else chunks
+
+
+def arrow_ipc(table, path):
+    feather.write_feather(as_arrow(table), path)
+
+
+def arrow_stream(table, path):
+    whole = as_dictionaries(table)
+    with pa.ipc.new_stream(path, whole.schema) as writer:
+        writer.write_table(whole, 2)
+
+
+def polars_ipc(table, path):
+    as_polars(table).write_ipc(path)
+
+
 FILES = {
     "csv": (csv_module, ".csv"),
     "pandas csv": (pandas_csv, ".csv"),
@@ -135,6 +161,10 @@ FILES = {
     "parquet": (arrow_parquet, ".parquet"),
     "pandas parquet": (pandas_parquet, ".parquet"),
     "polars parquet": (polars_parquet, ".parquet"),
+    "orc": (arrow_orc, ".orc"),
+    "ipc": (arrow_ipc, ".feather"),
+    "stream": (arrow_stream, ".arrows"),
+    "polars ipc": (polars_ipc, ".arrow"),
 }
 FRAMES = {
     "arrow": as_arrow,
@@ -244,7 +274,7 @@ def of_file(transform, path):
     (file,), table = find_tables([path]), transform.table
     reader = scoring_reader(table, labelled=False)
     text = TextFormat().over(table.schema.format)
-    batches = batches_of(file, text, reader.columns, Cells.of(table.schema))
+    batches = file.kind.batches(file, text, reader.columns, Cells.of(table.schema))
     return [read_inputs(table, reader, batch)[0] for batch, _ in batches]
 
 

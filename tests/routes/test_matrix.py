@@ -111,7 +111,7 @@ NO_TEXT = {"csv", "pandas csv", "nullable csv", "json", "polars csv", "polars js
 WIDENING = {"nullable", "nullable csv", "objects", "records", "pandas json"}  # float32 to float64
 TABLES = {
     "values": (TABLE, ROUTES),
-    "spans": (SPANS, [route for route in ROUTES if route != "polars csv"]),
+    "spans": (SPANS, [route for route in ROUTES if route not in ("polars csv", "orc")]),
     "bytes": (BYTES, [route for route in ROUTES if route not in NO_TEXT]),
     "singles": (SINGLES, [route for route in ROUTES if route not in WIDENING]),
     "lists": (
@@ -120,7 +120,16 @@ TABLES = {
     ),
 }
 WHOLE = ("csv", "parquet")  # fitted, their models score every route
-SELDOM = ("nullable csv", "pandas parquet", "polars parquet", "dictionaries", "slices", "nullable")
+SELDOM = (
+    "polars ipc",
+    "stream",
+    "nullable csv",
+    "pandas parquet",
+    "polars parquet",
+    "dictionaries",
+    "slices",
+    "nullable",
+)
 FITTING = [
     pytest.param(name, route, marks=[pytest.mark.slow] if route in SELDOM else [])
     for name, (_, routes) in TABLES.items()

@@ -30,6 +30,11 @@ def unpacked_name(name: str) -> str:
     return next((name.removesuffix(end) for end in PACKED if name.endswith(end)), name)
 
 
+def without_mark(start: bytes) -> bytes:
+    """Returns the beginning of a file without UTF-8's mark and leading white space."""
+    return start.removeprefix(UTF_8_BOM).lstrip()
+
+
 def compression_of(path: Path) -> str:
     """Returns the compression of a file by its first bytes; "none" for other files."""
     with open(path, "rb") as file:

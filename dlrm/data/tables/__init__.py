@@ -1,1 +1,1 @@
-"""Reads tables of named columns, as Parquet, CSV or JSON lines, by a schema."""
+"""Reads tables of named columns, from files and from memory, by a schema."""

@@ -9,6 +9,8 @@ import pyarrow.compute as pc
 
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.columns import TextColumn
+from dlrm.data.tables.kinds.text import NUMBERS
+from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.transform.lists import in_list, row_of
 from dlrm.data.transform.schema import TIME_UNITS
 from dlrm.data.transform.values import (
@@ -21,7 +23,6 @@ from dlrm.data.transform.values import (
     seconds_text,
 )
 
-NUMBERS_OF_JSON = {b"kind": b"number"}  # metadata of a column of text that was numbers
 _LONGEST_SHOWN = 64  # characters of a value in a message
 
 
@@ -72,7 +73,7 @@ class Found:
 
 def numbers_of_json(batch: pa.RecordBatch, name: str) -> bool:
     """Returns whether a column of text was numbers in JSON."""
-    return batch.schema.field(name).metadata == NUMBERS_OF_JSON
+    return batch.schema.field(name).metadata == NUMBERS
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
@@ -186,11 +187,6 @@ def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
 def _is_binary(kind: pa.DataType) -> bool:
     fixed = pa.types.is_fixed_size_binary(kind)
     return fixed or pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
-
-
-def is_text(kind: pa.DataType) -> bool:
-    """Returns whether a type is text, with offsets of any size."""
-    return pa.types.is_string(kind) or pa.types.is_large_string(kind)
 
 
 def kind_of_values(kind: pa.DataType) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.sources.csv_rows import Spans, check_names
+from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.fields import (
@@ -23,11 +23,11 @@ from dlrm.data.tables.fields import (
     shown,
     shown_name,
 )
-from dlrm.data.tables.files import CSV, JSON_LINES, PARQUET, TableFile
-from dlrm.data.tables.json_lines import Cell
-from dlrm.data.tables.parquet import partition_of, parts_of, read_part, schema_of
+from dlrm.data.tables.kinds.cells import Cell
+from dlrm.data.tables.kinds.json_lines import plain_numbers
+from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.summaries import BOOLEANS, Summary
-from dlrm.data.tables.text import columns_of, plain_numbers, text_of
 from dlrm.data.transform.schema import Label, Schema
 from dlrm.data.transform.values import canonical_text
 from dlrm.documents import one_line
@@ -117,7 +117,7 @@ def draft(
 
     * Columns with fewer than two values, of maps and of lists of lists, and of text or ids that are
       distinct in every row, are left out; and those of two values that tell the label in every row.
-    * Lists of Parquet and JSON lines are list fields of the longest length; those of numbers with a
+    * Lists, except for text of CSV, are list fields of the longest length; those of numbers with a
       fraction are left out, as they may be weights or vectors.
     * Timestamps, text in ISO 8601 or a common format, numbers that count from 1970 and numbers such
       as 14102100 (of the form %y%m%d%H), both with a name to match, are times. The first such
@@ -268,16 +268,15 @@ def batches_of(
     if len(files) > 1:
         _note_lacking(files, text, needed, seen)
     for file in files:
-        partition = partition_of(file.path, file.root)
-        if file.kind == PARQUET:
-            for part in parts_of([(file.path, file.path, file.root)], 1 << 62):
-                names = [*schema_of(file.path).names, *part.partition]
-                yield from read_part(part, _once(names, seen))
+        kind, partition = file.kind, file.partition
+        if not isinstance(kind, Text):
+            for batch, _ in kind.batches(file, text, _once(file.columns(text), seen)):
+                yield batch
             continue
         spans = seen.spans.setdefault(file.path, Spans())
-        for names, lines, read in text_of(file, text, spans=spans, nested=seen.nested):
-            if file.kind == CSV:
-                check_names(file.path, names, text, [n for n in needed if n not in partition])
+        for names, lines, read in kind.read(file.path, text, spans=spans, nested=seen.nested):
+            wanted = [name for name in needed if name not in partition]
+            kind.check_names(file.path, names, text, wanted)
             once = [name for name in _once(names, seen) if name not in partition]
             arrays = {name: _array(name, column, seen) for name, column in read if name in once}
             arrays |= {
@@ -297,10 +296,10 @@ def _once(names: Sequence[str], seen: Seen) -> list[str]:
 def _note_lacking(
     files: Sequence[TableFile], text: TextFormat, needed: Collection[str], seen: Seen
 ) -> None:
-    """Notes columns that a file of Parquet or CSV does not have, though others do."""
-    if files[0].kind == JSON_LINES:  # in which a row may leave out a value that it does not have
+    """Notes columns that a file does not have, though others do."""
+    if files[0].kind.may_lack_columns:
         return
-    every = {file.path: columns_of(file, text) for file in files}
+    every = {file.path: file.columns(text) for file in files}
     known = dict.fromkeys(name for names in every.values() for name in names)
     for path, names in every.items():
         if not names:  # an empty file

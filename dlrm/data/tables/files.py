@@ -4,50 +4,40 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
 
 from dlrm.data.sources.text_files import BROKEN, PACKED, open_bytes, unpacked_name
+from dlrm.data.tables.kinds.arrow_ipc import ArrowIpc
+from dlrm.data.tables.kinds.delimited import Csv
+from dlrm.data.tables.kinds.json_lines import JsonLines
+from dlrm.data.tables.kinds.kind import Kind, TableFile
+from dlrm.data.tables.kinds.orc import Orc
+from dlrm.data.tables.kinds.parquet import Parquet
+from dlrm.data.tables.kinds.text import Text
 
-KINDS = PARQUET, CSV, JSON_LINES = ("parquet", "csv", "jsonl")
-FRAME = "a table in memory"
-_KINDS = {
-    **dict.fromkeys((".parquet", ".pq", ".parq"), PARQUET),
-    **dict.fromkeys((".csv", ".tsv", ".data", ".txt"), CSV),
-    **dict.fromkeys((".jsonl", ".ndjson", ".json"), JSON_LINES),
-}
+
+class _Frame(Kind):
+    name = "a table in memory"
+
+
+PARQUET, CSV, JSON_LINES, FRAME = Parquet(), Csv(), JsonLines(), _Frame()
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (PARQUET, Orc(), ArrowIpc(), CSV, JSON_LINES)}
+_BY_SUFFIX = {suffix: kind for kind in KINDS.values() for suffix in kind.suffixes}
 _NO_TABLES = {".md", ".yaml", ".yml", ".html", ".htm", ".pdf", ".png", ".jpg", ".py", ".sh"}
 _NO_TABLES |= {".crc", ".md5", ".sha1", ".sha256", ".names"}
 _START = 1 << 12  # bytes that show what a file is
 _MOST_NAMED = 3
 
 
-class TableFile(NamedTuple):
-    """A file of rows, or a table in memory.
-
-    Attributes:
-        path: the file; of a table in memory, its name for messages.
-        kind: `PARQUET`, `CSV`, `JSON_LINES` or `FRAME`.
-        root: the folder below which folder names encode columns, which is above the folder that was
-            named if that encodes one; None for no such columns.
-        frame: the table in memory; see `dlrm.data.tables.frames`.
-    """
-
-    path: Path
-    kind: str
-    root: Path | None = None
-    frame: Any = None
-
-
-def kind_of(path: Path) -> str | None:
+def kind_of(path: Path) -> Kind | None:
     """Returns the kind of a file by its name, or None."""
     name = unpacked_name(path.name)
-    kind = _KINDS.get(Path(name).suffix)
-    return None if kind == PARQUET and name != path.name.lower() else kind
+    kind = _BY_SUFFIX.get(Path(name).suffix)
+    return kind if name == path.name.lower() or isinstance(kind, Text) else None
 
 
 def find_tables(
     inputs: Sequence[str | Path],
-    kind: str | None = None,
+    input_format: str | None = None,
     say: Callable[[str], object] = lambda line: None,
 ) -> list[TableFile]:
     """Returns files of tables; those of a folder, with its subfolders, are sorted by name.
@@ -57,14 +47,15 @@ def find_tables(
 
     Args:
         inputs: files, or folders of them.
-        kind: kind of the files, which may then have any name; None derives it from their names, and
-            from the content of files with other names.
+        input_format: name of the files' kind, one of `KINDS`, which may then have any name; None
+            derives it from their names, and from the content of files with other names.
         say: called with a line about files that are left out.
 
     Raises:
         FileNotFoundError: a file does not exist, or a folder has none.
         ValueError: a file is of an unknown kind, or files are of several.
     """
+    kind = None if input_format is None else KINDS[input_format]
     found: list[TableFile] = []
     left_out: list[Path] = []
     for given in map(Path, inputs):
@@ -97,7 +88,7 @@ def find_tables(
     return found
 
 
-def _of_folder(folder: Path, kind: str | None, left_out: list[Path]) -> list[TableFile]:
+def _of_folder(folder: Path, kind: Kind | None, left_out: list[Path]) -> list[TableFile]:
     """Returns the files of a folder, and adds those that are left out."""
     files = sorted(_files_below(folder, frozenset()))
     documents = [path for path in files if kind_of(path) is None and _is_document(path)]
@@ -107,9 +98,8 @@ def _of_folder(folder: Path, kind: str | None, left_out: list[Path]) -> list[Tab
         documents = []
     tables = [path for path in files if path not in set(documents)]
     if not tables:
-        raise FileNotFoundError(
-            f"{folder}: no *.parquet, *.csv, *.tsv, *.jsonl or the like in it (--input)"
-        )
+        usual = ", ".join(f"*{kind.suffixes[0]}" for kind in KINDS.values())
+        raise FileNotFoundError(f"{folder}: no {usual} or the like in it (--input)")
     root = _root_of(folder, folder)
     return [
         TableFile(path, kind or kind_of(path) or _kind_by_content(path), root) for path in tables
@@ -160,7 +150,7 @@ def _left_out_line(paths: Sequence[Path]) -> str:
     return f"left out: {files} ({kinds}: {names}{more}), which --input_format would read"
 
 
-def _kind_by_content(path: Path) -> str:
+def _kind_by_content(path: Path) -> Kind:
     """Returns the kind of a file with any name, of which the first bytes must be clear."""
     try:
         with open_bytes(path) as file:
@@ -169,17 +159,13 @@ def _kind_by_content(path: Path) -> str:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         start = b"\0"
-    if start.startswith(b"PAR1"):
-        return PARQUET
-    text = start.removeprefix(b"\xef\xbb\xbf").lstrip()
     suffix = Path(unpacked_name(path.name)).suffix
-    known = not suffix or suffix[1:].isdigit() or suffix in (".dat", ".part")
-    if known and text.startswith(b"{"):
-        return JSON_LINES
-    if known and b"\0" not in start and (text or not start):
-        return CSV
+    may_be_text = not suffix or suffix[1:].isdigit() or suffix in (".dat", ".part")
+    for kind in KINDS.values():
+        if (may_be_text or not isinstance(kind, Text)) and kind.begins(start):
+            return kind
+    known = [f"{kind.title} ({', '.join(kind.suffixes[:2])})" for kind in KINDS.values()]
     raise ValueError(
-        f"{path}: expected the name of a Parquet file (.parquet), CSV (.csv, .tsv) or JSON lines "
-        f"(.jsonl), the latter two plain or packed ({', '.join(PACKED)}); --input_format names the "
-        "kind of files with other names"
+        f"{path}: expected the name of {', '.join(known[:-1])} or {known[-1]}, text plain or "
+        f"packed ({', '.join(PACKED)}); --input_format names the kind of files with other names"
     )

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.tables.columns import array_of_values
-from dlrm.data.tables.lists import is_list, large_lists
+from dlrm.data.tables.kinds.types import plain_array, plain_field
 from dlrm.files import staged_file
 
 GROUP_ROWS = 1 << 17  # rows of a written row group
@@ -67,7 +67,7 @@ def open_frame(
         hint = "" if column is None else "; cast it to another, or drop it"
         raise ValueError(f"{name}: expected {what} ({_first_line(error)}){hint}") from error
     places = _places(stream.schema.names, columns, name, optional)
-    schema = pa.schema([_plain(stream.schema.field(place)) for place in places])
+    schema = pa.schema([plain_field(stream.schema.field(place)) for place in places])
     return pa.RecordBatchReader.from_batches(schema, _chosen(stream, places, schema, name))
 
 
@@ -107,24 +107,6 @@ def _of_pandas(series: Any, column: str, name: str) -> pa.ChunkedArray:
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
 
 
-def _plain(field: pa.Field) -> pa.Field:
-    """Returns a column without views of text, which few functions of Arrow take.
-
-    They become indices into their distinct values: 0.8 s for 26 columns of 1 M texts on Zen 4;
-    converting the texts one by one takes 2.1 s.
-    """
-    kind, index = field.type, pa.int32()
-    if is_list(kind):  # those of a fixed size as well, whose nulls Parquet's reader does not take
-        values = _VIEWS.get(kind.value_type, kind.value_type)
-        return pa.field(field.name, pa.large_list(values))
-    if pa.types.is_dictionary(kind):
-        kind, index = kind.value_type, kind.index_type
-    return pa.field(field.name, pa.dictionary(index, _VIEWS[kind])) if kind in _VIEWS else field
-
-
-_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-
-
 def _chosen(
     stream: pa.RecordBatchReader, places: Sequence[int], schema: pa.Schema, name: str
 ) -> Iterator[pa.RecordBatch]:
@@ -133,20 +115,12 @@ def _chosen(
             chosen = batch.select(places)
             for begin in range(0, batch.num_rows, GROUP_ROWS):  # for small dictionaries
                 part = chosen.slice(begin, GROUP_ROWS)
-                arrays = map(_cast, part.columns, schema.types)
+                arrays = map(plain_array, part.columns, schema.types)
                 yield pa.RecordBatch.from_arrays(list(arrays), schema=schema)
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
         raise ValueError(f"{name}: cannot be read ({_first_line(error)})") from error
-
-
-def _cast(array: pa.Array, kind: pa.DataType) -> pa.Array:
-    if array.type == kind:
-        return array
-    if is_list(kind):
-        return large_lists(array, kind.value_type)
-    return (array if pa.types.is_dictionary(array.type) else array.dictionary_encode()).cast(kind)
 
 
 def write_frame(frame: Any, columns: Sequence[str], path: Path, name: str = "frame") -> int:

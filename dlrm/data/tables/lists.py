@@ -1,7 +1,5 @@
 """Columns of lists in an Arrow table: their concatenated values, and the lengths of rows."""
 
-from typing import Any
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +8,7 @@ from dlrm.data.clicks import bags
 from dlrm.data.clicks.bags import places_of
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.tables.columns import Found
+from dlrm.data.tables.kinds.types import is_list
 from dlrm.data.transform.lists import (
     bad_weights,
     count_problem,
@@ -18,13 +17,6 @@ from dlrm.data.transform.lists import (
     weight_problem,
 )
 from dlrm.data.transform.schema import CategoricalField
-
-
-def is_list(kind: pa.DataType) -> bool:
-    """Returns whether a type is a list."""
-    tests: list[Any] = [pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list]
-    tests += [pa.types.is_list_view, pa.types.is_large_list_view]
-    return any(test(kind) for test in tests)
 
 
 def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
@@ -46,15 +38,6 @@ def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     if isinstance(values, pa.ExtensionArray):
         values = values.storage
     return values, lengths.astype(np.int64)
-
-
-def large_lists(array: pa.Array, value_type: pa.DataType) -> pa.Array:
-    """Returns lists of any kind as large ones; Arrow's cast is wrong for views."""
-    absent = array.is_null()
-    lengths = pc.list_value_length(array).fill_null(0).to_numpy(zero_copy_only=False)
-    ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
-    values = array.flatten().cast(value_type)
-    return pa.LargeListArray.from_arrays(pa.array(ends), values, mask=absent)
 
 
 def check_lengths(

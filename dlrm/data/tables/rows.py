@@ -22,7 +22,6 @@ from dlrm.data.tables.columns import (
     canonical_texts,
     column_of,
     distinct_of,
-    is_text,
     kind_of_values,
     numbers_of_json,
     places_of,
@@ -31,6 +30,7 @@ from dlrm.data.tables.columns import (
     text_column,
     utf_8,
 )
+from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.tables.lists import check_lengths, checked_weights, lists_of
 from dlrm.data.tables.times import times
 from dlrm.data.transform.cells import (

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 from dlrm.data.sources.csv_rows import DELIMITERS, EscapedReader, delimiter_of, has_header
 from dlrm.data.sources.text_files import BROKEN, open_bytes
 from dlrm.data.sources.text_format import MARKS, NONE, TextFormat
-from dlrm.data.tables.files import CSV, PARQUET, TableFile
+from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.summaries import MARKERS
 
 _MOST_FILES, _BEGINNING = 3, 1 << 20  # files, and bytes of each, that are read
@@ -34,13 +35,13 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
     """Returns the format of files: what is given, and what their beginnings show of the rest.
 
     Args:
-        files: files of one kind; those of Parquet have no format.
+        files: files of one kind; only those of text have a format.
         given: the entries that a user names.
 
     Raises:
         ValueError: the files are of a form that is no table, such as that of libsvm.
     """
-    if not files or files[0].kind == PARQUET:
+    if not files or not isinstance(files[0].kind, Text):
         return Sniffed(given, None)
     samples = [_beginning(file, given) for file in files]
     samples = [sample for sample in samples if sample.strip()][:_MOST_FILES]
@@ -49,7 +50,7 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
     found = TextFormat()
     if given.encoding is None:
         found = replace(found, encoding=_encoding(samples))
-    if files[0].kind == CSV:
+    if files[0].kind.delimited:
         encoding = given.encoding or found.encoding or "utf-8-sig"
         text = _Text.of([_decoded(sample, encoding) for sample in samples])
         found = _of_csv(files[0], text, given, found)

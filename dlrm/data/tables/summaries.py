@@ -12,7 +12,8 @@ from dlrm.data.sources.csv_cells import BadCellError, number_parser
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.columns import as_text, places_of, plain_texts, utf_8
 from dlrm.data.tables.distinct import Distinct, Moments, Signal
-from dlrm.data.tables.lists import is_list, lists_of
+from dlrm.data.tables.kinds.types import is_list
+from dlrm.data.tables.lists import lists_of
 from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.lookup import spread
 from dlrm.data.transform.schema import TimeField

@@ -11,10 +11,10 @@ from dlrm.data.tables.columns import (
     Found,
     as_text,
     distinct_of,
-    is_text,
     plain_texts,
     shown_text,
 )
+from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.transform.schema import TIME_UNITS, TimeField
 
 _YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999, in microseconds

@@ -24,11 +24,12 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import CSV, FRAME, PARQUET, TableFile
+from dlrm.data.tables.files import FRAME, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
-from dlrm.data.tables.parquet import Part, partition_of, parts_of
+from dlrm.data.tables.kinds.cells import Cells
+from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.parts import Part, parts_of
 from dlrm.data.tables.rows import extra_dtypes
-from dlrm.data.tables.text import Cells, columns_of, stage
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.numbers import Fitted, Sums
@@ -122,8 +123,8 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     directory = run.work.output / layout.TRANSFORM
     first = inputs.files[0]
     columns: list[str] = []
-    if first.kind == CSV:
-        headers = (columns_of(file, options.format) for file in inputs.files)
+    if first.kind.delimited:
+        headers = (file.columns(options.format) for file in inputs.files)
         columns = next(filter(None, headers), [])
     fitted = _fit(run, parts, counted, rows, directory, negatives, columns)
     given = {0, 1, *source.divider.splits, *np.flatnonzero(rows.sum(axis=0)).tolist()}
@@ -197,7 +198,7 @@ def _parts(run: Run, inputs: Inputs) -> list[Part]:
         options: TableOptions = run.options
         smallest, largest = _PART_BYTES
         staged = _staged(run, inputs.files)
-        size = sum(path.stat().st_size for path, _, _ in staged)
+        size = sum(path.stat().st_size for path, _ in staged)
         if options.split_bytes and size > MAX_TASKS * options.split_bytes:
             raise ValueError(
                 f"--split_bytes {options.split_bytes}: expected {-(-size // MAX_TASKS)} or more, "
@@ -210,21 +211,23 @@ def _parts(run: Run, inputs: Inputs) -> list[Part]:
     return [Part(*part) for part in stored]
 
 
-def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path | None]]:
-    """Returns files of Parquet, their origin and root; others are copied into such files."""
+def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, TableFile]]:
+    """Returns the files to read, and their origins: text and frames are copied to Parquet."""
     options: TableOptions = run.options
     columns = _columns(options)
-    if files[0].kind == PARQUET:
-        for file in files:
-            check_columns(file.path, columns_of(file, options.format), columns)
-        return [(file.path.resolve(), file.path, file.root) for file in files]
-    folder = run.work.folder("staged")
-    if files[0].kind == FRAME:
+    kind = files[0].kind
+    if kind is FRAME:
+        folder = run.work.folder("staged")
         return [
             _staged_frame(run, file, columns, folder / f"{i}.parquet")
             for i, file in enumerate(files)
         ]
-    partitions = [partition_of(file.path, file.root) for file in files]
+    if not isinstance(kind, Text):
+        for file in files:
+            check_columns(file.path, file.columns(options.format), columns)
+        return [(file.path.resolve(), file) for file in files]
+    folder = run.work.folder("staged")
+    partitions = [file.partition for file in files]
     items = [
         (file, str(folder / f"{i}.parquet"), [name for name in columns if name not in partition])
         for i, (file, partition) in enumerate(zip(files, partitions, strict=True))
@@ -243,23 +246,24 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, Path, Path
     if now.rows:
         missing = [name for name in columns if name not in known]
         check_columns(files[0].path, done[0]["names"], missing)
-    return [(Path(item[1]), file.path, file.root) for item, file in zip(items, files, strict=True)]
+    return [(Path(item[1]), file) for item, file in zip(items, files, strict=True)]
 
 
 def _staged_frame(
     run: Run, file: TableFile, columns: list[str], target: Path
-) -> tuple[Path, Path, None]:
+) -> tuple[Path, TableFile]:
     with run.stage("stage") as now:
         now.rows = write_frame(file.frame, columns, target, str(file.path))
         now.size = target.stat().st_size
-    return target, file.path, None
+    return target, file
 
 
 def _stage(
     item: tuple[TableFile, str, list[str]], text: TextFormat, quarantine: bool, cells: Cells
 ) -> dict[str, Any]:
     file, target, columns = item
-    return stage(file, target, text, columns, quarantine, cells)
+    assert isinstance(file.kind, Text), "others are read as they are"
+    return file.kind.stage(file, target, text, columns, quarantine, cells)
 
 
 def _counted(run: Run, parts: list[Part], source: TableSource) -> list[dict[str, Any]]:

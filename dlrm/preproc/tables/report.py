@@ -9,7 +9,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import TableFile
-from dlrm.data.tables.parquet import Part
+from dlrm.data.tables.parts import Part
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import NumericalField
 from dlrm.data.transform.transform import Transform

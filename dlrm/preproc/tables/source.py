@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import Coded, Parsed
 from dlrm.data.tables.columns import Bad, column_of, texts_of
-from dlrm.data.tables.parquet import PROBLEM, Part, read_part
+from dlrm.data.tables.kinds.text import PROBLEM
+from dlrm.data.tables.parts import Part
 from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, merge_counts
@@ -62,7 +63,7 @@ def encoded_columns(schema: Schema) -> list[EncodedColumn]:
 
 @dataclass(frozen=True)
 class TableSource:
-    """Reads parts of Parquet files by a schema.
+    """Reads parts of files by a schema.
 
     Attributes:
         schema: the meaning of the columns.
@@ -201,7 +202,7 @@ class TableSource:
         columns = list(dict.fromkeys([*reader.columns, *self.divider.columns]))
         columns += [PROBLEM] * part.staged
         done = 0
-        for batch in read_part(part, columns):
+        for batch in part.read(columns):
             numbers = np.arange(part.first_row + done, part.first_row + done + batch.num_rows)
             try:
                 read, bad = reader.read(batch)

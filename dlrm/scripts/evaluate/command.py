@@ -53,9 +53,7 @@ _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no fiel
 
 
 def define_flags() -> None:
-    flags.DEFINE_list(
-        "input", [], "Logs, Parquet, CSV or JSON lines to evaluate on, separated by commas"
-    )
+    flags.DEFINE_list("input", [], "Logs, tables or datasets to evaluate on, separated by commas")
     flags.DEFINE_string("against", None, "Checkpoint of a model to compare on the same rows")
     flags.DEFINE_string(
         "groups",

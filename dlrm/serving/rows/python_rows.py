@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dlrm.data.tables.columns import array_of_values
 from dlrm.data.tables.frames import is_frame
-from dlrm.data.tables.text import Cells
+from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import brief

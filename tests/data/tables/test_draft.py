@@ -7,6 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from tables_testing import COLUMNAR
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.distinct import Distinct, Moments
@@ -424,11 +425,33 @@ def test_summaries_are_those_of_all_values():
     assert abs(len(many) - 1_000_000) < 20_000
 
 
+def test_every_columnar_kind_gives_one_draft(tmp_path):
+    moments = [datetime.datetime(2026, 1, 1 + i % 28, i % 24) for i in range(100)]
+    whole = pa.table(
+        {
+            "y": [i % 3 == 0 for i in range(100)],
+            "price": [i / 8 for i in range(100)],
+            "user_id": [f"u{i % 9}" for i in range(100)],
+            "tags": [[f"t{i % 3}"] * (i % 4) for i in range(100)],
+            "moment": pa.array(moments, pa.timestamp("us", "UTC")),
+            "nested": [{"a": i} for i in range(100)],
+        }
+    )
+    drafts = set()
+    for suffix, (_, write) in COLUMNAR.items():
+        write(whole, path := tmp_path / f"a{suffix}", 30)
+        seen = Seen()
+        drafts.add(draft(batches_of(find_tables([path]), TextFormat(), ["y"], seen), "y").text())
+    assert len(drafts) == 1
+    assert "{column: tags, max_length: 3}" in drafts.pop()
+
+
 def test_files_are_read_with_all_their_columns(tmp_path):
     for day in (1, 2):
         folder = tmp_path / f"day={day}"
         folder.mkdir()
-        pq.write_table(pa.table([*table().columns], names=["y", "x"]), folder / "a.parquet")
+        columns = [*table().columns, pa.array([7] * ROWS)]  # the folder's `day` takes precedence
+        pq.write_table(pa.table(columns, names=["y", "x", "day"]), folder / "a.parquet")
     result = draft(batches_of(find_tables([tmp_path]), TextFormat()), "y")
     assert field(result, "day") == CategoricalField("day", "integer")
     assert (result.rows, result.whole) == (2 * ROWS, True)

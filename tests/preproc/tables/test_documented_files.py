@@ -5,13 +5,14 @@ import gzip
 import json
 import lzma
 import re
-from datetime import date
+from datetime import date, datetime
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow import feather, orc
 from tables_testing import prepare
 
 from dlrm.data.clicks import layout
@@ -20,7 +21,6 @@ from dlrm.data.tables.columns import column_of
 from dlrm.data.tables.draft import Seen, draft
 from dlrm.data.tables.draft import batches_of as drafted_batches
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.text import batches_of
 from dlrm.data.transform.transform import Transform
 from dlrm.files import check_local
 from dlrm.preproc.execution.engines import TaskError
@@ -77,8 +77,16 @@ def refusal(tmp, path, message, schema=SCHEMA, **options):
     assert not (tmp / "dataset").exists()
 
 
-@row("`.parquet`, `.pq`, `.csv`, `.tsv`, `.txt`, `.data`, `.jsonl`, `.ndjson`, `.json`")
+@row(
+    "`.parquet`, `.pq`, `.orc`, `.arrow`, `.feather`, `.csv`, `.tsv`, `.txt`, `.data`, `.jsonl`, "
+    "`.ndjson`, `.json`"
+)
 def _(tmp):
+    table = pa.table({"y": [0, 1], "c": ["a", "b"]})
+    for name in ("c.orc", "c.ARROW", "c.feather"):
+        (tmp / name).mkdir()
+        (orc.write_table if name == "c.orc" else feather.write_feather)(table, tmp / name / name)
+        assert values_of(tmp / name, tmp / name / name) == ["a", "b"]
     for name in ("a.CSV", "a.txt", "a.data"):
         folder = tmp / name
         folder.mkdir()
@@ -92,8 +100,28 @@ def _(tmp):
         elif "j" in name.lower():
             (folder / name).write_text('{"y": 0, "c": "a"}\n{"y": 1, "c": "b"}\n')
         else:
-            pq.write_table(pa.table({"y": [0, 1], "c": ["a", "b"]}), folder / name)
+            pq.write_table(table, folder / name)
         assert values_of(folder, folder / name) == ["a", "b"]
+
+
+def stream(path, *batches):
+    with pa.ipc.new_stream(path, batches[0].schema) as writer:
+        for batch in batches:
+            writer.write(batch)
+
+
+@row("`.arrows`, and a stream of Arrow by any of its names")
+def _(tmp):
+    parts = [pa.array(list(texts)).dictionary_encode() for texts in ("ab", "cd", "cda")]
+    batches = [pa.record_batch([[0, 1, 1][: len(one)], one], ["y", "c"]) for one in parts]
+    for name in ("a.arrows", "b.arrow"):
+        (tmp / name).mkdir()
+        stream(tmp / name / name, *batches)
+        assert values_of(tmp / name, tmp / name / name) == [*"abcdcda"]
+    whole = (tmp / name / name).read_bytes()
+    for content in (whole[:-8], whole + whole):
+        (tmp / "c.arrow").write_bytes(content)
+        refusal(tmp, tmp / "c.arrow", r"c\.arrow: no Arrow file, or damaged", restart=True)
 
 
 @row("text packed as `.gz`, `.bz2`, `.xz`, `.zst`")
@@ -143,8 +171,13 @@ def _(tmp):
     assert values_of(tmp, tmp / "in") == [*"abbc"]
     pq.write_table(pa.table({"y": [0, 1]}), tmp / "table")
     (tmp / "lines").write_text('{"y": 0}\n')
-    kinds = [find_tables([tmp / name])[0].kind for name in ("table", "lines")]
-    assert kinds == ["parquet", "jsonl"]
+    orc.write_table(pa.table({"y": [0, 1]}), tmp / "stripes")
+    feather.write_feather(pa.table({"y": [0, 1]}), tmp / "batches")
+    stream(tmp / "stream", pa.record_batch({"y": [0, 1]}))
+    (tmp / "text").write_text("ORCID,c\n1,a\n")
+    names = ("table", "lines", "stripes", "batches", "stream", "text")
+    kinds = [find_tables([tmp / name])[0].kind.name for name in names]
+    assert kinds == ["parquet", "jsonl", "orc", "arrow", "arrow", "csv"]
 
 
 @row("a file with another suffix")
@@ -172,8 +205,21 @@ def _(tmp):
     assert values_of(tmp, tmp / "in") == ["a", "b"]
     counted = 0
     for file in find_tables([tmp / "in"]):
-        counted += sum(batch.num_rows for batch, _ in batches_of(file, TextFormat(), ["c"]))
+        counted += sum(batch.num_rows for batch, _ in file.kind.batches(file, TextFormat(), ["c"]))
     assert counted == 2
+
+
+@row("Parquet, ORC or Arrow that is cut off, or of 0 bytes")
+def _(tmp):
+    table = pa.table({"y": [0, 1], "c": ["a", "b"]})
+    writers = {"a.parquet": pq.write_table, "a.orc": orc.write_table}
+    for name, write in (writers | {"a.arrow": feather.write_feather}).items():
+        write(table, tmp / name)
+        whole = (tmp / name).read_bytes()
+        for end in (0, len(whole) // 2, len(whole) - 1):
+            (tmp / name).write_bytes(whole[:end])
+            message = rf"{name}: no (Parquet|ORC|Arrow) file, or damaged"
+            refusal(tmp, tmp / name, message, restart=True)
 
 
 @row("`day=2026-11-20/country=CH/`")
@@ -184,11 +230,11 @@ def _(tmp):
         (folder / f"a.{kind}").write_text(content)
         schema = {"label": "y", "categorical": ["country", "c"]}
         assert values_of(tmp / kind, tmp / kind, schema) == ["CH", "CH"]
-        file = next(one for one in find_tables([tmp / kind / "c=x"]) if one.kind == kind)
+        file = next(one for one in find_tables([tmp / kind / "c=x"]) if one.kind.name == kind)
         file = file._replace(root=tmp / kind)
-        batch, _ = next(b for b in batches_of(file, TextFormat(), ["c"]) if b[0].num_rows)
+        batch, _ = next(b for b in file.kind.batches(file, TextFormat(), ["c"]) if b[0].num_rows)
         assert column_of(batch, "c").to_pylist() == ["x", "x"]
-        inner = next(f for f in find_tables([folder.parent]) if f.kind == kind)
+        inner = next(f for f in find_tables([folder.parent]) if f.kind.name == kind)
         assert (inner.root, inner.path.parent) == (tmp / kind, folder)
         names = {n for b in drafted_batches([file], TextFormat()) for n in b.schema.names}
         assert {"country", "c"} <= names
@@ -343,7 +389,12 @@ def _(tmp):
     assert values_of(tmp, tmp / "a.jsonl") == [None, "b"]
     file = find_tables([tmp / "a.jsonl"])[0]
     one = TextFormat(chunk_rows=1)
-    assert [b.column(0).to_pylist() for b, _ in batches_of(file, one, ["c"])] == [[None], ["b"], []]
+    batches = file.kind.batches(file, one, ["c"])
+    assert [batch.column(0).to_pylist() for batch, _ in batches] == [
+        [None],
+        ["b"],
+        [],
+    ]
 
 
 @row("nothing, null, NaN of pandas")
@@ -458,6 +509,30 @@ def _(tmp):
     (tmp / "a.csv").write_text("y,c,t\n0,a,2026-11-20\n1,b,21/11/2026 08:00\n")
     schema = {**SCHEMA, "time": time}
     refusal(tmp / "n", tmp / "a.csv", "line 2, column t: expected a time of the form %d/%m", schema)
+
+
+@row("a timestamp of ORC without a zone, as Hive and Spark write all of theirs")
+def _(tmp):
+    local = pa.array([datetime(2026, 7, 1, 8), datetime(2026, 1, 1, 8)])
+    table = pa.table({"y": [0, 1], "c": local, "t": local})
+    orc.write_table(table, tmp / "a.orc")
+    refusal(tmp, tmp / "a.orc", "expected timestamps with a time zone", {**SCHEMA, "time": "t"})
+    time = {"column": "t", "zone": "Europe/Zurich"}
+    values = values_of(tmp, tmp / "a.orc", {**SCHEMA, "time": time}, restart=True)
+    assert values == ["2026-07-01 08:00:00", "2026-01-01 08:00:00"]
+    times = np.fromfile(tmp / "dataset" / "train" / "time.bin", "<M8[us]")
+    assert times.astype("M8[h]").astype(str).tolist() == ["2026-07-01T06", "2026-01-01T07"]
+
+
+@row("times of ORC before 1678 or after 2262")
+def _(tmp):
+    table = pa.table({"y": [0, 1], "c": pa.array([datetime(1500, 1, 1), datetime(2300, 1, 1)])})
+    orc.write_table(table, tmp / "a.orc")
+    refusal(tmp, tmp / "a.orc", r"a\.orc: stripe 0: .*out of range for nanosecond")
+    for name, write in (("b.parquet", pq.write_table), ("c.arrow", feather.write_feather)):
+        (tmp / name).mkdir()
+        write(table, tmp / name / name)
+        assert values_of(tmp / name, tmp / name / name) == ["1500-01-01", "2300-01-01"]
 
 
 @row("ids beyond 2^53")

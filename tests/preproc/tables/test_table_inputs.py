@@ -1,5 +1,6 @@
 """Errors name the file, place and column of bad input, what was expected and what came."""
 
+import datetime as dt
 import gzip
 import json
 import os
@@ -10,8 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tables_testing import contents, prepare
+from pyarrow import orc
+from tables_testing import COLUMNAR, contents, prepare
 
+from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.parts import parts_of
 from dlrm.preproc.execution.engines import TaskError
 
 SCHEMA = {
@@ -34,9 +38,13 @@ GOOD = {
 REFUSED = (ValueError, TaskError, FileNotFoundError)
 
 
+KINDS = pytest.mark.parametrize("suffix", COLUMNAR)
+
+
 def write(path, rows=2, **columns):
-    pq.write_table(pa.table({**GOOD, **columns}), path, row_group_size=rows)
-    return Path(path)
+    path = Path(path)
+    COLUMNAR[path.suffix][1](pa.table({**GOOD, **columns}), path, rows)
+    return path
 
 
 def refusal(path, tmp_path, schema=SCHEMA, **options):
@@ -94,11 +102,16 @@ BAD_VALUES = {
 }
 
 
-@pytest.mark.parametrize("case", BAD_VALUES)
-def test_a_bad_value_is_named_and_can_be_put_aside(tmp_path, case):
+CASES = [(case, ".parquet") for case in BAD_VALUES]
+CASES += [(case, suffix) for suffix in COLUMNAR for case in ("nan", "utf-8", "time")][3:]
+
+
+@pytest.mark.parametrize(("case", "suffix"), CASES)
+def test_a_bad_value_is_named_and_can_be_put_aside(tmp_path, case, suffix):
     columns, problem = BAD_VALUES[case]
-    path = write(tmp_path / "a.parquet", **columns)
-    assert refusal(path, tmp_path).startswith(f"{path}, row group 1, row 1, column {problem}")
+    path = write(tmp_path / f"a{suffix}", **columns)
+    place = f"{path}, {COLUMNAR[suffix][0]} 1, row 1"
+    assert refusal(path, tmp_path).startswith(f"{place}, column {problem}")
     message = refusal(path, tmp_path, bad_lines="quarantine", restart=True)
     assert message.startswith("1 of 4 rows cannot be read")
     assert problem in message
@@ -112,7 +125,7 @@ def test_a_bad_value_is_named_and_can_be_put_aside(tmp_path, case):
     )
     (found,) = contents(tmp_path / "dataset" / "quarantine").values()
     where, why, values = found.decode().split("\t", 2)
-    assert where == f"{path}, row group 1, row 1"
+    assert where == place
     assert f"column {why}".startswith(f"column column {problem}")
     assert values.startswith("y=")
     assert values.endswith("\n")
@@ -126,7 +139,7 @@ def test_batches_with_the_same_values_are_counted_and_refused_alike(
     texts = [b"a", b"b", b"x\xff", b"a", b"c", b"a"] * 20
     table = pa.table({"y": [i % 2 for i in range(120)], "c": text_of_bytes(*texts)})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=60)
-    monkeypatch.setattr("dlrm.data.tables.parquet.BATCH_VALUES", 2 * batch_rows)
+    monkeypatch.setattr("dlrm.data.tables.kinds.columnar.BATCH_VALUES", 2 * batch_rows)
     options = {"bad_lines": "quarantine", "max_bad_lines": 0.2, "output_ordering": "input"}
     schema = {"label": "y", "categorical": ["c"]}
     prepare(schema, [tmp_path / "a.parquet"], tmp_path / "dataset", **options)
@@ -198,18 +211,15 @@ def test_relative_paths_are_named_as_they_were_given(tmp_path, monkeypatch):
     assert message.startswith("a.parquet, row group 1, row 1, column x: expected a finite number")
 
 
-def test_duplicate_names(tmp_path):
-    table = pa.table({**GOOD, "c2": GOOD["c"]})
-    pq.write_table(
-        table.rename_columns(["y", "x", "c", "i", "w", "g", "t", "c"]), tmp_path / "a.parquet"
-    )
-    assert (
-        refusal(tmp_path / "a.parquet", tmp_path)
-        == f"{tmp_path}/a.parquet: two columns are called 'c'"
-    )
+@KINDS
+def test_duplicate_names(tmp_path, suffix):
+    table = pa.table({**GOOD, "c2": GOOD["c"]}).rename_columns([*GOOD, "c"])
+    COLUMNAR[suffix][1](table, path := tmp_path / f"a{suffix}", 2)
+    assert refusal(path, tmp_path) == f"{path}: two columns are called 'c'"
 
 
-def test_names_with_points_and_spaces_are_names(tmp_path):
+@KINDS
+def test_names_with_points_and_spaces_are_names(tmp_path, suffix):
     schema = {"label": "y", "numerical": ["a", "a.b", "a.b.c"], "categorical": ["x y", "ä/ö"]}
     columns = {
         "y": [0, 1],
@@ -219,18 +229,18 @@ def test_names_with_points_and_spaces_are_names(tmp_path):
         "x y": [1, 2],
         "ä/ö": [3, 4],
     }
-    pq.write_table(pa.table({**columns, "z": [{"a": 1}, {"a": 2}]}), tmp_path / "a.parquet")
-    prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d")
+    table = pa.table({**columns, "z": [{"a": 1}, {"a": 2}]})
+    COLUMNAR[suffix][1](table, path := tmp_path / f"a{suffix}", 2)
+    prepare(schema, [path], tmp_path / "d")
     assert (tmp_path / "d" / "train" / "numerical.bin").stat().st_size == 12
 
 
-def test_a_file_of_another_schema_is_named(tmp_path):
-    first = write(tmp_path / "a.parquet")
-    pq.write_table(pa.table(GOOD).drop_columns(["g"]), tmp_path / "b.parquet")
-    message = refusal([first, tmp_path / "b.parquet"], tmp_path)
-    assert message.startswith(
-        f"{tmp_path / 'b.parquet'}: no column 'g'; the columns are y, x, c, i"
-    )
+@KINDS
+def test_a_file_of_another_schema_is_named(tmp_path, suffix):
+    first, second = write(tmp_path / f"a{suffix}"), tmp_path / f"b{suffix}"
+    COLUMNAR[suffix][1](pa.table(GOOD).drop_columns(["g"]), second, 2)
+    message = refusal([first, second], tmp_path)
+    assert message.startswith(f"{second}: no column 'g'; the columns are y, x, c, i")
 
 
 def test_no_rows(tmp_path):
@@ -257,17 +267,119 @@ def test_empty_row_groups_and_files_are_passed_over(tmp_path):
     assert contents(tmp_path / "d", ".bin") == contents(tmp_path / "e", ".bin")
 
 
-def test_damaged_files_are_named(tmp_path):
-    path = write(tmp_path / "a.parquet")
+@KINDS
+def test_damaged_files_are_named(tmp_path, suffix):
+    path, group = write(tmp_path / f"a{suffix}"), COLUMNAR[suffix][0]
     whole = path.read_bytes()
+    title = find_tables([path])[0].kind.title
     for size in (0, 3, 4, 100, len(whole) - 8, len(whole) - 1):
         path.write_bytes(whole[:size])
-        assert refusal(path, tmp_path, restart=True).startswith(
-            f"{path}: no Parquet file, or damaged"
+        message = refusal(path, tmp_path, restart=True)
+        assert message.startswith(f"{path}: no {title} file, or damaged (")
+    if suffix != ".arrows":  # which has neither checksums nor compression
+        begin, end = {".orc": (8, len(whole) // 3), ".arrow": (len(whole) // 2,) * 2}.get(
+            suffix, (8, 60)
         )
-    path.write_bytes(whole[:8] + bytes(b ^ 0x5A for b in whole[8:60]) + whole[60:])
-    message = refusal(path, tmp_path, restart=True)
-    assert message.startswith(f"{path}: row group 0: damaged") or "row group 0, row" in message
+        end = max(end, begin + 52)
+        path.write_bytes(whole[:begin] + bytes(b ^ 0x5A for b in whole[begin:end]) + whole[end:])
+        message = refusal(path, tmp_path, restart=True)
+        assert message.startswith((f"{path}: {group} ", f"{path}, {group} ", f"{path}: no {title}"))
+
+
+ZONED = [
+    dt.datetime(2026, 1, 2, 8, tzinfo=dt.timezone.utc),
+    dt.datetime(1969, 1, 2, 0, 0, 0, 5, dt.timezone.utc),
+]
+TYPED = {
+    "y": [0, 1, 0, 1, 1],
+    "x": [0.5, None, 2.5, -1.5, 3.0],
+    "n": [Decimal("1.25"), Decimal("2.00"), None, Decimal("3.5"), Decimal(-1)],
+    "bool": [True, None, False, True, True],
+    "date": [dt.date(2026, 1, 2), None, dt.date(1500, 1, 1), dt.date(2026, 1, 2), dt.date(1, 1, 1)],
+    "at": [*ZONED, None, ZONED[0], ZONED[1]],
+    "local": [
+        dt.datetime(2026, 7, 1, 3),
+        None,
+        dt.datetime(1850, 1, 1),
+        None,
+        dt.datetime(2026, 7, 1),
+    ],
+    "text": ["a", "", None, "ü", "a"],
+    "bytes": [b"a", None, b"b", b"", b"a"],
+    "ids": [[1, 2], [], None, [2**62], [1]],
+    "words": [["a", None], [], None, ["é"], ["a"]],
+    "weights": [[0.5, 1.0], [], None, [2.0], [0.0]],
+    "t": [*ZONED, *ZONED, ZONED[0]],
+}
+TYPED_SCHEMA = {
+    "label": "y",
+    "numerical": ["x", "n"],
+    "categorical": [
+        *("bool", "date", "at", "local", "text", "bytes"),
+        {"column": "ids", "type": "integer", "max_length": 4, "weights": "weights"},
+        {"column": "words", "max_length": 4},
+    ],
+    "time": "t",
+}
+
+
+@pytest.mark.parametrize("suffix", [*COLUMNAR][1:])
+def test_a_table_gives_one_dataset_from_every_columnar_kind(tmp_path, suffix):
+    expected = tmp_path / "expected"
+    pq.write_table(pa.table(TYPED), tmp_path / "a.parquet")
+    prepare(TYPED_SCHEMA, [tmp_path / "a.parquet"], expected, seed=3, test_fraction=0.4)
+    COLUMNAR[suffix][1](pa.table(TYPED), path := tmp_path / f"b{suffix}", 2)
+    path.rename(unnamed := tmp_path / "part-00000")  # its content says what it is
+    options = {"seed": 3, "test_fraction": 0.4, "split_bytes": 1}
+    prepare(TYPED_SCHEMA, [unnamed], tmp_path / "d", **options)
+    assert contents(tmp_path / "d") == contents(expected)
+
+
+@pytest.mark.parametrize("compression", ["uncompressed", "zlib", "snappy", "lz4", "zstd"])
+def test_stripes_of_any_compression_are_found(tmp_path, compression):
+    values = np.random.default_rng(0).integers(0, 1 << 60, 60_000)
+    path, options = tmp_path / "a.orc", {"compression": compression, "batch_size": 1000}
+    orc.write_table(pa.table({"c": values}), path, stripe_size=1, **options)
+    parts = parts_of([(path, *find_tables([path]))], 1)
+    assert len(parts) > 3
+    read = [[batch["c"].to_numpy() for batch in part.read(["c"])] for part in parts]
+    assert [sum(map(len, part)) for part in read] == [part.rows for part in parts]
+    np.testing.assert_array_equal(np.concatenate(sum(read, [])), values)
+    counted = [part._replace(crc=part.checksum()) for part in parts]
+    whole, place = bytearray(path.read_bytes()), 3 + parts[0].size + parts[1].size // 2
+    whole[place] ^= 1
+    path.write_bytes(whole)
+    counted[0].check()
+    counted[2].check()
+    with pytest.raises(ValueError, match=r"CRC-32 .* of stripes 1 to 1, .*the file has changed"):
+        counted[1].check()
+
+
+ARROW_ONLY = {
+    "views": pa.array(["a", None, "b", "a"], pa.string_view()),
+    "views in lists": pa.array([["a"], None, ["b", None], []], pa.list_(pa.string_view())),
+    "lists of a fixed size": pa.array([["a"], None, ["b"], ["a"]], pa.list_(pa.string(), 1)),
+    "list views": pa.array([["a"], None, ["b"], []], pa.list_view(pa.string())),
+    "dictionary": pa.array(["a", None, "b", "a"]).dictionary_encode(),
+    "dictionary of numbers": pa.array([7, None, 8, 7]).dictionary_encode(),
+    "runs": pa.RunEndEncodedArray.from_arrays([1, 2, 4], ["a", None, "b"]),
+    "interval": pa.array([(1, 2, 3)] * 4, pa.month_day_nano_interval()),
+    "union": pa.UnionArray.from_sparse(pa.array([0] * 4, pa.int8()), [pa.array(["a"] * 4)]),
+}
+
+
+@pytest.mark.parametrize("case", ARROW_ONLY)
+def test_types_that_only_arrow_has_are_read_or_refused_by_name(tmp_path, case):
+    path, is_list = write(tmp_path / "a.arrows", c=ARROW_ONLY[case]), "list" in case
+    field = {"column": "c", "max_length": 2} if is_list else "c"
+    schema = {"label": "y", "categorical": [field]}
+    if case in ("interval", "union"):
+        assert refusal(path, tmp_path, schema).startswith(f"{path}: column 'c': expected")
+        return
+    prepare(schema, [path], tmp_path / "d")
+    plain = write(tmp_path / "b.parquet", c=pa.array(ARROW_ONLY[case].to_pylist()))
+    prepare(schema, [plain], tmp_path / "e")
+    assert contents(tmp_path / "d") == contents(tmp_path / "e")
 
 
 LABELS = [

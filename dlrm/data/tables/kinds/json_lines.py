@@ -1,23 +1,95 @@
-"""Rows of JSON lines as columns of text; numbers keep their text."""
+"""Files of JSON lines, whose rows become columns of text; numbers keep their text."""
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
+import pyarrow as pa
+
+from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_files import (
     LONGEST_LINE,
     archive_named,
     not_utf_8,
     open_text,
     too_long,
+    without_mark,
     wrong_encoding,
 )
 from dlrm.data.sources.text_format import TextFormat
+from dlrm.data.tables.kinds.cells import Cell, Cells
+from dlrm.data.tables.kinds.text import Column, Text
 from dlrm.data.transform.lists import in_list
+from dlrm.data.transform.values import number_text
 from dlrm.documents import brief
 
-Cell = str | list[str | None] | None
+_FIRST_ROWS = 1000  # whose columns are those of the file
+
+
+class JsonLines(Text):
+    """A map of columns to values on each line, which need not have all columns."""
+
+    name, title = "jsonl", "JSON lines"
+    suffixes = (".jsonl", ".ndjson", ".json")
+    may_lack_columns = True
+
+    def begins(self, start: bytes) -> bool:
+        """Returns whether a file begins with a map."""
+        return without_mark(start).startswith(b"{")
+
+    def names(self, path: Path, text: TextFormat) -> list[str]:
+        """Returns the columns of the first 1,000 rows."""
+        rows = read_json_lines(path, replace(text, chunk_rows=_FIRST_ROWS), wanted=())
+        return next((one.names for one in rows), [])
+
+    def read(
+        self,
+        path: Path,
+        text: TextFormat,
+        lists: Collection[str] | None = None,
+        columns: Sequence[str] | None = None,
+        problems: dict[int, str] | None = None,
+        spans: Spans | None = None,
+        nested: dict[str, str] | None = None,
+    ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
+        """Yields the rows of a file; see `Text.read`."""
+        for rows in read_json_lines(path, text, problems, lists, columns, nested):
+            wanted = rows.names if columns is None else [n for n in rows.names if n in columns]
+            cells: list[Column] = [(name, [row.get(name) for row in rows.cells]) for name in wanted]
+            yield rows.names, np.array(rows.lines, np.int64), cells
+
+    def array(
+        self,
+        name: str,
+        column: pa.Array | list[Cell],
+        cells: Cells,
+        text: TextFormat,
+        numbers: set[str],
+    ) -> pa.Array:
+        """Returns the cells of a column; see `Text.array`."""
+        plain = plain_numbers(column, name, numbers)
+        return cells.array(name, column if cells.earlier else plain)
+
+
+def plain_numbers(column: Iterable[Cell], name: str, numbers: set[str]) -> list[Cell]:
+    """Returns cells in which numbers have the text of typed ones.
+
+    If there are other values, the column's name is removed from `numbers`.
+    """
+    cells: list[Cell] = []
+    for cell in column:
+        if isinstance(cell, list):
+            numbers -= {name for one in cell if not isinstance(one, Number)}
+            cell = [number_text(one) if isinstance(one, Number) else one for one in cell]
+        elif isinstance(cell, Number):
+            cell = number_text(cell)
+        elif cell is not None:
+            numbers.discard(name)
+        cells.append(cell)
+    return cells
 
 
 class Number(str):

@@ -1,0 +1,1 @@
+"""One class for each kind of files of tables; `dlrm.data.tables.files` lists them."""
