@@ -185,8 +185,8 @@ def _drafted(data: Any, label: str) -> Schema:
     found = draft(data.to_batches(), label)
     if note := found.note():
         warnings.warn(
-            f"the schema drafted from the table {note}; model.row_transform.table.schema.text() of "
-            "the trained model shows it, and schema= takes another",
+            f"the schema drafted from the table {note}; model.row_transform.fitted.schema.text() "
+            "of the trained model shows it, and schema= takes another",
             stacklevel=3,
         )
     return found.schema

@@ -103,19 +103,17 @@ def run() -> None:
 @contextmanager
 def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
-    table = predictor.transform.table if predictor.transform else None
-    if table is None:
-        raise ValueError(f"{query.flag}: expected a model of tables, got {predictor.path}")
+    fitted = predictor.row_transform.fitted
     output = Path(FLAGS.output).resolve()
     make_directories(output.parent)
     cores, log, memory = os.cpu_count() or 1, output.parent / "spark.log", FLAGS.memory_gib
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-        labels = [table.schema.label.column] * FLAGS.label
+        labels = [fitted.schema.label.column] * FLAGS.label
         try:
             settings = spark_settings(query)
             here = [Path(folder)]
             with open_engine("spark", cores, log, FLAGS.master, memory, settings, here) as engine:
-                read_query(engine, query, table.names, Path(folder), labels)
+                read_query(engine, query, fitted.names, Path(folder), labels)
             yield folder
         except EngineError as error:
             raise ValueError(str(error)) from None

@@ -20,9 +20,10 @@ from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs, RowError, check_inputs
-from dlrm.serving.rows.python_rows import FrameReader, frame_of
+from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.raw import RowTransform, Text
 from dlrm.serving.rows.shares import Shares
+from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.rows import STORES
@@ -122,8 +123,7 @@ class Predictor:
             ValueError: the model was not trained on a table, the table has no rows, a column is
                 missing, or a value is unreadable; the message names row and column.
         """
-        table = self.row_transform.table
-        if table is None or not table.label_known:
+        if not self.row_transform.fitted.label_known:
             raise ValueError(f"{self.path}: the model does not say which column has the labels")
         shares = shares_of(self.row_transform)
         parts = list(self._of_frame(frame, True, shares))
@@ -141,12 +141,14 @@ class Predictor:
         self, frame: Any, labelled: bool, shares: Shares
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """Yields logits and labels of a table in memory, some rows at a time."""
-        reader, done = FrameReader(self.row_transform, labelled), 0
+        fitted, done = self.row_transform.fitted, 0
+        reader = scoring_reader(fitted, labelled)
         for batch in open_frame(frame, reader.columns):
             for begin in range(0, batch.num_rows, self.batch_size):
                 try:
-                    inputs, labels = reader.read(batch.slice(begin, self.batch_size), shares)
-                    yield self.logits_of(inputs), labels
+                    part = batch.slice(begin, self.batch_size)
+                    inputs, rows = read_inputs(fitted, reader, part, shares)
+                    yield self.logits_of(inputs), labels_of(rows)
                 except RowError as error:
                     raise type(error)(done + begin + error.row, error.problem) from None
             done += batch.num_rows
@@ -206,10 +208,9 @@ class Predictor:
     @property
     def sampling_note(self) -> str | None:
         """Returns a note that scores reflect sampled negatives, unless they were corrected."""
-        table = self.transform.table if self.transform else None
-        if table is None or table.keep_negatives == 1 or self.recalibration is not None:
+        kept = self.transform.fitted.keep_negatives if self.transform else 1.0
+        if kept == 1 or self.recalibration is not None:
             return None
-        kept = table.keep_negatives
         return (
             f"note: {self.path} was trained on {kept:g} of the rows with label 0, so its "
             "probabilities are too high; `python -m dlrm.scripts.evaluate --sampling_rate "

@@ -17,9 +17,9 @@ from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import TableFile, find_tables
+from dlrm.data.tables.files import TableFile, find_tables, kind_of
 from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.transform.lists import missing_features
+from dlrm.data.tables.kinds.text import Text as TextKind
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
@@ -116,21 +116,30 @@ def taken(
             row.
     """
     path = check_source(source)
-    table = predictor.transform.table if predictor.transform else None
     if reads_dataset(predictor, source, config):
         return _take_dataset(predictor, path, config, shares, take)
-    if table is None:
+    if _reads_lines(predictor, path):
         return _take_log(predictor, path, config, shares, take)
     if source == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return _take_tables(table, path, config, shares, take, schema)
+    return _take_tables(predictor.row_transform.fitted, path, config, shares, take, schema)
 
 
 def reads_dataset(predictor: Predictor, source: str, config: SourceConfig) -> bool:
     """Returns whether a source is a dataset's directory, and not a file or a folder of tables."""
-    of_tables = predictor.transform is not None and predictor.transform.table is not None
     path = Path(source)
-    return source != "-" and (config.is_dataset(path) if of_tables else path.is_dir())
+    is_folder = path.is_dir() if _reads_lines(predictor, path) else config.is_dataset(path)
+    return source != "-" and is_folder
+
+
+def _reads_lines(predictor: Predictor, path: Path) -> bool:
+    """Returns whether a source has lines of logs, unless it is a dataset.
+
+    A log may also be a table of a columnar kind, which its name shows.
+    """
+    transform, kind = predictor.transform, kind_of(path)
+    is_text = kind is None or isinstance(kind, TextKind)
+    return transform is None or (transform.fitted.is_log and is_text)
 
 
 def value_shares(predictor: Predictor) -> Shares:
@@ -275,10 +284,7 @@ def _take_file(
     cells = Cells.of(reader.schema, earlier=table.kinds is None)
     for batch, where in file.kind.batches(file, text, reader.columns, cells, spans, seen):
         try:
-            inputs, rows = read_inputs(table, reader, batch)
-            columns = rows.numerical, rows.categorical
-            absent = missing_features(*columns, inputs.numerical.shape[1])
-            shares.add(absent, inputs.without_id())
+            inputs, rows = read_inputs(table, reader, batch, shares)
             seen |= {_ANY_ROW} if batch.num_rows else set()
             inputs_of = partial(_inputs_of_batch, batch)
             yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
@@ -334,7 +340,5 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
 
 
 def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:
-    table = model.row_transform.table
-    if table is None:
-        raise ValueError(f"{model.path}: expected a model of tables, got one of logs")
-    return read_inputs(table, scoring_reader(table, labelled=False), batch)[0]
+    fitted = model.row_transform.fitted
+    return read_inputs(fitted, scoring_reader(fitted, labelled=False), batch)[0]

@@ -28,7 +28,7 @@ def predictor(listed):
 @pytest.fixture(scope="module")
 def inputs(listed, predictor):
     """The inputs of all rows, and their labels."""
-    table = predictor.transform.table
+    table = predictor.transform.fitted
     (batch,) = pq.read_table(listed.table).combine_chunks().to_batches()
     made, rows = read_inputs(table, scoring_reader(table, labelled=True), batch)
     return made, rows.labels.astype(np.float32)

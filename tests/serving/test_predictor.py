@@ -89,7 +89,7 @@ def test_the_checkpoint_alone_is_enough(trained, tmp_path):
     ("rows", "message"),
     [
         ("1\t2", "a list of rows, got one string"),
-        (["1\t2\t3", "1\tx"], "row 1, numerical 1: expected an integer.* got 'x'"),
+        (["1\t2\t3", "1\tx"], "row 1, column numerical 1: expected an integer.* got 'x'"),
         ([["1", "2"]], "row 0: expected 7 fields, got 2"),
         ([{"numerical 0": 1}], "row 0: no column 'numerical 1'"),
         (["\t".join("1" * 8)], "row 0: expected 7 fields, got 8"),
@@ -159,7 +159,7 @@ def test_a_bad_row_has_its_number_whatever_the_batch(trained):
     small.batch_size = 7
     rows = unlabelled(trained)[:40]
     rows[30] = "x" + rows[30]
-    with pytest.raises(ValueError, match="^row 30, numerical 0: expected an integer"):
+    with pytest.raises(ValueError, match="^row 30, column numerical 0: expected an integer"):
         small.predict(rows)
 
 

@@ -9,6 +9,7 @@ from dlrm.data.sources import native
 
 MAX_HEXADECIMAL_DIGITS = 16
 MAX_DECIMAL_DIGITS = 18  # so that every number fits int64
+MOST_DECIMAL = 10**MAX_DECIMAL_DIGITS  # greater than all such numbers
 _TAB, _RETURN = b"\t\r"
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.sources.columns import Coded, Parsed
+from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Coded, Parsed
 from dlrm.data.sources.csv_cells import BadCellError
 from dlrm.data.tables.columns import (
     Bad,
@@ -367,6 +367,9 @@ def _numbers(
                 f"expected a finite number, got {values[row]}" + hint * math.isnan(values[row])
             ),
         )
+    if field.type == "decimal":
+        bad = finite & ~missing & ((values != np.floor(values)) | (abs(values) >= MOST_DECIMAL))
+        found.add(name, bad, lambda row: f"expected {EXPECTED_INTEGER}, got {values[row]}")
     return Parsed(np.where(finite & ~missing, values, 0.0), missing)
 
 

@@ -156,7 +156,8 @@ class FieldKeys:
     def _hexadecimals(
         self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
     ) -> Parsed:
-        (keys, _), bad = read_hexadecimal(column)
+        padded = np.concatenate([column.data, np.zeros(8, np.uint8)])  # as Arrow's are not
+        (keys, _), bad = read_hexadecimal(column._replace(data=padded))
         for row in np.flatnonzero(bad & ~absent).tolist():
             problem = f"expected {EXPECTED_HEXADECIMAL}, got {column.text(row)!r}"
             if problems is None:

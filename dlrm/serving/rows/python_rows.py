@@ -10,19 +10,16 @@ import pyarrow as pa
 from dlrm.data.tables.columns import array_of_values
 from dlrm.data.tables.frames import is_frame
 from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import brief
-from dlrm.serving.rows.inputs import Inputs, RowError
-from dlrm.serving.rows.raw import PADDING, RowTransform, Text
-from dlrm.serving.rows.shares import Shares
-from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+from dlrm.serving.rows.inputs import RowError
+from dlrm.serving.rows.raw import RowTransform
 
 
 def frame_of(rows: Any, transform: RowTransform) -> Any:
     """Returns a table of Arrow with the fields that a model takes, from rows of any kind.
 
-    For a model of tables, a table in memory is returned as it is.
+    A table in memory is returned as it is.
 
     Args:
         rows: lines of text, sequences of fields, or mappings from names to fields; or a mapping
@@ -33,8 +30,8 @@ def frame_of(rows: Any, transform: RowTransform) -> Any:
         RowError: a row has a wrong number of fields, or an unexpected list.
         ValueError: a column is missing, or it is no row.
     """
-    names, table = transform.names, transform.table
-    if table is not None and is_frame(rows):
+    names, fitted = transform.names, transform.fitted
+    if is_frame(rows):
         return rows
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
@@ -45,43 +42,8 @@ def frame_of(rows: Any, transform: RowTransform) -> Any:
         columns = [[row[place] for row in cells] for place in range(len(names))]
     else:
         raise ValueError(f"rows: expected a list of rows, got {rows!r}")
-    if table is None:
-        texts = [pa.array(map(_bytes_of, one), pa.large_binary()) for one in columns]
-        return pa.table(texts, names)
-    lists, named = Cells.of(table.schema), zip(names, columns, strict=True)
-    return pa.table([_array_of(table, lists, *one) for one in named], names)
-
-
-class FrameReader:
-    """Reads batches of a table in memory as a model's inputs.
-
-    Args:
-        transform: transform of the model.
-        labelled: whether to read labels, which tables have.
-    """
-
-    def __init__(self, transform: RowTransform, labelled: bool) -> None:
-        self._transform, table = transform, transform.table
-        self._reader = None if table is None else scoring_reader(table, labelled)
-        self.columns = transform.names if self._reader is None else self._reader.columns
-
-    def read(self, batch: pa.RecordBatch, shares: Shares) -> tuple[Inputs, np.ndarray | None]:
-        """Returns inputs and labels of a batch, and counts its values.
-
-        Raises:
-            RowError: a value is unreadable; the message names row and column.
-            ValueError: a column has an unsupported type.
-        """
-        table = self._transform.table
-        if table is None or self._reader is None:
-            text = _text_of_columns(batch.columns)
-            inputs = self._transform(text)
-            shares.add(text.starts == text.ends, inputs.without_id())
-            return inputs, None
-        inputs, rows = read_inputs(table, self._reader, batch)
-        absent = missing_features(rows.numerical, rows.categorical, inputs.numerical.shape[1])
-        shares.add(absent, inputs.without_id())
-        return inputs, labels_of(rows)
+    lists, named = Cells.of(fitted.schema), zip(names, columns, strict=True)
+    return pa.table([_array_of(fitted, lists, *one) for one in named], names)
 
 
 def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
@@ -118,7 +80,7 @@ def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
     return [mapping[name] for name in names]
 
 
-def _array_of(table: Transform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
+def _array_of(fitted: Transform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
     """Returns values as an array of their type, or as texts if they have several."""
     kinds = set(map(type, cells))
     in_lists = name in lists.separators
@@ -126,7 +88,9 @@ def _array_of(table: Transform, lists: Cells, name: str, cells: Sequence[Any]) -
         cells = [_checked(name, row, cell, in_lists) for row, cell in enumerate(cells)]
     if in_lists and not kinds.isdisjoint((str, bytes)):  # as in CSV
         return lists.array(name, [_texts_in(cell) for cell in cells])
-    if table.kinds is not None:  # of earlier versions, all values were texts
+    if bytes in kinds:
+        cells = [cell.decode() if isinstance(cell, bytes) else cell for cell in cells]
+    if fitted.kinds is not None:  # of earlier versions, all values were texts
         with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
             return array_of_values(cells)
     if in_lists:
@@ -175,18 +139,3 @@ def _text_of(value: Any) -> str:
     if isinstance(value, float | np.floating) and float(value).is_integer():
         value = int(value)
     return str(value)
-
-
-def _bytes_of(value: Any) -> bytes:
-    return value if isinstance(value, bytes) else _text_of(value).encode()
-
-
-def _text_of_columns(columns: Sequence[pa.Array]) -> Text:
-    """Makes a `Text` from columns of bytes."""
-    flat = pa.concat_arrays(columns)
-    _, offsets, data = flat.buffers()
-    ends = np.frombuffer(offsets, np.int64)[flat.offset :][: len(flat) + 1]
-    shape = (len(columns), len(columns[0]))
-    padded = np.zeros(int(ends[-1]) + PADDING, np.uint8)
-    padded[: ends[-1]] = np.frombuffer(data or b"", np.uint8)[: ends[-1]]
-    return Text(padded, ends[:-1].reshape(shape), ends[1:].reshape(shape))

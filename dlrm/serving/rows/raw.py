@@ -98,9 +98,9 @@ class RowTransform:
         return [ids > 0 for ids in self.fitted.own_ids]
 
     @property
-    def table(self) -> Transform | None:
-        """Returns the transform of named columns; None for a log."""
-        return None if self.fitted.is_log else self.fitted
+    def table(self) -> Transform:
+        """Returns `fitted`; the name of earlier versions."""
+        return self.fitted
 
     @property
     def names(self) -> list[str]:

@@ -6,25 +6,35 @@ import numpy as np
 
 from dlrm.data.tables.rows import RowReader, Rows
 from dlrm.data.transform.cells import BadRowError
+from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.rows.shares import Shares
 
 
-def scoring_reader(table: Transform, labelled: bool, schema: Schema | None = None) -> RowReader:
+def scoring_reader(fitted: Transform, labelled: bool, schema: Schema | None = None) -> RowReader:
     """Returns a reader of the columns that a model takes, and of labels if there are any.
 
     Args:
-        table: transform of the model.
+        fitted: transform of the model.
         labelled: whether to read labels.
         schema: the model's schema, to read its weight, groups and time as well; None for none.
     """
-    known = table.known_labels
-    return RowReader(schema or table.schema, labelled, known, schema is None, table)
+    known = fitted.known_labels
+    return RowReader(schema or fitted.schema, labelled, known, schema is None, fitted)
 
 
-def read_inputs(table: Transform, reader: RowReader, batch: Any) -> tuple[Inputs, Rows]:
+def read_inputs(
+    fitted: Transform, reader: RowReader, batch: Any, shares: Shares | None = None
+) -> tuple[Inputs, Rows]:
     """Returns a model's inputs from an Arrow batch, and its rows by the schema.
+
+    Args:
+        fitted: transform of the model.
+        reader: reads the batch.
+        batch: rows of a table.
+        shares: counts the values that the transform knows.
 
     Raises:
         RowError: a value is unreadable; the message names row and column.
@@ -34,10 +44,14 @@ def read_inputs(table: Transform, reader: RowReader, batch: Any) -> tuple[Inputs
     if bad:
         raise RowError(bad[0].row, f", column {bad[0].column}: {bad[0].problem}")
     try:
-        numerical, ids, _ = table.apply(rows.numerical, rows.categorical)
+        numerical, ids, _ = fitted.apply(rows.numerical, rows.categorical)
     except BadRowError as error:
         raise RowError(error.row, f", column {error.column}: {error.problem}") from None
-    return Inputs.of_columns(numerical, ids), rows
+    inputs = Inputs.of_columns(numerical, ids)
+    if shares is not None:
+        absent = missing_features(rows.numerical, rows.categorical, numerical.shape[1])
+        shares.add(absent, inputs.without_id())
+    return inputs, rows
 
 
 def labels_of(rows: Rows) -> np.ndarray | None:
