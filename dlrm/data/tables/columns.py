@@ -105,6 +105,10 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
     except OverflowError:
         array = pa.array(values, pa.uint64(), from_pandas=True)
     kind = array.type
+    if pa.types.is_float16(kind):  # whose NaN Arrow cannot find
+        array, kind = array.cast(pa.float32()), pa.float32()
+    if pa.types.is_floating(kind):  # of which Arrow keeps the NaN of numpy
+        return pc.if_else(pc.is_nan(array), pa.scalar(None, kind), array)
     if pa.types.is_temporal(kind):
         # Arrow takes the first value's type for all, cutting times off and zones.
         there = [
