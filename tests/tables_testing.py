@@ -13,7 +13,7 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.tables.division import Division
+from dlrm.preproc.stages.division import Division
 from dlrm.preproc.tables.options import TableOptions
 
 

@@ -30,10 +30,11 @@ from dlrm.preproc.execution.choice import ENGINES, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.work_folder import open_work_folder, shared_folders
 from dlrm.preproc.logs import pipeline
-from dlrm.preproc.logs.options import HALVES, Options
+from dlrm.preproc.logs.options import HALVES, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
+from dlrm.preproc.stages.options import BAD_LINES, ORDERINGS
 from dlrm.preproc.stages.pipeline import input_facts
-from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS, QUARANTINE, Run
+from dlrm.preproc.stages.stage import QUARANTINE, Run
 from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 
 DATASET = "binary_dataset"
@@ -219,8 +220,8 @@ def _engine(flags: argparse.Namespace, output: Path) -> AbstractContextManager[E
     )
 
 
-def _options(flags: argparse.Namespace) -> Options:
-    return Options(
+def _options(flags: argparse.Namespace) -> LogOptions:
+    return LogOptions(
         log_format=LogFormat(flags.num_numerical, flags.num_categorical),
         frequency_limit=flags.frequency_limit,
         numeric_transform=flags.numeric_transform,
@@ -283,7 +284,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         __doc__, "python -m dlrm.preproc.prepare_logs" if __name__ == "__main__" else None
     )
     add = parser.add_argument
-    default = Options()
+    default = LogOptions()
     add("--mode", choices=_MODES, default="prepare", help="task to perform (default prepare)")
     add("--input_folder", type=Path, help="directory of day_0, day_1, ..., or of train.txt")
     add("--input_file", type=Path, help="generate_models, transform: one file instead of days")

@@ -18,7 +18,7 @@ from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, 
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import InlineEngine, TaskError
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.tables.division import Division
+from dlrm.preproc.stages.division import Division
 from dlrm.preproc.tables.options import TableOptions
 
 _INLINE_BYTES = 64 << 20  # bytes of input below which starting processes does not pay off

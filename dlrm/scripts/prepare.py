@@ -27,9 +27,9 @@ from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
+from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.options import BAD_LINES, ORDERINGS
 from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
-from dlrm.preproc.tables.division import Division
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common import spark_flags, table_flags
 from dlrm.scripts.common.command import no_arguments, run_command

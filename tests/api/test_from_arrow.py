@@ -16,7 +16,7 @@ from dlrm.data.tables.frames import GROUP_ROWS, open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.execution.engines import InlineEngine, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.tables.division import Division
+from dlrm.preproc.stages.division import Division
 from dlrm.preproc.tables.options import TableOptions
 
 ROWS = GROUP_ROWS + 5000  # two row groups

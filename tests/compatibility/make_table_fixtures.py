@@ -23,7 +23,7 @@ from make_fixtures import ROOT, build, call, expect_rows, expect_run
 from observations import answers, measures_of_files, scores_in_memory, scores_of_files
 
 import dlrm
-from dlrm.preproc.tables.division import Division
+from dlrm.preproc.stages.division import Division
 from dlrm.train.checkpoints.directory import best_checkpoint
 
 ROWS = 300

@@ -20,7 +20,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.manifest import read_manifest
 from dlrm.preproc import convert_to_binary, convert_to_parquet
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.tables.division import Division
+from dlrm.preproc.stages.division import Division
 from dlrm.preproc.tables.options import TableOptions
 
 convert = convert_to_parquet.convert_to_parquet

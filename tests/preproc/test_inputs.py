@@ -185,17 +185,19 @@ def test_quarantine_leaves_bad_lines_out_and_says_why(days, tmp_path, capsys):
         for name in ("day_0", "day_2")
         for line in (dataset / "quarantine" / f"{name}.tsv").read_text().splitlines()
     ]
-    assert [(int(number), text) for number, _, text in rows] == list(
-        zip([101, 102, 8, 9], BAD, strict=True)
-    )
+    places = [("day_0", 101), ("day_0", 102), ("day_2", 8), ("day_2", 9)]
+    assert [(place, text) for place, _, text in rows] == [
+        (f"{raw / name}, line {number}", bad)
+        for (name, number), bad in zip(places, BAD, strict=True)
+    ]
     assert rows[3][1] == "column 4 (categorical 1): expected up to 16 hexadecimal digits, got 'zz'"
     report = json.loads((dataset / "report.json").read_text())
-    assert report["lines_rejected"] == {"day_0.tsv": 2, "day_1.tsv": 0, "day_2.tsv": 2}
-    assert "4 lines" in capsys.readouterr().out
+    assert report["rows_quarantined"] == [{"file": f"day {i}", "rows": 2} for i in (0, 2)]
+    assert "4 rows" in capsys.readouterr().out
     arguments[-2] = "--max_bad_lines=0.004"
     line = fails(capsys, raw, tmp_path / "other", *arguments)
-    assert "4 of 911 lines cannot be read, a share above --max_bad_lines 0.004" in line
-    assert f"{raw / 'day_0'}: line 101, column 0 (label)" in line
+    assert "4 of 911 rows cannot be read, a share above --max_bad_lines 0.004" in line
+    assert f"{raw / 'day_0'}, line 101, column 0 (label)" in line
 
 
 class Wellformed(HTMLParser):
@@ -222,9 +224,10 @@ def test_report_says_what_was_in_the_logs(tmp_path):
     limits = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=2"]
     dataset = prepared(raw, tmp_path / "out", *limits, "--dictionary_days=0-0")
     report = json.loads((dataset / "report.json").read_text())
-    assert report["days"] == [
-        {"day": 0, "rows": 100, "clicks": 25, "click_through_rate": 0.25},
-        {"day": 1, "rows": 40, "clicks": 0, "click_through_rate": 0.0},
+    assert report["sliced_by"] == "day"
+    assert report["slices"] == [
+        {"slice": "day 0", "rows": 100, "positives": 25, "positive_rate": 0.25},
+        {"slice": "day 1", "rows": 40, "positives": 0, "positive_rate": 0.0},
     ]
     assert [s["rows"] for s in report["splits"].values()] == [100, 20, 20]
     assert [s["values_raised_to_1"] for s in report["splits"].values()] == [0, 10, 10]
@@ -241,12 +244,19 @@ def test_report_says_what_was_in_the_logs(tmp_path):
     assert a["values_without_id"] == {"train": 0, "test": 0.45, "validation": 0.5}
     assert b["values_without_id"] == {"train": 1, "test": None, "validation": None}
     assert b["missing"] == {"train": 0, "test": 1, "validation": 1}
-    assert a["drift"][0] == c["drift"][0] == c["drift"][1] == 0
-    assert a["drift"][1] > 0.25
+    drifts = [feature["drift"]["slices"] for feature in (a, b, c)]
+    assert drifts[0][0] == drifts[2][0] == drifts[2][1] == 0
+    assert drifts[0][1] > 0.25
     page = Wellformed()
     text = (dataset / "report.html").read_text()
     page.feed(text)
-    for shown in ("140 rows of 2 days", ">45.00 %</td>", "<td>–</td>", "Rows, up to 100"):
+    for shown in (
+        "140 rows, ",
+        "The last day is held out",
+        ">45.00 %</td>",
+        "<td>–</td>",
+        "Rows, up to 100",
+    ):
         assert shown in text
     assert page.open == []
     assert {"table", "caption", "details"} <= page.seen

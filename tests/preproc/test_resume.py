@@ -17,7 +17,7 @@ from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
 from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
-from dlrm.preproc.logs.options import Options
+from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.stages.pipeline import input_facts
 from dlrm.preproc.stages.stage import Run
@@ -38,7 +38,7 @@ class Inline:
 
 
 def prepare(engine, raw, output, restart=False, replace=True, **options):
-    options = Options(frequency_limit="1", **options)
+    options = LogOptions(frequency_limit="1", **options)
     days = find_days(raw)
     facts = options.facts() | input_facts(days)
     with open_work_folder(output / "dataset", facts, replace, restart) as work:

@@ -15,7 +15,7 @@ from dlrm.documents import read_json
 from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery, _version
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.tables.division import Division
+from dlrm.preproc.stages.division import Division
 from dlrm.preproc.tables.options import TableOptions
 
 ROWS = 3000

@@ -17,9 +17,9 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.column_statistics import Periods, Statistics, ends_of_bin
-from dlrm.preproc.tables.division import Division
+from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.report_facts import shortest
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.preproc.tables.report import shortest
 
 DAY = 86_400_000_000
 NASTY = "<b>&amp; a name that is much longer than a phone is wide, of forty words or so"

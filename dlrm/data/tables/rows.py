@@ -4,7 +4,7 @@ Each distinct value is converted once: a column is read as indices of its distin
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -61,9 +61,9 @@ class Rows(NamedTuple):
     """
 
     labels: np.ndarray | None
-    numerical: list[Parsed]
-    categorical: list[Column]
-    texts: list[pa.Array | None]
+    numerical: Sequence[Parsed]
+    categorical: Sequence[Column]
+    texts: Sequence[pa.Array | None]
     extra: dict[str, np.ndarray]
 
     def take(self, rows: np.ndarray) -> "Rows":

@@ -1,52 +1,54 @@
-"""Stages of preprocessing with any engine, from raw logs to a complete dataset.
+"""The stages that turn raw logs into a dataset, on any engine.
 
     unpack      compressed files, if there are any
     cut         one file into days of equally many lines, if there is one file
-    count       read every line once: rows, the count of each value, unreadable lines
-    dictionary  merge the counts, and give ids to the values that are frequent enough
-    transform   read every line once more and write rows; those to be shuffled go into buckets
-    shuffle     sort each bucket and write its rows
-    describe    the report, the files that describe the dataset, and their checksums
 
-Every finished task leaves a file, and every finished stage a marker, in a `WorkFolder`.
+Those of `dlrm.preproc.stages.pipeline` follow. Every finished task leaves a file, and every
+finished stage a marker, in a `WorkFolder`.
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.transform.dictionaries import dictionary_path, load_dictionary
+from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import Transform
+from dlrm.limits import MAX_TASKS
 from dlrm.manifest import write_manifest
-from dlrm.preproc.logs import report
-from dlrm.preproc.logs.counted_splits import (
-    counted_splits,
-    num_rows,
-    numbered_splits,
+from dlrm.preproc.logs.options import LogOptions
+from dlrm.preproc.logs.raw_log import (
+    SUFFIXES,
+    Day,
+    Split,
+    count_lines,
+    number_rows,
+    split_days,
+    start_of_line,
+    unpack,
 )
-from dlrm.preproc.logs.raw_log import Split
 from dlrm.preproc.logs.source import LogSource
-from dlrm.preproc.stages.dictionary_merge import (
-    CountedColumn,
-    write_lookups,
-)
+from dlrm.preproc.stages.dictionary_merge import write_lookups
+from dlrm.preproc.stages.division import DROPPED, TEST, TRAIN, VALIDATION, Divider, Ranges
 from dlrm.preproc.stages.pipeline import (
-    finish_dataset,
-    fit_counted,
-    metadata_of,
+    count,
+    fit,
+    quarantine,
     shared_out,
     transform,
+    write_dataset,
 )
-from dlrm.preproc.stages.report import write
+from dlrm.preproc.stages.report_facts import Files
 from dlrm.preproc.stages.shuffle_files import remove_unfinished
 from dlrm.preproc.stages.source import Target
 from dlrm.preproc.stages.stage import Run
 
 UNLABELLED = "unlabelled"
+_SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless given
+_SPLITS_PER_CORE = 4
+_COUNT_BUCKET_BYTES = 256 << 20  # of text
+_NOTE = "The last day is held out: its first half is test, the rest validation. "
 
 
 def prepare(
@@ -58,7 +60,7 @@ def prepare(
     test/, the others validation/.
 
     Args:
-        run: the engine, the folder and the options.
+        run: the engine, the folder and the options, which are `LogOptions`.
         files: one file per day; or one for all days, with `num_days`.
         num_days: number of days of equally many lines to cut a single file into.
         unlabelled: a log without labels to transform as well.
@@ -70,74 +72,142 @@ def prepare(
     """
     if (facts := run.work.result("described")) is not None:
         return facts
-    splits = counted_splits(run, files, num_days)
-    last_day = splits[-1].day
-    train_rows, all_rows = num_rows(splits, 0, last_day - 1), num_rows(splits)
+    splits, counted = _counted_days(run, files, num_days)
+    last_day, all_rows = splits[-1].day, sum(split.rows for split in splits)
+    train_rows = sum(split.rows for split in splits if split.day < last_day)
     if not all_rows:
         raise ValueError("the input has no line that can be read; expected one or more")
     half = train_rows + (all_rows - train_rows) // 2
-    fit(run, splits, run.work.output / layout.TRANSFORM)
-    shuffled = run.options.output_ordering == "total_random"
-    edges = (0, train_rows, half, all_rows)
-    targets = [
-        Target(name, first, last, shuffled and name == "train")
-        for name, first, last in zip(layout.SPLITS, edges, edges[1:], strict=False)
+    divider = Ranges((0, train_rows, half, all_rows), (TRAIN, TEST, VALIDATION))
+    source = LogSource(run.options.schema, run.options.log_format)
+    days = Files([f"day {day}" for day in range(last_day + 1)], "day", _NOTE)
+    rows = divider.count(splits)
+    more = None if unlabelled is None else partial(_transform_unlabelled, run, unlabelled)
+    return write_dataset(run, source, divider, splits, counted, rows, days, more=more)
+
+
+def _counted_days(
+    run: Run, files: Sequence[Path], num_days: int | None
+) -> tuple[list[Split], list[dict[str, Any]]]:
+    """Unpacks and cuts the input, and reads every line once."""
+    options: LogOptions = run.options
+    days = _unpacked(run, files, "input")
+    if num_days is not None:
+        (day,) = days
+        days = _cut(run, day, num_days)
+    splits = _splits(run, "count", days)
+    first, last = options.dictionary_days or (0, len(days) - 1)
+    if not 0 <= first <= last < len(days):
+        raise ValueError(
+            f"--dictionary_days {first}-{last}: expected days within 0-{len(days) - 1}"
+        )
+    fits = [TRAIN if first <= day <= last else TEST for day in range(len(days))]
+    divider = Divider(options.division, options.schema, 0, fits)
+    source = LogSource(options.schema, options.log_format)
+    counted = count(run, source, divider, splits, bucket_bytes=_COUNT_BUCKET_BYTES)
+    splits = number_rows(splits, counted)
+    quarantine(run, splits, counted)
+    return splits, counted
+
+
+def _numbered(run: Run, name: str, files: Sequence[Path], log_format: LogFormat) -> list[Split]:
+    """Unpacks the input and reads every line once, only to count rows."""
+    splits = _splits(run, name, _unpacked(run, files, name))
+    divider = Divider(run.options.division, run.options.schema, 0)
+    source = LogSource(run.options.schema, log_format)
+    counted = count(run, source, divider, splits, f"{name} count")
+    splits = number_rows(splits, counted)
+    quarantine(run, splits, counted)
+    return splits
+
+
+def _unpacked(run: Run, files: Sequence[Path], name: str) -> list[Day]:
+    """Returns the days of the files, with compressed ones unpacked into the work folder."""
+    packed = [path for path in files if path.suffix in SUFFIXES]
+    paths = {path: path for path in files}
+    if packed:
+        folder = run.work.folder(f"{name}.unpacked")
+        paths |= {path: folder / path.stem for path in packed}
+        with run.stage("unpack") as stage:
+            sizes = [path.stat().st_size for path in packed]
+            items = [(str(path), str(paths[path])) for path in packed]
+            unpacked = stage.tasks(f"{name}.unpack", _unpack, items, sizes)
+            stage.size = sum(result["bytes"] for result in unpacked)
+    return [
+        Day(str(paths[path].resolve()), 0, paths[path].stat().st_size, str(path)) for path in files
     ]
-    totals = transform(run, splits, targets, LogSource(run.options.log_format))
-    if unlabelled is not None:
-        totals |= _transform_unlabelled(run, unlabelled)
-    return _describe(run, splits, totals)
 
 
-def fit(run: Run, splits: Sequence[Split], directory: Path) -> None:
-    """Makes dictionaries from the counts, and writes a transform."""
-    shape, limit = run.options.log_format, run.options.parse_limit()
-    first, last = run.options.dictionary_days or (0, splits[-1].day)
-    counted = [i for i, split in enumerate(splits) if first <= split.day <= last]
-    columns = [CountedColumn(limit=limit.of(i)) for i in range(shape.num_categorical)]
-    rows = num_rows(splits, first, last)
-    sizes = fit_counted(run, counted, rows, columns, directory)
-    keys = [load_dictionary(dictionary_path(directory, i), size) for i, size in enumerate(sizes)]
-    rule = run.options.numeric_transform
-    Transform.from_logs(shape.num_numerical, keys, rule, limit).save_facts(directory)
+def _unpack(item: tuple[str, str]) -> dict[str, Any]:
+    return unpack(*item)
+
+
+def _cut(run: Run, day: Day, num_days: int) -> list[Day]:
+    """Cuts a file into days of equally many lines; the first days get one more for a remainder."""
+    with run.stage("cut") as stage:
+        chunks = _splits(run, "cut", [day])
+        sizes = [chunk.size for chunk in chunks]
+        lines = [r["lines"] for r in stage.tasks("cut", _count_lines, chunks, sizes)]
+        total, stage.size = sum(lines), sum(sizes)
+        if total < num_days:
+            raise ValueError(
+                f"{day.source}: expected {num_days} lines or more, one a day (--num_days), got "
+                f"{total}"
+            )
+        edges = [0]
+        for number in range(1, num_days):
+            line = number * (total // num_days) + min(number, total % num_days)
+            chunk = 0
+            while line >= lines[chunk]:
+                line -= lines[chunk]
+                chunk += 1
+            edges.append(start_of_line(chunks[chunk], line))
+        edges.append(day.end)
+    return [day._replace(begin=a, end=b) for a, b in zip(edges, edges[1:], strict=False)]
+
+
+def _count_lines(split: Split) -> dict[str, Any]:
+    return {"lines": count_lines(split)}
+
+
+def _splits(run: Run, name: str, days: Sequence[Day]) -> list[Split]:
+    """Cuts days into splits: those of a resumed run, or new ones."""
+    stored = run.work.result(f"{name}.splits")
+    if stored is None:
+        smallest, largest = _SPLIT_BYTES
+        text = sum(day.end - day.begin for day in days)
+        if run.options.split_bytes and text > MAX_TASKS * run.options.split_bytes:
+            least = -(-text // MAX_TASKS)
+            raise ValueError(
+                f"--split_bytes {run.options.split_bytes}: expected {least} or more, "
+                f"which cuts {text} bytes of logs into {MAX_TASKS} tasks"
+            )
+        even = text // (_SPLITS_PER_CORE * run.engine.cores)
+        split_bytes = run.options.split_bytes or min(max(even, smallest), largest)
+        stored = [asdict(split) for split in split_days(days, split_bytes)]
+        run.work.finish(f"{name}.splits", stored)
+    return [Split(**split) for split in stored]
 
 
 def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:
     """Transforms a log without labels, in the order of its lines."""
     log_format = replace(run.options.log_format, labelled=False)
-    splits = numbered_splits(run, UNLABELLED, [path], log_format)
-    target = Target(UNLABELLED, 0, num_rows(splits), labelled=False)
-    return transform(run, splits, [target], LogSource(log_format), UNLABELLED)
-
-
-def _describe(
-    run: Run, splits: Sequence[Split], totals: dict[str, dict[str, int]]
-) -> dict[str, Any]:
-    """Writes the files that describe a dataset; the manifest last."""
-    output, options = run.work.output, run.options
-    fitted = Transform.load(output / layout.TRANSFORM)
-    spec = None
-    if options.output_format == "split_binary":
-        spec = FeatureSpec.default(
-            output,
-            fitted.num_numerical,
-            fitted.cardinalities,
-            layout.SPLITS,
-            metadata=metadata_of(totals, layout.SPLITS),
-        )
-    with run.stage("describe"):
-        if options.report:
-            write(output, report.log_facts(run, splits, fitted, totals))
-        return finish_dataset(run, spec, totals, fitted.cardinalities, layout.SPLITS)
+    splits = _numbered(run, UNLABELLED, [path], log_format)
+    rows = sum(split.rows for split in splits)
+    target, divider = Target(UNLABELLED, rows, labelled=False), Ranges((0, rows), (TRAIN,))
+    source = LogSource(run.options.schema, log_format)
+    counts = divider.count(splits)[:, :1]
+    return transform(run, splits, [target], source, divider, counts, UNLABELLED)
 
 
 def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> None:
     """Fits a transform only, as `--mode generate_models` does."""
     if run.work.result("described") is None:
-        splits = counted_splits(run, files, num_days)
-        fit(run, splits, run.work.output)
+        splits, counted = _counted_days(run, files, num_days)
+        fit(run, counted, run.work.output)
         remove_unfinished(run.work.output)
-        write_manifest(run.work.output, "transform", rows=num_rows(splits))
+        rows = sum(split.rows for split in splits)
+        write_manifest(run.work.output, "transform", rows=rows)
         run.work.finish_output(True)
 
 
@@ -163,8 +233,8 @@ def transform_days(
     if (totals := run.work.result("described")) is not None:
         return totals
     run.work.output.mkdir(exist_ok=True)
-    splits = numbered_splits(run, "input", files, replace(shape, labelled=labelled))
-    rows = num_rows(splits)
+    splits = _numbered(run, "input", files, replace(shape, labelled=labelled))
+    rows = sum(split.rows for split in splits)
     first = rows // 2 if half == "second" else 0
     last = rows // 2 if half == "first" else rows
     with run.stage("dictionary") as stage:
@@ -172,12 +242,15 @@ def transform_days(
             write_lookups, transform=str(directory), folder=str(run.work.folder("lookups"))
         )
         stage.tasks("lookups", task, shared_out(range(shape.num_categorical)))
-    target = Target("", first, last, options.output_ordering == "total_random", labelled)
-    used = [
-        split for split in splits if split.first_row < last and split.first_row + split.rows > first
-    ]
-    source = LogSource(replace(shape, labelled=labelled))
-    totals = transform(run, used, [target], source, directory=directory)[""]
+    divider = Ranges((0, first, last, rows), (DROPPED, TRAIN, DROPPED))
+    counts = divider.count(splits)[:, :1]
+    used = [split for split, (some,) in zip(splits, counts.tolist(), strict=True) if some]
+    shuffled = options.output_ordering == "total_random"
+    target = Target("", last - first, shuffled=shuffled, labelled=labelled)
+    source = LogSource(options.schema, replace(shape, labelled=labelled))
+    totals = transform(
+        run, used, [target], source, divider, counts[counts[:, 0] > 0], directory=directory
+    )[""]
     remove_unfinished(run.work.output)
     write_manifest(run.work.output, "split", rows=target.rows)
     run.work.finish_output(totals)

@@ -40,6 +40,7 @@ class Split:
         day: index of the day.
         first_row, rows: position and number of its rows among all days; set by `number_rows`.
         crc: CRC-32 of its lines when they were counted, which later reads verify; None if unknown.
+        first_line: number of the file's lines before it, including those that were left out.
     """
 
     path: str
@@ -50,6 +51,16 @@ class Split:
     first_row: int = -1
     rows: int = -1
     crc: int | None = None
+    first_line: int = 0
+
+    @property
+    def file(self) -> int:
+        """Number of the day's file."""
+        return self.day
+
+    def where(self, row: int) -> str:
+        """Returns the location of a line, given its index among the lines of the split."""
+        return f"{self.source}, line {self.first_line + row + 1}"
 
     @property
     def size(self) -> int:
@@ -59,18 +70,6 @@ class Split:
 
 class BadLineError(ValueError):
     """An unreadable line; the message names file, line and column."""
-
-
-class Block(NamedTuple):
-    """Some lines of a split; `first_row` is the index of the first one in the split."""
-
-    first_row: int
-    lines: Lines
-
-    @property
-    def rows(self) -> int:
-        """Number of lines."""
-        return len(self.lines.labels)
 
 
 def find_days(
@@ -157,12 +156,15 @@ def split_days(days: Sequence[Day], split_bytes: int) -> list[Split]:
     return splits
 
 
-def number_rows(splits: Sequence[Split], rows: Sequence[int]) -> list[Split]:
-    """Returns splits with the number of their rows and of the rows before."""
-    numbered, first = [], 0
-    for split, count in zip(splits, rows, strict=True):
-        numbered.append(replace(split, first_row=first, rows=count))
-        first += count
+def number_rows(splits: Sequence[Split], counted: Sequence[dict[str, Any]]) -> list[Split]:
+    """Returns splits with what was counted: rows, the rows before, and the checksum."""
+    numbered, first_row, lines = [], 0, dict[str, int]()
+    for split, one in zip(splits, counted, strict=True):
+        rows, first_line = sum(one["rows"]), lines.get(split.source, 0)
+        places = {"first_row": first_row, "rows": rows, "first_line": first_line}
+        numbered.append(replace(split, crc=one["crc"], **places))
+        first_row += rows
+        lines[split.source] = first_line + rows + len(one["rejected"])
     return numbered
 
 
@@ -204,8 +206,8 @@ def read_blocks(
     log_format: LogFormat,
     rejected: list[Rejected] | None = None,
     crcs: list[int] | None = None,
-) -> Iterator[Block]:
-    """Yields the lines of a split, a few megabytes at a time.
+) -> Iterator[tuple[int, Lines]]:
+    """Yields lines of a split, a few megabytes at a time, and the index of the first one.
 
     Args:
         split: split to read.
@@ -230,7 +232,7 @@ def read_blocks(
             while text:
                 lines, bad_at = parse_lines(text, log_format)
                 if len(lines.labels):
-                    yield Block(rows, lines)
+                    yield rows, lines
                     rows += len(lines.labels)
                 if bad_at is None:
                     break

@@ -30,31 +30,12 @@ from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
-from dlrm.preproc.stages.source import Rejected, Source
 
 _SORTED_AT_ONCE = 1 << 22
 
 
-class CountJob(NamedTuple):
-    """The arguments of `count_split` besides its split."""
-
-    source: Source
-    folder: str  # for the counts
-    buckets: int
-    quarantine: bool
-
-
-def count_split(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
-    """Reads a split once: its rows, the unreadable ones, and the count of each value."""
-    number, split = item
-    rejected: list[Rejected] | None = [] if job.quarantine else None
-    facts, columns = job.source.count(split, rejected)
-    if columns is not None:
-        _write_counts(Path(job.folder, str(number)), columns, job.buckets)
-    return facts | {"rejected": rejected or []}
-
-
-def _write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
+def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
+    """Writes the counts of columns by buckets of their values."""
     owners = [bucket_of(spread(column.keys), buckets) for column in columns]
     contents, counts = [], np.zeros((buckets, len(columns), 4), np.int64)
     for bucket in range(buckets):

@@ -1,15 +1,17 @@
 """The stages that all sources share, on any engine.
 
-    dictionary  merge the counts, and give ids to the values that are frequent enough
+    count       read every row once: its split, values of fields, statistics to fit, bad rows
+    dictionary  merge the counts, give ids to values and find the edges of bins
     transform   read every row again and write it; rows to be shuffled go into buckets
     shuffle     sort each bucket and write its rows
-    describe    write the files that describe the dataset, and their checksums
+    describe    write the report, the files that describe the dataset, and their checksums
 
 Every finished task leaves a file, and every finished stage a marker, in a `WorkFolder`.
 """
 
 import shutil
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,20 +20,33 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.tables.rows import extra_dtypes
+from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.encodings import Encoded
+from dlrm.data.transform.numbers import Fitted, Sums
+from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import NUMBER, TEXT, canonical_text
 from dlrm.manifest import checksum
 from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.stages import report_facts as report
 from dlrm.preproc.stages.column_statistics import Periods
+from dlrm.preproc.stages.counting import CountJob, count_part, counted_columns
 from dlrm.preproc.stages.dictionary_merge import (
     CountedColumn,
     FitJob,
     fit_columns,
     merge_bucket,
 )
+from dlrm.preproc.stages.division import TRAIN, Divider, Division, Ranges
+from dlrm.preproc.stages.report import write
 from dlrm.preproc.stages.shuffle_files import bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.stages.source import Source, Target
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import QUARANTINE, Run
 from dlrm.preproc.stages.tasks import Job, create_files, transform_split, write_bucket
 
+_MOST_NEGATIVES = 100  # labels other than the positive one that the transform keeps
+_MOST_LISTED = 10
 _BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
 _BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
 _GROUPS = 12
@@ -59,6 +74,283 @@ def count_buckets(run: Run, size: int, bucket_bytes: int) -> int:
         buckets = max(run.engine.cores, -(-size // bucket_bytes))
         run.work.finish("count.buckets", buckets)
     return buckets
+
+
+def count(
+    run: Run,
+    source: Source,
+    divider: Divider | Ranges,
+    parts: Sequence[Any],
+    name: str = "count",
+    bucket_bytes: int | None = None,
+) -> list[dict[str, Any]]:
+    """Reads every row once; returns the results of `count_part`.
+
+    Args:
+        run: the engine, the folder and the options.
+        source: reads the parts.
+        divider: assigns rows to splits.
+        parts: the parts.
+        name: name of the stage.
+        bucket_bytes: see `count_buckets`; None counts rows only.
+    """
+    sizes = [part.size for part in parts]
+    folder = None if bucket_bytes is None else str(run.work.folder("counts"))
+    buckets = 1 if bucket_bytes is None else count_buckets(run, sum(sizes), bucket_bytes)
+    with run.stage(name) as stage:
+        options = run.options
+        job = CountJob(source, divider, folder, buckets, options.quarantine, options.seed)
+        items = list(enumerate(parts))
+        counted = stage.tasks(name.replace(" ", "."), partial(count_part, job=job), items, sizes)
+        stage.rows, stage.size = sum(sum(one["rows"]) for one in counted), sum(sizes)
+    return counted
+
+
+def quarantine(run: Run, parts: Sequence[Any], counted: Sequence[dict[str, Any]]) -> None:
+    """Writes the rows that were left out, one file per source; refuses if they are too many.
+
+    A line has the location of the row, the reason, and its text.
+    """
+    if not run.options.quarantine:
+        return
+    rejected = [one["rejected"] for one in counted]
+    bad = sum(map(len, rejected))
+    total = bad + sum(sum(one["rows"]) + one["dropped"] for one in counted)
+    if bad > run.options.max_bad_lines * total:
+        part, rows = next((p, r) for p, r in zip(parts, rejected, strict=True) if r)
+        raise TaskError(
+            f"{bad} of {total} rows cannot be read, a share above --max_bad_lines "
+            f"{run.options.max_bad_lines}; the first: {part.where(rows[0][0])}, {rows[0][1]}"
+        )
+    folder = run.work.output / QUARANTINE
+    folder.mkdir(parents=True, exist_ok=True)
+    texts: dict[str, list[str]] = {}
+    for part, rows in zip(parts, rejected, strict=True):
+        lines = texts.setdefault(part.source, [])
+        lines += [f"{part.where(row)}\t{why}\t{text}\n" for row, why, text in rows]
+    known = Counter(Path(source).name for source in texts)
+    for number, (source, lines) in enumerate(texts.items()):
+        name = Path(source).name
+        name = f"{number}.{name}" if known[name] > 1 else name
+        (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
+    run.say(f"{'quarantined:':<12}{bad:>14,} rows")
+
+
+def write_dataset(
+    run: Run,
+    source: Source,
+    divider: Divider | Ranges,
+    parts: Sequence[Any],
+    counted: Sequence[dict[str, Any]],
+    rows: np.ndarray,
+    files: report.Files,
+    columns: Sequence[str] = (),
+    origin: dict[str, Any] | None = None,
+    more: Callable[[], dict[str, dict[str, int]]] | None = None,
+) -> dict[str, Any]:
+    """Fits the transform to counted rows, and writes the dataset.
+
+    Args:
+        run: the engine, the folder and the options.
+        source: reads the parts.
+        divider: assigns rows to splits.
+        parts: the parts, with the checksums of the first reading.
+        counted: the results of `count`.
+        rows: rows of each part in each split, int `[parts, 3]`.
+        files: names of the files, for the report.
+        columns: names of all columns of a CSV; none for others.
+        origin: origin of the rows, for the manifest, if files do not tell it.
+        more: transforms further rows, once there is a transform, and returns their totals.
+
+    Returns:
+        Cardinalities, `totals` of each split, and `labels` with their counts.
+    """
+    options, output = run.options, run.work.output
+    negatives = negatives_of(options.schema, counted)
+    _check_splits(rows.sum(axis=0), divider.required, options.division)
+    fitted = fit(run, counted, output / layout.TRANSFORM, columns, negatives)
+    given = {0, 1, *divider.splits, *np.flatnonzero(rows.sum(axis=0)).tolist()}
+    places = sorted(given)
+    names = [layout.SPLITS[place] for place in places]
+    ids = np.array([one["ids"] for one in counted], np.int64)[:, places]  # of list fields
+    rows = rows[:, places]
+    shuffled = options.output_ordering == "total_random"
+    targets = [
+        Target(
+            layout.SPLITS[place],
+            int(rows[:, i].sum()),
+            place,
+            shuffled and place == TRAIN,
+            num_ids=tuple(ids[:, i].sum(axis=0).tolist()),
+        )
+        for i, place in enumerate(places)
+    ]
+    periods = report.periods_of(counted, fitted.num_numerical) if options.report else None
+    totals = transform(
+        run,
+        parts,
+        targets,
+        source,
+        divider,
+        rows,
+        extra=extra_dtypes(options.schema),
+        ids=ids,
+        periods=periods,
+    )
+    totals |= more() if more is not None else {}
+    with run.stage("describe"):
+        if options.report:
+            write(output, report.facts(run, files, parts, counted, periods, fitted, totals))
+        labels = label_counts(counted)
+        spec = _specification(run, fitted, totals, names)
+        return finish_dataset(run, spec, totals, fitted.cardinalities, names, origin, labels=labels)
+
+
+def _check_splits(rows: np.ndarray, splits: Sequence[int], division: Division) -> None:
+    """Raises ValueError if there is no training row, or if a requested split is empty."""
+    for place in splits:
+        if not rows[place]:
+            flags = ", ".join(
+                f"--{name} {value}"
+                for name, value in vars(division).items()
+                if value and name not in ("seed", "keep_negatives")
+            )
+            raise ValueError(
+                f"no row is {layout.SPLITS[place]}, of {int(rows.sum())} rows"
+                + (f" ({flags})" if flags else "")
+            )
+
+
+def _specification(
+    run: Run, fitted: Transform, totals: dict[str, dict[str, int]], names: Sequence[str]
+) -> FeatureSpec | None:
+    """Returns the specification of a dataset; None for logs in NVIDIA's binary format."""
+    options, output = run.options, run.work.output
+    metadata = metadata_of(totals, names)
+    if fitted.is_log:
+        if options.output_format == "binary":
+            return None
+        shape = fitted.num_numerical, fitted.cardinalities
+        return FeatureSpec.default(output, *shape, names, metadata=metadata)
+    return FeatureSpec.named(
+        output / options.feature_spec_out,
+        options.schema.label.column,
+        options.schema.numerical_names,
+        dict(zip(options.schema.categorical_names, fitted.cardinalities, strict=True)),
+        names,
+        metadata,
+        {options.schema.categorical_names[i]: field for i, field in fitted.lists.items()},
+    )
+
+
+def fit(
+    run: Run,
+    counted: Sequence[dict[str, Any]],
+    directory: Path,
+    columns: Sequence[str] = (),
+    negatives: Sequence[str] | None = None,
+) -> Transform:
+    """Fits dictionaries, bins, means and deviations to the training rows, and writes them.
+
+    Args:
+        run: the engine, the folder and the options.
+        counted: the results of `count`.
+        directory: directory of the transform.
+        columns: names of all columns of a CSV; none for others.
+        negatives: the labels that count as 0, if they are known.
+    """
+    schema: Schema = run.options.schema
+    num_rows = sum(one["rows"][TRAIN] for one in counted)
+    made_of = _with_totals(counted_columns(schema), counted)
+    results = fit_counted(run, range(len(counted)), num_rows, made_of, directory)
+    places = list(schema.dictionaries().values())
+    dictionaries = [
+        Dictionary.load(directory, place, results[place], fields[0].type)
+        for place, fields in enumerate(places)
+    ]
+    of_encodings = results[len(places) : len(places) + len(schema.encoded)]
+    bins = iter(results[len(places) + len(schema.encoded) :])
+    fitted = []
+    for i, field in enumerate(schema.numerical):
+        total = sum((Sums.of_facts(result["sums"][i]) for result in counted), Sums())
+        edges = map(_array, next(bins)) if field.fitted_bins else ()
+        try:
+            fitted.append(field.rule.fit(total, *edges))
+        except OverflowError as error:
+            raise ValueError(f"column {field.column}: {error}") from None
+    fitted += [Fitted.of_facts(one) for result in of_encodings for one in result["fitted"]]
+    encoded = [
+        Encoded.load(directory, place, result["size"], len(field.encodings))
+        for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
+    ]
+    kept = run.options.division.keep_negatives
+    own = dictionaries, negatives, columns, kept, encoded, _kinds(run, counted)
+    read = run.options.remembered_schema if columns else schema  # of a CSV
+    transform = Transform(read, fitted, *own)
+    transform.save_facts(directory)
+    return transform
+
+
+def negatives_of(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
+    """Returns the labels that count as 0, after checking them against the schema."""
+    label, found = schema.label, label_counts(counted)
+    if not label.positives:
+        return None
+    positive = sum(sum(result["positives"]) for result in counted)
+    shown = ", ".join(map(repr, sorted(found)[:_MOST_LISTED]))
+    if not positive:
+        raise ValueError(
+            f"column {label.column}: no row has the label "
+            f"{' or '.join(map(repr, label.positives))}; found {shown}"
+        )
+    forms = set(map(canonical_text, label.positives))
+    others = sorted(text for text in found if canonical_text(text) not in forms)
+    expected = label.negative
+    if expected is None and len(others) > 1 and not label.any_negative:
+        known = " or ".join(map(repr, label.positives))
+        raise ValueError(
+            f"column {label.column}: expected two values, {known} and another, got {shown}; label: "
+            "{negative: [...]} in the schema names those that count as 0"
+        )
+    kept = tuple(expected or others)
+    return kept if 0 < len(kept) <= _MOST_NEGATIVES else None
+
+
+def label_counts(counted: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Returns the count of each label, if the schema names the positive one."""
+    found = Counter[str]()
+    for result in counted:
+        found.update(result["labels"])
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _kinds(run: Run, counted: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the kind of each categorical field's values: numbers, or anything else as text."""
+    schema: Schema = run.options.schema
+    of_json = set(run.work.result("numbers") or ())
+    kinds = []
+    for place, field in enumerate(schema.categorical):
+        found = set().union(*(result["kinds"][place] for result in counted))
+        kinds.append(NUMBER if found == {NUMBER} or field.column in of_json else TEXT)
+    return kinds
+
+
+def _with_totals(
+    columns: Sequence[CountedColumn], counted: Sequence[dict[str, Any]]
+) -> list[CountedColumn]:
+    """Returns the columns with the sums over all training rows that their encodings need."""
+    made = []
+    for column in columns:
+        if (encoded := column.encoded) is not None:
+            parts = [result["cells"][encoded.place] for result in counted]
+            totals, missing = np.array(parts, np.int64).sum(axis=0).tolist()
+            column = column._replace(encoded=encoded._replace(totals=totals, missing=missing))
+        made.append(column)
+    return made
+
+
+def _array(values: Sequence[str]) -> np.ndarray:
+    return np.array([float.fromhex(value) for value in values])
 
 
 def fit_counted(
@@ -111,30 +403,31 @@ def fit_counted(
 
 def transform(
     run: Run,
-    splits: Sequence[Any],
+    parts: Sequence[Any],
     targets: list[Target],
     source: Source,
+    divider: Divider | Ranges,
+    rows: np.ndarray,
     name: str = "transform",
     directory: Path | None = None,
     extra: dict[str, np.dtype] | None = None,
-    starts: list[list[int]] | None = None,
+    ids: np.ndarray | None = None,
     periods: Periods | None = None,
-    list_starts: list[list[list[int]]] | None = None,
 ) -> dict[str, dict[str, int]]:
     """Transforms the rows of targets into the files of the output.
 
     Args:
         run: the engine, the folder and the options.
-        splits: the splits, which know their rows.
+        parts: the parts, which know their rows.
         targets: destinations of rows; at most one of them is shuffled.
-        source: reads the splits.
+        source: reads the parts.
+        divider: assigns rows to splits.
+        rows: rows of each part in each target, int `[parts, targets]`.
         name: name of the stage.
         directory: the fitted transform; by default that of the output.
         extra: columns besides the model's inputs.
-        starts: for each split, its first row in each target; None if rows are ranges.
+        ids: ids of each part, target and list field, int `[parts, targets, lists]`.
         periods: periods that the report compares; None for rows without a time.
-        list_starts: for each split, its first id in each target and list field; None for rows
-            without lists.
 
     Returns:
         For each target: rows, clicks, and so on, as `transform_split` counts them.
@@ -143,6 +436,7 @@ def transform(
     options = run.options
     job = Job(
         source,
+        divider,
         str(directory or work.output / layout.TRANSFORM),
         str(work.folder("lookups")),
         str(work.output),
@@ -154,19 +448,17 @@ def transform(
         options.quarantine,
         str(work.folder(f"{name}.statistics")) if options.report else None,
         extra or {},
-        starts,
-        list_starts or [],
+        (np.cumsum(rows, axis=0) - rows).tolist(),
+        [] if ids is None else (np.cumsum(ids, axis=0) - ids).tolist(),
         periods,
     )
     with run.stage(name) as stage:
         create_files(job)
-        rows, sizes = [split.rows for split in splits], [split.size for split in splits]
+        counts, sizes = [part.rows for part in parts], [part.size for part in parts]
         task = partial(transform_split, job=job)
-        parts = stage.tasks(name, task, list(enumerate(splits)), sizes, rows)
-        stage.rows, stage.size = sum(rows), sum(sizes)
-    totals = {
-        target.name: _sum([part.get(target.name, {}) for part in parts]) for target in targets
-    }
+        found = stage.tasks(name, task, list(enumerate(parts)), sizes, counts)
+        stage.rows, stage.size = sum(counts), sum(sizes)
+    totals = {target.name: _sum([one.get(target.name, {}) for one in found]) for target in targets}
     for target in targets:
         if totals[target.name].get("rows", 0) != target.rows:
             raise TaskError(

@@ -1,8 +1,6 @@
 """The report on a dataset's source, as numbers (report.json) and as a page (.html).
 
-Both depend only on the input and the options, so that the same input has the same report. The
-counts below are the same for every source; `dlrm.preproc.logs.report` and
-`dlrm.preproc.tables.report` add facts of their own.
+Both depend only on the input and the options, so that the same input has the same report.
 """
 
 import json

@@ -60,8 +60,8 @@ Cell = Bar | str | int | None
 
 
 def page(facts: dict[str, Any]) -> str:
-    """Returns the page of a report of logs or of tables."""
-    facts = _of_logs(facts) if "days" in facts else _of_tables(facts)
+    """Returns the page of a report."""
+    facts = _with_words(facts)
     largest, every = _drifts(facts)
     parts = [
         f"<p class='whole'>{html.escape(facts['summary'])}</p>",
@@ -84,42 +84,15 @@ def page(facts: dict[str, Any]) -> str:
     return document("Dataset report", parts, _STYLE)
 
 
-def _of_logs(facts: dict[str, Any]) -> dict[str, Any]:
-    """Returns a report of logs in the form of a report of tables."""
-
-    def renamed(one: dict[str, Any]) -> dict[str, Any]:
-        return one | {"positives": one["clicks"], "positive_rate": one["click_through_rate"]}
-
-    def feature(one: dict[str, Any]) -> dict[str, Any]:
-        name = one["name"].removesuffix(".bin")
-        return one | {"name": name, "drift": {"splits": {}, "slices": one["drift"]}}
-
-    days = facts["days"]
-    rows, clicks = (sum(day[name] for day in days) for name in ("rows", "clicks"))
-    return {
-        "summary": f"{rows:,} rows of {len(days)} days, {_percent(clicks / rows)} of them clicked; "
-        + _num_features(facts),
-        "split_note": "The last day is held out: its first half is test, the rest validation. ",
-        "words": ("clicks", "click-through rate"),
-        "splits": {name: renamed(one) for name, one in facts["splits"].items()},
-        "sliced_by": "day",
-        "slices": [renamed(day) | {"slice": f"day {day['day']}"} for day in days],
-        "numerical": [feature(one) for one in facts["numerical"]],
-        "categorical": [feature(one) for one in facts["categorical"]],
-        "counted": "of the dictionary's days",
-        "left_out": list(facts["lines_rejected"].items()),
-    }
-
-
-def _of_tables(facts: dict[str, Any]) -> dict[str, Any]:
+def _with_words(facts: dict[str, Any]) -> dict[str, Any]:
     splits, label = facts["splits"].values(), facts["label"]
     rows, positives = (sum(split[name] for split in splits) for name in ("rows", "positives"))
     positive = label["positive"] or ()
     positive = [positive] if isinstance(positive, str) else positive
     meaning = label["column"] + (f" is {' or '.join(positive)}" if positive else "")
-    note, negatives = "", facts["negatives"]
+    note, negatives = facts["division"], facts["negatives"]
     if negatives["kept"] < 1:
-        note = (
+        note += (
             f"Of the training rows with label 0 a share of {negatives['kept']:g} is kept; "
             f"{negatives['rows_left_out']:,} are left out. "
         )

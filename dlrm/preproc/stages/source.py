@@ -1,65 +1,120 @@
-"""Interface of a source of rows: counted once, then divided among the splits."""
+"""Interface of a source of rows, which only reads: stages count, divide and write what it reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.dictionaries import Counts
+from dlrm.data.tables.columns import Bad
+from dlrm.data.tables.rows import Rows
+from dlrm.data.transform.schema import Schema
 
 
 class Rejected(NamedTuple):
-    """A line that was left out: its index in the split, the reason, and its text."""
+    """A row that was left out: its index in the part, the reason, and its text."""
 
     line: int
     reason: str
     text: str
 
 
-class Columns(Protocol):
-    """Rows that were read: labels, and one column per field."""
+class Read(NamedTuple):
+    """Some rows of a part.
+
+    Attributes:
+        rows: their fields.
+        numbers: their numbers among all rows, int64 `[rows]`.
+        batch: the rows as they were read; None for logs.
+        bad: the first bad value of each bad row, by its index; the fields of these rows have no
+            meaning.
+    """
+
+    rows: Rows
+    numbers: np.ndarray
+    batch: Any = None
+    bad: tuple[Bad, ...] = ()
 
     @property
-    def labels(self) -> Any:
-        """Labels, bool `[rows]`."""
+    def labels(self) -> np.ndarray:
+        """Labels, bool `[rows]`; of rows without labels all are False."""
+        assert self.rows.labels is not None
+        return self.rows.labels
+
+    def take(self, rows: np.ndarray) -> "Read":
+        """Returns the rows selected by indices."""
+        if len(rows) == len(self.numbers):
+            return self
+        batch = None if self.batch is None else self.batch.take(rows)
+        return Read(self.rows.take(rows), self.numbers[rows], batch)
+
+
+class Part(Protocol):
+    """Some rows of a file that one task reads."""
 
     @property
-    def numerical(self) -> list[Parsed]:
-        """Numbers, one column per field."""
+    def file(self) -> int:
+        """Number of the file."""
 
     @property
-    def categorical(self) -> Any:
-        """Keys, `Parsed` or `Coded`, or a `ListValues` of these, one column per field."""
+    def source(self) -> str:
+        """The user's file."""
 
     @property
-    def extra(self) -> dict[str, np.ndarray]:
-        """Columns of a dataset besides the model's inputs, by name."""
+    def first_row(self) -> int:
+        """Number of rows before the part's first."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows, once they are known."""
+
+    @property
+    def size(self) -> int:
+        """Bytes to read."""
+
+    def where(self, row: int) -> str:
+        """Returns the location of a row, given its index in the part."""
+
+
+class Source(Protocol):
+    """Reads rows in parts; the rows do not depend on the division into parts."""
+
+    @property
+    def schema(self) -> Schema:
+        """The meaning of the columns."""
+
+    def read(
+        self, part: Any, rejected: list[Rejected] | None, facts: dict[str, Any] | None = None
+    ) -> Iterator[Read]:
+        """Yields the rows of a part, some at a time.
+
+        Args:
+            part: part to read.
+            rejected: receives rows that are no rows at all, which are left out; None raises the
+                first.
+            facts: receives, at the end of the first reading, facts about the part as JSON: `crc`,
+                by which later readings notice a change, and the `kinds` of values of each
+                categorical field.
+        """
 
 
 class Target(NamedTuple):
-    """A split of the dataset, and its rows.
+    """A part of a dataset: a split, or rows without labels.
 
     Attributes:
-        name: name of the split: "train", "test", ...; or "" if it is the whole output.
-        first_row, last_row: for a log, the rows [first_row, last_row) of all days; otherwise 0 and
-            the number of rows.
+        name: name of its directory; "" writes into the directory of the dataset itself.
+        rows: number of rows.
+        split: place of its rows in the result of a divider.
         shuffled: whether the rows come in random order.
         labelled: whether the rows have labels.
         num_ids: number of ids of the rows, for each list field.
     """
 
     name: str
-    first_row: int
-    last_row: int
+    rows: int
+    split: int = 0
     shuffled: bool = False
     labelled: bool = True
     num_ids: tuple[int, ...] = ()
-
-    @property
-    def rows(self) -> int:
-        """Returns the number of rows."""
-        return self.last_row - self.first_row
 
     @property
     def folder(self) -> str:
@@ -70,29 +125,3 @@ class Target(NamedTuple):
     def binary_file(self) -> str:
         """Returns the name of its file in NVIDIA's binary format."""
         return f"{self.name}_data.bin" if self.name else "data.bin"
-
-
-class Source(Protocol):
-    """Reads rows in parts; the result does not depend on the division into parts."""
-
-    def count(
-        self, part: Any, rejected: list[Rejected] | None
-    ) -> tuple[dict[str, Any], list[Counts] | None]:
-        """Reads a part once.
-
-        Args:
-            part: part to read.
-            rejected: receives unreadable rows, which are left out; None raises the first.
-
-        Returns:
-            Facts as JSON, including `rows`, and the counts of the values of each counted column;
-            None if the part is not counted for dictionaries.
-        """
-
-    def divide(
-        self, part: Any, targets: Sequence[Target], quarantine: bool
-    ) -> Iterator[tuple[Target, np.ndarray, Columns]]:
-        """Yields the rows of a part some at a time, with their target and indices among all."""
-
-    def where(self, part: Any, number: int) -> str:
-        """Returns the location of a row, given its index among all."""

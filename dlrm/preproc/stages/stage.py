@@ -10,8 +10,6 @@ from dlrm.preproc.execution.engines import Engine
 from dlrm.preproc.execution.work_folder import Progress, WorkFolder
 
 QUARANTINE = "quarantine"  # directory of rows that were left out
-ORDERINGS = ("total_random", "input")
-BAD_LINES = ("fail", "quarantine")
 
 
 @dataclass
@@ -20,7 +18,7 @@ class Run:
 
     engine: Engine
     work: WorkFolder
-    options: Any  # Options of logs, or TableOptions
+    options: Any  # LogOptions or TableOptions
     say: Callable[[str], None] = print
 
     @contextmanager

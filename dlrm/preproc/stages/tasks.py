@@ -14,15 +14,17 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import ids_in, lists_in, places_of, taken
 from dlrm.data.transform.cells import BadRowError
-from dlrm.data.transform.lists import missing_features
+from dlrm.data.transform.lists import list_column, missing_features
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.preproc.stages.column_statistics import Periods, Statistics
+from dlrm.preproc.stages.counting import readable
 from dlrm.preproc.stages.dataset_files import ListColumns, write_rows
 from dlrm.preproc.stages.dictionary_merge import bucket_of
+from dlrm.preproc.stages.division import TRAIN, Divider, Ranges
 from dlrm.preproc.stages.hashing import FOLD, splitmix64
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
-from dlrm.preproc.stages.source import Columns, Source, Target
+from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
 
 OUTPUT_FORMATS = ("split_binary", "binary")
 _WORD = np.dtype("<i4")
@@ -35,6 +37,7 @@ class Job(NamedTuple):
     """The arguments of a transform's tasks besides their split or bucket."""
 
     source: Source
+    divider: Divider | Ranges
     transform: str  # directory of the fitted transform
     lookups: str  # directory of its lookups
     dataset: str  # directory to write to
@@ -46,8 +49,8 @@ class Job(NamedTuple):
     quarantine: bool
     statistics: str | None  # directory for them
     extra: dict[str, np.dtype] = {}  # columns besides the model's inputs: name -> type
-    starts: list[list[int]] | None = None  # first row of each part in each target
-    list_starts: list[list[list[int]]] = []  # first id of each part, target and list field
+    starts: Sequence[Sequence[int]] = ()  # first row of each part in each target
+    list_starts: Sequence[Sequence[Sequence[int]]] = ()  # first id of each, and list field
     periods: Periods | None = None  # counted separately in the statistics, of rows with a time
 
     def fitted(self) -> Transform:
@@ -55,13 +58,11 @@ class Job(NamedTuple):
         status = facts_file(Path(self.transform)).stat()
         return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
 
-    def start(self, number: int, split: Any, target: Target) -> int:
+    def start(self, number: int, target: Target) -> int:
         """Returns the index, in a target, of a part's first row of it."""
-        if self.starts is None:
-            return max(split.first_row - target.first_row, 0)
         return self.starts[number][self.targets.index(target)]
 
-    def list_start(self, number: int, target: Target) -> list[int]:
+    def list_start(self, number: int, target: Target) -> Sequence[int]:
         """Returns the index, in a target, of a part's first id of each list field."""
         return self.list_starts[number][self.targets.index(target)] if target.num_ids else []
 
@@ -88,7 +89,7 @@ class Job(NamedTuple):
         found = {target.folder + file: dtype for file, dtype in files.items()}
         return found | {one.lengths: one.dtypes[one.lengths] for one in self.lists(target)}
 
-    def columns(self, target: Target, read: Columns, rows: Transformed) -> dict[str, np.ndarray]:
+    def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:
         """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""
         labels, ids = (
             read.labels,
@@ -102,7 +103,7 @@ class Job(NamedTuple):
         if rows.numerical.shape[1]:
             columns[layout.NUMERICAL_FILE] = rows.numerical
         columns |= {layout.categorical_name(i): column for i, column in ids.items()}
-        columns |= {f"{name}.bin": read.extra[name] for name in self.extra}
+        columns |= {f"{name}.bin": read.rows.extra[name] for name in self.extra}
         found = {target.folder + file: column for file, column in columns.items()}
         for one, column in zip(self.lists(target), lists_in(rows.ids), strict=True):
             found |= one.columns(column)
@@ -140,23 +141,23 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
         For each target with rows of the split: rows, clicks, values clamped to 1, and for
         categorical fields the numbers of values and of those with an id.
     """
-    number, split = item
-    held = {target.name: _Held(number, split, target, job) for target in job.targets}
+    number, part = item
+    held = {target.name: _Held(number, target, job) for target in job.targets}
     summary: dict[str, dict[str, int]] = {}
     statistics = Statistics.empty_by_name(job.fitted()) if job.statistics else None
-    for target, numbers, read in job.source.divide(split, job.targets, job.quarantine):
+    for target, read in _divided(part, job):
         try:
-            rows = _transformed(job, target, numbers, read)
+            rows = _transformed(job, target, read)
         except BadRowError as bad:
-            where = job.source.where(split, int(numbers[bad.row]))
+            where = part.where(int(read.numbers[bad.row]) - part.first_row)
             raise ValueError(f"{where}, column {bad.column}: {bad.problem}") from None
         num_numerical = rows.numerical.shape[1]
         labels = read.labels
-        missing = missing_features(read.numerical, read.categorical, num_numerical)
+        missing = missing_features(read.rows.numerical, read.rows.categorical, num_numerical)
         columns = job.columns(target, read, rows)
         if target.shuffled:
-            columns = {"key": splitmix64(job.seed, numbers), **columns}
-        held[target.name].add(columns, len(numbers))
+            columns = {"key": splitmix64(job.seed, read.numbers), **columns}
+        held[target.name].add(columns, len(read.numbers))
         counts = _summary(labels, rows, missing)
         before = summary.setdefault(target.name, dict.fromkeys(counts, 0))
         summary[target.name] = {name: before[name] + counts[name] for name in counts}
@@ -169,11 +170,20 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     return summary
 
 
-def _transformed(job: Job, target: Target, numbers: np.ndarray, read: Columns) -> Transformed:
+def _divided(part: Part, job: Job) -> Iterator[tuple[Target, Read]]:
+    """Yields rows of a part some at a time, with their target."""
+    rejected: list[Rejected] | None = [] if job.quarantine else None
+    for read, splits in readable(job.source, job.divider, part, rejected):
+        for target in job.targets:
+            if len(chosen := np.flatnonzero(splits == target.split)):
+                yield target, read.take(chosen)
+
+
+def _transformed(job: Job, target: Target, read: Read) -> Transformed:
     """Transforms rows; training rows are encoded by the rows of other folds."""
-    fitted, columns = job.fitted(), (read.numerical, read.categorical)
-    if fitted.encoded and target.name == layout.SPLITS[0]:
-        hashes = splitmix64(job.seed + FOLD, numbers)
+    fitted, columns = job.fitted(), (read.rows.numerical, read.rows.categorical)
+    if fitted.encoded and target.split == TRAIN:
+        hashes = splitmix64(job.seed + FOLD, read.numbers)
         return fitted.apply(*columns, job.numerical_dtype, hashes)
     return fitted.apply(*columns, job.numerical_dtype)
 
@@ -181,18 +191,20 @@ def _transformed(job: Job, target: Target, numbers: np.ndarray, read: Columns) -
 def _count(
     statistics: dict[str, Statistics],
     target: Target,
-    read: Columns,
+    read: Read,
     rows: Transformed,
     missing: np.ndarray,
     job: Job,
 ) -> None:
     """Counts rows under the name of their target and of their period."""
     own_ids, lists = job.fitted().own_ids, job.fitted().lists.items()
-    cut = np.array([read.categorical[i].lengths > one.max_length for i, one in lists])
+    cut = np.array(
+        [list_column(read.rows.categorical[i]).lengths > one.max_length for i, one in lists]
+    )
     cut = cut.reshape(len(lists), len(read.labels))
     statistics[target.name].add(read.labels, rows, missing, own_ids, cut)
     if job.periods is not None:
-        for name, chosen in job.periods.divide(read.extra["time"]):
+        for name, chosen in job.periods.divide(read.rows.extra["time"]):
             ids = [taken(column, chosen) for column in rows.ids]
             part = Transformed(rows.numerical[chosen], ids, 0)
             some = missing[:, chosen], own_ids, cut[:, chosen]
@@ -202,9 +214,9 @@ def _count(
 class _Held:
     """Transformed rows of a target, kept until there are enough to write."""
 
-    def __init__(self, number: int, split: Any, target: Target, job: Job) -> None:
+    def __init__(self, number: int, target: Target, job: Job) -> None:
         self._target, self._job = target, job
-        self._first_row = 0 if target.shuffled else job.start(number, split, target)
+        self._first_row = 0 if target.shuffled else job.start(number, target)
         self._lists = job.lists(target)
         self._first_ids = [] if target.shuffled else list(job.list_start(number, target))
         self._number, self._pieces, self._rows, self._ids = number, 0, 0, 0

@@ -1,4 +1,4 @@
-"""Options of preparing tables, which determine the dataset."""
+"""Options of preparing tables."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -6,52 +6,34 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.stages.stage import BAD_LINES, ORDERINGS
-from dlrm.preproc.tables.division import Division, facts
+from dlrm.preproc.stages.division import Division, facts
+from dlrm.preproc.stages.options import Options
 
 
 @dataclass(frozen=True)
-class TableOptions:
-    """Options of preparing tables. All except `split_bytes` and `max_bad_lines` change the output.
+class TableOptions(Options):
+    """Options of preparing tables, besides those of all rows.
 
     Attributes:
         schema: the meaning of the columns.
         division: division of rows into train, test and validation.
         text: format of CSV, whose entries take precedence over those of the schema.
-        output_ordering: "total_random" shuffles the training rows, "input" keeps their order.
-        split_bytes: size on disk of a task's input.
-        bad_lines: "fail", or "quarantine": leave out unreadable rows, and list them.
-        max_bad_lines: maximum share of all rows to leave out.
-        report: write `report.html` and `report.json`.
-        output_format: format of the dataset.
         feature_spec_out: name of the specification to write.
     """
 
     schema: Schema
     division: Division = Division()
     text: TextFormat = TextFormat()
-    output_ordering: str = "total_random"
-    split_bytes: int | None = None
-    bad_lines: str = "fail"
-    max_bad_lines: float = 0.001
-    report: bool = True
-    output_format: str = "split_binary"
     feature_spec_out: str = layout.FEATURE_SPEC
 
     def __post_init__(self) -> None:
-        for name, allowed in (("output_ordering", ORDERINGS), ("bad_lines", BAD_LINES)):
-            if getattr(self, name) not in allowed:
-                raise ValueError(f"--{name} {getattr(self, name)}: expected one of {allowed}")
-        if self.split_bytes is not None and self.split_bytes < 1:
-            raise ValueError(f"--split_bytes {self.split_bytes}: expected 1 or more")
+        super().__post_init__()
         if self.output_format == "binary" and self.schema.separators:
             raise ValueError(
                 "--output_format binary: expected a schema without list fields, as its rows have "
                 f"one id a table, got {next(iter(self.schema.separators))}; split_binary has lists"
             )
         layout.check_spec_name(self.feature_spec_out)
-        if not 0 <= self.max_bad_lines <= 1:
-            raise ValueError(f"--max_bad_lines {self.max_bad_lines}: expected a share, 0 to 1")
 
     @property
     def format(self) -> TextFormat:
@@ -66,11 +48,6 @@ class TableOptions:
         return replace(self.schema, format=text.over(self.schema.format))
 
     @property
-    def quarantine(self) -> bool:
-        """Returns whether unreadable rows are left out."""
-        return self.bad_lines == "quarantine"
-
-    @property
     def seed(self) -> int:
         """Returns the seed of the order of the training rows."""
         return self.division.seed
@@ -79,9 +56,9 @@ class TableOptions:
         """Returns, by flag, the options that determine the bytes of the dataset."""
         text = asdict(self.text)
         del text["chunk_rows"]
-        names = ("output_ordering", "bad_lines", "report", "output_format", "feature_spec_out")
-        values = text | vars(self.division) | {name: getattr(self, name) for name in names}
-        return {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}
+        values = text | vars(self.division) | {"feature_spec_out": self.feature_spec_out}
+        own = {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}
+        return own | self.common_facts()
 
     def manifest_facts(self) -> dict[str, Any]:
         """Returns the manifest's entries about the options."""

@@ -26,7 +26,7 @@ def fitted(folder, columns, limit, buckets):
     for part in (0, 1):
         parts = [numbers[part::2] for numbers in columns]
         counts = [count_values(Parsed(n, np.zeros(len(n), bool))) for n in parts]
-        dictionaries._write_counts(folder / "counts" / str(part), counts, buckets)
+        dictionaries.write_counts(folder / "counts" / str(part), counts, buckets)
     sources = [str(folder / "counts" / str(part)) for part in (0, 1)]
     merged = [
         merge_bucket(bucket, sources, [limit] * len(columns), str(folder / "merged"))

@@ -14,7 +14,7 @@ from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import TaskError, local_engine
 from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
-from dlrm.preproc.logs.options import Options
+from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.stages.pipeline import input_facts
 from dlrm.preproc.stages.stage import Run
@@ -25,7 +25,7 @@ SMALL = LogFormat(2, 3)
 
 def prepare(engine, folder, output, restart=False, **options):
     """Runs the whole pipeline; returns the dataset's path."""
-    options = Options(**options)
+    options = LogOptions(**options)
     days = find_days(folder)
     facts = options.facts() | input_facts(days)
     with open_work_folder(output / "binary_dataset", facts, True, restart) as work:
@@ -157,7 +157,7 @@ def test_stored_transform_gives_the_bytes_of_the_dataset(good, logs):
 
 def test_separate_stages_give_the_same_files(engine, good, logs, tmp_path):
     def run(output, **options):
-        options = Options(**options, report=False)
+        options = LogOptions(**options, report=False)
         with open_work_folder(tmp_path / output, {}, True, False) as work:
             yield Run(engine, work, options, lambda text: None)
             work.publish()
@@ -238,5 +238,5 @@ def test_wrong_options_are_named(local, tmp_path):
     with pytest.raises(ValueError, match="--dictionary_days 0-2"):
         prepare(local, days, tmp_path, log_format=SMALL, dictionary_days=(0, 2))
     with pytest.raises(ValueError, match="--output_ordering day_random"):
-        Options(output_ordering="day_random")
+        LogOptions(output_ordering="day_random")
     assert not (tmp_path / "binary_dataset").exists()

@@ -43,12 +43,12 @@ def shown(numbers, row, text):
 
 def read(split, rejected=None):
     rows = []
-    for block in read_blocks(split, SHAPE, rejected):
-        assert block.first_row == len(rows)
-        (integers,), (hashes,) = block.lines.numerical, block.lines.categorical
+    for first, lines in read_blocks(split, SHAPE, rejected):
+        assert first == len(rows)
+        (integers,), (hashes,) = lines.numerical, lines.categorical
         rows += [
             f"{int(label)}\t{shown(integers, row, 'd')}\t{shown(hashes, row, 'x')}\n"
-            for row, label in enumerate(block.lines.labels)
+            for row, label in enumerate(lines.labels)
         ]
     return rows
 

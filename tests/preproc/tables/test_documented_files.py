@@ -349,7 +349,7 @@ def _(tmp):
     refusal(tmp, tmp / "a.csv", r"a\.csv, line 3: expected 2 columns \(y, c\), got 1")
     options = {"bad_lines": "quarantine", "max_bad_lines": 0.5}
     assert values_of(tmp / "q", tmp / "a.csv", SCHEMA, **options) == ["a", "b"]
-    assert "line 3" in (tmp / "q" / "dataset" / "quarantine" / "0.tsv").read_text()
+    assert "line 3" in (tmp / "q" / "dataset" / "quarantine" / "a.csv.tsv").read_text()
 
 
 @row("a quote that is not closed")

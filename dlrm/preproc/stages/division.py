@@ -15,6 +15,7 @@ from dlrm.data.tables.rows import Rows
 from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.schema import Schema, TimeField
 from dlrm.preproc.stages.hashing import splitmix64
+from dlrm.preproc.stages.source import Part, Read
 
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
@@ -148,8 +149,13 @@ class Divider:
         return [name for name in named if name]
 
     @property
-    def splits(self) -> list[int]:
+    def required(self) -> list[int]:
         """Returns the splits that must have rows."""
+        return self.splits
+
+    @property
+    def splits(self) -> list[int]:
+        """Returns the splits of the dataset."""
         division = self.division
         found = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
@@ -158,17 +164,14 @@ class Divider:
             found.add(VALIDATION)
         return sorted(found | ({TEST} if division.split_column else set()))
 
-    def __call__(
-        self, batch: pa.RecordBatch, rows: Rows, numbers: np.ndarray, file: int
-    ) -> tuple[np.ndarray, list[Bad]]:
+    def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[Bad]]:
         """Returns the split of each row, int8 `[rows]`, and rows whose split is unknown.
 
         Args:
-            batch: the rows as they were read.
-            rows: their fields.
-            numbers: numbers of the rows among all rows of the files.
+            read: the rows.
             file: the number of their file.
         """
+        rows, numbers = read.rows, read.numbers
         splits: np.ndarray = np.zeros(len(numbers), np.int8)
         bad: list[Bad] = []
         if self._file_splits:
@@ -178,9 +181,9 @@ class Divider:
             splits += (times >= self._times[0]).astype(np.int8)
             splits += (times >= self._times[1]).astype(np.int8)
         elif self.division.split_column:
-            splits, bad = _named_splits(self.division.split_column, batch)
+            splits, bad = _named_splits(self.division.split_column, read.batch)
         elif self._limits[1]:
-            hashes = self._hashes(batch, numbers)
+            hashes = self._hashes(read.batch, numbers)
             below = [
                 np.ones(len(hashes), bool) if limit >= _WHOLE else hashes < np.uint64(limit)
                 for limit in self._limits
@@ -204,6 +207,36 @@ class Divider:
         kept = hashes < np.uint64(int(self.division.keep_negatives * _WHOLE))
         dropped = (splits == TRAIN) & ~kept & (rows.labels == 0)
         return np.where(dropped, np.int8(DROPPED), splits)
+
+
+class Ranges:
+    """Assigns rows to splits by their numbers.
+
+    Args:
+        edges: ascending numbers of rows, the first one and that after the last included.
+        splits: splits of the rows between each two edges.
+    """
+
+    columns: list[str] = []
+    required: list[int] = []  # any split may have no rows
+
+    def __init__(self, edges: Sequence[int], splits: Sequence[int]) -> None:
+        self.edges, self.splits = list(edges), list(splits)
+
+    def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[Bad]]:
+        """Returns the split of each row, as `Divider` does."""
+        places = np.searchsorted(self.edges[1:-1], read.numbers, side="right")
+        return np.array(self.splits, np.int8)[places], []
+
+    def count(self, parts: Sequence[Part]) -> np.ndarray:
+        """Returns the number of rows of each part in each split, int64 `[parts, 3]`."""
+        counts = np.zeros((len(parts), 3), np.int64)
+        begins = np.array([part.first_row for part in parts])
+        ends = begins + [part.rows for part in parts]
+        for begin, end, split in zip(self.edges, self.edges[1:], self.splits, strict=False):
+            if split != DROPPED:
+                counts[:, split] += np.maximum(np.minimum(ends, end) - np.maximum(begins, begin), 0)
+        return counts
 
 
 def _named_splits(name: str, batch: pa.RecordBatch) -> tuple[np.ndarray, list[Bad]]:

@@ -1,20 +1,18 @@
-"""The report on tables: `dlrm.preproc.logs.report` with the fields of a schema."""
+"""The facts of the report on a dataset's source."""
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.tables.files import TableFile
-from dlrm.data.tables.parts import Part
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import NumericalField
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.stages.column_statistics import HASH_BUCKETS, Periods, Statistics, ends_of_bin
 from dlrm.preproc.stages.report import QUANTILES, Counted, Histogram, share
+from dlrm.preproc.stages.source import Part
 from dlrm.preproc.stages.stage import Run
 
 _MOST_SLICES = 31  # compared with the training rows
@@ -31,54 +29,67 @@ def periods_of(counted: Sequence[dict[str, Any]], num_numerical: int) -> Periods
     """Returns the periods to compare, or None if rows have no time.
 
     Args:
-        counted: the facts of the parts, from `TableSource.count`.
+        counted: the facts of the parts, from `count_part`.
         num_numerical: numerical fields of a row.
     """
     times = [time for result in counted for time in result["times"]]
     return Periods.of(min(times), max(times), most_slices(num_numerical)) if times else None
 
 
-def table_facts(
+class Files(NamedTuple):
+    """The files of rows, as the report names them.
+
+    Attributes:
+        names: names of the files.
+        kind: what a file is: "file", or "day" for logs.
+        note: a sentence about the division of the rows.
+    """
+
+    names: Sequence[str]
+    kind: str = "file"
+    note: str = ""
+
+
+def facts(
     run: Run,
-    files: Sequence[TableFile],
+    files: Files,
     parts: Sequence[Part],
     counted: Sequence[dict[str, Any]],
     periods: Periods | None,
     fitted: Transform,
     totals: dict[str, dict[str, int]],
 ) -> dict[str, Any]:
-    """Returns the report on tables after all rows are transformed.
+    """Returns the report after all rows are transformed.
 
     Args:
         run: the engine, the folder and the options.
-        files: files of the tables.
+        files: the files.
         parts: parts of the files.
-        counted: the facts of the parts, from `TableSource.count`.
+        counted: the facts of the parts, from `count_part`.
         periods: periods that were counted separately.
         fitted: the transform.
         totals: totals of each split of the dataset.
     """
-    schema, division = fitted.schema, run.options.division
-    names = [_name(file) for file in files]
-    sliced_by, slice_of = _slices(names, periods, fitted.num_numerical)
+    schema = fitted.schema
+    sliced_by, slice_of = _slices(files, periods, fitted.num_numerical)
     counts = _load(run, parts, fitted, list(totals), slice_of)
-    rejected = [len(result["rejected"]) for result in counted]
-    rows, kept = sum(part.rows for part in parts), sum(sum(one["rows"]) for one in counted)
-    quarantined = dict.fromkeys(range(len(files)), 0)
-    for part, number in zip(parts, rejected, strict=True):
-        quarantined[part.file] += number
+    quarantined = dict.fromkeys(range(len(files.names)), 0)
+    for part, one in zip(parts, counted, strict=True):
+        quarantined[part.file] += len(one["rejected"])
     return {
         "label": {"column": schema.label.column, "positive": schema.label.positive},
+        "division": files.note,
         "splits": {
             name: {
                 **_row_facts(total.get("rows", 0), total.get("clicks", 0)),
                 "values_raised_to_1": total.get("clamped", 0),
             }
             for name, total in totals.items()
+            if name in layout.SPLITS
         },
         "negatives": {
-            "kept": division.keep_negatives,
-            "rows_left_out": rows - kept - sum(rejected),
+            "kept": run.options.division.keep_negatives,
+            "rows_left_out": sum(one["dropped"] for one in counted),
         },
         "sliced_by": sliced_by,
         "slices": [
@@ -88,14 +99,11 @@ def table_facts(
         "numerical": _numerical(counts, fitted),
         "categorical": _categorical(counts, fitted, run.work.result("merged")),
         "rows_quarantined": [
-            {"file": names[file], "rows": number} for file, number in quarantined.items() if number
+            {"file": files.names[file], "rows": number}
+            for file, number in quarantined.items()
+            if number
         ],
     }
-
-
-def _name(file: TableFile) -> str:
-    path = file.path.relative_to(file.root) if file.root else Path(file.path.name)
-    return path.as_posix()
 
 
 def _row_facts(rows: int, positives: int) -> dict[str, Any]:
@@ -103,9 +111,10 @@ def _row_facts(rows: int, positives: int) -> dict[str, Any]:
 
 
 def _slices(
-    names: Sequence[str], periods: Periods | None, num_numerical: int
+    files: Files, periods: Periods | None, num_numerical: int
 ) -> tuple[str | None, list[str]]:
     """Returns the kind of slices, and each file's slice; "" if times determine the slice."""
+    names = files.names
     if periods is not None:
         return "day" if periods.days == 1 else f"{periods.days} days", [""] * len(names)
     if len(names) == 1:
@@ -117,7 +126,7 @@ def _slices(
         last = min(begin + together, len(names)) - 1
         first = f"{begin}: {names[begin]}" if names.count(names[begin]) > 1 else names[begin]
         slices.append(first if last == begin else f"{first} to {names[last]}")
-    return "file" if together == 1 else f"{together} files", slices
+    return files.kind if together == 1 else f"{together} {files.kind}s", slices
 
 
 def _load(

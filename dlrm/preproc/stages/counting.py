@@ -1,0 +1,380 @@
+"""The first reading of rows: splits, values of fields, statistics to fit, and bad rows."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from dlrm.data.sources.columns import Coded, Parsed
+from dlrm.data.tables.columns import Bad, column_of, texts_of
+from dlrm.data.tables.kinds.text import PROBLEM
+from dlrm.data.tables.rows import Rows
+from dlrm.data.transform.derived import Cross
+from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
+from dlrm.data.transform.encodings import Cells
+from dlrm.data.transform.lists import Column, list_column, single
+from dlrm.data.transform.numbers import Sums, ordered
+from dlrm.data.transform.schema import Schema
+from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_counts
+from dlrm.preproc.stages.division import DROPPED, TRAIN, Divider, Ranges
+from dlrm.preproc.stages.encodings import EncodedColumn
+from dlrm.preproc.stages.hashing import FOLD, splitmix64
+from dlrm.preproc.stages.source import Part, Read, Rejected, Source
+
+_MOST_LABELS = 1000  # distinct labels of a part
+_TEXTS = pa.large_binary()
+_BETWEEN = pa.scalar(b" & ", _TEXTS)  # the values of a combination in its text
+_LEAST_MERGED = 1 << 14  # values of a column that are merged at once
+
+
+class CountJob(NamedTuple):
+    """The arguments of `count_part` besides its part."""
+
+    source: Source
+    divider: Divider | Ranges
+    folder: str | None  # for the counts; None counts rows only
+    buckets: int
+    quarantine: bool
+    seed: int
+
+
+def count_part(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
+    """Reads a part once, so that no later stage meets an unreadable field.
+
+    Statistics to fit are counted in training rows only.
+
+    Returns:
+        Facts as JSON: those of `Source.read`; `rows`, with all three splits, and `positives`;
+        `dropped`, rows of no split; `ids` of each split and list field; `labels` with their counts;
+        `sums` of each column whose transform needs them; the first and last of the `times`, if
+        there are any; `cells` of each field with encodings: the sums over all training rows, and
+        over those without a value; and the `rejected` rows. The counts of `counted_columns` are in
+        the folder of the job.
+    """
+    number, part = item
+    rejected: list[Rejected] | None = [] if job.quarantine else None
+    facts: dict[str, Any] = {}
+    counted = _Counted(job.source.schema, job.seed)
+    for read, splits in readable(job.source, job.divider, part, rejected, facts):
+        counted.add(read, splits, job.folder is not None)
+    if job.folder is not None:
+        write_counts(Path(job.folder, str(number)), counted.columns(), job.buckets)
+    return facts | counted.facts() | {"rejected": rejected or []}
+
+
+def readable(
+    source: Source,
+    divider: Divider | Ranges,
+    part: Part,
+    rejected: list[Rejected] | None,
+    facts: dict[str, Any] | None = None,
+) -> Iterator[tuple[Read, np.ndarray]]:
+    """Yields the rows of a part that can be read, with their splits.
+
+    Args:
+        source: reads the part.
+        divider: assigns rows to splits.
+        part: the part.
+        rejected: receives the other rows, which are left out; None raises the first.
+        facts: see `Source.read`.
+
+    Raises:
+        ValueError: a row cannot be read; the message has its location.
+    """
+    for read in source.read(part, rejected, facts):
+        try:
+            splits, undivided = divider(read, part.file)
+        except ValueError as error:
+            raise ValueError(f"{part.source}: {error}") from None
+        if not read.bad and not undivided:
+            yield read, splits
+            continue
+        first = {one.row: one for one in reversed([*read.bad, *undivided])}
+        begin = int(read.numbers[0]) - part.first_row
+        bad = [first[row] for row in sorted(first)]
+        if rejected is None:
+            raise ValueError(f"{part.where(begin + bad[0].row)}, {_text(bad[0])}")
+        rejected += [
+            Rejected(begin + one.row, _text(one), _row_text(read.batch, one.row)) for one in bad
+        ]
+        good = np.ones(len(read.numbers), bool)
+        good[list(first)] = False
+        kept = np.flatnonzero(good)
+        yield read.take(kept), splits[kept]  # even if none is left: their labels count
+
+
+def counted_columns(schema: Schema) -> list[CountedColumn]:
+    """Returns the columns whose values are counted, for dictionaries, encodings and bins."""
+    columns = []
+    for fields in schema.dictionaries().values():
+        kind = "texts" if fields[0].type == "string" else "numbers"
+        columns.append(CountedColumn(kind, fields[0].frequency_limit, fields[0].max_ids))
+    columns += [CountedColumn("encodings", encoded=one) for one in encoded_columns(schema)]
+    columns += [
+        CountedColumn("bins", bins=field.fitted_bins)
+        for field in schema.numerical
+        if field.fitted_bins
+    ]
+    return columns
+
+
+def encoded_columns(schema: Schema) -> list[EncodedColumn]:
+    """Returns the fields with encodings."""
+    numbers = iter(schema.numerical_features[len(schema.numerical) :])
+    return [
+        EncodedColumn(
+            place,
+            field.encodings,
+            [next(numbers) for _ in field.encodings],
+            Cells.of(field.encodings, schema.weight is not None),
+        )
+        for place, (_, field) in enumerate(schema.encoded)
+    ]
+
+
+class _Counted:
+    """Counts over the rows of a part."""
+
+    def __init__(self, schema: Schema, seed: int) -> None:
+        self._schema, self._seed = schema, seed
+        self._counts = [[_none_of(column)] for column in counted_columns(schema)]
+        self._sums = [Sums() for _ in schema.numerical]
+        self._rows, self._positives, self._dropped = [0, 0, 0], [0, 0, 0], 0
+        self._ids = np.zeros((3, len(_list_fields(schema))), np.int64)
+        self._labels: Counter[str] = Counter()
+        self._times: list[int] = []
+        self._fields = [_FieldCounts() for _ in schema.categorical]
+        self._encoded = [_EncodedCounts(column) for column in encoded_columns(schema)]
+        self._places = _places(schema)
+
+    def add(self, read: Read, splits: np.ndarray, fit: bool) -> None:
+        """Adds rows; `fit` says whether to count values of training rows."""
+        schema, rows = self._schema, read.rows
+        assert rows.labels is not None
+        kept = splits != DROPPED
+        self._dropped += int(np.count_nonzero(~kept))
+        if schema.time and kept.any():
+            times = rows.extra["time"][kept]
+            self._times = [
+                min([*self._times, int(times.min())]),
+                max([*self._times, int(times.max())]),
+            ]
+        for split in range(3):
+            chosen = splits == split
+            self._rows[split] += int(np.count_nonzero(chosen))
+            self._positives[split] += int(np.count_nonzero(rows.labels[chosen]))
+            self._ids[split] += _num_ids(schema, rows, chosen)
+        if schema.label.positives:
+            self._labels += _label_counts(schema, read.batch)
+        training = np.flatnonzero(splits == TRAIN)
+        if not fit or not len(training):
+            return
+        self._add_values(rows, training)
+        self._add_encoded(rows, training, read.numbers[training])
+        for i, field in enumerate(schema.numerical):
+            if field.rule.needs_sums:
+                values, missing = rows.numerical[i]
+                self._sums[i] += Sums.of(values[training[~missing[training]]].astype(np.float64))
+
+    def columns(self) -> list[Counts]:
+        """Returns the counts of `counted_columns`."""
+        for place, field in zip(self._places, self._fields, strict=False):
+            field.finish(self._counts[place])
+        return [merge_counts(parts) for parts in self._counts]
+
+    def facts(self) -> dict[str, Any]:
+        """Returns the other facts."""
+        labels = self._labels
+        if len(labels) > _MOST_LABELS:
+            labels = Counter(dict(labels.most_common(_MOST_LABELS)))
+        return {
+            "rows": self._rows,
+            "positives": self._positives,
+            "dropped": self._dropped,
+            "labels": labels,
+            "ids": self._ids.tolist(),
+            "times": self._times,
+            "sums": [one.facts() for one in self._sums],
+            "cells": [[one.totals.tolist(), one.missing.tolist()] for one in self._encoded],
+        }
+
+    def _add_values(self, rows: Rows, training: np.ndarray) -> None:
+        schema, counts = self._schema, self._counts
+        for i, field in enumerate(self._fields):
+            field.add(rows.categorical[i], rows.texts[i], training, counts[self._places[i]])
+        for cross, place in zip(schema.crosses, self._places[len(self._fields) :], strict=True):
+            _append(counts[place], _cross_counts(schema, cross, rows, training))
+        place = len(schema.dictionaries()) + len(schema.encoded)
+        for i, number in enumerate(schema.numerical):
+            if number.fitted_bins:
+                values, missing = rows.numerical[i]
+                keys = ordered(values[training[~missing[training]]])
+                _append(counts[place], Counts(*np.unique(keys, return_counts=True)))
+                place += 1
+
+    def _add_encoded(self, rows: Rows, training: np.ndarray, numbers: np.ndarray) -> None:
+        if not self._encoded:
+            return
+        assert rows.labels is not None
+        hashes = splitmix64(self._seed + FOLD, numbers)
+        weights = rows.extra["weight"][training] if self._schema.weight else None
+        first = len(self._schema.dictionaries())
+        for place, (index, _) in enumerate(self._schema.encoded):
+            column = single(rows.categorical[index])
+            facts = rows.labels[training], weights, hashes
+            _append(
+                self._counts[first + place], self._encoded[place].count(column, training, *facts)
+            )
+
+
+def _places(schema: Schema) -> list[int]:
+    """Returns the counted column with the values of each categorical feature."""
+    place_of = dict[str, int]()
+    for place, fields in enumerate(schema.dictionaries().values()):
+        place_of |= {field.column: place for field in fields}
+    return [place_of[name] for name in schema.categorical_names]
+
+
+def _cross_counts(schema: Schema, cross: Cross, read: Rows, rows: np.ndarray) -> Counts:
+    """Counts the combinations in selected rows, with texts if they may have ids of their own."""
+    names = [field.column for field in schema.categorical]
+    column = single(read.categorical[len(names) + schema.crosses.index(cross)]).by_row()
+    rows = rows[~column.missing[rows]]
+    keys, first, counts = np.unique(column.values[rows], return_index=True, return_counts=True)
+    if cross.frequency_limit is None:
+        return Counts(keys, counts)
+    parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
+    return Counts(keys, counts, pc.binary_join_element_wise(*parts, _BETWEEN))
+
+
+def _texts_at(read: Rows, field: int, rows: np.ndarray) -> pa.Array:
+    """Returns the text of a categorical field in rows that have a value."""
+    column, texts = read.categorical[field], read.texts[field]
+    assert isinstance(column, Coded)
+    places = column.codes[rows]
+    if texts is not None:
+        return texts.take(pa.array(places))
+    return pa.array(column.keys[places].view(np.int64)).cast(pa.large_string()).cast(_TEXTS)
+
+
+class _EncodedCounts:
+    """Sums that the encodings of a field need.
+
+    Attributes:
+        totals: sums over all rows.
+        missing: sums over the rows without a value.
+    """
+
+    def __init__(self, column: EncodedColumn) -> None:
+        self._cells = column.cells
+        self.totals, self.missing = (np.zeros(self._cells.size, np.int64) for _ in range(2))
+
+    def count(
+        self,
+        column: Parsed | Coded,
+        rows: np.ndarray,
+        labels: np.ndarray,
+        weights: np.ndarray | None,
+        hashes: np.ndarray,
+    ) -> Counts:
+        """Returns the sums of each value over selected rows, given the rows' other facts."""
+        keys, codes = column.distinct(rows)
+        cells = self._cells.add_up(codes, len(keys) + 1, labels, weights, hashes)
+        self.totals += cells.sum(axis=0)
+        self.missing += cells[-1]
+        there = cells[:-1].any(axis=1)  # excludes keys that occur only in missing rows
+        return merge_counts([Counts(keys[there], cells[:-1][there])])
+
+
+class _FieldCounts:
+    """Counts the values of a field, by index as long as batches have the same values."""
+
+    def __init__(self) -> None:
+        self._keys, self._occurrences = np.empty(0, np.uint64), np.empty(0, np.int64)
+        self._texts: Any = None
+
+    def add(self, column: Column, texts: Any, rows: np.ndarray, counts: list[Counts]) -> None:
+        """Counts selected rows; adds values to `counts` when a batch no longer has them."""
+        coded, chosen = column.each(rows)
+        if isinstance(coded, Parsed):
+            _append(counts, count_values(coded.take(chosen) if len(chosen) < coded.rows else coded))
+            return
+        if coded.keys is not self._keys:
+            self.finish(counts)
+            self._keys, self._texts = coded.keys, texts
+            self._occurrences = np.zeros(len(coded.keys), np.int64)
+        self._occurrences += coded.occurrences(chosen)
+
+    def finish(self, counts: list[Counts]) -> None:
+        """Adds the pending counts to `counts`."""
+        there = np.flatnonzero(self._occurrences)
+        if len(there):
+            texts = None if self._texts is None else self._texts.take(there)
+            found = Counts(self._keys[there], self._occurrences[there], texts)
+            _append(counts, merge_counts([found]))
+
+
+def _list_fields(schema: Schema) -> list[tuple[int, int]]:
+    """Returns the list fields: their index among categorical ones, and their greatest length."""
+    fields = enumerate(schema.categorical)
+    return [(i, field.max_length) for i, field in fields if field.max_length is not None]
+
+
+def _num_ids(schema: Schema, read: Rows, chosen: np.ndarray) -> np.ndarray:
+    """Returns the number of ids in the lists of selected rows after truncation."""
+    found = []
+    for i, max_length in _list_fields(schema):
+        lengths = list_column(read.categorical[i]).lengths[chosen]
+        found.append(int(np.minimum(lengths, max_length).sum()))
+    return np.array(found, np.int64)
+
+
+def _none_of(column: CountedColumn) -> Counts:
+    """Returns the counts of a column in no rows: a part may have no training rows."""
+    texts = pa.array([], _TEXTS) if column.kind == "texts" else None
+    cells = () if column.encoded is None else (column.encoded.cells.size,)
+    return Counts(np.empty(0, np.uint32), np.empty((0, *cells), np.int64), texts)
+
+
+def _append(parts: list[Counts], found: Counts) -> None:
+    """Adds counts to those of a column: the first part is merged, and the others wait.
+
+    They are merged once they are as many as the merged ones, so that memory is a small multiple of
+    the distinct values, and every value is sorted a logarithmic number of times.
+    """
+    parts.append(found)
+    if sum(len(part.keys) for part in parts[1:]) > max(len(parts[0].keys), _LEAST_MERGED):
+        parts[:] = [merge_counts(parts)]
+
+
+def _label_counts(schema: Schema, batch: pa.RecordBatch) -> Counter[str]:
+    name = schema.label.column
+    texts, codes = texts_of(name, column_of(batch, name))
+    occurrences = np.bincount(codes[codes >= 0], minlength=len(texts))
+    found: Counter[str] = Counter()
+    for text, count in zip(texts, occurrences.tolist(), strict=True):
+        found[text] += count
+    return +found
+
+
+def _text(bad: Bad) -> str:
+    return f"column {bad.column}: {bad.problem}" if bad.column else bad.problem
+
+
+def _row_text(batch: pa.RecordBatch, row: int) -> str:
+    values = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name == PROBLEM:
+            if column[row].is_valid:
+                return column[row].as_py().partition("\t")[2]
+            continue
+        if pa.types.is_nested(column.type):
+            values.append(f"{name}={column[row].as_py()}")
+            continue
+        texts, codes = texts_of(name, column.slice(row, 1))
+        values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")
+    return "\t".join(values).replace("\n", "\\n")
