@@ -121,6 +121,7 @@ TABLES = {
 }
 WHOLE = ("csv", "parquet")  # fitted, their models score every route
 SELDOM = (
+    "ipc",
     "polars ipc",
     "stream",
     "nullable csv",

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyarrow import feather, orc
-from tables_testing import prepare
+from tables_testing import COLUMNAR, prepare
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
@@ -538,7 +538,7 @@ def _(tmp):
 @row("ids beyond 2^53")
 def _(tmp):
     ids = [1_700_000_000_000_000_000 + k for k in range(3)]
-    for kind in ("csv", "jsonl", "parquet"):
+    for kind in ("csv", "jsonl", "parquet", "orc", "arrow"):
         (tmp / kind).mkdir()
         path = tmp / kind / f"a.{kind}"
         if kind == "csv":
@@ -546,7 +546,7 @@ def _(tmp):
         elif kind == "jsonl":
             path.write_text("".join(f'{{"y": {i % 2}, "c": {id}}}\n' for i, id in enumerate(ids)))
         else:
-            pq.write_table(pa.table({"y": [0, 1, 0], "c": ids}), path)
+            COLUMNAR[path.suffix][1](pa.table({"y": [0, 1, 0], "c": ids}), path, 2)
         assert values_of(tmp / kind, path) == list(map(str, ids))
         assert scored(tmp / kind, [[id] for id in ids]) == [1, 2, 3]
 

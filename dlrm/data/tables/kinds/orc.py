@@ -4,9 +4,9 @@ import re
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
-from pyarrow.orc import ORCFile
 
 from dlrm.data.tables.kinds.columnar import Columnar, Group, Groups, slices
 from dlrm.data.tables.kinds.types import is_text
@@ -30,17 +30,17 @@ class Orc(Columnar):
 
     def groups_of(self, path: str | Path) -> Groups:
         """Opens a file; see `Columnar.groups_of`."""
-        return _Stripes(path)
+        try:
+            from pyarrow.orc import ORCFile
+        except ImportError as error:  # some builds of pyarrow leave it out
+            raise ValueError(f"{path}: expected a pyarrow with ORC, got none ({error})") from error
+        return _Stripes(path, ORCFile(str(path)))
 
 
 class _Stripes(Groups):
-    def __init__(self, path: str | Path) -> None:
-        with pa.memory_map(str(path)) as file:
-            if not file.size():  # which pyarrow would map
-                raise pa.ArrowInvalid("0 bytes")
-        self._file = ORCFile(str(path))
-        self.schema, self.num_groups = self._file.schema, self._file.nstripes
-        self._groups = _groups(path, self._file)
+    def __init__(self, path: str | Path, file: Any) -> None:
+        self._file, self._groups = file, _groups(path, file)
+        self.schema, self.num_groups = file.schema, file.nstripes
 
     def group(self, number: int) -> Group:
         return self._groups[number]
@@ -51,7 +51,7 @@ class _Stripes(Groups):
         yield from slices(pa.RecordBatch.from_arrays(arrays, stripe.schema.names))
 
 
-def _groups(path: str | Path, file: ORCFile) -> list[Group]:
+def _groups(path: str | Path, file: Any) -> list[Group]:
     """Returns the rows and places of the stripes, which pyarrow does not tell, from the footer."""
     found: list[Group] = []
     with open(path, "rb") as raw:
@@ -102,7 +102,7 @@ def _varint(message: bytes, place: int) -> tuple[int, int]:
     raise pa.ArrowInvalid("a footer that ends too early")
 
 
-def _unpacked(packed: bytes, file: ORCFile) -> bytes:
+def _unpacked(packed: bytes, file: Any) -> bytes:
     """Returns the footer, which is compressed in chunks."""
     if file.compression == "UNCOMPRESSED":
         return packed
@@ -115,7 +115,7 @@ def _unpacked(packed: bytes, file: ORCFile) -> bytes:
     return found
 
 
-def _decompressed(chunk: bytes, file: ORCFile) -> bytes:
+def _decompressed(chunk: bytes, file: Any) -> bytes:
     """Returns a chunk, which other bytes may follow up to the size of a block."""
     if file.compression == "ZLIB":
         return zlib.decompressobj(-zlib.MAX_WBITS).decompress(chunk, file.compression_size)

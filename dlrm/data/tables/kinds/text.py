@@ -67,7 +67,7 @@ class Text(Kind):
             column: its cells, from `read`.
             cells: the columns of lists and of numbers.
             text: the format of the file.
-            numbers: loses the names of columns with other values than numbers of JSON.
+            numbers: the column is removed from it if it has other values than numbers of JSON.
         """
         raise NotImplementedError
 
