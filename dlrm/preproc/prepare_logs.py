@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.command_line import Parser, exit_code_of, say
-from dlrm.data.clicks.layout import one_class_note, write_model_size
+from dlrm.data.clicks.layout import write_model_size
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
 from dlrm.data.transform.transform import Transform
@@ -32,6 +32,7 @@ from dlrm.preproc.execution.work_folder import open_work_folder, shared_folders
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import HALVES, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
+from dlrm.preproc.prepare_tables import summary
 from dlrm.preproc.stages.options import BAD_LINES, ORDERINGS
 from dlrm.preproc.stages.pipeline import input_facts
 from dlrm.preproc.stages.stage import QUARANTINE, Run
@@ -131,17 +132,10 @@ def _prepare(flags: argparse.Namespace) -> None:
         say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
         result = pipeline.prepare(run, *found)
         run.work.publish()
-    for name, total in result["totals"].items():
-        rows, clicks = total.get("rows", 0), total.get("clicks", 0)
-        rate = f", click-through rate {clicks / rows:.4f}" if rows and clicks else ""
-        say(f"{name + ':':<12}{rows:>14,} rows{rate}")
-        if note := one_class_note(name, rows, clicks):
-            say(note)
+    for line in summary(result):
+        say(line)
+    for total in result["totals"].values():
         _warn_of_unknown(total)
-    cardinalities = result["cardinalities"]
-    say(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
-    if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
-        say(f"clamped to 1:{clamped:>13,} numerical values whose logarithm would be under 0")
     say(f"{output}: complete, in {time.perf_counter() - start:.1f} s")
 
 

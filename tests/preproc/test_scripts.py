@@ -66,7 +66,7 @@ def test_whole_path_on_one_core(spark, tmp_path):
         "train:",
         "test:",
         "validation:",
-        "click-through rate",
+        "positive",
         "UI: http",
     ):
         assert stage in result.stdout

@@ -1,5 +1,8 @@
 """The pipeline: the bytes it writes, the inputs it refuses, and what it leaves behind."""
 
+from contextlib import nullcontext
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from column_testing import text_column
@@ -9,6 +12,9 @@ from preproc_testing import GOOD, binary_files, day_files, reference_dataset, wr
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.log_lines import LogFormat
+from dlrm.data.tables.files import find_tables
+from dlrm.data.transform.derived import Cross, Encoding
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import TaskError, local_engine
@@ -16,8 +22,10 @@ from dlrm.preproc.execution.work_folder import open_work_folder
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
+from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.pipeline import input_facts
 from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.simulate_logs import Simulation, simulate
 
 SMALL = LogFormat(2, 3)
@@ -240,3 +248,42 @@ def test_wrong_options_are_named(local, tmp_path):
     with pytest.raises(ValueError, match="--output_ordering day_random"):
         LogOptions(output_ordering="day_random")
     assert not (tmp_path / "binary_dataset").exists()
+
+
+def test_a_log_read_as_a_table_has_the_same_numbers_and_ids(local, logs, tmp_path):
+    """The schema of logs is one of hexadecimal and decimal fields, which any table may have."""
+    options = {"dictionary_days": (0, 0), "output_ordering": "input", "frequency_limit": "3"}
+    days = prepare(local, logs, tmp_path, **options)
+    lines = (logs / "day_0").read_text().splitlines()
+    whole = tmp_path / "day_0"  # tables have no short lines
+    whole.write_text("".join(f"{line}{chr(9) * (39 - line.count(chr(9)))}\n" for line in lines))
+    fitted = Transform.load(days / layout.TRANSFORM)
+    more = {
+        "crosses": (Cross(("categorical 0", "categorical 3"), buckets=50),),
+        "categorical": (
+            replace(fitted.schema.categorical[0], encodings=(Encoding("target"),)),
+            *fitted.schema.categorical[1:],
+        ),
+    }
+    table = tmp_path / "table"
+    for name, schema in (("plain", fitted.schema), ("more", replace(fitted.schema, **more))):
+        made = prepare_tables(
+            TableOptions(Schema.of_facts(schema.facts()), output_ordering="input"),
+            {"train": find_tables([whole], "csv")},
+            table / name,
+            lambda: nullcontext(local),
+            say=lambda line: None,
+        )
+        assert made["totals"]["train"]["rows"] > 0
+        for column in range(26):
+            file = f"cat_{column}.bin"
+            dtype = layout.id_dtype(fitted.cardinalities[column])
+            expected = np.fromfile(days / "train" / file, dtype)
+            found = np.fromfile(table / name / "train" / file, dtype)
+            np.testing.assert_array_equal(found, expected[: len(found)])
+        numbers = np.fromfile(table / name / "train" / "numerical.bin", np.float16)
+        numbers = numbers.reshape(len(found), -1)
+        expected = np.fromfile(days / "train" / "numerical.bin", np.float16).reshape(-1, 13)
+        np.testing.assert_array_equal(numbers[:, :13], expected[: len(found)])
+    assert numbers.shape[1] == 14
+    assert (table / "more" / "train" / "cat_26.bin").stat().st_size == len(found)
