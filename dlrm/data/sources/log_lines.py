@@ -66,11 +66,6 @@ class Lines(NamedTuple):
     numerical: list[Parsed]
     categorical: list[Parsed]
 
-    @property
-    def extra(self) -> dict[str, np.ndarray]:
-        """Columns beside the model's inputs; a log has none."""
-        return {}
-
     def part(self, begin: int, end: int) -> "Lines":
         """Returns the rows from `begin` to `end`."""
         if (begin, end) == (0, len(self.labels)):

@@ -142,11 +142,6 @@ class FrequencyLimit:
         return self.by_column.get(index, self.default)
 
 
-def save_dictionary(directory: str | os.PathLike, index: int, dictionary: np.ndarray) -> None:
-    """Writes one dictionary of a transform, so that many processes can write one transform."""
-    write_array(dictionary_path(directory, index), dictionary)
-
-
 def dictionary_path(directory: str | os.PathLike, index: int) -> Path:
     """Returns the file of a dictionary of a transform."""
     return Path(directory, f"dictionary_{index}.npy")
