@@ -18,7 +18,7 @@ from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.column_statistics import Periods, Statistics, ends_of_bin
 from dlrm.preproc.stages.division import Division
-from dlrm.preproc.stages.report_facts import shortest
+from dlrm.preproc.stages.report import shortest
 from dlrm.preproc.tables.options import TableOptions
 
 DAY = 86_400_000_000

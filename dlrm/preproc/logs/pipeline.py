@@ -31,15 +31,9 @@ from dlrm.preproc.logs.raw_log import (
 from dlrm.preproc.logs.source import LogSource
 from dlrm.preproc.stages.dictionary_merge import write_lookups
 from dlrm.preproc.stages.division import DROPPED, TEST, TRAIN, VALIDATION, Divider, Ranges
-from dlrm.preproc.stages.pipeline import (
-    count,
-    fit,
-    quarantine,
-    shared_out,
-    transform,
-    write_dataset,
-)
-from dlrm.preproc.stages.report_facts import Files
+from dlrm.preproc.stages.fitting import fit, shared_out
+from dlrm.preproc.stages.pipeline import count, quarantine, transform, write_dataset
+from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.shuffle_files import remove_unfinished
 from dlrm.preproc.stages.source import Target
 from dlrm.preproc.stages.stage import Run

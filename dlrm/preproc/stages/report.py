@@ -4,22 +4,35 @@ Both depend only on the input and the options, so that the same input has the sa
 """
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import math
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.preproc.stages.column_statistics import Statistics, length_bins, number_of_bin
+from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.schema import NumericalField
+from dlrm.data.transform.transform import Transform
+from dlrm.preproc.stages.column_statistics import (
+    HASH_BUCKETS,
+    QUANTILES,
+    Counted,
+    Histogram,
+    Periods,
+    Statistics,
+    ends_of_bin,
+    share,
+)
 from dlrm.preproc.stages.report_page import page
+from dlrm.preproc.stages.source import Part
+from dlrm.preproc.stages.stage import Run
 
 JSON, HTML = "report.json", "report.html"
-QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
-_SHARE_FLOOR = 1e-4  # share assumed for a bin that is empty on one side of a comparison
-_TRAIN = layout.SPLITS[0]
-Histogram = Callable[[Statistics], np.ndarray]
+_MOST_SLICES = 31  # compared with the training rows
+_TINY = 1e-300
+_STATISTICS = 2048  # histograms of numbers that a process holds at once: 64 MiB
 
 
 def write(output: Path, facts: dict[str, Any]) -> None:
@@ -28,108 +41,232 @@ def write(output: Path, facts: dict[str, Any]) -> None:
     (output / HTML).write_text(page(facts), encoding="utf-8")
 
 
-@dataclass
-class Counted:
-    """Counts of the rows of a dataset.
+def most_slices(num_numerical: int) -> int:
+    """Returns the maximum number of slices of rows, whose counts must fit in memory."""
+    return min(_MOST_SLICES, max(_STATISTICS // max(num_numerical, 1), 1))
+
+
+def periods_of(counted: Sequence[dict[str, Any]], num_numerical: int) -> Periods | None:
+    """Returns the periods to compare, or None if rows have no time.
+
+    Args:
+        counted: the facts of the parts, from `count_part`.
+        num_numerical: numerical fields of a row.
+    """
+    times = [time for result in counted for time in result["times"]]
+    return Periods.of(min(times), max(times), most_slices(num_numerical)) if times else None
+
+
+class Files(NamedTuple):
+    """The files of rows, as the report names them.
 
     Attributes:
-        num_numerical, num_categorical, num_lists: fields of a row; list fields are categorical.
-        splits: counts of each split, by its name.
-        slices: counts of each part of the rows that is compared with the training rows, such as a
-            day.
+        names: names of the files.
+        kind: what a file is: "file", or "day" for logs.
+        note: a sentence about the division of the rows.
     """
 
-    num_numerical: int
-    num_categorical: int
-    num_lists: int = 0
-    splits: dict[str, Statistics] = field(default_factory=dict)
-    slices: dict[Any, Statistics] = field(default_factory=dict)
-
-    def add(self, kind: dict[Any, Statistics], name: Any, part: Statistics) -> None:
-        """Adds counts to those of a split or a slice."""
-        kind[name] = kind[name] + part if name in kind else part
-
-    def split(self, name: str) -> Statistics:
-        """Returns the counts of a split, which may have no rows."""
-        shape = self.num_numerical, self.num_categorical, self.num_lists
-        return self.splits.get(name) or Statistics.empty(*shape)
-
-    @property
-    def train(self) -> Statistics:
-        """Returns the counts of the training rows."""
-        return self.split(_TRAIN)
-
-    def missing(self, column: int, names: Sequence[str]) -> dict[str, float | None]:
-        """Returns the share of rows without a value in a column, numerical ones first."""
-        parts = {name: self.split(name) for name in names}
-        return {name: share(part.missing[column], part.totals[0]) for name, part in parts.items()}
-
-    def without_id(self, table: int, names: Sequence[str]) -> dict[str, float | None]:
-        """Returns the share of values with id 0 among those that are not missing."""
-        ids = {name: self.split(name).ids[table] for name in names}
-        return {name: share(found[0], found.sum()) for name, found in ids.items()}
-
-    def drift(self, part: Statistics, histogram: Histogram) -> float:
-        """Returns the population stability index of some rows against the training rows."""
-        found, usual = _shares(histogram(part)), _shares(histogram(self.train))
-        return round(float(((found - usual) * np.log(found / usual)).sum()), 4)
-
-    def tenths(self, i: int) -> Histogram:
-        """Returns a function that counts rows by tenths of the training rows, and missing ones.
-
-        Args:
-            i: the numerical field.
-        """
-        cumulated = np.cumsum(self.train.numbers[i])
-        edges = np.searchsorted(cumulated, cumulated[-1] * np.arange(1, 10) / 10) + 1
-        begins = np.r_[0, np.unique(edges)]
-        return lambda part: np.r_[
-            part.missing[i], np.add.reduceat(np.append(part.numbers[i], 0), begins)
-        ]
-
-    def id_groups(self, table: int) -> Histogram:
-        """Returns a function that counts rows by the digits of their ids, and missing ones."""
-        column = self.num_numerical + table
-        return lambda part: np.r_[part.missing[column], part.ids[table]]
-
-    def quantile_bins(self, i: int) -> np.ndarray | None:
-        """Returns the bins of a numerical field's `QUANTILES` in training rows."""
-        return _quantile_bins(self.train.numbers[i])
-
-    def lists(self, i: int, names: Sequence[str]) -> dict[str, Any]:
-        """Describes the lists of a list field: lengths in training rows, and shares.
-
-        Args:
-            i: the number of the list field.
-            names: names of the splits.
-        """
-        parts, train = {name: self.split(name) for name in names}, self.train
-        lengths: dict[str, Any] = dict.fromkeys(map(str, QUANTILES))
-        if (bins := _quantile_bins(train.lengths[i])) is not None:
-            found = np.rint(number_of_bin(bins)).astype(int).tolist()
-            lengths = dict(zip(lengths, found, strict=True))
-        empty = int(length_bins(np.zeros(1, int))[0])
-        return {
-            "mean_length": share(train.lists[i, 0], train.totals[0]),
-            "length_quantiles": lengths,
-            "empty": {n: share(one.lengths[i, empty], one.totals[0]) for n, one in parts.items()},
-            "cut": {n: share(one.lists[i, 1], one.totals[0]) for n, one in parts.items()},
-        }
+    names: Sequence[str]
+    kind: str = "file"
+    note: str = ""
 
 
-def _quantile_bins(histogram: np.ndarray) -> np.ndarray | None:
-    if not histogram.sum():
-        return None
-    places = np.searchsorted(
-        np.cumsum(histogram), np.array(QUANTILES) * histogram.sum(), side="left"
-    )
-    return np.minimum(places, len(histogram) - 1)
+def facts(
+    run: Run,
+    files: Files,
+    parts: Sequence[Part],
+    counted: Sequence[dict[str, Any]],
+    periods: Periods | None,
+    fitted: Transform,
+    totals: dict[str, dict[str, int]],
+) -> dict[str, Any]:
+    """Returns the report after all rows are transformed.
+
+    Args:
+        run: the engine, the folder and the options.
+        files: the files.
+        parts: parts of the files.
+        counted: the facts of the parts, from `count_part`.
+        periods: periods that were counted separately.
+        fitted: the transform.
+        totals: totals of each split of the dataset.
+    """
+    schema = fitted.schema
+    sliced_by, slice_of = _slices(files, periods, fitted.num_numerical)
+    counts = _load(run, parts, fitted, list(totals), slice_of)
+    quarantined = dict.fromkeys(range(len(files.names)), 0)
+    for part, one in zip(parts, counted, strict=True):
+        quarantined[part.file] += len(one["rejected"])
+    return {
+        "label": {"column": schema.label.column, "positive": schema.label.positive},
+        "division": files.note,
+        "splits": {
+            name: {
+                **_row_facts(total.get("rows", 0), total.get("clicks", 0)),
+                "values_raised_to_1": total.get("clamped", 0),
+            }
+            for name, total in totals.items()
+            if name in layout.SPLITS
+        },
+        "negatives": {
+            "kept": run.options.division.keep_negatives,
+            "rows_left_out": sum(one["dropped"] for one in counted),
+        },
+        "sliced_by": sliced_by,
+        "slices": [
+            {"slice": name, **_row_facts(*part.totals[:2].tolist())}
+            for name, part in counts.slices.items()
+        ],
+        "numerical": _numerical(counts, fitted),
+        "categorical": _categorical(counts, fitted, run.work.result("merged")),
+        "rows_quarantined": [
+            {"file": files.names[file], "rows": number}
+            for file, number in quarantined.items()
+            if number
+        ],
+    }
 
 
-def share(part: Any, whole: Any) -> float | None:
-    """Returns a share with six digits; None if the whole is 0."""
-    return round(float(part) / float(whole), 6) if whole else None
+def _row_facts(rows: int, positives: int) -> dict[str, Any]:
+    return {"rows": rows, "positives": positives, "positive_rate": share(positives, rows)}
 
 
-def _shares(histogram: np.ndarray) -> np.ndarray:
-    return np.maximum(histogram / max(histogram.sum(), 1), _SHARE_FLOOR)
+def _slices(
+    files: Files, periods: Periods | None, num_numerical: int
+) -> tuple[str | None, list[str]]:
+    """Returns the kind of slices, and each file's slice; "" if times determine the slice."""
+    names = files.names
+    if periods is not None:
+        return "day" if periods.days == 1 else f"{periods.days} days", [""] * len(names)
+    if len(names) == 1:
+        return None, [""]
+    together = -(-len(names) // most_slices(num_numerical))  # consecutive files
+    slices = []
+    for number in range(len(names)):
+        begin = number // together * together
+        last = min(begin + together, len(names)) - 1
+        first = f"{begin}: {names[begin]}" if names.count(names[begin]) > 1 else names[begin]
+        slices.append(first if last == begin else f"{first} to {names[last]}")
+    return files.kind if together == 1 else f"{together} {files.kind}s", slices
+
+
+def _load(
+    run: Run,
+    parts: Sequence[Part],
+    fitted: Transform,
+    splits: Sequence[str],
+    slice_of: Sequence[str],
+) -> Counted:
+    """Adds up the counts of tasks, under the names of splits, and of periods if there are any."""
+    folder = run.work.folder("transform.statistics")
+    counts = Counted(fitted.num_numerical, fitted.num_categorical, len(fitted.lists))
+    for number, part in enumerate(parts):
+        for name, found in Statistics.load(folder / str(number)).items():
+            if name not in splits:
+                counts.add(counts.slices, name, found)
+                continue
+            counts.add(counts.splits, name, found)
+            if of_file := slice_of[part.file]:
+                counts.add(counts.slices, of_file, found)
+    if not any(slice_of):
+        counts.slices = {name: counts.slices[name] for name in sorted(counts.slices, key=str)}
+    return counts
+
+
+def _drift(counts: Counted, histogram: Histogram) -> dict[str, Any]:
+    others = [name for name in layout.SPLITS[1:] if name in counts.splits]
+    return {
+        "splits": {name: counts.drift(counts.split(name), histogram) for name in others},
+        "slices": [counts.drift(part, histogram) for part in counts.slices.values()],
+    }
+
+
+def _numerical(counts: Counted, fitted: Transform) -> list[dict[str, Any]]:
+    features = []
+    splits = [name for name in layout.SPLITS if name in counts.splits]
+    rules, names = fitted.schema.numerical_features, fitted.schema.numerical_names
+    of_encodings = [
+        {"kind": one.kind, "of": field.column}
+        for _, field in fitted.schema.encoded
+        for one in field.encodings
+    ]
+    first = len(rules) - len(of_encodings)
+    for i, (field, found) in enumerate(zip(rules, fitted.numerical, strict=True)):
+        quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
+        if (bins := counts.quantile_bins(i)) is not None:
+            quantiles = dict(zip(quantiles, _raw(field, found, bins), strict=True))
+        features.append(
+            {
+                "name": names[i],
+                "transform": field.transform,
+                "bins": max(len(found.edges) - 1, 0),
+                "missing": counts.missing(i, splits),
+                "quantiles": quantiles,
+                "drift": _drift(counts, counts.tenths(i)),
+            }
+        )
+        if i >= first:
+            features[-1]["encoding"] = of_encodings[i - first]
+    return features
+
+
+def _raw(field: NumericalField, fitted: Fitted, bins: np.ndarray) -> list[float]:
+    """Returns values of a column before its transform, for the bins of the numbers after it.
+
+    Numbers in a bin cannot be distinguished, so the shortest one stands for all. Bins that are
+    narrower than the tolerance of the transform, next to 0, are widened.
+    """
+    least, greatest = ends_of_bin(bins)
+    middle, tolerance = (least + greatest) / 2, field.rule.tolerance
+    ends = np.minimum(least, middle - tolerance), np.maximum(greatest, middle + tolerance)
+    pairs = (field.rule.invert(end, fitted).tolist() for end in ends)
+    return [shortest(*pair) for pair in zip(*pairs, strict=True)]
+
+
+def shortest(least: float, greatest: float) -> float:
+    """Returns the number with the fewest decimal digits between two; of several, the middle one."""
+    if least <= 0 <= greatest:
+        return 0
+    if not greatest - least > _TINY:
+        return least
+    place = math.ceil(math.log10(max(abs(least), abs(greatest))))
+    while True:
+        unit = 10.0**place
+        first, last = math.ceil(least / unit), math.floor(greatest / unit)
+        if first <= last:
+            middle = min(max(round((least + greatest) / 2 / unit), first), last)
+            return middle * 10**place if place >= 0 else middle / 10**-place
+        place -= 1
+
+
+def _categorical(
+    counts: Counted, fitted: Transform, merged: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    features = []
+    splits = [name for name in layout.SPLITS if name in counts.splits]
+    lists = list(fitted.lists)
+    for i, field in enumerate(fitted.fields):
+        place = fitted.dictionary_of[i]
+        in_buckets = {name: counts.split(name).ids[i] for name in splits}
+        features.append(
+            {
+                "name": field.column,
+                "type": field.type,
+                "dictionary": field.dictionary,
+                "missing": counts.missing(fitted.num_numerical + i, splits),
+                "distinct_values": sum(bucket["distinct"][place] for bucket in merged),
+                "frequency_limit": field.frequency_limit,
+                "max_ids": field.max_ids,
+                "hash_buckets": field.hash_buckets,
+                "cardinality": fitted.cardinalities[i],
+                "values_without_id": counts.without_id(i, splits),
+                "values_in_buckets": {
+                    name: share(ids[HASH_BUCKETS], ids.sum()) for name, ids in in_buckets.items()
+                },
+                "drift": _drift(counts, counts.id_groups(i)),
+            }
+        )
+        if i in lists:
+            of_lists = {"max_length": field.max_length}
+            features[-1]["list"] = of_lists | counts.lists(lists.index(i), splits)
+    return features

@@ -25,7 +25,7 @@ from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.stages.division import Divider
 from dlrm.preproc.stages.pipeline import count, quarantine, write_dataset
-from dlrm.preproc.stages.report_facts import Files
+from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import Run
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource

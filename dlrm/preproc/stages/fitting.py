@@ -1,0 +1,208 @@
+"""Fits a transform to counted rows: the stage "dictionary"."""
+
+import shutil
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.encodings import Encoded
+from dlrm.data.transform.numbers import Fitted, Sums
+from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import NUMBER, TEXT, canonical_text
+from dlrm.preproc.stages.counting import counted_columns
+from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
+from dlrm.preproc.stages.division import TRAIN
+from dlrm.preproc.stages.stage import Run
+
+_MOST_NEGATIVES = 100  # labels other than the positive one that the transform keeps
+_MOST_LISTED = 10
+_GROUPS = 12
+
+
+def fit(
+    run: Run,
+    counted: Sequence[dict[str, Any]],
+    directory: Path,
+    columns: Sequence[str] = (),
+    negatives: Sequence[str] | None = None,
+) -> Transform:
+    """Fits dictionaries, bins, means and deviations to the training rows, and writes them.
+
+    Args:
+        run: the engine, the folder and the options.
+        counted: the results of `count`.
+        directory: directory of the transform.
+        columns: names of all columns of a CSV; none for others.
+        negatives: the labels that count as 0, if they are known.
+    """
+    schema: Schema = run.options.schema
+    num_rows = sum(one["rows"][TRAIN] for one in counted)
+    made_of = _with_totals(counted_columns(schema), counted)
+    results = fit_counted(run, range(len(counted)), num_rows, made_of, directory)
+    places = list(schema.dictionaries().values())
+    dictionaries = [
+        Dictionary.load(directory, place, results[place], fields[0].type)
+        for place, fields in enumerate(places)
+    ]
+    of_encodings = results[len(places) : len(places) + len(schema.encoded)]
+    bins = iter(results[len(places) + len(schema.encoded) :])
+    fitted = []
+    for i, field in enumerate(schema.numerical):
+        total = sum((Sums.of_facts(result["sums"][i]) for result in counted), Sums())
+        edges = map(_array, next(bins)) if field.fitted_bins else ()
+        try:
+            fitted.append(field.rule.fit(total, *edges))
+        except OverflowError as error:
+            raise ValueError(f"column {field.column}: {error}") from None
+    fitted += [Fitted.of_facts(one) for result in of_encodings for one in result["fitted"]]
+    encoded = [
+        Encoded.load(directory, place, result["size"], len(field.encodings))
+        for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
+    ]
+    kept = run.options.division.keep_negatives
+    own = dictionaries, negatives, columns, kept, encoded, _kinds(run, counted)
+    read = run.options.remembered_schema if columns else schema  # of a CSV
+    transform = Transform(read, fitted, *own)
+    transform.save_facts(directory)
+    return transform
+
+
+def negatives_of(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
+    """Returns the labels that count as 0, after checking them against the schema."""
+    label, found = schema.label, label_counts(counted)
+    if not label.positives:
+        return None
+    positive = sum(sum(result["positives"]) for result in counted)
+    shown = ", ".join(map(repr, sorted(found)[:_MOST_LISTED]))
+    if not positive:
+        raise ValueError(
+            f"column {label.column}: no row has the label "
+            f"{' or '.join(map(repr, label.positives))}; found {shown}"
+        )
+    forms = set(map(canonical_text, label.positives))
+    others = sorted(text for text in found if canonical_text(text) not in forms)
+    expected = label.negative
+    if expected is None and len(others) > 1 and not label.any_negative:
+        known = " or ".join(map(repr, label.positives))
+        raise ValueError(
+            f"column {label.column}: expected two values, {known} and another, got {shown}; label: "
+            "{negative: [...]} in the schema names those that count as 0"
+        )
+    kept = tuple(expected or others)
+    return kept if 0 < len(kept) <= _MOST_NEGATIVES else None
+
+
+def label_counts(counted: Sequence[dict[str, Any]]) -> dict[str, int]:
+    """Returns the count of each label, if the schema names the positive one."""
+    found = Counter[str]()
+    for result in counted:
+        found.update(result["labels"])
+    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+
+
+def _kinds(run: Run, counted: Sequence[dict[str, Any]]) -> list[str]:
+    """Returns the kind of each categorical field's values: numbers, or anything else as text."""
+    schema: Schema = run.options.schema
+    of_json = set(run.work.result("numbers") or ())
+    kinds = []
+    for place, field in enumerate(schema.categorical):
+        found = set().union(*(result["kinds"][place] for result in counted))
+        kinds.append(NUMBER if found == {NUMBER} or field.column in of_json else TEXT)
+    return kinds
+
+
+def _with_totals(
+    columns: Sequence[CountedColumn], counted: Sequence[dict[str, Any]]
+) -> list[CountedColumn]:
+    """Returns the columns with the sums over all training rows that their encodings need."""
+    made = []
+    for column in columns:
+        if (encoded := column.encoded) is not None:
+            parts = [result["cells"][encoded.place] for result in counted]
+            totals, missing = np.array(parts, np.int64).sum(axis=0).tolist()
+            column = column._replace(encoded=encoded._replace(totals=totals, missing=missing))
+        made.append(column)
+    return made
+
+
+def _array(values: Sequence[str]) -> np.ndarray:
+    return np.array([float.fromhex(value) for value in values])
+
+
+def fit_counted(
+    run: Run,
+    counted: Sequence[int],
+    rows: int,
+    columns: Sequence[CountedColumn],
+    directory: Path,
+) -> list[Any]:
+    """Makes dictionaries and bins from counts; returns the results of `fit_columns` for each.
+
+    Args:
+        run: the engine and the folder, which has the counts in `count_buckets`.
+        counted: numbers of the parts whose counts are added up.
+        rows: number of their rows.
+        columns: the product of each column.
+        directory: directory of the dictionaries.
+    """
+    work = run.work
+    directory.mkdir(parents=True, exist_ok=True)
+    with run.stage("dictionary") as stage:
+        stage.rows = rows
+        counts = work.folder("counts")
+        merge = partial(
+            merge_bucket,
+            sources=[str(counts / str(i)) for i in counted],
+            limits=[column.limit for column in columns],
+            folder=str(work.folder("merged")),
+        )
+        if (merged := work.result("merged")) is None:
+            merged = stage.tasks("merge", merge, range(work.result("count.buckets")))
+            work.finish("merged", merged)
+        remove_folder(counts)
+        job = FitJob(
+            str(work.folder("merged")),
+            [result["kept"] for result in merged],
+            str(directory),
+            str(work.folder("lookups")),
+            columns,
+        )
+        if (fitted := work.result("fitted")) is None:
+            groups = shared_out(range(len(columns)))
+            parts = stage.tasks("fit", partial(fit_columns, job=job), groups)
+            by_column = {int(i): found for part in parts for i, found in part.items()}
+            fitted = [by_column[i] for i in range(len(columns))]
+            work.finish("fitted", fitted)
+        remove_folder(work.folder("merged"))
+    return fitted
+
+
+def count_buckets(run: Run, size: int, bucket_bytes: int) -> int:
+    """Returns the number of buckets of values, such that one task can merge a bucket's counts.
+
+    Args:
+        run: remembers the number, since a resumed run may have other cores.
+        size: bytes of the input.
+        bucket_bytes: bytes of input whose counts one task can merge, whatever repeats.
+    """
+    buckets = run.work.result("count.buckets")
+    if buckets is None:
+        buckets = max(run.engine.cores, -(-size // bucket_bytes))
+        run.work.finish("count.buckets", buckets)
+    return buckets
+
+
+def shared_out(items: Sequence[Any]) -> list[list[Any]]:
+    """Distributes small items among tasks, since each task has overhead on Spark."""
+    return [part for i in range(_GROUPS) if (part := list(items[i::_GROUPS]))]
+
+
+def remove_folder(folder: Path) -> None:
+    """Removes intermediate files of tasks, once the stage that reads them is finished."""
+    shutil.rmtree(folder, ignore_errors=True)
