@@ -82,6 +82,15 @@ def deterministic() -> Iterator[None]:
     torch.use_deterministic_algorithms(False)
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Runs on one thread; most networks of tests are too small for more."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
 @pytest.fixture(autouse=True)
 def _full_float32() -> None:
     """Disables TF32, which a command run on a GPU leaves enabled for later tests."""

@@ -12,6 +12,7 @@ from pyarrow import feather, orc
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
+from dlrm.preproc.execution.engines import InlineEngine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import Division
 from dlrm.preproc.tables.options import TableOptions
@@ -20,6 +21,12 @@ from dlrm.preproc.tables.options import TableOptions
 def write_stream(table, path, rows):
     with pa.ipc.new_stream(path, table.schema) as writer:
         writer.write_table(table, rows)
+
+
+class Inline(InlineEngine):
+    """Divides the work of this process as for two cores."""
+
+    cores = 2
 
 
 COLUMNAR = {  # suffix: the name of a group of rows, and a writer of groups
@@ -34,16 +41,6 @@ COLUMNAR = {  # suffix: the name of a group of rows, and a writer of groups
     ),
     ".arrows": ("record batch", write_stream),
 }
-
-
-class Inline:
-    """An engine without processes."""
-
-    cores, address = 2, None
-
-    def run(self, stage, task, items):
-        for item in items:
-            task(item)
 
 
 def prepare(

@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
@@ -70,16 +71,14 @@ def of_parquet(tmp_path_factory):
     pq.write_table(table(), folder / "rows.parquet", row_group_size=7777)
     options = TableOptions(Schema.of_facts(SCHEMA), Division(0.2), report=False)
     files = {"train": find_tables([folder / "rows.parquet"])}
-    prepare_tables(options, files, folder / "dataset", inline, say=lambda line: None)
+    prepare_tables(
+        options,
+        files,
+        folder / "dataset",
+        lambda: nullcontext(InlineEngine()),
+        say=lambda line: None,
+    )
     return contents(folder / "dataset")
-
-
-class inline:  # noqa: N801  # a context
-    def __enter__(self):
-        return InlineEngine()
-
-    def __exit__(self, *error):
-        pass
 
 
 def contents(dataset):

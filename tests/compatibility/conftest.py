@@ -1,7 +1,6 @@
 """Fixtures of the files of earlier versions."""
 
 import pytest
-import torch
 from archives import ARCHIVES, unpack
 
 
@@ -12,8 +11,4 @@ def written(request, tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+def _one_thread(one_thread): ...

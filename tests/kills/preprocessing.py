@@ -11,24 +11,15 @@ from contextlib import contextmanager
 from killing import contents, difference
 
 from dlrm.preproc import convert_to_binary, prepare_logs, prepare_text
+from dlrm.preproc.execution.engines import InlineEngine
 
 multiprocessing.resource_tracker.ensure_running()  # the shim allows no new programs
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
 
 
-class Inline:
-    """An engine without processes."""
-
-    cores, address = 1, None
-
-    def run(self, stage, task, items):
-        for item in items:
-            task(item)
-
-
 @contextmanager
 def inline_engine(*_):
-    yield Inline()
+    yield InlineEngine()
 
 
 def images(arguments):

@@ -78,7 +78,7 @@ class _HostTensors(TorchDispatchMode):
         return result
 
 
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "is_meta", property(lambda tensor: False))  # as on a GPU
@@ -88,16 +88,7 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
     assert 2 << 20 < host.largest <= 4 << 20  # the first table has 17 MB
 
 
-@pytest.fixture
-def _one_thread():
-    """Runs on one thread, as modes and default devices are per thread."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
     expected = layout({0: 700, 3: 5, 1: 31}, 3, seed=3).tables()
@@ -106,7 +97,7 @@ def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
     assert all(map(torch.equal, tables, expected))
 
 
-@pytest.mark.usefixtures("_one_thread")
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_default_device(layout):
     expected = layout({0: 7, 1: 5}, 3, seed=3).tables()

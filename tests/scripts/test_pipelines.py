@@ -18,6 +18,7 @@ from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import network
 from dlrm.scripts.common.network_flags import BatchPlan, pipeline_parts
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CNN = (
     *("--mode=train", "--model=efficientnet_b0", "--norm=group", "--dropout=0", "--drop_path=0"),
     *("--image_size=32", "--num_classes=7", "--data=generated", "--test_batch_size=8"),
@@ -33,14 +34,6 @@ BERT = (
     *("--layers_per_stage=1,2", "--base_device=cpu", "--optimizer=lamb", "--lr=0.01"),
     *("--pipeline_schedule=1f1b", "--max_steps=3", "--save_checkpoint_path=run"),
 )
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def losses(log):

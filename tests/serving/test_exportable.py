@@ -11,15 +11,15 @@ from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.serving.network.compare import compare_tables
-from dlrm.serving.network.exportable import ExportableDLRM, exportable
+from dlrm.serving.network.exportable import example_like, exportable
 from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
 pytestmark = pytest.mark.long
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
-
-
+LISTS = [None, "weighted", "unweighted"]
+MIXED = {"table_poolings": ("mean", None, "sum", "mean") * 2}
 PARTS = [  # parts other than dots and MLPs, alone and together
     {"wide": True},
     {"numerical_embedding": "piecewise", "numerical_bins": 5},
@@ -30,6 +30,7 @@ PARTS = [  # parts other than dots and MLPs, alone and together
     {"interaction_op": "dcn", "cross_structure": "parallel"},
     {"interaction_op": "dot,dcn", "cross_structure": "parallel", "top_mlp_sizes": (1,)},
     {"batch_norm": True, "dropout": 0.5},
+    *({"interaction_op": name} for name in INTERACTIONS if name != "cuda_dot"),  # the default
     {
         **{"wide": True, "numerical_embedding": "piecewise", "numerical_bins": 8, "dropout": 0.1},
         **{"interaction_op": "dot,dcn", "cross_rank": 4, "cross_structure": "parallel"},
@@ -62,22 +63,51 @@ def network(**others):
     return model.eval()
 
 
-def example(rows=33, seed=0):
+def example(rows=33, seed=0, lists=None, longest=9):
+    """Returns rows of an id each, or of lists, many empty; the first row's have the full length."""
     random = np.random.default_rng(seed)
-    ids = np.stack([random.integers(0, size, rows) for size in SIZES], 1)
-    return Inputs(random.normal(size=(rows, 5)).astype(np.float32), ids)
+    numerical = random.normal(size=(rows, 5)).astype(np.float32)
+    if lists is None:
+        return Inputs(numerical, np.stack([random.integers(0, size, rows) for size in SIZES], 1))
+    lengths = random.integers(-2, longest, (rows, len(SIZES))).clip(0).astype(np.int32)
+    lengths[:1] = longest
+    ids = random.integers(0, sizes_of(lengths))
+    weights = random.normal(size=len(ids)).astype(np.float32) if lists == "weighted" else None
+    return Inputs(numerical, ids, lengths, weights)
 
 
+def sizes_of(lengths):
+    """Returns the size of the table of each id."""
+    return np.tile(SIZES, len(lengths)).repeat(lengths.ravel())
+
+
+def empty(rows, lists):
+    inputs = example(rows, 0, lists)
+    weights = inputs.weights[:0] if lists == "weighted" else None
+    return Inputs(inputs.numerical, inputs.ids[:0], np.zeros_like(inputs.lengths), weights)
+
+
+@torch.no_grad()
 def logits(model, inputs):
-    with torch.no_grad():
-        return model(*map(torch.from_numpy, inputs.arrays)).numpy()
+    numerical, ids, lengths, weights = (
+        None if array is None else torch.from_numpy(array) for array in inputs
+    )
+    return model(numerical, ids, lengths, id_weights=weights).numpy()
+
+
+@torch.no_grad()
+def scores(exported, inputs):
+    return exported(*map(torch.from_numpy, inputs.arrays)).numpy()[:, 0]
+
+
+def assert_close(found, expected, tolerance=1e-5):
+    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
 
 @pytest.mark.parametrize(
     "others",
     [
         {},
-        *({"interaction_op": name} for name in INTERACTIONS),
         {"embedding_type": "multi_table"},
         {"embedding_dtype": "bf16"},
         {"top_mlp_sizes": (1,)},
@@ -94,29 +124,48 @@ def test_every_architecture_scores_as_trained(others):
     numerical, ids, *_ = example()
     inputs = Inputs(numerical, ids[:, : len(model.config.table_sizes)])
     before = {name: value.clone() for name, value in model.state_dict().items()}
-    exported = ExportableDLRM(model, quantize_tables(model, "fp32"))
-    expected = logits(model, inputs)
-    np.testing.assert_allclose(logits(exported, inputs)[:, 0], expected, rtol=1e-5, atol=1e-5)
+    exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+    assert_close(scores(exported, inputs), logits(model, inputs))
     for name, value in model.state_dict().items():
         torch.testing.assert_close(value, before[name], rtol=0, atol=0)
 
 
+@pytest.mark.parametrize("lists", LISTS[1:])
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"pooling": "sum"},
+        {"pooling": "mean"},
+        MIXED,
+        {"wide": True, **MIXED},
+        {"hash_indices": True, "max_table_size": 20, **MIXED},
+    ],
+)
+def test_every_pooling_scores_as_trained(others, lists):
+    model = network(**others)
+    for inputs in (example(lists=lists), example(1, lists=lists), empty(3, lists)):
+        exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+        assert_close(scores(exported, inputs), logits(model, inputs))
+
+
 def test_probabilities_are_those_of_the_logits():
     model = network()
-    exported = ExportableDLRM(model, quantize_tables(model, "fp32"), probability=True)
+    exported = exportable(model, quantize_tables(model, "fp32"), example(), probability=True)
     expected = 1 / (1 + np.exp(-logits(model, example()).astype(np.float64)))
-    np.testing.assert_allclose(logits(exported, example())[:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(scores(exported, example()), expected, rtol=1e-5)
 
 
-def test_an_id_outside_its_table_is_unknown():
-    model = network()
-    exported = ExportableDLRM(model, quantize_tables(model, "fp32"))
-    numerical, ids, *_ = example()
-    unknown, wrong = ids.copy(), ids.copy()
-    unknown[3, 0] = unknown[4, 3] = 0
-    wrong[3, 0], wrong[4, 3] = SIZES[0], -1
+@pytest.mark.parametrize("lists", LISTS)
+def test_an_id_outside_its_table_is_unknown(lists):
+    model, inputs = network(**MIXED if lists else {}), example(lists=lists)
+    exported = exportable(model, quantize_tables(model, "fp32"), inputs)
+    limits = np.broadcast_to(SIZES, inputs.ids.shape) if not lists else sizes_of(inputs.lengths)
+    unknown, wrong = inputs.ids.copy(), inputs.ids.copy()
+    unknown.flat[::5] = 0
+    wrong.flat[::5] = limits.flat[::5]
+    wrong.flat[::10] = -1
     np.testing.assert_array_equal(
-        logits(exported, Inputs(numerical, wrong)), logits(exported, Inputs(numerical, unknown))
+        scores(exported, inputs._replace(ids=wrong)), scores(exported, inputs._replace(ids=unknown))
     )
 
 
@@ -126,42 +175,50 @@ WRITTEN = [name for name in PLATFORMS if name not in ("python", "aot")]
 
 def write(platform, exported, inputs, directory):
     """Writes and opens a platform's file."""
-    tensors = tuple(torch.from_numpy(array[:2]) for array in inputs.arrays)
     for package in PLATFORMS[platform].packages:
         pytest.importorskip(package, reason="needs dlrm[serve]")
-    PLATFORMS[platform].write(exported, tensors, directory)
+    PLATFORMS[platform].write(exported, example_like(inputs), directory)
     return PLATFORMS[platform].open(directory)
 
 
 @pytest.mark.parametrize("platform", WRITTEN)
-@pytest.mark.parametrize("precision", ["fp32", "fp16", "int8"])
-def test_written_files_score_as_the_network(tmp_path, platform, precision):
-    model = network()
+@pytest.mark.parametrize(
+    ("precision", "lists"),
+    [
+        *((precision, None) for precision in ("fp32", "fp16", "int8")),
+        *(("fp32", lists) for lists in LISTS[1:]),
+        ("fp16", "unweighted"),
+        *(("int8", lists) for lists in LISTS[1:]),
+    ],
+)
+def test_written_files_score_as_the_network(tmp_path, platform, precision, lists):
+    model = network(wide=True, **(MIXED if lists else {}))
     tables = quantize_tables(model, precision)
-    exported = ExportableDLRM(model, tables).eval()
-    score = write(platform, exported, example(), tmp_path)
+    exported = exportable(model, tables, example(lists=lists))
+    score = write(platform, exported, example(2, lists=lists), tmp_path)
     with torch.no_grad():  # the oracle: the trained network with the quantized rows
         model.embeddings.weight.copy_(tables.float())
-    for rows in (33, 1, 2):
-        inputs = example(rows, seed=1)
-        np.testing.assert_allclose(
-            score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
-        )
+        if precision != "fp32":
+            model.wide.weight.copy_(model.wide.weight.half())
+    given = [example(rows, 1, lists) for rows in (33, 1, 2)]
+    if lists:
+        given += [example(1400, 1, lists), example(2, 0, lists, longest=2000)]
+        given += [empty(1, lists), empty(700, lists)]
+    for inputs in given:
+        assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4 if lists else 1e-5)
 
 
 @pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize("others", PARTS, ids=lambda others: " ".join(map(str, others.values())))
 def test_every_part_is_written(tmp_path, platform, others):
     model = network(**others)
-    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
+    exported = exportable(model, quantize_tables(model, "fp32"), example())
     score = write(platform, exported, example(), tmp_path)
     for rows in (33, 1):
         numerical, ids, *_ = example(rows, seed=1)
         numerical[0, 0], numerical[-1, 1] = 1e4, -1e4  # beyond all edges
         inputs = Inputs(numerical, ids)
-        np.testing.assert_allclose(
-            score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-4, atol=1e-4
-        )
+        assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
 
 
 def test_several_packed_ensembles_average_their_logits():
@@ -170,49 +227,21 @@ def test_several_packed_ensembles_average_their_logits():
     model = Ensemble(members).eval()
     exported = exportable(model, quantize_tables(model, "fp32"), example())
     expected = (logits(members[0], example()) + logits(members[1], example())) / 2
-    np.testing.assert_allclose(logits(model, example()), expected, rtol=1e-5, atol=1e-5)
-    np.testing.assert_allclose(logits(exported, example())[:, 0], expected, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("precision", ["fp16", "int8"])
-def test_wide_weights_beside_narrow_tables_are_float16(precision):
-    model = network(wide=True)
-    tables = quantize_tables(model, precision)
-    exported = ExportableDLRM(model, tables).eval()
-    with torch.no_grad():
-        model.embeddings.weight.copy_(tables.float())
-        model.wide.weight.copy_(model.wide.weight.half())
-    np.testing.assert_allclose(
-        logits(exported, example())[:, 0], logits(model, example()), rtol=1e-5, atol=1e-5
-    )
-    with torch.no_grad():
-        model.wide.weight[51] = 1e5
-    with pytest.raises(ValueError, match="table 2: a value is infinite, or beyond float16"):
-        quantize_tables(model, precision)
+    assert_close(logits(model, example()), expected)
+    assert_close(scores(exported, example()), expected)
 
 
 @pytest.mark.parametrize("platform", WRITTEN)
-@pytest.mark.parametrize("interaction_op", [name for name in INTERACTIONS if name != "cuda_dot"])
-def test_every_interaction_is_written(tmp_path, platform, interaction_op):
-    model, inputs = network(interaction_op=interaction_op), example()
-    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
-    score = write(platform, exported, inputs, tmp_path)
-    np.testing.assert_allclose(
-        score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
+@pytest.mark.parametrize("lists", [None, "weighted"])
+def test_narrow_inputs_are_taken(tmp_path, platform, lists):
+    model, inputs = network(**MIXED if lists else {}), example(lists=lists)
+    narrow = inputs._replace(
+        numerical=inputs.numerical.astype(np.float16), ids=inputs.ids.astype(np.int32)
     )
-
-
-@pytest.mark.parametrize("platform", WRITTEN)
-def test_narrow_inputs_are_taken(tmp_path, platform):
-    model = network()
-    inputs = example()
-    narrow = Inputs(inputs.numerical.astype(np.float16), inputs.ids.astype(np.int32))
-    score = write(
-        platform, ExportableDLRM(model, quantize_tables(model, "fp32")).eval(), narrow, tmp_path
-    )
-    np.testing.assert_allclose(
-        score(*narrow.arrays)[:, 0], logits(model, narrow), rtol=1e-5, atol=1e-5
-    )
+    exported = exportable(model, quantize_tables(model, "fp32"), narrow)
+    score = write(platform, exported, narrow, tmp_path)
+    wide = inputs._replace(numerical=narrow.numerical.astype(np.float32))
+    assert_close(score(*narrow.arrays)[:, 0], logits(model, wide), 1e-4 if lists else 1e-5)
 
 
 def test_int8_rows_are_off_by_half_a_level_at_most():
@@ -234,17 +263,20 @@ def test_int8_rows_are_off_by_half_a_level_at_most():
 
 
 def test_a_value_beyond_float16_is_named():
-    model = network()
-    with torch.no_grad():
-        model.embeddings.weight[53] = 1e6
-    for precision in ("fp16", "int8"):
-        with pytest.raises(ValueError, match="table 2: .*beyond float16"):
-            quantize_tables(model, precision)
+    for part, row in (("embeddings", 53), ("wide", 51)):
+        model = network(wide=True)
+        with torch.no_grad():
+            getattr(model, part).weight[row] = 1e6
+        for precision in ("fp16", "int8"):
+            with pytest.raises(ValueError, match="table 2: .*beyond float16"):
+                quantize_tables(model, precision)
 
 
-def test_each_table_is_judged_alone():
-    model = network()
-    inputs, labels = example(500), (np.arange(500) % 3 == 0).astype(np.float32)
+@pytest.mark.parametrize("lists", [None, "weighted"])
+def test_each_table_is_judged_alone(lists):
+    model = network(**MIXED if lists else {})
+    inputs = example(500, lists=lists)
+    labels = (np.arange(500) % 3 == 0).astype(np.float32)
     before = model.embeddings.weight.detach().clone()
     values = before.clone()
     values[50:51] = 5.0  # table 1 is changed, the others are not
@@ -255,12 +287,12 @@ def test_each_table_is_judged_alone():
 
 @pytest.mark.skipif(shutil.which("g++") is None, reason="AOTInductor needs a C++ compiler")
 @pytest.mark.slow
-def test_a_compiled_package_scores_as_the_network(tmp_path):
-    model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,))
-    exported = ExportableDLRM(model, quantize_tables(model, "fp32")).eval()
-    score = write("aot", exported, example(), tmp_path)
+@pytest.mark.parametrize("lists", LISTS)
+def test_a_compiled_package_scores_as_the_network(tmp_path, lists):
+    parts = MIXED if lists else {}
+    model = network(bottom_mlp_sizes=(8,), top_mlp_sizes=(1,), **parts)
+    exported = exportable(model, quantize_tables(model, "fp32"), example(lists=lists))
+    score = write("aot", exported, example(lists=lists), tmp_path)
     for rows in (33, 1):
-        inputs = example(rows, seed=1)
-        np.testing.assert_allclose(
-            score(*inputs.arrays)[:, 0], logits(model, inputs), rtol=1e-5, atol=1e-5
-        )
+        inputs = example(rows, 1, lists)
+        assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs))

@@ -24,14 +24,6 @@ pytestmark = pytest.mark.long
 TASKS = [PreTraining, QuestionAnswering, SequenceClassification]
 
 
-@pytest.fixture(autouse=True)
-def _one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def make(kind, dropout=False, double=True, device="cpu", **options):
     task = kind(small(**({} if dropout else STILL)), world=World(device=device), **options)
     if double:

@@ -1,26 +1,43 @@
-"""Optimizers of networks without tables, against their formulas in float64 and torch's own."""
+"""Optimizers of networks without tables, against their formulas in float64."""
+
+import math
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.lamb import LAMB_FLAVOURS
 from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler, PrecisionConfig
 
 STEPS = 20
+FLAVOURS = ["nvlamb", "popart"]
+KINDS = ["sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw", *FLAVOURS]
+
+
+def config_of(kind, **options) -> NetworkOptimizerConfig:
+    named = {"optimizer": "lamb", "lamb_flavour": kind} if kind in FLAVOURS else {"optimizer": kind}
+    return NetworkOptimizerConfig(**named, **options)
 
 
 def network(dtype=torch.float64, device="cpu") -> nn.Module:
     torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 1)).to(device, dtype)
+    model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)).to(dtype)
+    nn.init.zeros_(model[2].weight)  # a norm of 0 has the ratio 1 of LAMB
+    return model.to(device)
 
 
 def gradients():
+    """Norms of 0.3 to 6: some are clipped."""
     random = np.random.default_rng(0)
-    for _ in range(STEPS):
-        yield [random.normal(size=tuple(p.shape)) for p in network().parameters()]
+    for step in range(STEPS):
+        yield [
+            random.normal(size=tuple(p.shape)) * 0.05 * 2 ** (step % 5)
+            for p in network().parameters()
+        ]
 
 
 def loss_scaler(device, scale=None, max_grad_norm=None):
@@ -28,37 +45,66 @@ def loss_scaler(device, scale=None, max_grad_norm=None):
     return LossScaler(scalar, max_grad_norm)
 
 
-def trajectory(device, scale=None, **changes):
-    """The weights after `STEPS` steps with given gradients and falling rates."""
-    model = network(device=device)
-    optimizer = network_optimizer(NetworkOptimizerConfig(**changes), model)
-    scaler = loss_scaler(device, scale)
-    for step, values in enumerate(gradients()):
-        set_learning_rate([optimizer], 0.1 / (step + 1))
-        for weight, value in zip(model.parameters(), values, strict=True):
-            weight.grad = torch.from_numpy(value).to(device) * (scale or 1)
-        scaler.step([optimizer])
-    return [p.detach().cpu().numpy() for p in model.parameters()]
+def advance(model, optimizer, scaler, step, values):
+    set_learning_rate([optimizer], 0.2 / (step + 1))
+    for weight, value in zip(model.parameters(), values, strict=True):
+        scale = 1 if scaler.scale is None else scaler.scale.item()
+        weight.grad = torch.from_numpy(value).to(weight) * scale
+    scaler.step([optimizer])
 
 
-def formula(kind, decay, decay_all=False, mu=0.9, rho=0.9, eps=None, betas=(0.9, 0.999)):
+def train(model, config, scaler, steps=STEPS):
+    """Takes steps with given gradients and falling rates; returns the optimizer."""
+    optimizer = network_optimizer(config, model)
+    for step, values in list(enumerate(gradients()))[:steps]:
+        advance(model, optimizer, scaler, step, values)
+    return optimizer
+
+
+def formula(
+    kind,
+    decay,
+    decay_all=False,
+    clip=None,
+    mu=0.9,
+    rho=0.9,
+    eps=None,
+    betas=(0.9, 0.999),
+    largest=math.inf,
+):
+    """Returns the weights after `STEPS` steps, tensor by tensor.
+
+    LAMB is section 3 of You et al., 2019, with each implementation's choices.
+    """
     weights = [p.detach().numpy().copy() for p in network().parameters()]
     first = [np.zeros_like(w) for w in weights]
     square = [np.full_like(w, kind == "rmsprop_tf") for w in weights]
-    for step, values in enumerate(gradients()):
-        lr = np.float64(np.float32(0.1 / (step + 1)))
+    if kind == "nvlamb":
+        clip = min(clip or 1.0, 1.0)
+    for step, values in enumerate(gradients(), 1):
+        lr = np.float64(np.float32(0.2 / step))
+        norm = np.sqrt(sum((g * g).sum() for g in values))
         for i, (w, g) in enumerate(zip(weights, values, strict=True)):
+            g = g / max(1, norm / clip) if clip else g
             wd = decay if decay_all or w.ndim > 1 else 0.0
             if kind == "adamw":
                 w -= lr * wd * w
-            else:
+            elif kind not in FLAVOURS:
                 g = g + wd * w
-            if kind in ("adam", "adamw"):
+            if kind in ("adam", "adamw", *FLAVOURS):
                 first[i] = betas[0] * first[i] + (1 - betas[0]) * g
                 square[i] = betas[1] * square[i] + (1 - betas[1]) * g * g
-                m = first[i] / (1 - betas[0] ** (step + 1))
-                v = square[i] / (1 - betas[1] ** (step + 1))
-                w -= lr * m / (np.sqrt(v) + (eps or 1e-8))
+                corrected = kind != "popart"
+                m = first[i] / (1 - betas[0] ** step) if corrected else first[i]
+                v = square[i] / (1 - betas[1] ** step) if corrected else square[i]
+                u = m / (np.sqrt(v) + (eps or (1e-6 if kind in FLAVOURS else 1e-8)))
+                ratio = 1.0
+                if kind in FLAVOURS:
+                    u += wd * w
+                    of_w, of_u = min(np.linalg.norm(w), largest), np.linalg.norm(u)
+                    if of_w > 0 and of_u > 0 and (wd or kind == "popart"):
+                        ratio = of_w / of_u
+                w -= lr * u * ratio
             elif kind == "rmsprop_tf":
                 square[i] = rho * square[i] + (1 - rho) * g * g
                 first[i] = mu * first[i] + lr * g / np.sqrt(square[i] + (eps or 1e-3))
@@ -69,64 +115,116 @@ def formula(kind, decay, decay_all=False, mu=0.9, rho=0.9, eps=None, betas=(0.9,
     return weights
 
 
+def assert_follows(model, expected, tolerance=3e-6):  # rates are float32
+    for actual, values in zip(model.parameters(), expected, strict=True):
+        actual = actual.detach().cpu().numpy()
+        np.testing.assert_allclose(actual, values, rtol=tolerance, atol=tolerance)
+
+
+def assert_equal(model, other):
+    assert all(map(torch.equal, model.parameters(), other.parameters()))
+
+
 @pytest.mark.parametrize("scale", [None, 128.0])
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw"])
-@pytest.mark.parametrize("decay_all", [False, True])
-def test_twenty_steps_follow_the_formula(kind, scale, decay_all, device):
-    config = {"optimizer": kind, "weight_decay": 0.1, "decay_norm_and_bias": decay_all}
-    actual = trajectory(device, scale, **config)
-    for a, e in zip(actual, formula(kind, 0.1, decay_all), strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-6, atol=2e-6)  # rates are float32
+@pytest.mark.parametrize(("decay", "decay_all"), [(0.0, False), (0.1, False), (0.3, True)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_twenty_steps_follow_the_formula(kind, decay, decay_all, scale, device):
+    model = network(device=device)
+    config = config_of(kind, weight_decay=decay, decay_norm_and_bias=decay_all)
+    train(model, config, loss_scaler(device, scale))
+    assert_follows(model, formula(kind, decay, decay_all))
 
 
-def test_options_reach_the_formula(device):
-    config = {"momentum": 0.5, "rmsprop_decay": 0.7, "optimizer_eps": 0.2}
-    actual = trajectory(device, optimizer="rmsprop_tf", **config)
-    for a, e in zip(actual, formula("rmsprop_tf", 0, mu=0.5, rho=0.7, eps=0.2), strict=True):
-        np.testing.assert_allclose(a, e, rtol=2e-6, atol=2e-6)
+def test_the_papers_flavour_has_nvidias_rule():
+    assert LAMB_FLAVOURS["paper"] is LAMB_FLAVOURS["nvlamb"]
 
 
-@pytest.mark.parametrize("kind", ["sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw"])
-def test_an_overflow_in_the_first_step_leaves_no_trace(kind, device):
-    fresh = network(torch.float32, device)
-    broken = network(torch.float32, device)
-    for model, overflows in ((fresh, 0), (broken, 2)):
-        optimizer = network_optimizer(NetworkOptimizerConfig(kind, weight_decay=0.1), model)
-        set_learning_rate([optimizer], 0.1)
-        scaler = loss_scaler(device, 1024.0)
-        for step in range(overflows + 2):
-            for weight in model.parameters():
-                weight.grad = torch.full_like(weight, 2048.0)
-            if step < overflows:
-                weight.grad[-1] = float("nan")
-            scaler.step([optimizer])
-    for actual, expected in zip(broken.parameters(), fresh.parameters(), strict=True):
-        assert torch.equal(actual, expected)
+@pytest.mark.parametrize(
+    ("kind", "flags", "options"),
+    [
+        (
+            "rmsprop_tf",
+            {"momentum": 0.5, "rmsprop_decay": 0.7, "optimizer_eps": 0.2},
+            {"mu": 0.5, "rho": 0.7, "eps": 0.2},
+        ),
+        (
+            "popart",
+            {"adam_betas": (0.8, 0.95), "optimizer_eps": 0.01, "lamb_max_weight_norm": 0.5},
+            {"betas": (0.8, 0.95), "eps": 0.01, "largest": 0.5},
+        ),
+    ],
+)
+def test_options_reach_the_formula(kind, flags, options, device):
+    model = network(device=device)
+    train(model, config_of(kind, weight_decay=0.2, **flags), LossScaler())
+    assert_follows(model, formula(kind, 0.2, **options))
 
 
-@pytest.mark.parametrize("scale", [None, 64.0])
-@pytest.mark.parametrize("kind", ["momentum", "rmsprop_tf", "adamw"])
-def test_clipping_by_norm_equals_torchs(kind, scale, device):
-    ours, theirs = (network(torch.float32, device) for _ in range(2))
-    for model, clipped in ((ours, True), (theirs, False)):
-        optimizer = network_optimizer(NetworkOptimizerConfig(kind), model)
-        set_learning_rate([optimizer], 0.1)
-        factor = scale if clipped and scale else 1.0
-        limit = 0.5 if clipped else None
-        scaler = loss_scaler(device, factor if factor > 1 else None, limit)
-        for step, values in enumerate(gradients()):
-            for weight, value in zip(model.parameters(), values, strict=True):
-                size = 0.01 if step % 2 else 1.0  # every other norm is under the limit
-                weight.grad = torch.from_numpy(value).float().to(device) * factor * size
-            if not clipped:
-                nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-            scaler.step([optimizer])
-    for actual, expected in zip(ours.parameters(), theirs.parameters(), strict=True):
-        torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize(("limit", "scale"), [(0.4, 64.0), (2.0, None)])
+@pytest.mark.parametrize("kind", ["momentum", "rmsprop_tf", "adamw", *FLAVOURS])
+def test_clipping_by_norm_comes_first(kind, limit, scale, device):
+    model = network(device=device)
+    train(model, config_of(kind, weight_decay=0.1), loss_scaler(device, scale, limit))
+    assert_follows(model, formula(kind, 0.1, clip=limit))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_overflows_leave_no_trace(kind, device):
+    fresh, broken = (network(torch.float32, device) for _ in range(2))
+    for model, overflows in ((fresh, {}), (broken, {0: np.inf, 2: np.nan})):
+        optimizer = network_optimizer(config_of(kind, weight_decay=0.1), model)
+        scaler = loss_scaler(device, 64.0)
+        for step, values in enumerate(list(gradients())[:3]):
+            if step in overflows:
+                bad = [value.copy() for value in values]
+                bad[-1][-1] = overflows[step]  # one of all
+                advance(model, optimizer, scaler, step, bad)
+            advance(model, optimizer, scaler, step, values)
+        states = optimizer.state.values()
+        assert {state["step"].item() for state in states if "step" in state} <= {3}
+    assert_equal(broken, fresh)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_resumed_run_goes_on_bit_for_bit(kind, tmp_path, device):
+    config = config_of(kind, weight_decay=0.1)
+    whole, half, resumed = (network(torch.float32, device) for _ in range(3))
+    train(whole, config, LossScaler())
+    optimizer = train(half, config, LossScaler(), 7)
+    save_checkpoint(tmp_path / "saved", Parameters(half, optimizers=[optimizer]), {}, {})
+    optimizer = network_optimizer(config, resumed)
+    load_checkpoint(tmp_path / "saved", Parameters(resumed, optimizers=[optimizer]), resume=True)
+    for step, values in list(enumerate(gradients()))[7:]:
+        advance(resumed, optimizer, LossScaler(), step, values)
+    assert_equal(resumed, whole)
+
+
+@pytest.mark.parametrize("flavour", FLAVOURS)
+def test_narrow_weights_have_moments_in_float32(flavour, device):
+    narrow, wide = network(torch.bfloat16, device), network(torch.float32, device)
+    for model in (narrow, wide):
+        optimizer = train(model, config_of(flavour, weight_decay=0.1), LossScaler(), 3)
+        kinds = {value.dtype for state in optimizer.state.values() for value in state.values()}
+        assert kinds == {torch.float32}
+    for actual, expected in zip(narrow.parameters(), wide.parameters(), strict=True):
+        torch.testing.assert_close(actual.float(), expected, rtol=0.03, atol=0.03)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_weight_without_a_gradient_stays_as_it_is(kind):
+    model = network(torch.float32)
+    optimizer = network_optimizer(config_of(kind, weight_decay=0.1), model)
+    set_learning_rate([optimizer], 0.1)
+    before = [p.detach().clone() for p in model.parameters()]
+    model[0].weight.grad = torch.ones_like(model[0].weight)
+    optimizer.step()
+    changed = [not torch.equal(p, b) for p, b in zip(model.parameters(), before, strict=True)]
+    assert changed == [True] + [False] * (len(before) - 1)
 
 
 def test_half_precision_weights_are_kept_but_for_norms():
     model = network(torch.float32)
+    nn.init.normal_(model[2].weight)  # 0 would stop the gradients of the others
     precision = PrecisionConfig(precision="16.16", half_dtype="bf16")
     precision.cast_weights(model, "cpu")
     kinds = {name: p.dtype for name, p in model.named_parameters()}
@@ -167,6 +265,15 @@ def test_every_precision_has_its_dtype(precision, half, device, dtype):
         (lambda: NetworkOptimizerConfig(weight_decay=-1), "--weight_decay -1"),
         (lambda: NetworkOptimizerConfig(optimizer_eps=0.0), "--optimizer_eps 0.0"),
         (lambda: NetworkOptimizerConfig(adam_betas=(0.9, 1.0)), "--adam_betas 1.0"),
+        (lambda: NetworkOptimizerConfig("lamb", adam_betas=(1.0, 0.9)), "--adam_betas 1.0"),
+        (
+            lambda: NetworkOptimizerConfig("lamb", lamb_flavour="lion"),
+            "--lamb_flavour lion: expected one of .*nvlamb",
+        ),
+        (
+            lambda: NetworkOptimizerConfig("lamb", lamb_max_weight_norm=0.0),
+            "--lamb_max_weight_norm 0.0",
+        ),
         (lambda: PrecisionConfig(precision="fp8"), "--precision fp8"),
         (lambda: PrecisionConfig(precision="bf16", amp=True), "contradicts --amp"),
         (lambda: PrecisionConfig(precision="bf16", half_dtype="fp16"), "--half_dtype fp16 needs"),
