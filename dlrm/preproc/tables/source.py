@@ -10,7 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import Coded, Parsed
-from dlrm.data.tables.columns import Bad, column_of, texts_of
+from dlrm.data.sources.row_error import RowError
+from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.kinds.text import PROBLEM
 from dlrm.data.tables.parts import Part
 from dlrm.data.tables.rows import RowReader, Rows
@@ -352,16 +353,16 @@ def _label_counts(schema: Schema, batch: pa.RecordBatch) -> Counter[str]:
     return +found
 
 
-def _wrong(batch: pa.RecordBatch) -> list[Bad]:
+def _wrong(batch: pa.RecordBatch) -> list[RowError]:
     """Returns the rows of text that could not be read at all; other copies have none."""
     if PROBLEM not in batch.schema.names:
         return []
     problems = batch.column(PROBLEM)
     rows = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False)).tolist()
-    return [Bad(row, "", problems[row].as_py().partition("\t")[0]) for row in rows]
+    return [RowError(row, problems[row].as_py().partition("\t")[0]) for row in rows]
 
 
-def _text(bad: Bad) -> str:
+def _text(bad: RowError) -> str:
     return f"column {bad.column}: {bad.problem}" if bad.column else bad.problem
 
 

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm.data.sources import native
-from dlrm.data.sources.columns import Parsed, parse_hexadecimal
+from dlrm.data.sources.columns import Parsed, read_hexadecimal
 from dlrm.data.sources.log_lines import LogFormat, explain, parse_lines
 from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.lookup import IdLookup
@@ -145,7 +145,7 @@ def test_lookups_know_exactly_the_numbers_of_their_dictionary(parser, size, tmp_
 @needs_native
 def test_a_lookup_of_wrong_sizes_is_refused():
     lookup = IdLookup.of(fit_dictionary(count_values(Parsed(np.arange(9), np.zeros(9, bool)))))
-    numbers = parse_hexadecimal(text_column(["1", "2"]))
+    numbers, _ = read_hexadecimal(text_column(["1", "2"]))
     with pytest.raises(ValueError, match="sizes do not fit"):
         native.host.look_up(*numbers, native.Tables([lookup]), np.empty(3, lookup.ids.dtype))
     with pytest.raises(ValueError, match="sizes do not fit"):
