@@ -11,7 +11,7 @@ from column_testing import fit_dictionary, text_column
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.sources.columns import parse_hexadecimal
+from dlrm.data.sources.columns import read_hexadecimal
 from dlrm.data.transform.dictionaries import FrequencyLimit, count_values, frequent
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
@@ -62,7 +62,7 @@ def write_dataset(
     """
     columns = [text_column(c) for c in zip(*(x.split("\t") for x in lines), strict=True)]
     hashes = columns[1 + NUM_NUMERICAL :]
-    counts = [frequent(count_values(parse_hexadecimal(column)), LIMIT) for column in hashes]
+    counts = [frequent(count_values(read_hexadecimal(column)[0]), LIMIT) for column in hashes]
     dictionaries = [np.roll(fit_dictionary(count), int(other_ids)) for count in counts]
     transform = Transform.from_logs(
         NUM_NUMERICAL, dictionaries, frequency_limit=FrequencyLimit(LIMIT)

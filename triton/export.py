@@ -36,6 +36,7 @@ from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
+from dlrm.data.sources.row_error import RowError
 from dlrm.files import make_directories, staged_directory
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
@@ -51,7 +52,7 @@ from dlrm.serving.network.compare import (
 from dlrm.serving.network.exportable import example_like, exportable
 from dlrm.serving.network.quantize import PRECISIONS, QuantizedTables, quantize_tables
 from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, probability
-from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.reader import FACTS, KIND
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
@@ -343,7 +344,8 @@ def _reference(
     try:
         logits, labels = predictor.score_batch(batch)
     except RowError as error:
-        raise ValueError(f"{dataset}: {split} row {error.row}{error.problem}") from None
+        error.where = f"{dataset}: {split} row {error.row}"
+        raise
     numerical, ids, lengths, weights = inputs_of(batch)
     inputs = Inputs(
         numerical.astype(serving.numerical_dtype),

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.frames import open_frame
 from dlrm.files import MANIFEST, check_local, check_outside, staged_directory
 from dlrm.locks import in_use, unreplaced
@@ -19,7 +20,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.network.recalibration import Recalibration
-from dlrm.serving.rows.inputs import Inputs, RowError, check_inputs
+from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.raw import RowTransform, Text
 from dlrm.serving.rows.shares import Shares
@@ -150,7 +151,8 @@ class Predictor:
                     inputs, rows = read_inputs(fitted, reader, part, shares)
                     yield self.logits_of(inputs), labels_of(rows)
                 except RowError as error:
-                    raise type(error)(done + begin + error.row, error.problem) from None
+                    error.row += done + begin
+                    raise
             done += batch.num_rows
 
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
@@ -243,7 +245,7 @@ class Predictor:
             logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
         if not np.isfinite(logits).all():
             row = int(np.isfinite(logits).argmin())
-            raise ScoreError(row, f": {unscored_text(float(logits[row]))}")
+            raise ScoreError(row, unscored_text(float(logits[row])))
         return logits
 
     def score_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
@@ -303,7 +305,7 @@ def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: RowTransfo
     names = transform.categorical_names if transform else []
     sizes = () if config.hash_indices else config.table_sizes
     if not sizes and not names:
-        names = [str(index) for index in range(len(config.table_sizes))]
+        names = [f"categorical {index}" for index in range(len(config.table_sizes))]
     longest = transform.longest if transform else None
     check_inputs(inputs, config.num_numerical_features, sizes, names, longest)
 

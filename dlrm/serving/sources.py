@@ -16,6 +16,7 @@ from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import TableFile, find_tables, kind_of
 from dlrm.data.tables.kinds.cells import Cells
@@ -33,7 +34,7 @@ from dlrm.serving.predictor import (
     inputs_of,
     shares_of,
 )
-from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.raw import Text, read_lines
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
@@ -176,8 +177,8 @@ def _take_dataset(
         try:
             yield take(Block(inputs, batch.labels.cpu().numpy()))
         except RowError as error:
-            where = f"{path}: {config.split} row {first_row + error.row}"
-            raise ValueError(f"{where}{error.problem}") from None
+            error.where = f"{path}: {config.split} row {first_row + error.row}"
+            raise
         if predictor.transform is not None:  # otherwise nothing shows that id 0 means no value
             shares.add_ids(inputs.without_id())
         first_row += dataset.batch_size
@@ -230,8 +231,9 @@ def _take_log(
             if config.label is not None or isinstance(error, ScoreError):
                 begins = not config.labelled and f"got {columns + 1}" in error.problem
                 hint = "; lines that begin with a label need no --nolabel" if begins else ""
-            where = f"{path}, line {first_row + error.row + 1}"
-            raise ValueError(f"{where}{error.problem}{hint}") from None
+            error.where = f"{path}, line {first_row + error.row + 1}"
+            error.problem += hint
+            raise
 
 
 def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
@@ -289,10 +291,10 @@ def _take_file(
             inputs_of = partial(_inputs_of_batch, batch)
             yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
         except RowError as error:
-            hint = ""
-            if labelled and error.problem.startswith(f", column {label}:"):
-                hint = "; --nolabel scores rows without their labels"
-            raise ValueError(f"{where(error.row)}{error.problem}{hint}") from None
+            error.where = where(error.row)
+            if labelled and error.column == label:
+                error.problem += "; --nolabel scores rows without their labels"
+            raise
         except ValueError as error:
             raise ValueError(f"{file.path}: {error}") from None
     if note := spans.note(file.path, text):

@@ -93,7 +93,7 @@ def test_errors_in_compressed_days_name_the_file_of_the_user(tmp_path, capsys):
     raw = write_days(tmp_path / "raw", GOOD)
     (raw / "day_1.gz").write_bytes(gzip.compress((GOOD + "1\tx\n").encode()))
     line = fails(capsys, raw, tmp_path / "out", *SMALL)
-    assert f"{raw / 'day_1.gz'}: line 3, column 1 (numerical 0)" in line
+    assert f"{raw / 'day_1.gz'}, line 3, column 1 (numerical 0)" in line
 
 
 @pytest.mark.parametrize("rows", [14, 100, 103])

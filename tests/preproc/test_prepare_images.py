@@ -16,7 +16,7 @@ from dlrm.data.images.loader import ImageDataset
 from dlrm.preproc.images.tfrecord import find_records, masked_crc32c, parse_example
 
 Image = pytest.importorskip("PIL.Image", reason="no Pillow (extra images)")
-from dlrm.preproc.images.shards import BadImageError, decode  # noqa: E402
+from dlrm.preproc.images.shards import decode  # noqa: E402
 from dlrm.preproc.images.sources import find_images, read  # noqa: E402
 from dlrm.preproc.prepare_images import main  # noqa: E402
 
@@ -300,7 +300,7 @@ def test_any_kind_of_image_becomes_rgb():
 
 def test_pixels_of_unknown_range_are_refused():
     for pixels in (np.full((12, 12), 0.5, np.float32), np.full((12, 12), 200, np.int32)):
-        with pytest.raises(BadImageError, match=r"expected 8 or 16 bits a channel, got .* \(TIFF"):
+        with pytest.raises(ValueError, match=r"expected 8 or 16 bits a channel, got .* \(TIFF"):
             decode(encoded(pixels, "TIFF"), 5)
     grey = np.full((12, 12), 77 * 256, np.uint16)
     assert (decode(encoded(grey, "TIFF"), 5) == 77).all()
@@ -346,14 +346,14 @@ def test_damaged_bytes_raise_nothing_but_a_bad_image(kind):
             del damaged[random.integers(len(data)) :]
         try:
             assert decode(bytes(damaged), 8).shape == (3, 8, 8)
-        except BadImageError:
+        except ValueError:
             refused += 1
     assert refused > 20
 
 
 def test_a_bomb_is_refused(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
-    with pytest.raises(BadImageError, match="144 pixels"):
+    with pytest.raises(ValueError, match="144 pixels"):
         decode(encoded(colour(1, 2, 3)), 8)
 
 

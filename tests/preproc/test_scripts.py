@@ -78,7 +78,7 @@ def test_whole_path_on_one_core(spark, tmp_path):
 def test_bad_line_is_one_line_of_error(spark, tmp_path):
     raw = write_days(tmp_path / "raw", GOOD * 50, GOOD * 2 + "1\t2\toops\n" + GOOD)
     result = script(raw, tmp_path / "out", *SMALL)
-    fails(result, f"{raw / 'day_1'}: line 5, column 2 (numerical 1)", "'oops'")
+    fails(result, f"{raw / 'day_1'}, line 5, column 2 (numerical 1)", "'oops'")
     assert not (tmp_path / "out" / "binary_dataset").exists()
 
 

@@ -275,7 +275,7 @@ def test_the_fitted_transform_that_is_kept_gives_the_bytes_that_were_written(tmp
         found = [numerical[train, 0], ids[0][train], ids[1][train]]
         assert written == [c.astype(d).tobytes() for c, d in zip(found, dtypes, strict=True)]
     bad = [TextColumn.from_bytes(cells) for cells in ([b"1", b"x"], [b"a", b"b"], [b"", b""])]
-    with pytest.raises(ValueError, match="column price, row 1: expected a number, got 'x'"):
+    with pytest.raises(ValueError, match="row 1, column price: expected a number, got 'x'"):
         fitted.of_texts(bad)
 
 

@@ -84,7 +84,7 @@ def test_a_row_is_explained(trained, expected, tmp_path):
     ("change", "message"),
     [
         (lambda lines: [*lines[:3], "2" + lines[3][1:]], "line 4: expected the label 0 or 1"),
-        (lambda lines: [*lines[:2], "0\t1\t2\tx"], "line 3, numerical 2: expected an integer"),
+        (lambda lines: [*lines[:2], "0\t1\t2\tx"], "line 3, column numerical 2: expected"),
         (lambda lines: [*lines[:5], lines[5] + "\t1"], "line 6: expected up to 8 fields, got 9"),
         (lambda lines: [lines[0], "", lines[1]], "line 2: expected 8 fields, got an empty line"),
     ],

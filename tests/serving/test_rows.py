@@ -12,9 +12,10 @@ from table_testing import table_transform
 
 from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LONGEST_LINE
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows import raw
-from dlrm.serving.rows.inputs import Inputs, RowError, check_inputs
+from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.raw import RowTransform
 
 COLUMNS = 4
@@ -80,7 +81,7 @@ def test_malformed_lines_are_named(text, message):
 
 def test_the_field_that_cannot_be_read_is_named():
     transform = RowTransform(Transform.from_logs(2, [np.array([7], np.uint32)]))
-    with pytest.raises(RowError, match="row 1, categorical 0: expected .* hexadecimal.* got 'xyz'"):
+    with pytest.raises(RowError, match="row 1, column categorical 0: .* hexadecimal.* got 'xyz'"):
         transform(raw.text_of_lines(b"1\t2\t7\n1\t2\txyz\n", 3))
 
 
@@ -88,7 +89,7 @@ def test_csv_cells_are_named_by_column():
     transform = RowTransform(table_transform({"age": (3.0, 2.0)}, {"job": ["x"]}))
     numerical, ids, *_ = transform(raw.text_of_lines(b"5\tx\n3\ty\n", 2))
     assert (numerical.tolist(), ids.tolist()) == ([[1.0], [0.0]], [[1], [0]])
-    with pytest.raises(RowError, match="row 1, age: expected a number, got 'old'"):
+    with pytest.raises(RowError, match="row 1, column age: expected a number, got 'old'"):
         transform(raw.text_of_lines(b"5\tx\nold\ty\n", 2))
 
 
@@ -100,14 +101,14 @@ GOOD = Inputs(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int64))
     [
         (GOOD._replace(numerical=np.zeros((2, 4), np.float32)), r"expected \[rows, 3\].*\[2, 4\]"),
         (GOOD._replace(numerical=np.zeros((2, 3), np.int64)), "floating type, got .* of int64"),
-        (GOOD._replace(numerical=np.full((2, 3), np.nan)), "row 0, numerical 0: .*finite.*nan"),
+        (GOOD._replace(numerical=np.full((2, 3), np.nan)), "column numerical 0: .*finite.*nan"),
         (GOOD._replace(ids=np.zeros((3, 2), np.int64)), r"expected \[2, 2\].*got \[3, 2\]"),
         (GOOD._replace(ids=np.zeros((2, 2))), "integer type,.* got .* of float64"),
         (
             GOOD._replace(ids=np.array([[0, 0], [0, 9]])),
-            r"row 1, table 1 \(city\): expected an id from 0 to 4, got 9",
+            r"row 1, column city \(table 1\): expected an id from 0 to 4, got 9",
         ),
-        (GOOD._replace(ids=np.array([[-1, 0], [0, 0]])), "row 0, table 0 .* got -1"),
+        (GOOD._replace(ids=np.array([[-1, 0], [0, 0]])), r"column user \(table 0\): .* -1"),
     ],
 )
 def test_inputs_that_do_not_fit_are_named(inputs, message):
@@ -254,7 +255,7 @@ def test_both_parsers_name_the_same_field(monkeypatch):
     monkeypatch.setattr(native, "host", None)
     assert problem() == natively
     assert natively.startswith(
-        "row 1, numerical 1: expected an integer of up to 18 digits, got '-'"
+        "row 1, column numerical 1: expected an integer of up to 18 digits, got '-'"
     )
 
 
@@ -276,7 +277,7 @@ def test_the_native_parser_reads_nothing_outside_the_data(starts, ends):
 def test_a_long_cell_is_shortened_in_the_message():
     transform = RowTransform(table_transform({"age": (0.0, 1.0)}, {}, "none"))
     for cell in (b"x" * 1_000_000, b"9" * 100_000):
-        with pytest.raises(RowError, match=r"row 0, age: .*\.\.\.") as error:
+        with pytest.raises(RowError, match=r"row 0, column age: .*\.\.\.") as error:
             transform(raw.text_of_tensors([tensor_of([cell])], 1))
         shorter = len(str(error.value)) < 500
         assert shorter

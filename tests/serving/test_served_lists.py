@@ -75,11 +75,11 @@ LINES = {"tags": "1\tann\tx|y\t1", "factors": "1\tann\tx\tnan", "user": "1\tann\
     [
         (
             {**GOOD, "input__2": np.array([[1, 2], [2, 0]], np.int32)},
-            r"row 1, table 0 \(user\): expected a length of 1, got 2",
+            r"row 1, column user \(table 0\): expected a length of 1, got 2",
         ),
         (
             {**GOOD, "input__2": np.array([[1, -2], [1, 1]], np.int32)},
-            r"row 0, table 1 \(tags\): expected a length of 0 to 3, got -2",
+            r"row 0, column tags \(table 1\): expected a length of 0 to 3, got -2",
         ),
         (
             {**GOOD, "input__2": np.array([[1, 3], [1, 1]], np.int32)},
@@ -87,11 +87,11 @@ LINES = {"tags": "1\tann\tx|y\t1", "factors": "1\tann\tx\tnan", "user": "1\tann\
         ),
         (
             {**GOOD, "input__1": np.array([1, 1, 4, 2, 3])},
-            r"row 0, table 1 \(tags\): place 1 of the list: expected an id from 0 to 3, got 4",
+            r"row 0, column tags \(table 1\): place 1 of the list: .* an id from 0 to 3, got 4",
         ),
         (
             {**GOOD, "input__3": np.array([1, 1, 1, 1, np.inf], np.float32)},
-            r"row 1, table 1 \(tags\): place 0 of the list: expected a finite weight, got inf",
+            r"row 1, column tags \(table 1\): place 0 of the list: .* finite weight, got inf",
         ),
         ({**GOOD, "input__3": np.ones(4, np.float32)}, r"weights: expected \[5\] .* got \[4\]"),
         ({**GOOD, "input__1": np.ones((5, 1), int)}, r"input__1: expected \[total\] of up to 400"),
@@ -102,8 +102,8 @@ LINES = {"tags": "1\tann\tx|y\t1", "factors": "1\tann\tx\tnan", "user": "1\tann\
             {name: tensor for name, tensor in GOOD.items() if name != "input__3"},
             "expected the inputs input__0, input__1, input__2 and input__3, or raw__0 alone; got",
         ),
-        (raw(LINES["tags"]), "row 0, tags: expected as many weights in factors as .* 2, got 1"),
-        (raw(LINES["factors"]), "row 0, factors: .*place 0 of the list: .*"),
+        (raw(LINES["tags"]), "row 0, column tags: expected as many weights in factors .* got 1"),
+        (raw(LINES["factors"]), "row 0, column factors: .*place 0 of the list: .*"),
         (raw(LINES["user"]), "row 0: expected up to 4 fields, got 5"),
     ],
 )
@@ -145,7 +145,7 @@ def test_scores_of_requests_are_their_own(directory, monkeypatch):
         [request((2, [1, 3], [0.5, 2.0]), (1, [], [])), raw("x\tann"), GOOD]
     )
     assert (one.tolist(), two.tolist()) == ([[8.5], [1]], [[4], [5]])
-    assert str(bad) == "row 0, age: expected a number, got 'x'"
+    assert str(bad) == "row 0, column age: expected a number, got 'x'"
 
 
 def test_the_most_rows_of_a_request_are_in_the_configuration():

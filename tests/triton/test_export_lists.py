@@ -156,9 +156,9 @@ def test_bad_lists_are_refused_by_name(ask, listed):
     good = dict(zip(NAMES, arrays, strict=True))
     expected = dlrm.load(listed.checkpoint).logits_of(inputs)
     for place, value, message in (
-        (0, 0, r"row 0, table 0 \(user\): expected a length of 1, got 0"),
-        (1, -3, r"row 0, table 1 \(tags\): expected a length of 0 to 4, got -3"),
-        (2, 21, r"row 0, table 2 \(history\): expected a length of 0 to 20, got 21"),
+        (0, 0, r"row 0, column user \(table 0\): expected a length of 1, got 0"),
+        (1, -3, r"row 0, column tags \(table 1\): expected a length of 0 to 4, got -3"),
+        (2, 21, r"row 0, column history \(table 2\): expected a length of 0 to 20, got 21"),
     ):
         wrong = good["input__2"].copy()
         wrong[0, place] = value

@@ -195,9 +195,9 @@ def test_the_client_says_what_is_wrong(server, trained, flags, message):
 
 
 BAD = [
-    (raw(["1\tx"]), "row 0, numerical 1: expected an integer of up to 18 digits, got 'x'"),
+    (raw(["1\tx"]), "row 0, column numerical 1: expected an integer of up to 18 digits, got 'x'"),
     (raw(["1\t2\t3", "\t".join("12345678")]), "row 1: expected up to 7 fields, got 8"),
-    (ids([0, 0, 0, 0], [0, 9999, 0, 0]), r"row 1, table 1 \(categorical 1\): .* got 9999"),
+    (ids([0, 0, 0, 0], [0, 9999, 0, 0]), r"row 1, column categorical 1 \(table 1\): .* got 9999"),
     (ids([0, 0, 0]), "unexpected shape for input 'input__1'"),
     ({**ids([0, 0, 0, 0]), "input__1": np.zeros((1, 4), np.int32)}, "'input__1' data-type is"),
     ({"input__9": np.zeros((1, 4), np.float32)}, "unexpected inference input 'input__9'"),
@@ -236,7 +236,7 @@ def test_one_bad_id_fails_its_own_request_only(server):
 
     with ThreadPoolExecutor(len(requests)) as pool:
         answers = list(pool.map(send, requests))
-    assert "row 0, table 2 (categorical 2): expected an id from 0" in str(answers.pop(3))
+    assert "row 0, column categorical 2 (table 2): expected an id from 0" in str(answers.pop(3))
     alone.pop(3)
     np.testing.assert_allclose(np.concatenate(answers), np.concatenate(alone), rtol=1e-5)
     assert batches(server) - before < len(requests)  # some merged

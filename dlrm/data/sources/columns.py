@@ -6,6 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data.sources import native
+from dlrm.data.sources.row_error import RowError
 
 MAX_HEXADECIMAL_DIGITS = 16
 MAX_DECIMAL_DIGITS = 18  # so that every number fits int64
@@ -144,21 +145,6 @@ class OfKeys:
         return self._earlier[1].take(column.codes, mode="wrap")  # twice as fast as with checks
 
 
-class BadValueError(ValueError):
-    """A field that cannot be read.
-
-    Attributes:
-        row: the first such row of the column.
-        column: the index of the column, label excluded; None before a `Transform` knows it.
-        expected, got: parts of the message.
-    """
-
-    def __init__(self, row: int, expected: str, got: str, column: int | None = None) -> None:
-        self.row, self.expected, self.got, self.column = row, expected, got, column
-        where = "" if column is None else f"column {column}, "
-        super().__init__(f"{where}row {row}: expected {expected}, got {got!r}")
-
-
 def cut_lines(
     data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: int
 ) -> TextColumn:
@@ -200,18 +186,21 @@ EXPECTED_HEXADECIMAL = f"up to {MAX_HEXADECIMAL_DIGITS} hexadecimal digits"
 EXPECTED_INTEGER = f"an integer of up to {MAX_DECIMAL_DIGITS} digits"
 
 
-def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed]:
+def parse_fields(
+    fields: TextColumn, num_numerical: int, names: Sequence[str]
+) -> tuple[Parsed, Parsed]:
     """Parses integers and hexadecimal hashes, all columns at once.
 
     Args:
         fields: `starts` and `ends` are int64 `[columns, rows]`; columns of integers come first.
         num_numerical: columns of integers.
+        names: of all columns, for the message.
 
     Returns:
         The integers and the hashes, `[columns, rows]` each.
 
     Raises:
-        BadValueError: a field is unreadable; the error is about the first row, and its first such
+        RowError: a field is unreadable; the error is about the first row, and its first such
             column.
     """
     data = fields.data
@@ -229,7 +218,7 @@ def parse_fields(fields: TextColumn, num_numerical: int) -> tuple[Parsed, Parsed
         row, column = divmod(bad_at, len(starts))
         expected = EXPECTED_INTEGER if column < num_numerical else EXPECTED_HEXADECIMAL
         got = TextColumn(data, starts[column], ends[column]).text(row)
-        raise BadValueError(row, expected, got, column)
+        raise RowError(row, f"expected {expected}, got {got!r}", names[column])
     return integers, hashes
 
 
@@ -270,19 +259,12 @@ def _mixed(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(32))
 
 
-def parse_hexadecimal(column: TextColumn) -> Parsed:
+def read_hexadecimal(column: TextColumn) -> tuple[Parsed, np.ndarray]:
     """Reads up to 16 hexadecimal digits of either case as uint64; "1f" and "0000001f" are equal.
 
-    Raises:
-        BadValueError: a field has other characters, or more digits.
+    Returns:
+        The numbers, and a mask of rows that have other characters, or more digits.
     """
-    numbers, bad = read_hexadecimal(column)
-    _refuse(column, bad, EXPECTED_HEXADECIMAL)
-    return numbers
-
-
-def read_hexadecimal(column: TextColumn) -> tuple[Parsed, np.ndarray]:
-    """Parses like `parse_hexadecimal`, and also returns a mask of unreadable rows."""
     lengths = column.ends - column.starts
     values, bad = _hexadecimal_words(column, np.minimum(lengths, 8))
     long = np.flatnonzero(lengths > 8)
@@ -296,19 +278,12 @@ def read_hexadecimal(column: TextColumn) -> tuple[Parsed, np.ndarray]:
     return Parsed(values, lengths == 0), bad
 
 
-def parse_integer(column: TextColumn) -> Parsed:
+def read_integer(column: TextColumn) -> tuple[Parsed, np.ndarray]:
     """Reads decimal integers of up to 18 digits, with "-" before negative ones, as int64.
 
-    Raises:
-        BadValueError: a field has another form.
+    Returns:
+        The numbers, and a mask of rows that have another form.
     """
-    numbers, bad = read_integer(column)
-    _refuse(column, bad, EXPECTED_INTEGER)
-    return numbers
-
-
-def read_integer(column: TextColumn) -> tuple[Parsed, np.ndarray]:
-    """Parses like `parse_integer`, and also returns a mask of unreadable rows."""
     missing = column.ends == column.starts
     negative = column.data[column.starts] == ord("-")
     negative &= ~missing
@@ -328,12 +303,6 @@ def read_integer(column: TextColumn) -> tuple[Parsed, np.ndarray]:
     signed = values.astype(np.int64)
     np.negative(signed, out=signed, where=negative)
     return Parsed(signed, missing), bad
-
-
-def _refuse(column: TextColumn, bad: np.ndarray, expected: str) -> None:
-    if bad.any():
-        row = int(bad.argmax())
-        raise BadValueError(row, expected, column.text(row))
 
 
 # Eight characters at a time, as the bytes of one 64-bit number. Constants repeat one byte.

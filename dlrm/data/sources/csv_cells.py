@@ -7,28 +7,18 @@ from contextlib import suppress
 import numpy as np
 
 from dlrm.data.clicks import layout
+from dlrm.data.sources.row_error import RowError, shown_text
 
-Parser = Callable[[Sequence[str]], np.ndarray]  # stripped cells of a column -> their values
-
-
-class BadCellError(Exception):
-    """A cell that a parser refuses; the caller adds file, line and column."""
-
-    def __init__(self, index: int, expected: str) -> None:
-        super().__init__(index, expected)
-        self.index, self.expected = index, expected
-
-    @property
-    def expected_here(self) -> str:
-        """Returns the expectation without the flags of `transcode` that would accept the cell."""
-        return self.expected.partition(" (")[0]
+# Stripped cells of a column -> their values. A RowError has the index of the first bad cell.
+Parser = Callable[[Sequence[str]], np.ndarray]
 
 
-def number_parser(missing: Collection[str]) -> Parser:
+def number_parser(missing: Collection[str], hint: bool = True) -> Parser:
     """Parses numbers as float64, and missing ones (empty cells, and those in `missing`) as NaN.
 
     A number is what `float` reads, in ASCII and without underscores. "nan", "inf" and numbers
-    beyond float64 are refused unless they are in `missing`, which is for users to decide.
+    beyond float64 are refused unless they are in `missing`, which is for users to decide; `hint`
+    names the flag for it.
     """
     listed, missing = list(missing), {"", *missing}
 
@@ -48,10 +38,11 @@ def number_parser(missing: Collection[str]) -> Parser:
         except ValueError:
             value = None
         if value is None:
-            raise BadCellError(index, "a number")
+            raise RowError(index, f"expected a number, got {shown_text(cell)}")
         if not math.isfinite(value):
-            also = f" (--missing_values {','.join([*listed, cell])} counts it as missing)"
-            raise BadCellError(index, "a finite number" + (also if listed else ""))
+            flag = f" (--missing_values {','.join([*listed, cell])} counts it as missing)"
+            also = flag if listed and hint else ""
+            raise RowError(index, f"expected a finite number{also}, got {shown_text(cell)}")
         return value
 
     return parse
@@ -62,16 +53,15 @@ def _is_plain(text: str) -> bool:
     return text.isascii() and "_" not in text
 
 
-def label_parser() -> Parser:
-    """Parses labels written as 0, 1, 0.0 or 1.0."""
+def label_parser(hint: str = "--positive names any other value that counts as 1") -> Parser:
+    """Parses labels written as 0, 1, 0.0 or 1.0; `hint` tells how to use others."""
     known = {"0": False, "1": True, "0.0": False, "1.0": True}
 
     def parse(cells: Sequence[str]) -> np.ndarray:
         for index, cell in enumerate(cells):
             if cell not in known:
-                raise BadCellError(
-                    index, "a label of 0 or 1 (--positive names any other value that counts as 1)"
-                )
+                got = shown_text(cell)
+                raise RowError(index, f"expected a label of 0 or 1 ({hint}), got {got}")
         return np.array([known[cell] for cell in cells], layout.LABEL_DTYPE)
 
     return parse
@@ -85,7 +75,8 @@ def id_parser(cardinality: int | None) -> Parser:
         for index, cell in enumerate(cells):
             if not (cell.isascii() and cell.isdecimal() and int(cell) < limit):
                 name = "its cardinality, " if cardinality else ""
-                raise BadCellError(index, f"an integer id from 0 and less than {name}{limit}")
+                expected = f"an integer id from 0 and less than {name}{limit}"
+                raise RowError(index, f"expected {expected}, got {shown_text(cell)}")
         return np.array([int(cell) for cell in cells], np.int64)
 
     return parse

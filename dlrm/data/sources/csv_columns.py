@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm.data.sources.csv_cells import BadCellError, Parser
+from dlrm.data.sources.csv_cells import Parser
 from dlrm.data.sources.csv_rows import check_names, read_csv
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.files import errors_named
 
@@ -46,11 +47,9 @@ class Columns:
                     cells = [cell.strip() for cell in column.to_pylist()]
                     try:
                         self._append(name, parse(cells))
-                    except BadCellError as error:
-                        raise ValueError(
-                            f"{file}, line {lines[error.index]}, column {name}: expected "
-                            f"{error.expected}, got {cells[error.index]!r}"
-                        ) from None
+                    except RowError as error:
+                        error.column, error.where = name, f"{file}, line {lines[error.row]}"
+                        raise
                 self._append(lines_name, lines)
                 num_rows += len(lines)
         if self._parts and num_rows != self.num_rows:

@@ -20,6 +20,7 @@ from dlrm.data.sources.columns import (
     read_hexadecimal,
     read_integer,
 )
+from dlrm.data.sources.row_error import RowError
 from dlrm.limits import check_features
 
 LONGEST_LINE = 1 << 20  # bytes; a longer line is refused, offline and when served
@@ -50,13 +51,13 @@ class LogFormat:
         return self.labelled + self.num_features
 
     def describe(self, column: int) -> str:
-        """Describes the field of a line that a column is."""
+        """Returns the number of a column in the line, and its meaning."""
         feature = column - self.labelled
         if feature < 0:
-            return "column 0 (label)"
+            return "0 (label)"
         if feature < self.num_numerical:
-            return f"column {column} (numerical {feature})"
-        return f"column {column} (categorical {feature - self.num_numerical})"
+            return f"{column} (numerical {feature})"
+        return f"{column} (categorical {feature - self.num_numerical})"
 
 
 class Lines(NamedTuple):
@@ -76,14 +77,6 @@ class Lines(NamedTuple):
             for columns in (self.numerical, self.categorical)
         )
         return Lines(self.labels[rows], numerical, categorical)
-
-
-class Reason(NamedTuple):
-    """Reason why a line cannot be read, and its column, or None if the whole line is at fault."""
-
-    column: int | None
-    expected: str
-    got: str
 
 
 def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
@@ -109,26 +102,25 @@ def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
     return lines, bad_at
 
 
-def explain(line: bytes, log_format: LogFormat) -> Reason:
-    """Describes the error of the line at which `parse_lines` stopped."""
+def explain(line: bytes, log_format: LogFormat, row: int) -> RowError:
+    """Returns the error of the line at which `parse_lines` stopped, given its index."""
     fields = line.removesuffix(b"\n").removesuffix(b"\r").split(b"\t")
     if fields == [b""]:
-        return Reason(None, "a label and fields", "an empty line")
+        return RowError(row, "expected a label and fields, got an empty line")
     if len(fields) > log_format.num_columns:
-        wanted = f"up to {log_format.num_columns} fields separated by tabs"
-        return Reason(None, wanted, f"{len(fields)}")
+        expected = f"up to {log_format.num_columns} fields separated by tabs"
+        return RowError(row, f"expected {expected}, got {len(fields)}")
     if log_format.labelled and fields[0] not in (b"0", b"1"):
-        return Reason(0, "the label 0 or 1", _shown(fields[0]))
+        problem = f"expected the label 0 or 1, got {_shown(fields[0])}"
+        return RowError(row, problem, log_format.describe(0))
     for column, field in enumerate(fields[log_format.labelled :], int(log_format.labelled)):
         text = TextColumn.from_bytes([field])
-        if column - log_format.labelled < log_format.num_numerical:
-            _, bad = read_integer(text)
-            expected = EXPECTED_INTEGER
-        else:
-            _, bad = read_hexadecimal(text)
-            expected = EXPECTED_HEXADECIMAL
+        is_number = column - log_format.labelled < log_format.num_numerical
+        _, bad = read_integer(text) if is_number else read_hexadecimal(text)
         if bad[0]:
-            return Reason(column, expected, _shown(field))
+            expected = EXPECTED_INTEGER if is_number else EXPECTED_HEXADECIMAL
+            problem = f"expected {expected}, got {_shown(field)}"
+            return RowError(row, problem, log_format.describe(column))
     raise AssertionError(f"{line!r} can be read")
 
 

@@ -1,7 +1,7 @@
 """Columns of an Arrow table, each as its distinct values, and problems of its values."""
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -9,9 +9,10 @@ import pyarrow.compute as pc
 
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.columns import TextColumn
+from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.tables.kinds.text import NUMBERS
 from dlrm.data.tables.kinds.types import is_text
-from dlrm.data.transform.lists import in_list, row_of
+from dlrm.data.transform.lists import move_to_row
 from dlrm.data.transform.schema import TIME_UNITS
 from dlrm.data.transform.values import (
     BOOLEAN,
@@ -23,28 +24,18 @@ from dlrm.data.transform.values import (
     seconds_text,
 )
 
-_LONGEST_SHOWN = 64  # characters of a value in a message
-
-
-class Bad(NamedTuple):
-    """A value that cannot be read: its row in the batch, its column, and why."""
-
-    row: int
-    column: str
-    problem: str
-
 
 class Found:
     """The first bad value of each bad row of a batch."""
 
     def __init__(self) -> None:
-        self._by_row: dict[int, Bad] = {}
+        self._by_row: dict[int, RowError] = {}
 
     def add(self, column: str, bad: np.ndarray, problem: Callable[[int], str]) -> None:
         """Adds the rows of a mask; `problem` describes the problem of a row."""
         for row in np.flatnonzero(bad).tolist():
             if row not in self._by_row:
-                self._by_row[row] = Bad(row, column, problem(row))
+                self._by_row[row] = RowError(row, problem(row), column)
 
     def add_places(
         self, column: str, codes: np.ndarray, problems: dict[int, str], missing: int
@@ -63,10 +54,10 @@ class Found:
             lengths: number of values in each row.
         """
         for bad in inner.in_order():
-            row, place = row_of(lengths, bad.row)
-            self._by_row.setdefault(row, Bad(row, bad.column, in_list(place, bad.problem)))
+            move_to_row(bad, lengths)
+            self._by_row.setdefault(bad.row, bad)
 
-    def in_order(self) -> list[Bad]:
+    def in_order(self) -> list[RowError]:
         """Returns the bad values by row."""
         return [self._by_row[row] for row in sorted(self._by_row)]
 
@@ -289,9 +280,3 @@ def array_of(column: TextColumn) -> pa.Array:
     return pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data.tobytes())]
     )
-
-
-def shown_text(text: str | bytes) -> str:
-    """Returns a value in quotes, shortened, for messages."""
-    shown = repr(text[:_LONGEST_SHOWN])
-    return shown if len(text) <= _LONGEST_SHOWN else f"{shown[:-1]}...{shown[-1]}"

@@ -13,9 +13,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Coded, Parsed
-from dlrm.data.sources.csv_cells import BadCellError
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.columns import (
-    Bad,
     Found,
     array_of,
     as_text,
@@ -26,7 +25,6 @@ from dlrm.data.tables.columns import (
     numbers_of_json,
     places_of,
     plain_texts,
-    shown_text,
     text_column,
     utf_8,
 )
@@ -155,7 +153,7 @@ class RowReader:
             names += [schema.time.column] if schema.time else []
         return list(dict.fromkeys(names))
 
-    def read(self, batch: pa.RecordBatch) -> tuple[Rows, list[Bad]]:
+    def read(self, batch: pa.RecordBatch) -> tuple[Rows, list[RowError]]:
         """Returns the rows of a batch, and the first bad value of each bad row, in order.
 
         The content of bad rows is meaningless.
@@ -197,8 +195,8 @@ class RowReader:
         for place, cell in enumerate(cells):
             try:
                 values[place] = self._parse_labels([cell])[0]
-            except BadCellError as error:
-                problems[place] = f"expected {error.expected}, got {shown_text(cell)}"
+            except RowError as error:
+                problems[place] = error.problem
         found.add_places(name, codes, problems, len(distinct))
         return values[codes]
 

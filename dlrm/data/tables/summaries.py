@@ -8,7 +8,8 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.columns import TextColumn, hash_texts
-from dlrm.data.sources.csv_cells import BadCellError, number_parser
+from dlrm.data.sources.csv_cells import number_parser
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.columns import as_text, places_of, plain_texts, utf_8
 from dlrm.data.tables.distinct import Distinct, Moments, Signal
@@ -217,11 +218,11 @@ class Summary:
             texts = [self._text.plain_number(text) for text in texts]
         try:
             values = parse(texts)
-        except BadCellError:
+        except RowError:
             for place, text in enumerate(texts):
                 try:
                     values[place] = parse([text])[0]
-                except BadCellError:
+                except RowError:
                     self.strays[text] = None
                     if len(self.strays) > _MOST_STRAYS:
                         self._parses_numbers = False

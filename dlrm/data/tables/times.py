@@ -7,13 +7,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dlrm.data.tables.columns import (
-    Found,
-    as_text,
-    distinct_of,
-    plain_texts,
-    shown_text,
-)
+from dlrm.data.sources.row_error import shown_text
+from dlrm.data.tables.columns import Found, as_text, distinct_of, plain_texts
 from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.transform.schema import TIME_UNITS, TimeField
 

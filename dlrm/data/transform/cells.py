@@ -16,7 +16,8 @@ from dlrm.data.sources.columns import (
     read_integer,
     stripped,
 )
-from dlrm.data.sources.csv_cells import BadCellError, Parser, label_parser, number_parser
+from dlrm.data.sources.csv_cells import Parser, label_parser, number_parser
+from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.values import (
     MOST_EXACT,
@@ -28,23 +29,9 @@ from dlrm.data.transform.values import (
     replaced,
 )
 
-_LONGEST_SHOWN = 64  # characters of a cell in a message
 _MOST_LABELS = 4  # labels that an error names
 _WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))
 _BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
-
-
-class BadRowError(ValueError):
-    """A cell that cannot be transformed.
-
-    Attributes:
-        row, column: position of the cell.
-        problem: the expected form and the cell's.
-    """
-
-    def __init__(self, row: int, column: str, problem: str) -> None:
-        super().__init__(f"column {column}, row {row}: {problem}")
-        self.row, self.column, self.problem = row, column, problem
 
 
 class FieldKeys:
@@ -95,7 +82,7 @@ class FieldKeys:
             kind: `NUMBER`, `BOOLEAN` or `TIME` of typed values; `TEXT` of others.
 
         Raises:
-            BadRowError: the first text that is not an integer, in a field of integers.
+            RowError: the first text that is not an integer, in a field of integers.
             ValueError: typed values are of a kind that the field never had.
         """
         column = stripped(column)
@@ -135,9 +122,7 @@ class FieldKeys:
                 f"expected true, false or {spellings}, as true_values and false_values in the "
                 f"schema say, got {text!r}"
             )
-            if problems is None:
-                raise BadRowError(row, self.field.column, problem)
-            problems[row] = problem
+            _note(problems, row, self.field.column, problem)
 
     def _integers(
         self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
@@ -148,9 +133,7 @@ class FieldKeys:
             try:
                 keys[row] = _integer(text)
             except ValueError as error:
-                if problems is None:
-                    raise BadRowError(row, self.field.column, str(error)) from None
-                problems[row] = str(error)
+                _note(problems, row, self.field.column, str(error))
         return Parsed(keys.view(np.uint64), absent)
 
     def _hexadecimals(
@@ -160,9 +143,7 @@ class FieldKeys:
         (keys, _), bad = read_hexadecimal(column._replace(data=padded))
         for row in np.flatnonzero(bad & ~absent).tolist():
             problem = f"expected {EXPECTED_HEXADECIMAL}, got {column.text(row)!r}"
-            if problems is None:
-                raise BadRowError(row, self.field.column, problem)
-            problems[row] = problem
+            _note(problems, row, self.field.column, problem)
         absent = absent | np.isin(keys, self.missing)
         return Parsed(np.where(absent | bad, np.uint64(0), keys), absent)
 
@@ -203,7 +184,7 @@ def missing_numbers(missing_values: Collection[str]) -> np.ndarray:
     """Returns the numbers that mean "missing": -999 in any notation."""
     parse, found = number_parser(()), []
     for text in missing_values:
-        with suppress(BadCellError):
+        with suppress(RowError):
             found += parse([text]).tolist()
     return np.array(found, np.float64)
 
@@ -218,8 +199,15 @@ def _integer(text: bytes) -> int:
         value = int(text)
         if -(1 << 63) <= value < 1 << 63:
             return value
-    shown = _shortened(text.decode("utf-8", "backslashreplace"))
-    raise ValueError(f"expected an integer of 64 bits, got {shown!r}")
+    shown = shown_text(text.decode("utf-8", "backslashreplace"))
+    raise ValueError(f"expected an integer of 64 bits, got {shown}")
+
+
+def _note(problems: dict[int, str] | None, row: int, column: str, problem: str) -> None:
+    """Adds a problem to those of other rows; raises it if they are not collected."""
+    if problems is None:
+        raise RowError(row, problem, column) from None
+    problems[row] = problem
 
 
 def numbers_of_texts(
@@ -237,24 +225,24 @@ def numbers_of_texts(
         problems: receives the problem with a cell, by row; None raises the first.
 
     Raises:
-        BadRowError: the first cell that is not a finite number.
+        RowError: the first cell that is not a finite number.
     """
     cells = [cell.strip() for cell in cells]
     if field.type == "decimal":
         return _decimals(field, cells, missing_values, problems)
-    cells, parse = _without_words(field, cells), number_parser(missing_values)
+    cells, parse = _without_words(field, cells), number_parser(missing_values, problems is not None)
     try:
         values = parse(cells)
-    except BadCellError as error:
+    except RowError as error:
         if problems is None:
-            problem = _problem(error.index, error.expected_here, cells)
-            raise BadRowError(error.index, field.column, problem) from None
+            error.column = field.column
+            raise
         values = np.full(len(cells), np.nan)
         for row, cell in enumerate(cells):
             try:
                 values[row] = parse([cell])[0]
-            except BadCellError as bad:
-                problems[row] = _problem(0, bad.expected, [cell])
+            except RowError as bad:
+                problems[row] = bad.problem
     missing = np.isnan(values) | np.isin(values, missing_numbers(missing_values))
     return Parsed(np.where(missing, 0.0, values), missing)
 
@@ -269,10 +257,8 @@ def _decimals(
     column = TextColumn.from_bytes([cell.encode() for cell in there])
     (values, missing), bad = read_integer(column)
     for row in np.flatnonzero(bad).tolist():
-        problem = _problem(row, EXPECTED_INTEGER, cells)
-        if problems is None:
-            raise BadRowError(row, field.column, problem)
-        problems[row] = problem
+        problem = f"expected {EXPECTED_INTEGER}, got {shown_text(cells[row])}"
+        _note(problems, row, field.column, problem)
     return Parsed(np.where(bad, 0, values).astype(np.float64), missing)
 
 
@@ -284,10 +270,6 @@ def _without_words(field: NumericalField, cells: list[str]) -> list[str]:
     if field.true_values or field.false_values:
         return [words.get(canonical_text(cell), cell) for cell in cells]
     return cells if words.keys().isdisjoint(cells) else [words.get(cell, cell) for cell in cells]
-
-
-def _problem(index: int, expected: str, cells: Sequence[str]) -> str:
-    return f"expected {expected}, got {_shortened(cells[index])!r}"
 
 
 def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
@@ -307,12 +289,14 @@ def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
     def parse(cells: Sequence[str]) -> np.ndarray:
         for index, cell in enumerate(cells):
             if cell in missing:
-                raise BadCellError(index, "a label that is not missing")
+                problem = f"expected a label that is not missing, got {shown_text(cell)}"
+                raise RowError(index, problem)
             if rated and _is_number(cell):  # one more rating counts as 0
                 continue
             if known is not None and forms is not None and canonical_text(cell) not in forms:
                 shown = " or ".join(map(repr, list(known)[:_MOST_LABELS]))
-                raise BadCellError(index, shown + (", ..." if len(known) > _MOST_LABELS else ""))
+                shown += ", ..." * (len(known) > _MOST_LABELS)
+                raise RowError(index, f"expected {shown}, got {shown_text(cell)}")
         values = [canonical_text(cell) in positives for cell in cells]
         return np.array(values, layout.LABEL_DTYPE)
 
@@ -322,19 +306,12 @@ def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
 def _is_number(text: str) -> bool:
     try:
         number_parser(())([text])
-    except BadCellError:
+    except RowError:
         return False
     return True
 
 
 def _zero_or_one(cells: Sequence[str]) -> np.ndarray:
     booleans = {"true": "1", "false": "0"}
-    try:
-        return label_parser()([booleans.get(cell.lower(), cell) for cell in cells])
-    except BadCellError as error:
-        hint = "--positive, or label: {positive: VALUE} in the schema, names one that counts as 1"
-        raise BadCellError(error.index, f"a label of 0 or 1 ({hint})") from None
-
-
-def _shortened(cell: str) -> str:
-    return cell if len(cell) <= _LONGEST_SHOWN else cell[:_LONGEST_SHOWN] + "..."
+    hint = "--positive, or label: {positive: VALUE} in the schema, names one that counts as 1"
+    return label_parser(hint)([booleans.get(cell.lower(), cell) for cell in cells])

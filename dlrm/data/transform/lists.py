@@ -8,7 +8,8 @@ import numpy as np
 from dlrm.data.clicks import bags
 from dlrm.data.clicks.bags import Bags, places_of
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn
-from dlrm.data.transform.cells import BadRowError, FieldKeys, numbers_of_texts
+from dlrm.data.sources.row_error import RowError
+from dlrm.data.transform.cells import FieldKeys, numbers_of_texts
 from dlrm.data.transform.schema import CategoricalField, NumericalField
 
 
@@ -117,7 +118,7 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bag
         column: the lists.
 
     Raises:
-        BadRowError: a list is too long and may not be truncated.
+        RowError: a list is too long and may not be truncated.
     """
     one, weights = field.list_field, column.weights
     assert one is not None
@@ -131,7 +132,7 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bag
     if (long := lengths > one.max_length).any():
         if (refused := too_long(field, lengths)).any():
             row = int(refused.argmax())
-            raise BadRowError(row, field.column, length_problem(field, int(lengths[row])))
+            raise RowError(row, length_problem(field, int(lengths[row])), field.column)
         kept = np.where(long, one.max_length, lengths)
         starts = np.cumsum(lengths, dtype=np.int64)
         starts -= kept if field.kept == "last" else lengths
@@ -163,7 +164,7 @@ def lists_of_texts(
         missing_values: texts that mean "missing", besides empty ones.
 
     Raises:
-        BadRowError: the first unreadable value, or list with a wrong number of weights.
+        RowError: the first unreadable value, or list with a wrong number of weights.
     """
     field = keys.field
     rows = [split_text(cell, field.separator, missing_values) for cell in cells]
@@ -171,29 +172,31 @@ def lists_of_texts(
     texts = TextColumn.from_bytes([text.encode() for row in rows for text in row])
     try:
         values, _ = keys.of_texts(texts)
-    except BadRowError as error:
-        raise _in_row(error, lengths) from None
+    except RowError as error:
+        move_to_row(error, lengths)
+        raise
     if weights is None or field.weights is None:
         return ListValues(values, lengths)
     numbers = [split_text(cell, field.separator, missing_values) for cell in weights]
     for row, (one, other) in enumerate(zip(rows, numbers, strict=True)):
         if len(one) != len(other):
-            raise BadRowError(row, field.column, count_problem(field, len(one), len(other)))
+            raise RowError(row, count_problem(field, len(one), len(other)), field.column)
     flat = [text for row in numbers for text in row]
     try:
         parsed = numbers_of_texts(NumericalField(field.weights, "none"), flat, missing_values)
         if (bad := bad_weights(parsed)).any():
             place = int(bad.argmax())
-            raise BadRowError(place, field.weights, weight_problem(parsed, place))
-    except BadRowError as error:
-        raise _in_row(error, lengths) from None
+            raise RowError(place, weight_problem(parsed, place), field.weights)
+    except RowError as error:
+        move_to_row(error, lengths)
+        raise
     return ListValues(values, lengths, parsed.values.astype(bags.WEIGHTS_DTYPE))
 
 
-def _in_row(error: BadRowError, lengths: np.ndarray) -> BadRowError:
-    """Returns an error whose row is that of the list, not the index of the value."""
-    row, place = row_of(lengths, error.row)
-    return BadRowError(row, error.column, in_list(place, error.problem))
+def move_to_row(error: RowError, lengths: np.ndarray) -> None:
+    """Makes the row of an error that of the list; it was the index of the value among all."""
+    error.row, place = row_of(lengths, error.row)
+    error.problem = in_list(place, error.problem)
 
 
 def bad_weights(weights: Parsed) -> np.ndarray:

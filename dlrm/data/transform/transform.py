@@ -16,16 +16,10 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Bags, Ids, ListField, ids_in, lists_in
 from dlrm.data.sources import native
-from dlrm.data.sources.columns import (
-    BadValueError,
-    Coded,
-    OfKeys,
-    Parsed,
-    TextColumn,
-    parse_fields,
-)
+from dlrm.data.sources.columns import Coded, OfKeys, Parsed, TextColumn, parse_fields
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform import stored
-from dlrm.data.transform.cells import BadRowError, FieldKeys, numbers_of_texts
+from dlrm.data.transform.cells import FieldKeys, numbers_of_texts
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import Dictionary, FrequencyLimit, arrays_of, checksum
 from dlrm.data.transform.encodings import Encoded
@@ -189,7 +183,7 @@ class Transform:
         """Number of categorical features, a table each."""
         return len(self.fields)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         """Returns the columns of a row: numerical first, weights of lists last, no label."""
         return self.schema.input_columns
@@ -221,7 +215,7 @@ class Transform:
             hashes: hashes of training rows, which select their folds; None for other rows.
 
         Raises:
-            BadRowError: a numerical is too large for float16, or a list is too long.
+            RowError: a numerical is too large for float16, or a list is too long.
         """
         rows = [*numerical, *categorical][0].rows
         numbers = np.empty((rows, self.num_numerical), dtype)
@@ -238,7 +232,7 @@ class Transform:
             finite = np.isfinite(numbers[:, i])
             if not finite.all():
                 row = int(finite.argmin())
-                raise BadRowError(row, field.column, field.rule.overflow(column.values[row]))
+                raise RowError(row, field.rule.overflow(column.values[row]), field.column)
         ids = [
             self._bags(i, column) if isinstance(column, ListValues) else self.encode(i, column)
             for i, column in enumerate(categorical)
@@ -311,13 +305,9 @@ class Transform:
             tables' dtypes.
 
         Raises:
-            BadRowError: the first row that cannot be read, and its first such column.
+            RowError: the first row that cannot be read, and its first such column.
         """
-        try:
-            integers, hashes = parse_fields(fields, self.num_numerical)
-        except BadValueError as bad:
-            problem = f"expected {bad.expected}, got {bad.got!r}"
-            raise BadRowError(bad.row, self.names[bad.column or 0], problem) from None
+        integers, hashes = parse_fields(fields, self.num_numerical, self.names)
         rules = [field.rule for field in self.schema.numerical[:1]]
         numbers = rules[0].apply(integers)[0] if rules else integers.values.astype(np.float16)
         return np.ascontiguousarray(numbers.T), self._encode_rows(hashes)
@@ -340,24 +330,24 @@ class Transform:
         """Transforms rows, given as the text of each of `names`.
 
         Raises:
-            BadRowError: the first row that cannot be read, and its first such column.
+            RowError: the first row that cannot be read, and its first such column.
             ValueError: the number of columns is wrong.
         """
         if len(columns) != len(self.names):
             raise ValueError(f"expected {len(self.names)} columns, got {len(columns)}")
         by_name = dict(zip(self.names, columns, strict=True))
         numerical, categorical = list[Parsed](), list[Column]()
-        problems: list[BadRowError] = []
+        problems: list[RowError] = []
         for field in self.schema.numerical:
             try:
                 cells = _strings(by_name[field.column])
                 numerical.append(numbers_of_texts(field, cells, self.schema.missing_of(field)))
-            except BadRowError as bad:
+            except RowError as bad:
                 problems.append(bad)
         for keys in self.keys:
             try:
                 categorical.append(self._key_column(keys, by_name))
-            except BadRowError as bad:
+            except RowError as bad:
                 problems.append(bad)
         if problems:
             raise min(problems, key=lambda bad: bad.row)

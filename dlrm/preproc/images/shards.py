@@ -17,10 +17,6 @@ from dlrm.manifest import Checksum
 from dlrm.preproc.images.sources import Item, read
 
 
-class BadImageError(ValueError):
-    """An image that cannot be used; the message gives the reason."""
-
-
 class Shard(NamedTuple):
     """The images that one task writes.
 
@@ -75,7 +71,7 @@ def write_shard(shard: Shard) -> None:
     """Writes a shard's images, labels and report.
 
     Raises:
-        BadImageError: an image cannot be used and `skip_bad` is not set; the message names it.
+        ValueError: an image cannot be used and `skip_bad` is not set; the message names it.
     """
     images_file, labels_file = image_layout.shard_files(shard.directory, shard.split, shard.number)
     labels: list[int] = []
@@ -89,7 +85,7 @@ def write_shard(shard: Shard) -> None:
                 pixels = decode(encoded.data, shard.size)
             except ValueError as error:
                 if not shard.skip_bad:
-                    raise BadImageError(
+                    raise ValueError(
                         f"{item.name}: {error}; --bad_images skip leaves such images out"
                     ) from error
                 bad.append(f"{item.name}: {error}")
@@ -117,7 +113,7 @@ def decode(data: bytes, size: int) -> np.ndarray:
     8, and transparent pixels become white. Of an animation, the first picture is used.
 
     Raises:
-        BadImageError: it is not an image, is truncated, has more pixels than Pillow accepts, or has
+        ValueError: it is not an image, is truncated, has more pixels than Pillow accepts, or has
             floating-point or 32-bit pixels, whose white level is undefined.
     """
     try:
@@ -131,7 +127,7 @@ def decode(data: bytes, size: int) -> np.ndarray:
     except Exception as error:  # Pillow's decoders raise errors of any type
         # Pillow's message has the address of an object, which differs from run to run.
         reason = re.sub(r" <_io\.BytesIO object at \w+>", "", str(error)) or type(error).__name__
-        raise BadImageError(f"not a readable image: {reason}") from error
+        raise ValueError(f"not a readable image: {reason}") from error
     side = min(rgb.size)
     left, top = (rgb.width - side) / 2, (rgb.height - side) / 2
     square = rgb.resize(
@@ -143,7 +139,7 @@ def decode(data: bytes, size: int) -> np.ndarray:
 def _check_range(image: Image.Image) -> None:
     sixteen_bits = image.mode == "I" and image.format in ("PNG", "PPM")
     if image.mode in ("I", "F") and not sixteen_bits:
-        raise BadImageError(
+        raise ValueError(
             f"expected 8 or 16 bits a channel, got Pillow's mode {image.mode} ({image.format}), "
             "whose white is not known"
         )

@@ -68,10 +68,6 @@ class Split:
         return self.end - self.begin
 
 
-class BadLineError(ValueError):
-    """An unreadable line; the message names file, line and column."""
-
-
 def find_days(
     folder: Path, num_days: int | None = None, days: tuple[int, int] | None = None
 ) -> list[Path]:
@@ -216,8 +212,8 @@ def read_blocks(
         crcs: receives the CRC-32 of all lines once they are read.
 
     Raises:
-        BadLineError: a line is unreadable and `rejected` is None, or the lines differ from those
-            that were counted.
+        RowError: a line is unreadable and `rejected` is None.
+        ValueError: the lines differ from those that were counted.
     """
     rows = skipped = crc = 0
     with open(split.path, "rb") as file:
@@ -238,22 +234,18 @@ def read_blocks(
                     break
                 end = text.find(b"\n", bad_at) + 1 or len(text)
                 line, start = text[bad_at:end], position - len(text) + bad_at
-                reason = explain(line, log_format)
-                where = (
-                    f", {log_format.describe(reason.column)}" if reason.column is not None else ""
-                )
-                message = f"{where}: expected {reason.expected}, got {reason.got}"
+                error = explain(line, log_format, rows + skipped)
                 if rejected is None:
-                    number = _line_number(split.path, start)
-                    raise BadLineError(f"{split.source}: line {number}{message}")
+                    error.where = f"{split.source}, line {_line_number(split.path, start)}"
+                    raise error
                 shown = line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
-                rejected.append(Rejected(rows + skipped, message.lstrip(",: "), shown))
+                rejected.append(Rejected(error.row, error.reason, shown))
                 skipped += 1
                 text = text[end:]
     if crcs is not None:
         crcs.append(crc)
     if split.crc not in (None, crc):
-        raise BadLineError(
+        raise ValueError(
             f"{split.source}: expected CRC-32 {split.crc:08x} of the lines in bytes {split.begin} "
             f"to {split.end}, as when they were counted, got {crc:08x}: the file has changed; "
             "--restart begins anew"
@@ -263,7 +255,7 @@ def read_blocks(
 def _read(file: BinaryIO, size: int, split: Split) -> bytes:
     block = file.read(size)
     if not block:
-        raise BadLineError(f"{split.source}: became shorter while it was read")
+        raise ValueError(f"{split.source}: became shorter while it was read")
     return block
 
 
@@ -277,8 +269,8 @@ def _first_line(file: BinaryIO, split: Split) -> int:
 def _rest_of_line(file: BinaryIO, split: Split, position: int) -> bytes:
     rest = file.readline(LONGEST_LINE)
     if len(rest) == LONGEST_LINE and not rest.endswith(b"\n"):
-        raise BadLineError(
-            f"{split.source}: line {_line_number(split.path, position)}: longer than "
+        raise ValueError(
+            f"{split.source}, line {_line_number(split.path, position)}: longer than "
             f"{LONGEST_LINE} bytes, so this is no log of lines"
         )
     return rest

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import Coded, Parsed
-from dlrm.data.tables.columns import Bad, column_of, texts_of
+from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.kinds.text import PROBLEM
 from dlrm.data.tables.rows import Rows
 from dlrm.data.transform.derived import Cross
@@ -83,7 +83,7 @@ def readable(
         facts: see `Source.read`.
 
     Raises:
-        ValueError: a row cannot be read; the message has its location.
+        RowError: a row cannot be read.
     """
     for read in source.read(part, rejected, facts):
         try:
@@ -97,9 +97,10 @@ def readable(
         begin = int(read.numbers[0]) - part.first_row
         bad = [first[row] for row in sorted(first)]
         if rejected is None:
-            raise ValueError(f"{part.where(begin + bad[0].row)}, {_text(bad[0])}")
+            bad[0].where = part.where(begin + bad[0].row)
+            raise bad[0]
         rejected += [
-            Rejected(begin + one.row, _text(one), _row_text(read.batch, one.row)) for one in bad
+            Rejected(begin + one.row, one.reason, _row_text(read.batch, one.row)) for one in bad
         ]
         good = np.ones(len(read.numbers), bool)
         good[list(first)] = False
@@ -359,10 +360,6 @@ def _label_counts(schema: Schema, batch: pa.RecordBatch) -> Counter[str]:
     for text, count in zip(texts, occurrences.tolist(), strict=True):
         found[text] += count
     return +found
-
-
-def _text(bad: Bad) -> str:
-    return f"column {bad.column}: {bad.problem}" if bad.column else bad.problem
 
 
 def _row_text(batch: pa.RecordBatch, row: int) -> str:

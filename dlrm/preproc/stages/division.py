@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, hash_texts
-from dlrm.data.tables.columns import Bad, column_of, texts_of
+from dlrm.data.sources.row_error import RowError, shown_text
+from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.rows import Rows
 from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.schema import Schema, TimeField
@@ -164,7 +165,7 @@ class Divider:
             found.add(VALIDATION)
         return sorted(found | ({TEST} if division.split_column else set()))
 
-    def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[Bad]]:
+    def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[RowError]]:
         """Returns the split of each row, int8 `[rows]`, and rows whose split is unknown.
 
         Args:
@@ -173,7 +174,7 @@ class Divider:
         """
         rows, numbers = read.rows, read.numbers
         splits: np.ndarray = np.zeros(len(numbers), np.int8)
-        bad: list[Bad] = []
+        bad: list[RowError] = []
         if self._file_splits:
             splits[:] = self._file_splits[file]
         elif self._times is not None:
@@ -223,7 +224,7 @@ class Ranges:
     def __init__(self, edges: Sequence[int], splits: Sequence[int]) -> None:
         self.edges, self.splits = list(edges), list(splits)
 
-    def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[Bad]]:
+    def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[RowError]]:
         """Returns the split of each row, as `Divider` does."""
         places = np.searchsorted(self.edges[1:-1], read.numbers, side="right")
         return np.array(self.splits, np.int8)[places], []
@@ -239,24 +240,20 @@ class Ranges:
         return counts
 
 
-def _named_splits(name: str, batch: pa.RecordBatch) -> tuple[np.ndarray, list[Bad]]:
+def _named_splits(name: str, batch: pa.RecordBatch) -> tuple[np.ndarray, list[RowError]]:
     texts, codes = texts_of(name, column_of(batch, name))
     places = {split: place for place, split in enumerate(layout.SPLITS)}
     known = np.array([places.get(text.lower(), DROPPED) for text in texts] + [DROPPED], np.int8)
     splits = known[codes]
     bad = [
-        Bad(
-            row,
-            name,
-            f"expected train, test or validation, got {_shown(texts, int(codes[row]))}",
-        )
+        RowError(row, f"expected train, test or validation, got {_shown(texts, codes[row])}", name)
         for row in np.flatnonzero(splits == DROPPED).tolist()
     ]
     return splits, bad
 
 
 def _shown(texts: Sequence[str], code: int) -> str:
-    return "no value" if code < 0 else repr(texts[code][:64])
+    return "no value" if code < 0 else shown_text(texts[code])
 
 
 def smallest_hashes(seed: int, num_rows: int, count: int) -> int:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from dlrm.data.tables.columns import Bad
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.rows import Rows
 from dlrm.data.transform.schema import Schema
 
@@ -32,7 +32,7 @@ class Read(NamedTuple):
     rows: Rows
     numbers: np.ndarray
     batch: Any = None
-    bad: tuple[Bad, ...] = ()
+    bad: tuple[RowError, ...] = ()
 
     @property
     def labels(self) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import ids_in, lists_in, places_of, taken
-from dlrm.data.transform.cells import BadRowError
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import list_column, missing_features
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform, Transformed
@@ -148,9 +148,9 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     for target, read in _divided(part, job):
         try:
             rows = _transformed(job, target, read)
-        except BadRowError as bad:
-            where = part.where(int(read.numbers[bad.row]) - part.first_row)
-            raise ValueError(f"{where}, column {bad.column}: {bad.problem}") from None
+        except RowError as bad:
+            bad.where = part.where(int(read.numbers[bad.row]) - part.first_row)
+            raise
         num_numerical = rows.numerical.shape[1]
         labels = read.labels
         missing = missing_features(read.rows.numerical, read.rows.categorical, num_numerical)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.tables.columns import Bad
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.kinds.text import PROBLEM
 from dlrm.data.tables.parts import Part
 from dlrm.data.tables.rows import RowReader
@@ -49,10 +49,10 @@ class TableSource:
             facts["kinds"] = [sorted(kinds) for kinds in reader.kinds]
 
 
-def _wrong(batch: pa.RecordBatch) -> list[Bad]:
+def _wrong(batch: pa.RecordBatch) -> list[RowError]:
     """Returns the rows of text that could not be read at all; other copies have none."""
     if PROBLEM not in batch.schema.names:
         return []
     problems = batch.column(PROBLEM)
     rows = np.flatnonzero(problems.is_valid().to_numpy(zero_copy_only=False)).tolist()
-    return [Bad(row, "", problems[row].as_py().partition("\t")[0]) for row in rows]
+    return [RowError(row, problems[row].as_py().partition("\t")[0]) for row in rows]

@@ -1,4 +1,4 @@
-"""Inputs of a model, and errors about rows that it cannot score.
+"""Inputs of a model, and their checks.
 
 The served model also uses this file, so it imports only numpy and the standard library.
 """
@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data.clicks.bags import Bags, ids_in, interleave, lists_in, places_of
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import in_list, row_of
 from dlrm.data.transform.transform import stack_ids
 
@@ -98,19 +99,6 @@ class Inputs(NamedTuple):
         return ~known.reshape(self.lengths.shape)
 
 
-class RowError(ValueError):
-    """A row that cannot be scored.
-
-    Attributes:
-        row: the first such row.
-        problem: its error.
-    """
-
-    def __init__(self, row: int, problem: str) -> None:
-        super().__init__(f"row {row}{problem}")
-        self.row, self.problem = row, problem
-
-
 def check_inputs(
     inputs: Inputs,
     num_numerical: int,
@@ -178,17 +166,16 @@ def check_values(
     numerical, ids, lengths, _ = inputs
     if not np.isfinite(numerical).all():
         row, column = np.argwhere(~np.isfinite(numerical))[0]
-        got = numerical[row, column]
-        raise RowError(int(row), f", numerical {column}: expected a finite number, got {got}")
+        problem = f"expected a finite number, got {numerical[row, column]}"
+        raise RowError(int(row), problem, f"numerical {column}")
     if lengths is not None:
         _check_bags(inputs, table_sizes, names, longest)
     elif len(table_sizes):
         wrong = (ids < 0) | (ids >= np.asarray(table_sizes))
         if wrong.any():
             row, table = np.argwhere(wrong)[0]
-            expected = f"expected an id from 0 to {table_sizes[table] - 1}"
-            where = f", {_table(table, names)}"
-            raise RowError(int(row), f"{where}: {expected}, got {ids[row, table]}")
+            problem = _bad_id(table_sizes[table], ids[row, table])
+            raise RowError(int(row), problem, _column(table, names))
 
 
 def check_lengths(
@@ -209,14 +196,14 @@ def check_lengths(
     if wrong.any():
         row, table = map(int, np.argwhere(wrong)[0])
         expected = "1" if least[table] else f"0 to {most[table]}"
-        where = f", {_table(table, names)}"
-        raise RowError(row, f"{where}: expected a length of {expected}, got {lengths[row, table]}")
+        problem = f"expected a length of {expected}, got {lengths[row, table]}"
+        raise RowError(row, problem, _column(table, names))
     if (added := int(lengths.sum(dtype=np.int64))) != total:
         raise ValueError(f"lengths: expected a sum of {total}, the number of ids, got {added}")
 
 
-def _table(table: int, names: Sequence[str]) -> str:
-    return f"table {table}" + (f" ({names[table]})" if names else "")
+def _column(table: int, names: Sequence[str]) -> str:
+    return f"{names[table] if names else f'categorical {table}'} (table {table})"
 
 
 def _check_bags(
@@ -240,8 +227,7 @@ def _check_bags(
         if wrong.any():
             bag, place = row_of(lengths.ravel(), first := int(wrong.argmax()))
             row, table = divmod(bag, lengths.shape[1])
-            where = f", {_table(table, names)}: "
-            raise RowError(row, where + in_list(place, problem(first)))
+            raise RowError(row, in_list(place, problem(first)), _column(table, names))
 
 
 def _bad_id(size: int, got: int) -> str:

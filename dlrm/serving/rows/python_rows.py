@@ -7,12 +7,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.columns import array_of_values
 from dlrm.data.tables.frames import is_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import brief
-from dlrm.serving.rows.inputs import RowError
 from dlrm.serving.rows.raw import RowTransform
 
 
@@ -55,10 +55,10 @@ def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
     elif isinstance(row, Mapping):
         row = _named(f"row {index}", row, names)
     elif not isinstance(row, Iterable):
-        raise ValueError(f"row {index}: expected a line, fields or a mapping, got {row!r}")
+        raise RowError(index, f"expected a line, fields or a mapping, got {row!r}")
     cells = list(row)
     if len(cells) != len(names):
-        raise RowError(index, f": expected {len(names)} fields, got {len(cells)}")
+        raise RowError(index, f"expected {len(names)} fields, got {len(cells)}")
     return cells
 
 
@@ -117,7 +117,7 @@ def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
     nested = any(isinstance(one, _SEVERAL) for one in cell)
     if nested or not in_lists:
         expected = "a list of values" if nested else "one value"
-        raise RowError(row, f", column {name}: expected {expected}, got {brief(list(cell))}")
+        raise RowError(row, f"expected {expected}, got {brief(list(cell))}", name)
     return list(cell)
 
 

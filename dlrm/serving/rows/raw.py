@@ -14,9 +14,9 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
-from dlrm.data.transform.cells import BadRowError
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
-from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.rows.inputs import Inputs
 
 PADDING = 8  # bytes that a TextColumn has after its last field
 _ZEROS = np.zeros(PADDING, np.uint8)
@@ -53,7 +53,7 @@ class Text(NamedTuple):
         if bad.any():
             row = int(bad.argmax())
             got = self.column(0).text(row)
-            raise RowError(row, f": expected the label 0 or 1 first, got {got!r}")
+            raise RowError(row, f"expected the label 0 or 1 first, got {got!r}")
         return labels.astype(np.float32)
 
     def column(self, index: int) -> TextColumn:
@@ -117,13 +117,10 @@ class RowTransform:
         Raises:
             RowError: a field is unreadable; the message names row and column.
         """
-        try:
-            if self.fitted.is_log:
-                return Inputs(*self.fitted.of_fields(TextColumn(*text)))
-            numbers, ids, _ = self.fitted.of_texts([text.column(i) for i in range(len(self.names))])
-            return Inputs.of_columns(numbers, ids)
-        except BadRowError as bad:
-            raise RowError(bad.row, f", {bad.column}: {bad.problem}") from None
+        if self.fitted.is_log:
+            return Inputs(*self.fitted.of_fields(TextColumn(*text)))
+        numbers, ids, _ = self.fitted.of_texts([text.column(i) for i in range(len(self.names))])
+        return Inputs.of_columns(numbers, ids)
 
 
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> Text:
@@ -164,7 +161,7 @@ def text_of_lines(lines: bytes, num_columns: int) -> Text:
     text = _cut(data, starts, ends, num_columns)
     empty = text.ends[-1] == text.starts[0]
     if empty.any():
-        raise RowError(int(empty.argmax()), f": expected {num_columns} fields, got an empty line")
+        raise RowError(int(empty.argmax()), f"expected {num_columns} fields, got an empty line")
     return text
 
 
@@ -176,12 +173,12 @@ def _cut(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: in
     text = Text(*cut_lines(data, starts, ends, num_columns))
     if (row := text.rows) < len(starts):
         fields = data[starts[row] : ends[row]].tobytes().count(b"\t") + 1
-        raise RowError(row, f": expected up to {num_columns} fields, got {fields}")
+        raise RowError(row, f"expected up to {num_columns} fields, got {fields}")
     return text
 
 
 def _too_long(row: int, length: str) -> RowError:
-    return RowError(row, f": expected up to {LONGEST_LINE} bytes, got {length}")
+    return RowError(row, f"expected up to {LONGEST_LINE} bytes, got {length}")
 
 
 def read_lines(file: BinaryIO, num_columns: int) -> Iterator[Text]:

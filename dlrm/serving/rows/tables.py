@@ -5,11 +5,10 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.tables.rows import RowReader, Rows
-from dlrm.data.transform.cells import BadRowError
 from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
-from dlrm.serving.rows.inputs import Inputs, RowError
+from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares
 
 
@@ -42,11 +41,8 @@ def read_inputs(
     """
     rows, bad = reader.read(batch)
     if bad:
-        raise RowError(bad[0].row, f", column {bad[0].column}: {bad[0].problem}")
-    try:
-        numerical, ids, _ = fitted.apply(rows.numerical, rows.categorical)
-    except BadRowError as error:
-        raise RowError(error.row, f", column {error.column}: {error.problem}") from None
+        raise bad[0]
+    numerical, ids, _ = fitted.apply(rows.numerical, rows.categorical)
     inputs = Inputs.of_columns(numerical, ids)
     if shares is not None:
         absent = missing_features(rows.numerical, rows.categorical, numerical.shape[1])

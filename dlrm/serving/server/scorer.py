@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 
+from dlrm.data.sources.row_error import RowError
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.reader import ONNX, Reader, Request, together_or_alone
 
@@ -51,9 +52,8 @@ def _checked(scores: np.ndarray | ValueError) -> np.ndarray | ValueError:
     if isinstance(scores, ValueError) or np.isfinite(scores).all():
         return scores
     row = int(np.isfinite(scores).all(axis=1).argmin())
-    return ValueError(
-        f"row {row}: expected numericals whose score is a finite number, got {scores[row, 0]}"
-    )
+    got = scores[row, 0]
+    return RowError(row, f"expected numericals whose score is a finite number, got {got}")
 
 
 def open_session(directory: Path, threads: int | None = None) -> Callable[..., np.ndarray]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dlrm.data.sources import native
-from dlrm.data.sources.columns import Parsed, parse_hexadecimal
+from dlrm.data.sources.columns import Parsed, read_hexadecimal
 from dlrm.data.sources.log_lines import LogFormat, explain, parse_lines
 from dlrm.data.transform.dictionaries import count_values
 from dlrm.data.transform.lookup import IdLookup
@@ -61,7 +61,7 @@ def check(text, log_format):
             assert column.missing.tolist() == [value is None for value in expected]
             assert column.values.tolist() == [value or 0 for value in expected]
     if bad_at is not None:
-        assert explain(text[bad_at:].partition(b"\n")[0], log_format).got
+        assert explain(text[bad_at:].partition(b"\n")[0], log_format, 0).problem
 
 
 formats = st.builds(LogFormat, st.integers(0, 3), st.integers(1, 3), st.booleans())
@@ -120,9 +120,10 @@ def test_texts_without_lines(parser):
     ],
 )
 def test_a_bad_line_is_explained(line, column, got):
-    reason = explain(line, LogFormat(1, 1))
-    assert (reason.column, reason.got) == (column, got)
-    assert reason.expected
+    log_format = LogFormat(1, 1)
+    error = explain(line, log_format, 5)
+    assert (error.row, error.problem.partition(", got ")[2]) == (5, got)
+    assert error.column == (None if column is None else log_format.describe(column))
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 1000, 50_000])
@@ -145,7 +146,7 @@ def test_lookups_know_exactly_the_numbers_of_their_dictionary(parser, size, tmp_
 @needs_native
 def test_a_lookup_of_wrong_sizes_is_refused():
     lookup = IdLookup.of(fit_dictionary(count_values(Parsed(np.arange(9), np.zeros(9, bool)))))
-    numbers = parse_hexadecimal(text_column(["1", "2"]))
+    numbers, _ = read_hexadecimal(text_column(["1", "2"]))
     with pytest.raises(ValueError, match="sizes do not fit"):
         native.host.look_up(*numbers, native.Tables([lookup]), np.empty(3, lookup.ids.dtype))
     with pytest.raises(ValueError, match="sizes do not fit"):

@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dlrm.data.sources.columns import Coded, TextColumn
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.cells import BadRowError, label_cells
+from dlrm.data.transform.cells import label_cells
 from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
 from dlrm.data.transform.numbers import Fitted
@@ -332,12 +333,12 @@ def test_a_cell_that_cannot_be_transformed_is_named(saved):
     transform = Transform.load(saved)
     row = [cells("1"), cells("2"), cells("b"), cells("7"), cells("1")]
     for place, text, problem in (
-        (0, "many", "column x, row 0: expected a number, got 'many'"),
-        (1, "inf", "column z, row 0: expected a finite number, got 'inf'"),
-        (1, "1e9", "column z, row 0: 1000000000.0, standardised, is beyond float16"),
-        (3, "1.5", "column i, row 0: expected an integer of 64 bits, got '1.5'"),
+        (0, "many", "row 0, column x: expected a number, got 'many'"),
+        (1, "inf", "row 0, column z: expected a finite number, got 'inf'"),
+        (1, "1e9", "row 0, column z: 1000000000.0, standardised, is beyond float16"),
+        (3, "1.5", "row 0, column i: expected an integer of 64 bits, got '1.5'"),
     ):
-        with pytest.raises(BadRowError) as failed:
+        with pytest.raises(RowError) as failed:
             transform.of_texts([*row[:place], cells(text), *row[place + 1 :]])
         assert str(failed.value).startswith(problem)
 

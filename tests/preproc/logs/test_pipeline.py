@@ -189,11 +189,11 @@ def test_separate_stages_give_the_same_files(engine, good, logs, tmp_path):
 BAD_LINES = {
     "too many fields": (
         GOOD + "1\t2\t3\t4\t5\t6\t7\n",
-        r"day_1: line 5: expected up to 6 fields separated by tabs, got 7",
+        r"day_1, line 5: expected up to 6 fields separated by tabs, got 7",
     ),
     "an integer": (
         GOOD + "1\t2\t3.5\t4\t5\t6\n",
-        r"day_1: line 5, column 2 \(numerical 1\): expected an integer .* got '3.5'",
+        r"day_1, line 5, column 2 \(numerical 1\): expected an integer .* got '3.5'",
     ),
     "a label": (GOOD + "2\t2\t3\t4\t5\t6\n", r"line 5, column 0 \(label\): .* got '2'"),
     "no label": (GOOD + "\t2\t3\t4\t5\t6\n", r"line 5, column 0 \(label\): .* got ''"),
@@ -225,7 +225,7 @@ def test_bad_last_row_leaves_the_earlier_dataset(engine, tmp_path):
     earlier = prepare(engine, days, tmp_path / "out", log_format=SMALL)
     before = all_files(earlier)
     write_days(days, GOOD, GOOD + GOOD + "1\tx\n")
-    message = r"day_1: line 5, column 1"
+    message = r"day_1, line 5, column 1"
     # One at a time, so that a task has ended before one fails.
     with local_engine(1) as by_turns, pytest.raises(TaskError, match=message):
         prepare(by_turns, days, tmp_path / "out", log_format=SMALL)

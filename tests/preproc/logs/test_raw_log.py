@@ -2,9 +2,9 @@ import pytest
 
 from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LogFormat
+from dlrm.data.sources.row_error import RowError
 from dlrm.preproc.logs import raw_log
 from dlrm.preproc.logs.raw_log import (
-    BadLineError,
     Day,
     count_lines,
     find_days,
@@ -82,7 +82,7 @@ def test_short_lines_of_windows_have_no_return_in_them(log, line_end):
 @pytest.mark.parametrize("text", ["\r\n", "1\t2\t3\r\n\r\n", "\n"])
 def test_an_empty_line_is_refused(log, text):
     log.write_bytes(text.encode())
-    with pytest.raises(BadLineError, match=f"line {text.count('1') + 1}: .*got an empty line"):
+    with pytest.raises(ValueError, match=f"line {text.count('1') + 1}: .*got an empty line"):
         read_all(split_days([log], 1 << 20))
 
 
@@ -90,7 +90,7 @@ def test_an_empty_line_is_refused(log, text):
 def test_line_number_is_that_of_the_file(log, monkeypatch, row):
     monkeypatch.setattr(raw_log, "_BLOCK_BYTES", 50)
     log.write_text("".join([*LINES[:row], "x\t1\t1\n", *LINES[row + 1 :]]))
-    with pytest.raises(BadLineError, match=rf"day_0: line {row + 1}, column 0 \(label\)"):
+    with pytest.raises(RowError, match=rf"day_0, line {row + 1}, column 0 \(label\)"):
         read_all(split_days([log], 333))
 
 
@@ -98,14 +98,14 @@ def test_line_without_end_is_refused(log, monkeypatch):
     monkeypatch.setattr(raw_log, "LONGEST_LINE", 1000)
     with open(log, "a") as file:
         file.write("1\t2\t" + "a" * 5000)
-    with pytest.raises(BadLineError, match="line 301: longer than 1000 bytes"):
+    with pytest.raises(ValueError, match="line 301: longer than 1000 bytes"):
         read_all(split_days([log], 2000))
 
 
 def test_file_that_shrinks_is_noticed(log):
     (split,) = split_days([log], 1 << 20)
     log.write_text("".join(LINES[:100]))
-    with pytest.raises(BadLineError, match="became shorter"):
+    with pytest.raises(ValueError, match="became shorter"):
         count_lines(split)
 
 
