@@ -4,7 +4,7 @@ Each distinct value is converted once: a column is read as indices of its distin
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -208,6 +208,10 @@ class RowReader:
         """Returns the keys of a field's values, which are in an array of the batch's rows."""
         of_texts = self._keys_of[place]
         field, name = of_texts.field, of_texts.field.column
+        if field.type == "id":
+            found.add(name, array.is_null().to_numpy(zero_copy_only=False), _no_id(of_texts))
+            if pa.types.is_integer(array.type):
+                return _ids(of_texts, array, found), None
         raw, codes = places_of(name, array)
         numbers = not of_texts.plain and numbers_of_json(batch, name)
         earlier = self._earlier.get(name)
@@ -218,7 +222,11 @@ class RowReader:
             if len(raw):
                 self.kinds[place].add(kind)
             spelled = field.true_values or field.false_values
-            if field.type == "integer" and pa.types.is_integer(distinct.type) and not spelled:
+            if (
+                field.type in ("integer", "id")
+                and pa.types.is_integer(distinct.type)
+                and not spelled
+            ):
                 values = distinct.to_numpy(zero_copy_only=False)
                 keys, missing = of_texts.of_integers(values, problems)
             else:
@@ -294,6 +302,20 @@ class RowReader:
         if schema.time:
             extra["time"] = times(schema.time, column_of(batch, schema.time.column), found)
         return extra
+
+
+def _no_id(of_ids: FieldKeys) -> Callable[[int], str]:
+    return lambda row: of_ids.id_problem(None)
+
+
+def _ids(of_ids: FieldKeys, array: pa.Array, found: Found) -> Coded:
+    """Returns ids without a search for the distinct ones."""
+    values = array.fill_null(0).to_numpy(zero_copy_only=False)
+    problems: dict[int, str] = {}
+    keys, _ = of_ids.of_integers(values, problems)
+    codes = np.arange(len(values))
+    found.add_places(of_ids.field.column, codes, problems, len(values))
+    return Coded(keys, codes)
 
 
 def _texts(of_texts: FieldKeys, distinct: pa.Array) -> pa.Array:

@@ -35,9 +35,10 @@ _LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 def counted_columns(schema: Schema) -> list[CountedColumn]:
     """Returns the columns whose values are counted, for dictionaries, encodings and bins."""
     columns = []
-    for fields in schema.dictionaries().values():
-        kind = "texts" if fields[0].type == "string" else "numbers"
-        columns.append(CountedColumn(kind, fields[0].frequency_limit, fields[0].max_ids))
+    for field, *_ in schema.dictionaries().values():
+        kind = {"string": "texts", "id": "ids"}.get(field.type, "numbers")
+        most = field.max_ids if field.cardinality is None else field.cardinality - 1
+        columns.append(CountedColumn(kind, field.frequency_limit, most))
     columns += [CountedColumn("encodings", encoded=one) for one in encoded_columns(schema)]
     columns += [
         CountedColumn("bins", bins=field.fitted_bins)
@@ -108,6 +109,7 @@ class TableSource:
                 rows[split] += int(np.count_nonzero(chosen))
                 positives[split] += int(np.count_nonzero(read.labels[chosen]))
                 ids[split] += _num_ids(schema, read, chosen)
+            self._add_ids(counts, read, np.flatnonzero(splits != DROPPED))
             if schema.label.positives:
                 labels += _label_counts(schema, batch)
             training = np.flatnonzero(splits == TRAIN)
@@ -150,6 +152,8 @@ class TableSource:
     ) -> None:
         places = self._places()
         for i, field in enumerate(fields):
+            if self.schema.categorical[i].type == "id":
+                continue
             field.add(read.categorical[i], read.texts[i], training, counts[places[i]])
         for cross, place in zip(self.schema.crosses, places[len(fields) :], strict=True):
             _append(counts[place], _cross_counts(self.schema, cross, read, training))
@@ -160,6 +164,16 @@ class TableSource:
                 keys = ordered(values[training[~missing[training]]])
                 _append(counts[place], Counts(*np.unique(keys, return_counts=True)))
                 place += 1
+
+    def _add_ids(self, counts: list[list[Counts]], read: Rows, rows: np.ndarray) -> None:
+        """Keeps the greatest id of each field of ids, over the rows of all splits."""
+        for i, place in enumerate(self._places()[: len(self.schema.categorical)]):
+            if self.schema.categorical[i].type == "id":
+                column, chosen = read.categorical[i].each(rows)
+                assert isinstance(column, Coded), "as all tables are read"
+                found = [counts[place][0].keys, column.keys[column.codes[chosen]]]
+                greatest = np.concatenate(found).max(initial=0, keepdims=True)
+                counts[place] = [Counts(greatest, np.ones(1, np.int64))]
 
     def _add_encoded(
         self,
