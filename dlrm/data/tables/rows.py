@@ -34,6 +34,7 @@ from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.tables.lists import check_lengths, checked_weights, lists_of
 from dlrm.data.tables.times import times
 from dlrm.data.transform.cells import (
+    NO_NUMBER,
     FieldKeys,
     label_cells,
     missing_numbers,
@@ -173,6 +174,8 @@ class RowReader:
             for field in schema.numerical
         ]
         for number, parsed in zip(schema.numerical, numerical, strict=True):
+            if number.required:
+                found.add(number.column, parsed.missing, lambda row: NO_NUMBER)
             if number.rule.checked_in_readers:
                 large = np.isinf(number.rule.apply(parsed)[0])
                 found.add(number.column, large, partial(_too_large, number, parsed.values))
@@ -261,8 +264,9 @@ class RowReader:
         if field.weights is None:
             return ListValues(coded, lengths), texts
         inner = Found()
-        rule = NumericalField(field.weights, "none", missing_values=field.missing_values)
-        weights = _numbers(rule, numbers, self.schema, inner, hint="")
+        markers = field.missing_values
+        rule = NumericalField(field.weights, "none", missing_values=markers, required=True)
+        weights = _numbers(rule, numbers, self.schema, inner)
         found.add_lists(inner, of_weights)
         checked = checked_weights(field.weights, weights, of_weights, lengths, found)
         return ListValues(coded, lengths, checked), texts
@@ -283,8 +287,8 @@ class RowReader:
     def _extra(self, batch: pa.RecordBatch, found: Found) -> dict[str, np.ndarray]:
         schema, extra = self.schema, {}
         if schema.weight:
-            field = NumericalField(schema.weight, "none")
-            weights = _numbers(field, column_of(batch, schema.weight), schema, found, hint="")
+            field = NumericalField(schema.weight, "none", required=True)
+            weights = _numbers(field, column_of(batch, schema.weight), schema, found)
             bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values, "<f4")
             most = ""
             if schema.weighs_targets:
@@ -351,9 +355,9 @@ def _numbers(
     array: pa.Array,
     schema: Schema,
     found: Found,
-    hint: str = "; missing_values: [nan] takes NaN as missing",
 ) -> Parsed:
     name, kind = field.column, array.type
+    hint = "" if field.required else "; missing_values: [nan] takes NaN as missing"
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
         if not is_text(kind):

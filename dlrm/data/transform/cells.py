@@ -28,6 +28,7 @@ from dlrm.data.transform.values import (
     replaced,
 )
 
+NO_NUMBER = "expected a number, got no value"
 _LONGEST_SHOWN = 64  # characters of a cell in a message
 _MOST_LABELS = 4  # labels that an error names
 _WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))

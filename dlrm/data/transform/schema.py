@@ -117,6 +117,7 @@ class NumericalField:
         true_values, false_values: texts that mean true and false, which count as 1 and 0, besides
             `true` and `false` in lower case, in upper case and capitalised.
         type: "number", or "decimal": an integer of up to 18 digits, as logs have them.
+        required: whether a row without a number is a bad one.
     """
 
     column: str
@@ -126,6 +127,7 @@ class NumericalField:
     true_values: tuple[str, ...] = ()
     false_values: tuple[str, ...] = ()
     type: str = "number"
+    required: bool = False
 
     def __post_init__(self) -> None:
         where = f"numerical field {self.column}"
@@ -684,7 +686,7 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
     "smoothing": (float,),
     **dict.fromkeys(("cardinality", "max_ids", "max_length"), (int, None)),
-    **dict.fromkeys(("any_negative", "ordered"), (bool,)),
+    **dict.fromkeys(("any_negative", "ordered", "required"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),
     **dict.fromkeys(("true_values", "false_values"), (tuple,)),

@@ -25,7 +25,7 @@ from dlrm.data.sources.columns import (
     parse_fields,
 )
 from dlrm.data.transform import stored
-from dlrm.data.transform.cells import BadRowError, FieldKeys, numbers_of_texts
+from dlrm.data.transform.cells import NO_NUMBER, BadRowError, FieldKeys, numbers_of_texts
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import Dictionary, FrequencyLimit, arrays_of, checksum
 from dlrm.data.transform.encodings import Encoded
@@ -354,6 +354,9 @@ class Transform:
             try:
                 cells = _strings(by_name[field.column])
                 numerical.append(numbers_of_texts(field, cells, self.schema.missing_of(field)))
+                if field.required and numerical[-1].missing.any():
+                    row = int(numerical[-1].missing.argmax())
+                    raise BadRowError(row, field.column, NO_NUMBER)
             except BadRowError as bad:
                 problems.append(bad)
         for keys in self.keys:
