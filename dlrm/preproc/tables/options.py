@@ -25,6 +25,7 @@ class TableOptions:
         report: write `report.html` and `report.json`.
         output_format: format of the dataset.
         feature_spec_out: name of the specification to write.
+        default_names: whether features have NVIDIA's names in the specification, such as num_0.
     """
 
     schema: Schema
@@ -37,6 +38,7 @@ class TableOptions:
     report: bool = True
     output_format: str = "split_binary"
     feature_spec_out: str = layout.FEATURE_SPEC
+    default_names: bool = False
 
     def __post_init__(self) -> None:
         for name, allowed in (("output_ordering", ORDERINGS), ("bad_lines", BAD_LINES)):
@@ -66,6 +68,15 @@ class TableOptions:
         return replace(self.schema, format=text.over(self.schema.format))
 
     @property
+    def feature_names(self) -> tuple[str, list[str], list[str]]:
+        """Returns the names of the label, numerical and categorical features in a specification."""
+        numerical, categorical = self.schema.numerical_names, self.schema.categorical_names
+        if not self.default_names:
+            return self.schema.label.column, numerical, categorical
+        numerical = list(map(layout.numerical_name, range(len(numerical))))
+        return layout.LABEL, numerical, list(map(layout.categorical_name, range(len(categorical))))
+
+    @property
     def quarantine(self) -> bool:
         """Returns whether unreadable rows are left out."""
         return self.bad_lines == "quarantine"
@@ -79,7 +90,8 @@ class TableOptions:
         """Returns, by flag, the options that determine the bytes of the dataset."""
         text = asdict(self.text)
         del text["chunk_rows"]
-        names = ("output_ordering", "bad_lines", "report", "output_format", "feature_spec_out")
+        names = ["output_ordering", "bad_lines", "report", "output_format"]
+        names += ["feature_spec_out", "default_names"]
         values = text | vars(self.division) | {name: getattr(self, name) for name in names}
         return {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}
 

@@ -154,21 +154,24 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         list_starts=(np.cumsum(ids, axis=0) - ids).tolist(),
         periods=periods,
     )
+    label, numerical, categorical = options.feature_names
     spec = FeatureSpec.named(
         run.work.output / options.feature_spec_out,
-        options.schema.label.column,
-        options.schema.numerical_names,
-        dict(zip(options.schema.categorical_names, fitted.cardinalities, strict=True)),
+        label,
+        numerical,
+        dict(zip(categorical, fitted.cardinalities, strict=True)),
         names,
         metadata_of(totals, names),
-        {options.schema.categorical_names[i]: field for i, field in fitted.lists.items()},
+        {categorical[i]: field for i, field in fitted.lists.items()},
     )
     with run.stage("describe"):
         if options.report:
             facts = report.table_facts(run, inputs.files, parts, counted, periods, fitted, totals)
             write(run.work.output, facts)
         labels = _label_counts(counted)
-        return finish_dataset(run, spec, totals, fitted.cardinalities, names, origin, labels=labels)
+        described = spec if options.output_format == "split_binary" else None
+        sizes = fitted.cardinalities
+        return finish_dataset(run, described, totals, sizes, names, origin, labels=labels)
 
 
 def _from_spark(run: Run, inputs: Inputs) -> tuple[Inputs, dict[str, Any]]:
