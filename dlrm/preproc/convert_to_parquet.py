@@ -303,6 +303,8 @@ def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     place = fitted.dictionary_of[table]
     fitted.check(place)
     dictionary = fitted.dictionaries[place]
+    if dictionary.kind == "id":
+        return pa.int64(), lambda ids: pa.array(ids.astype(np.int64))
     if dictionary.kind == "hexadecimal":
         kind, found = pa.large_string(), partial(_hexadecimal, dictionary)
     elif dictionary.kind == "integer":

@@ -9,7 +9,7 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.layout import one_class_note
 from dlrm.data.tables.files import FRAME, TableFile
-from dlrm.preproc.execution.engines import Engine, EngineError
+from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import open_work_folder, remove_work_folder
 from dlrm.preproc.stages.pipeline import input_facts
@@ -27,6 +27,7 @@ def prepare_tables(
     restart: bool = False,
     say: Callable[[str], None] = print,
     query: SparkQuery | None = None,
+    keep_failed: bool = True,
 ) -> dict[str, Any]:
     """Writes a dataset, which appears when it is complete; resumes an unfinished run.
 
@@ -41,6 +42,7 @@ def prepare_tables(
         restart: whether to discard an unfinished run.
         say: called with lines about the stages and the result.
         query: query that Spark, then the engine, reads instead of `tables`.
+        keep_failed: whether a run that ends with a TaskError or ValueError can be resumed.
 
     Returns:
         `totals` of each split, and `cardinalities`.
@@ -68,6 +70,9 @@ def prepare_tables(
         except EngineError as error:
             hint = f"finished tasks are kept in {work.path.parent}: the same command resumes there"
             raise EngineError(f"{error} ({hint})") from error
+        except (TaskError, ValueError):
+            in_memory |= not keep_failed
+            raise
         finally:
             if in_memory and work.path.parent.exists():
                 remove_work_folder(work.path.parent)

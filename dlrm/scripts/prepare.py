@@ -10,7 +10,6 @@ meaning of the columns; `--schema criteo` is built in, and reads directories of 
 ... as `preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
 """
 
-import os
 from pathlib import Path
 
 from absl import flags
@@ -28,13 +27,19 @@ from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import Division
-from dlrm.preproc.stages.options import BAD_LINES, ORDERINGS
+from dlrm.preproc.stages.options import ORDERINGS
 from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common import spark_flags, table_flags
 from dlrm.scripts.common.command import no_arguments, run_command
 from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
-from dlrm.scripts.common.table_flags import TEXT_FLAGS, define_text_flags, text_format
+from dlrm.scripts.common.table_flags import (
+    TEXT_FLAGS,
+    define_preparation_flags,
+    define_text_flags,
+    table_options,
+    text_format,
+)
 
 FLAGS = flags.FLAGS
 CRITEO = "criteo"
@@ -81,26 +86,12 @@ def define_flags() -> None:
     flags.DEFINE_integer("seed", 0, "seed of random choices and of the order of training rows")
     flags.DEFINE_enum("output_ordering", "total_random", ORDERINGS, "order of the training rows")
     define_text_flags()
-    flags.adopt_module_key_flags(table_flags)  # for --help
-    flags.DEFINE_enum(
-        "bad_lines",
-        "fail",
-        BAD_LINES,
-        "fail: an unreadable row ends the run; quarantine: it is left out and listed in "
-        "quarantine/",
-    )
-    flags.DEFINE_float(
-        "max_bad_lines", 0.001, "maximum share of rows that quarantine may leave out"
-    )
-    flags.DEFINE_boolean("report", True, "write report.html and report.json")
+    define_preparation_flags()
     flags.DEFINE_enum(
         "engine",
         "local",
         ENGINES,
         "local: processes of this machine; spark: Spark. Both write the same bytes",
-    )
-    flags.DEFINE_integer(
-        "cores", os.cpu_count(), "number of cores to use; default: all of this machine"
     )
     flags.DEFINE_integer(
         "split_bytes", None, "bytes of input that one task reads; does not change the result"
@@ -133,12 +124,12 @@ def define_flags() -> None:
         "--schema criteo: split_binary (default), one file per feature; binary, NVIDIA's rows of "
         "4-byte words",
     )
+    flags.adopt_module_key_flags(table_flags)  # for --help
     define_spark_flags()
     flags.adopt_module_key_flags(spark_flags)
     flags.DEFINE_boolean(
         "overwrite", False, "replace an earlier dataset once the new one is complete"
     )
-    flags.DEFINE_boolean("restart", False, "discard an unfinished run and start again")
 
 
 def main(argv: list[str]) -> int | None:
@@ -198,9 +189,7 @@ def _options(by_files: bool) -> TableOptions:
         text=text_format(),
         output_ordering=FLAGS.output_ordering,
         split_bytes=FLAGS.split_bytes,
-        bad_lines=FLAGS.bad_lines,
-        max_bad_lines=FLAGS.max_bad_lines,
-        report=FLAGS.report,
+        **table_options(),
     )
 
 

@@ -269,7 +269,7 @@ def inputs_of(batch: Batch) -> Inputs:
 def shares_of(transform: RowTransform) -> Shares:
     """Returns counters of the values that a transform knows."""
     names = transform.numerical_names, transform.categorical_names
-    return Shares(*names, transform.have_ids)
+    return Shares(*names, transform.have_ids, transform.of_ids)
 
 
 def _warn(shares: Shares, level: int) -> None:

@@ -12,6 +12,9 @@ from nvidia_reader import read_as_nvidia
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import open_binary
+from dlrm.data.sources.columns import TextColumn
+from dlrm.data.transform.cells import BadRowError
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc import convert_to_binary
 from dlrm.scripts.verify_dataset import verify
 
@@ -110,10 +113,12 @@ HOLE = pa.array([1, None] + [1] * 7, pa.int32())
     ("changes", "message"),
     [
         ({"_c4": STRINGS}, "column _c4: expected floating-point or integer numbers, got string"),
-        ({"_c4": HOLE}, "row 1, column _c4: expected a value"),
+        ({"_c4": HOLE}, "row 1, column _c4: expected an integer id from 0 .*, got no value"),
+        ({"_c1": HOLE.cast(pa.float32())}, "row 1, column _c1: expected a number, got no value"),
+        ({"_c2": pa.array([0.0] * 8 + [np.nan])}, "row 8, column _c2: expected a finite number"),
         ({"_c0": pa.array([0] * 8 + [2], pa.int32())}, "row 8, column _c0: expected a label of 0"),
-        ({"_c3": pa.array([-1] * 9, pa.int32())}, r"expected an id in \[0, "),
-        ({"_c1": pa.array([1e9] * 9)}, "expected a number that fits float16"),
+        ({"_c3": pa.array([-1] * 9, pa.int32())}, "row 0, column _c3: .* id from 0 .*, got '-1'"),
+        ({"_c1": pa.array([1e9] * 9)}, "row 0, column _c1: 1000000000.0 is beyond float16"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path, capsys, changes, message):
@@ -130,4 +135,25 @@ def test_other_files_are_named(tmp_path, capsys):
     assert "no Parquet file" in capsys.readouterr().err
     (tmp_path / "text.parquet").write_text("no Parquet")
     assert run(tmp_path / "text.parquet", tmp_path / "dataset") == 1
-    assert "text.parquet: not Parquet" in capsys.readouterr().err
+    assert "text.parquet: no Parquet file, or damaged" in capsys.readouterr().err
+
+
+def test_bad_rows_may_be_left_out(tmp_path):
+    whole = table(100)
+    broken = whole.set_column(3, "_c3", pa.array([-1, *whole["_c3"].to_pylist()[1:]], pa.int32()))
+    pq.write_table(broken, tmp_path / "f.parquet")
+    flags = ["--bad_lines=quarantine", "--max_bad_lines=0.5", "--held_out=0.5", "--no-report"]
+    assert run(tmp_path / "f.parquet", tmp_path / "dataset", *flags) == 0
+    assert_rows(tmp_path / "dataset", "train", whole.slice(1, 49))
+    assert "column _c3: " in (tmp_path / "dataset" / "quarantine" / "0.tsv").read_text()
+
+
+def test_the_fitted_transform_reads_the_same_columns(tmp_path):
+    pq.write_table(table(100), tmp_path / "f.parquet")
+    assert run(tmp_path / "f.parquet", tmp_path / "dataset") == 0
+    fitted = Transform.load(tmp_path / "dataset" / "transform")
+    assert fitted.names == ["_c1", "_c2", "_c3", "_c4"]
+    assert fitted.cardinalities == layout.read_model_size(tmp_path / "dataset")
+    row = [TextColumn.from_bytes([text]) for text in (b"", b"1", b"2", b"3")]
+    with pytest.raises(BadRowError, match="_c1, row 0: expected a number, got no value"):
+        fitted.of_texts(row)

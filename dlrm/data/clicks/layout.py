@@ -59,6 +59,12 @@ def categorical_name(index: int) -> str:
     return f"cat_{index}.bin"
 
 
+def default_names(num_numerical: int, num_categorical: int) -> tuple[str, list[str], list[str]]:
+    """Returns NVIDIA's names of the label, the numerical and the categorical features."""
+    numerical = [numerical_name(i) for i in range(num_numerical)]
+    return LABEL, numerical, [categorical_name(i) for i in range(num_categorical)]
+
+
 def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np.dtype]:
     """File of a split -> dtype of its rows, under the default file names."""
     files: dict[str, np.dtype] = {LABEL_FILE: LABEL_DTYPE}

@@ -256,8 +256,20 @@ def open_binary(
     """Opens a split of a binary dataset; returns None if there is no validation file.
 
     Raises:
+        FileNotFoundError, ValueError: see `binary_file`, or the file has another size.
+    """
+    if (path := binary_file(directory, split, allow_links)) is None:
+        return None
+    sizes = layout.read_model_size(directory)
+    return BinaryDataset(path, num_numerical, sizes, batch_size, subset, verifier, part)
+
+
+def binary_file(directory: Path, split: str, allow_links: bool = False) -> Path | None:
+    """Returns the file of a split of a binary dataset; None if there is no validation file.
+
+    Raises:
         FileNotFoundError: the split's file or `model_size.json` is missing.
-        ValueError: a file is not such a file, or is a symbolic link out of the directory.
+        ValueError: the file is a symbolic link out of the directory.
     """
     if not (directory / layout.MODEL_SIZE).is_file():
         raise FileNotFoundError(
@@ -269,9 +281,7 @@ def open_binary(
         if split == "validation":
             return None
         raise FileNotFoundError(f"{directory / names[0]}: missing; a binary dataset needs it")
-    path = within(directory, name, directory, allow_links)
-    sizes = layout.read_model_size(directory)
-    return BinaryDataset(path, num_numerical, sizes, batch_size, subset, verifier, part)
+    return within(directory, name, directory, allow_links)
 
 
 def _checked(

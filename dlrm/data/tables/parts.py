@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-from dlrm.data.tables.files import KINDS, PARQUET
+from dlrm.data.tables.files import PARQUET, kind_named
 from dlrm.data.tables.kinds.columnar import Columnar, Groups
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE
@@ -32,7 +32,7 @@ class Part(NamedTuple):
             memory.
         crc: CRC-32 of the bytes of the groups when they were counted, which later reads verify;
             None if unknown.
-        kind: the kind of the file, one of `KINDS`.
+        kind: the name of the kind of the file; see `kind_named`.
     """
 
     path: str
@@ -97,7 +97,7 @@ class Part(NamedTuple):
 
     @property
     def _kind(self) -> Columnar:
-        kind = KINDS[self.kind]
+        kind = kind_named(self.kind)
         assert isinstance(kind, Columnar), "others are staged"
         return kind
 

@@ -4,7 +4,7 @@ Each distinct value is converted once: a column is read as indices of its distin
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -32,6 +32,7 @@ from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.tables.lists import check_lengths, checked_weights, lists_of
 from dlrm.data.tables.times import times
 from dlrm.data.transform.cells import (
+    NO_NUMBER,
     FieldKeys,
     label_cells,
     missing_numbers,
@@ -171,6 +172,8 @@ class RowReader:
             for field in schema.numerical
         ]
         for number, parsed in zip(schema.numerical, numerical, strict=True):
+            if number.required:
+                found.add(number.column, parsed.missing, lambda row: NO_NUMBER)
             if number.rule.checked_in_readers:
                 large = np.isinf(number.rule.apply(parsed)[0])
                 found.add(number.column, large, partial(_too_large, number, parsed.values))
@@ -206,6 +209,10 @@ class RowReader:
         """Returns the keys of a field's values, which are in an array of the batch's rows."""
         of_texts = self._keys_of[place]
         field, name = of_texts.field, of_texts.field.column
+        if field.type == "id":
+            found.add(name, array.is_null().to_numpy(zero_copy_only=False), _no_id(of_texts))
+            if pa.types.is_integer(array.type):
+                return _ids(of_texts, array, found), None
         raw, codes = places_of(name, array)
         numbers = not of_texts.plain and numbers_of_json(batch, name)
         earlier = self._earlier.get(name)
@@ -216,7 +223,11 @@ class RowReader:
             if len(raw):
                 self.kinds[place].add(kind)
             spelled = field.true_values or field.false_values
-            if field.type == "integer" and pa.types.is_integer(distinct.type) and not spelled:
+            if (
+                field.type in ("integer", "id")
+                and pa.types.is_integer(distinct.type)
+                and not spelled
+            ):
                 values = distinct.to_numpy(zero_copy_only=False)
                 keys, missing = of_texts.of_integers(values, problems)
             else:
@@ -251,8 +262,9 @@ class RowReader:
         if field.weights is None:
             return ListValues(coded, lengths), texts
         inner = Found()
-        rule = NumericalField(field.weights, "none", missing_values=field.missing_values)
-        weights = _numbers(rule, numbers, self.schema, inner, hint="")
+        markers = field.missing_values
+        rule = NumericalField(field.weights, "none", missing_values=markers, required=True)
+        weights = _numbers(rule, numbers, self.schema, inner)
         found.add_lists(inner, of_weights)
         checked = checked_weights(field.weights, weights, of_weights, lengths, found)
         return ListValues(coded, lengths, checked), texts
@@ -273,8 +285,8 @@ class RowReader:
     def _extra(self, batch: pa.RecordBatch, found: Found) -> dict[str, np.ndarray]:
         schema, extra = self.schema, {}
         if schema.weight:
-            field = NumericalField(schema.weight, "none")
-            weights = _numbers(field, column_of(batch, schema.weight), schema, found, hint="")
+            field = NumericalField(schema.weight, "none", required=True)
+            weights = _numbers(field, column_of(batch, schema.weight), schema, found)
             bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values, "<f4")
             most = ""
             if schema.weighs_targets:
@@ -292,6 +304,20 @@ class RowReader:
         if schema.time:
             extra["time"] = times(schema.time, column_of(batch, schema.time.column), found)
         return extra
+
+
+def _no_id(of_ids: FieldKeys) -> Callable[[int], str]:
+    return lambda row: of_ids.id_problem(None)
+
+
+def _ids(of_ids: FieldKeys, array: pa.Array, found: Found) -> Coded:
+    """Returns ids without a search for the distinct ones."""
+    values = array.fill_null(0).to_numpy(zero_copy_only=False)
+    problems: dict[int, str] = {}
+    keys, _ = of_ids.of_integers(values, problems)
+    codes = np.arange(len(values))
+    found.add_places(of_ids.field.column, codes, problems, len(values))
+    return Coded(keys, codes)
 
 
 def _texts(of_texts: FieldKeys, distinct: pa.Array) -> pa.Array:
@@ -327,9 +353,9 @@ def _numbers(
     array: pa.Array,
     schema: Schema,
     found: Found,
-    hint: str = "; missing_values: [nan] takes NaN as missing",
 ) -> Parsed:
     name, kind = field.column, array.type
+    hint = "" if field.required else "; missing_values: [nan] takes NaN as missing"
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
         if not is_text(kind):

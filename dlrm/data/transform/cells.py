@@ -29,6 +29,7 @@ from dlrm.data.transform.values import (
     replaced,
 )
 
+NO_NUMBER = "expected a number, got no value"
 _MOST_LABELS = 4  # labels that an error names
 _WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))
 _BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
@@ -42,6 +43,7 @@ class FieldKeys:
         missing_values: texts that mean "missing", besides empty ones.
         known: the texts that a string field had in training; None before it is fitted.
         plain: whether texts are used as they are, without a canonical form, as in earlier versions.
+        cardinality: for the type "id", rows of the table; None is that of the field, or the most.
 
     Attributes:
         missing: keys of the values that mean "missing".
@@ -53,8 +55,10 @@ class FieldKeys:
         missing_values: Collection[str],
         known: KnownTexts | None = None,
         plain: bool = False,
+        cardinality: int | None = None,
     ) -> None:
         self.field, self._known, self.plain = field, known, plain
+        self._cardinality = cardinality or field.cardinality
         self._spelled = dict.fromkeys(map(canonical_text, field.true_values), "true")
         self._spelled |= dict.fromkeys(map(canonical_text, field.false_values), "false")
         texts = [text.encode() for text in missing_values]
@@ -65,7 +69,7 @@ class FieldKeys:
             self._marked = np.union1d(self._marked, hash_texts(canonical(column)))
         if field.type == "string":
             self.missing = self._marked
-        elif field.type == "integer":
+        elif field.type in ("integer", "id"):
             self.missing = _missing_integers(missing_values)
         else:
             numbers, bad = read_hexadecimal(column)
@@ -99,6 +103,8 @@ class FieldKeys:
             return Parsed(np.where(absent, np.uint64(0), hashes), absent), column
         if self.field.type == "integer":
             return self._integers(column, absent, problems), column
+        if self.field.type == "id":
+            return self._ids(column, absent, problems), column
         return self._hexadecimals(column, absent, problems), column
 
     def _meant(self, column: TextColumn, absent: np.ndarray, kind: str) -> TextColumn:
@@ -136,6 +142,30 @@ class FieldKeys:
                 _note(problems, row, self.field.column, str(error))
         return Parsed(keys.view(np.uint64), absent)
 
+    def _ids(
+        self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
+    ) -> Parsed:
+        no_integers: dict[int, str] = {}
+        keys = self._integers(column, absent, no_integers).values
+        bad = self._out_of_range(keys.view(np.int64)) | absent
+        bad[list(no_integers)] = True
+        for row in np.flatnonzero(bad).tolist():
+            problem = self.id_problem(None if absent[row] else column.text(row))
+            _note(problems, row, self.field.column, problem)
+        return Parsed.present(np.where(bad, np.uint64(0), keys))
+
+    def _out_of_range(self, values: np.ndarray) -> np.ndarray:
+        return (values < 0) | (values >= (self._cardinality or layout.MAX_CARDINALITY))
+
+    def id_problem(self, got: str | None) -> str:
+        """Returns the problem of a value that is no id; None for no value."""
+        limit = f"its cardinality, {self._cardinality}" if self._cardinality else None
+        shown = "no value" if got is None else repr(got)
+        return (
+            f"expected an integer id from 0 and less than {limit or layout.MAX_CARDINALITY}, got "
+            f"{shown}"
+        )
+
     def _hexadecimals(
         self, column: TextColumn, absent: np.ndarray, problems: dict[int, str] | None
     ) -> Parsed:
@@ -149,6 +179,11 @@ class FieldKeys:
 
     def of_integers(self, values: np.ndarray, problems: dict[int, str]) -> Parsed:
         """Returns the keys of integers of any width; notes those beyond int64 by their index."""
+        if self.field.type == "id":
+            bad = self._out_of_range(values) | np.isin(values, self.missing.view(np.int64))
+            for place in np.flatnonzero(bad).tolist():
+                problems[place] = self.id_problem(str(values[place]))
+            return Parsed.present(np.where(bad, 0, values).astype(np.uint64))
         if values.dtype == np.uint64:
             for place in np.flatnonzero(values >> np.uint64(63)).tolist():
                 problems[place] = f"expected an integer of 64 bits with sign, got {values[place]}"

@@ -231,6 +231,8 @@ class Dictionary:
         Raises:
             FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
         """
+        if kind == "id":
+            return Identity(size)
         keys = load_dictionary(dictionary_path(directory, place), size)
         if kind != "string":
             return cls(keys, kind=kind)
@@ -250,6 +252,25 @@ class Dictionary:
         column = TextColumn.from_bytes(encoded)
         data = np.frombuffer(b"".join(encoded), np.uint8)
         return cls(hash_texts(column), data, np.asarray(column.ends, np.int64), "string")
+
+
+class Identity(Dictionary):
+    """The ids of a field of the type "id", which are its values; it has no files.
+
+    Args:
+        size: the greatest id.
+    """
+
+    def __init__(self, size: int) -> None:
+        super().__init__(np.empty(0, np.uint32), kind="id")
+        object.__setattr__(self, "_size", size)
+
+    def __len__(self) -> int:
+        return self._size  # type: ignore[attr-defined]
+
+    def value(self, id: int) -> int:
+        """Returns the id."""
+        return id
 
 
 def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None) -> np.ndarray:
@@ -274,6 +295,8 @@ def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None
 
 def arrays_of(dictionary: Dictionary) -> dict[str, np.ndarray]:
     """Returns the arrays of a dictionary, by the names of their files."""
+    if isinstance(dictionary, Identity):
+        return {}
     arrays = {"dictionary": dictionary.keys}
     if dictionary.texts is not None and dictionary.ends is not None:
         arrays |= {"texts": dictionary.texts, "ends": dictionary.ends}

@@ -150,9 +150,9 @@ def _differences(model: Transform, here: Transform, extended: bool = False) -> I
     checksums = model.checksums(), here.checksums()
     for index, place in _common_fields(model, here):
         field, own = model.fields[index], model.dictionary_of[index]
-        if checksums[0][own] == checksums[1][place]:
-            continue
         values = model.dictionaries[own], here.dictionaries[place]
+        if checksums[0][own] == checksums[1][place] and len(values[0]) == len(values[1]):
+            continue
         fixed = not extended or field.hash_buckets > 0
         found = list(_of_dictionaries(_name("categorical", field.column), *values, fixed))
         if found and extended and len(values[1]) > len(values[0]) and fixed:

@@ -13,6 +13,7 @@
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
       - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
       - {column: item, encodings: [count, {kind: target, smoothing: 20}]}  # further numbers
+      - {column: shop, type: id, cardinality: 500}   # ids already, kept as they are
     crosses:
       - {fields: [user, workclass], buckets: 100000}  # combinations, hashed
     weight: sample_weight
@@ -35,6 +36,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
+from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.derived import TARGET, Cross, Encoding
@@ -45,12 +47,16 @@ from dlrm.limits import check_features
 
 VERSION = 1
 NUMERICAL_TYPES = ("number", "decimal")
-CATEGORICAL_TYPES = ("string", "integer", "hexadecimal")
+CATEGORICAL_TYPES = ("string", "integer", "hexadecimal", "id")
 TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
 KEEP = ("first", "last", "all")
 MAX_BINS = 256
 _MAX_BUCKETS = 1 << 30
 _OF_LISTS = ("keep", "ordered", "weights", "pooling", "separator")  # entries of list fields only
+_OF_DICTIONARIES = (  # entries of fields whose values get ids
+    *("frequency_limit", "max_ids", "hash_buckets", "dictionary"),
+    *("missing_values", "true_values", "false_values"),
+)
 _NO_SEPARATORS = '"\r\n\0'
 _LINE_ENDS = frozenset("\x85\u2028\u2029")  # besides those of ASCII
 _LONGEST_GROUP = 200  # bytes of a column's name in the name of a file
@@ -111,6 +117,7 @@ class NumericalField:
         true_values, false_values: texts that mean true and false, which count as 1 and 0, besides
             `true` and `false` in lower case, in upper case and capitalised.
         type: "number", or "decimal": an integer of up to 18 digits, as logs have them.
+        required: whether a row without a number is a bad one.
     """
 
     column: str
@@ -120,6 +127,7 @@ class NumericalField:
     true_values: tuple[str, ...] = ()
     false_values: tuple[str, ...] = ()
     type: str = "number"
+    required: bool = False
 
     def __post_init__(self) -> None:
         where = f"numerical field {self.column}"
@@ -148,8 +156,9 @@ class CategoricalField:
 
     Attributes:
         column: its name.
-        type: "string" (text without surrounding blanks), "integer" (64 bits) or "hexadecimal" (up
-            to 16 digits, of which zeros at the beginning mean nothing).
+        type: "string" (text without surrounding blanks), "integer" (64 bits), "hexadecimal" (up to
+            16 digits, of which zeros at the beginning mean nothing) or "id": values are the ids
+            themselves, from 0, and every row must have one.
         frequency_limit: values in fewer training rows have no id of their own.
         max_ids: number of values with ids of their own, the most frequent ones; None is all, 0 is
             none.
@@ -172,6 +181,8 @@ class CategoricalField:
         missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
         true_values, false_values: texts that mean true and false, besides `true` and `false` in
             lower case, in upper case and capitalised.
+        cardinality: for the type "id", number of rows of the table, greater than every id; None is
+            the greatest id of all splits plus one.
     """
 
     column: str
@@ -190,11 +201,13 @@ class CategoricalField:
     missing_values: tuple[str, ...] | None = None
     true_values: tuple[str, ...] = ()
     false_values: tuple[str, ...] = ()
+    cardinality: int | None = None
 
     def __post_init__(self) -> None:
         where = f"categorical field {self.column}"
         _check_spellings(where, self)
         _check_choice(where, "type", self.type, CATEGORICAL_TYPES)
+        self._check_ids(where)
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type string or integer")
         if self.frequency_limit < 1:
@@ -217,6 +230,23 @@ class CategoricalField:
                 f"{where}: encodings: expected none of a list field, got {', '.join(kinds)}"
             )
         self._check_list(where)
+
+    def _check_ids(self, where: str) -> None:
+        if self.type != "id":
+            if self.cardinality is not None:
+                raise ValueError(f"{where}: cardinality: expected the type id, got {self.type}")
+            return
+        for field in fields(self):
+            if field.name in _OF_DICTIONARIES and getattr(self, field.name) != field.default:
+                raise ValueError(
+                    f"{where}: {field.name}: expected a type other than id, whose values are kept "
+                    "as they are"
+                )
+        if self.cardinality is not None and not 1 <= self.cardinality <= layout.MAX_CARDINALITY:
+            raise ValueError(
+                f"{where}: cardinality: expected 1 to {layout.MAX_CARDINALITY}, got "
+                f"{self.cardinality}"
+            )
 
     def _check_list(self, where: str) -> None:
         if self.max_length is None:
@@ -655,8 +685,8 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("weights", "pooling", "name"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
     "smoothing": (float,),
-    **dict.fromkeys(("max_ids", "max_length"), (int, None)),
-    **dict.fromkeys(("any_negative", "ordered"), (bool,)),
+    **dict.fromkeys(("cardinality", "max_ids", "max_length"), (int, None)),
+    **dict.fromkeys(("any_negative", "ordered", "required"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),
     **dict.fromkeys(("true_values", "false_values"), (tuple,)),

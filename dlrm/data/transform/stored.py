@@ -125,7 +125,7 @@ def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     if kinds is not None and len(kinds) != len(schema.categorical):
         raise ValueError(f"{len(kinds)} kinds of {len(schema.categorical)} fields")
     crcs = [one["crc32"] for one in [*facts["dictionaries"], *of_encodings]]
-    lengths = [3 if kind == "string" else 1 for kind in types] + [2] * len(encoded)
+    lengths = [{"string": 3, "id": 0}.get(kind, 1) for kind in types] + [2] * len(encoded)
     for length, crc in zip(lengths, crcs, strict=True):
         if not isinstance(crc, list) or len(crc) != length:
             raise ValueError(f"expected {length} checksums, got {brief(crc)}")

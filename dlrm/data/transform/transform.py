@@ -19,7 +19,7 @@ from dlrm.data.sources import native
 from dlrm.data.sources.columns import Coded, OfKeys, Parsed, TextColumn, parse_fields
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform import stored
-from dlrm.data.transform.cells import FieldKeys, numbers_of_texts
+from dlrm.data.transform.cells import NO_NUMBER, FieldKeys, numbers_of_texts
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import Dictionary, FrequencyLimit, arrays_of, checksum
 from dlrm.data.transform.encodings import Encoded
@@ -257,6 +257,8 @@ class Transform:
 
     def _ids_of_keys(self, index: int, column: Parsed) -> np.ndarray:
         dtype = layout.id_dtype(self.cardinalities[index])
+        if self.fields[index].type == "id":
+            return column.values.astype(dtype)
         ids = self.lookup(self.dictionary_of[index])(column)
         buckets = self.fields[index].hash_buckets
         if not buckets:
@@ -268,7 +270,7 @@ class Transform:
         return np.where(outside, bucket.astype(np.int64), ids).astype(dtype)
 
     def value(self, index: int, id: int) -> str:
-        """Returns the value of a categorical field's id, which is above 0."""
+        """Returns the value of a categorical field's id, above 0 unless its values are ids."""
         dictionary = self.dictionaries[self.dictionary_of[index]]
         if id > len(dictionary):
             return f"(bucket {id - len(dictionary) - 1})"
@@ -288,7 +290,7 @@ class Transform:
         It loads the encodings of training rows as well.
         """
         self._lookups = [
-            IdLookup.load(directory, i, layout.id_dtype(len(one) + 1))
+            None if one.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(one) + 1))
             for i, one in enumerate(self.dictionaries)
         ]
         for place, encoded in enumerate(self.encoded):
@@ -342,6 +344,9 @@ class Transform:
             try:
                 cells = _strings(by_name[field.column])
                 numerical.append(numbers_of_texts(field, cells, self.schema.missing_of(field)))
+                if field.required and numerical[-1].missing.any():
+                    row = int(numerical[-1].missing.argmax())
+                    raise RowError(row, NO_NUMBER, field.column)
             except RowError as bad:
                 problems.append(bad)
         for keys in self.keys:
@@ -371,8 +376,10 @@ class Transform:
                 dictionary = self.dictionaries[self.dictionary_of[place]]
                 known = KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
             plain = self.kinds is None
-            made.append(FieldKeys(field, self.schema.missing_of(field), known, plain))
-            if field.dictionary is None:  # others may have a field's markers as values
+            rows = self.cardinalities[place] if field.type == "id" else None
+            made.append(FieldKeys(field, self.schema.missing_of(field), known, plain, rows))
+            if field.dictionary is None and rows is None:
+                # Others may have a field's markers as values.
                 self._check_markers(place, made[-1])
         return made
 

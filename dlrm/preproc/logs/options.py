@@ -3,6 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from dlrm.data.clicks import layout
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.dictionaries import FrequencyLimit
 from dlrm.data.transform.logs import log_schema
@@ -57,6 +58,16 @@ class LogOptions(Options):
     def remembered_schema(self) -> Schema:
         """Returns the schema, which later readers know."""
         return self.schema
+
+    @property
+    def feature_spec_out(self) -> str:
+        """Returns the name of the specification to write."""
+        return layout.FEATURE_SPEC
+
+    @property
+    def feature_names(self) -> tuple[str, list[str], list[str]]:
+        """Returns the names of the label, numerical and categorical features in a specification."""
+        return layout.default_names(self.log_format.num_numerical, self.log_format.num_categorical)
 
     @property
     def division(self) -> Division:

@@ -111,9 +111,10 @@ def readable(
 def counted_columns(schema: Schema) -> list[CountedColumn]:
     """Returns the columns whose values are counted, for dictionaries, encodings and bins."""
     columns = []
-    for fields in schema.dictionaries().values():
-        kind = "texts" if fields[0].type == "string" else "numbers"
-        columns.append(CountedColumn(kind, fields[0].frequency_limit, fields[0].max_ids))
+    for field, *_ in schema.dictionaries().values():
+        kind = {"string": "texts", "id": "ids"}.get(field.type, "numbers")
+        most = field.max_ids if field.cardinality is None else field.cardinality - 1
+        columns.append(CountedColumn(kind, field.frequency_limit, most))
     columns += [CountedColumn("encodings", encoded=one) for one in encoded_columns(schema)]
     columns += [
         CountedColumn("bins", bins=field.fitted_bins)
@@ -171,6 +172,7 @@ class _Counted:
             self._ids[split] += _num_ids(schema, rows, chosen)
         if schema.label.positives:
             self._labels += _label_counts(schema, read.batch)
+        self._add_ids(rows, np.flatnonzero(kept))
         training = np.flatnonzero(splits == TRAIN)
         if not fit or not len(training):
             return
@@ -206,6 +208,8 @@ class _Counted:
     def _add_values(self, rows: Rows, training: np.ndarray) -> None:
         schema, counts = self._schema, self._counts
         for i, field in enumerate(self._fields):
+            if schema.categorical[i].type == "id":
+                continue
             field.add(rows.categorical[i], rows.texts[i], training, counts[self._places[i]])
         for cross, place in zip(schema.crosses, self._places[len(self._fields) :], strict=True):
             _append(counts[place], _cross_counts(schema, cross, rows, training))
@@ -216,6 +220,16 @@ class _Counted:
                 keys = ordered(values[training[~missing[training]]])
                 _append(counts[place], Counts(*np.unique(keys, return_counts=True)))
                 place += 1
+
+    def _add_ids(self, rows: Rows, kept: np.ndarray) -> None:
+        """Keeps the greatest id of each field of ids, over the rows of all splits."""
+        for i, field in enumerate(self._schema.categorical):
+            if field.type == "id":
+                place = self._places[i]
+                column, chosen = rows.categorical[i].each(kept)
+                found = [self._counts[place][0].keys, column.take(chosen).by_row().values]
+                greatest = np.concatenate(found).max(initial=0, keepdims=True)
+                self._counts[place] = [Counts(greatest, np.ones(1, np.int64))]
 
     def _add_encoded(self, rows: Rows, training: np.ndarray, numbers: np.ndarray) -> None:
         if not self._encoded:

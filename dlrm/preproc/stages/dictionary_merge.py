@@ -132,9 +132,9 @@ class CountedColumn(NamedTuple):
 
     Attributes:
         kind: "numbers" and "texts" become a dictionary, "bins" edges, "encodings" numbers of
-            the values.
+            the values, and "ids" their greatest.
         limit: minimum count of a value.
-        most: maximum number of values with ids; None for all.
+        most: maximum number of values with ids; None for all. Of ids, the greatest possible one.
         bins: number of bins.
         encoded: the field of encodings.
     """
@@ -169,7 +169,7 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
         encodings, the result of `fit_encodings`.
     """
     fits = {"numbers": _fit_column, "texts": _fit_texts, "bins": _fit_bins}
-    fits["encodings"] = _fit_encodings
+    fits |= {"encodings": _fit_encodings, "ids": _fit_ids}
     found = {}
     for column in columns:
         kind = job.columns[column].kind
@@ -186,6 +186,13 @@ def _fit_bins(column: int, job: FitJob) -> list[list[str]]:
     order = np.argsort(keys)
     fitted = bin_edges(keys[order], counts[order], job.columns[column].bins)
     return [[value.hex() for value in values.tolist()] for values in fitted]
+
+
+def _fit_ids(column: int, job: FitJob) -> int:
+    """Returns the greatest id that a column may have, or else the greatest that it has."""
+    greatest = (int(keys.max(initial=0)) for keys, _, _ in _merged(column, job))
+    most = job.columns[column].most
+    return max(greatest, default=0) if most is None else most
 
 
 def _fit_encodings(column: int, job: FitJob) -> dict[str, Any]:

@@ -29,8 +29,8 @@ _ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache
 class Division:
     """Says how rows are divided; fields are flag names.
 
-    At most one of the ways is chosen: by time, by a column, by files, or by chance, which is by
-    `test_fraction` and `validation_fraction`.
+    At most one of the ways is chosen: by time, by a column, by files, by order, or by chance, which
+    is by `test_fraction` and `validation_fraction`.
 
     Attributes:
         test_fraction, validation_fraction: shares of the rows, selected by a hash of the row's
@@ -38,6 +38,7 @@ class Division:
         split_key: a column whose equal values stay together, such as the user; None is the row.
         test_from, validation_from: times in ISO 8601; later rows are test, then validation.
         split_column: a column with the values train, test or validation.
+        held_out: share of the rows, the last ones, that are test rows, then validation, half each.
         keep_negatives: share of the training rows with label 0 to keep.
         seed: seed of the random choices.
     """
@@ -48,11 +49,12 @@ class Division:
     test_from: str | None = None
     validation_from: str | None = None
     split_column: str | None = None
+    held_out: float = 0.0
     keep_negatives: float = 1.0
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("test_fraction", "validation_fraction"):
+        for name in ("test_fraction", "validation_fraction", "held_out"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(
                     f"--{name}: expected a number in [0, 1), got {getattr(self, name)}"
@@ -101,6 +103,7 @@ _WAYS = {
     **dict.fromkeys(("test_fraction", "validation_fraction", "split_key"), "chance"),
     **dict.fromkeys(("test_from", "validation_from"), "time"),
     "split_column": "column",
+    "held_out": "order",
 }
 
 
@@ -130,6 +133,8 @@ class Divider:
     ) -> None:
         self.division, self._file_splits = division, list(file_splits)
         self._times = division.times(schema)
+        held_out = round(num_rows * division.held_out)
+        self._ends = np.array([num_rows - held_out, num_rows - held_out + held_out // 2])
         fractions = (division.test_fraction, division.validation_fraction)
         self._limits = (0, 0)
         if any(fractions):
@@ -161,7 +166,7 @@ class Divider:
         found = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
             found.add(TEST)
-        if division.validation_fraction or division.validation_from:
+        if division.validation_fraction or division.validation_from or division.held_out:
             found.add(VALIDATION)
         return sorted(found | ({TEST} if division.split_column else set()))
 
@@ -183,6 +188,8 @@ class Divider:
             splits += (times >= self._times[1]).astype(np.int8)
         elif self.division.split_column:
             splits, bad = _named_splits(self.division.split_column, read.batch)
+        elif self.division.held_out:
+            splits = np.searchsorted(self._ends, numbers, side="right")
         elif self._limits[1]:
             hashes = self._hashes(read.batch, numbers)
             below = [

@@ -201,22 +201,18 @@ def _check_splits(rows: np.ndarray, splits: Sequence[int], division: Division) -
 def _specification(
     run: Run, fitted: Transform, totals: dict[str, dict[str, int]], names: Sequence[str]
 ) -> FeatureSpec | None:
-    """Returns the specification of a dataset; None for logs in NVIDIA's binary format."""
-    options, output = run.options, run.work.output
-    metadata = metadata_of(totals, names)
-    if fitted.is_log:
-        if options.output_format == "binary":
-            return None
-        shape = fitted.num_numerical, fitted.cardinalities
-        return FeatureSpec.default(output, *shape, names, metadata=metadata)
+    """Returns the specification of a dataset; None in NVIDIA's binary format, which has none."""
+    if run.options.output_format == "binary":
+        return None
+    label, numerical, categorical = run.options.feature_names
     return FeatureSpec.named(
-        output / options.feature_spec_out,
-        options.schema.label.column,
-        options.schema.numerical_names,
-        dict(zip(options.schema.categorical_names, fitted.cardinalities, strict=True)),
+        run.work.output / run.options.feature_spec_out,
+        label,
+        numerical,
+        dict(zip(categorical, fitted.cardinalities, strict=True)),
         names,
-        metadata,
-        {options.schema.categorical_names[i]: field for i, field in fitted.lists.items()},
+        metadata_of(totals, names),
+        {categorical[i]: field for i, field in fitted.lists.items()},
     )
 
 

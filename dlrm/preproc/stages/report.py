@@ -247,6 +247,7 @@ def _categorical(
     lists = list(fitted.lists)
     for i, field in enumerate(fitted.fields):
         place = fitted.dictionary_of[i]
+        is_id = field.type == "id"
         in_buckets = {name: counts.split(name).ids[i] for name in splits}
         features.append(
             {
@@ -254,12 +255,16 @@ def _categorical(
                 "type": field.type,
                 "dictionary": field.dictionary,
                 "missing": counts.missing(fitted.num_numerical + i, splits),
-                "distinct_values": sum(bucket["distinct"][place] for bucket in merged),
-                "frequency_limit": field.frequency_limit,
+                "distinct_values": (
+                    None if is_id else sum(bucket["distinct"][place] for bucket in merged)
+                ),
+                "frequency_limit": None if is_id else field.frequency_limit,
                 "max_ids": field.max_ids,
                 "hash_buckets": field.hash_buckets,
                 "cardinality": fitted.cardinalities[i],
-                "values_without_id": counts.without_id(i, splits),
+                "values_without_id": (
+                    dict.fromkeys(splits) if is_id else counts.without_id(i, splits)
+                ),
                 "values_in_buckets": {
                     name: share(ids[HASH_BUCKETS], ids.sum()) for name, ids in in_buckets.items()
                 },

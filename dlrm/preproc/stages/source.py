@@ -124,4 +124,5 @@ class Target(NamedTuple):
     @property
     def binary_file(self) -> str:
         """Returns the name of its file in NVIDIA's binary format."""
-        return f"{self.name}_data.bin" if self.name else "data.bin"
+        name = "val" if self.name == "validation" else self.name
+        return f"{name}_data.bin" if name else "data.bin"

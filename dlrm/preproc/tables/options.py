@@ -19,12 +19,14 @@ class TableOptions(Options):
         division: division of rows into train, test and validation.
         text: format of CSV, whose entries take precedence over those of the schema.
         feature_spec_out: name of the specification to write.
+        default_names: whether features have NVIDIA's names in the specification, such as num_0.
     """
 
     schema: Schema
     division: Division = Division()
     text: TextFormat = TextFormat()
     feature_spec_out: str = layout.FEATURE_SPEC
+    default_names: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -48,6 +50,14 @@ class TableOptions(Options):
         return replace(self.schema, format=text.over(self.schema.format))
 
     @property
+    def feature_names(self) -> tuple[str, list[str], list[str]]:
+        """Returns the names of the label, numerical and categorical features in a specification."""
+        numerical, categorical = self.schema.numerical_names, self.schema.categorical_names
+        if not self.default_names:
+            return self.schema.label.column, numerical, categorical
+        return layout.default_names(len(numerical), len(categorical))
+
+    @property
     def seed(self) -> int:
         """Returns the seed of the order of the training rows."""
         return self.division.seed
@@ -56,7 +66,8 @@ class TableOptions(Options):
         """Returns, by flag, the options that determine the bytes of the dataset."""
         text = asdict(self.text)
         del text["chunk_rows"]
-        values = text | vars(self.division) | {"feature_spec_out": self.feature_spec_out}
+        values = text | vars(self.division)
+        values |= {name: getattr(self, name) for name in ("feature_spec_out", "default_names")}
         own = {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}
         return own | self.common_facts()
 

@@ -1,11 +1,13 @@
-"""Flags of commands that read tables: which files, and the format of CSV."""
+"""Flags of commands that read tables, such as the format of CSV, or prepare them."""
 
+import os
 from typing import Any
 
 from absl import flags
 
 from dlrm.data.sources.text_format import COMPRESSIONS, TextFormat
 from dlrm.data.tables.files import KINDS
+from dlrm.preproc.stages.options import BAD_LINES
 
 FLAGS = flags.FLAGS
 TEXT_FLAGS = ("delimiter", "quote", "escape", "encoding", "decimal", "thousands", "compression")
@@ -66,3 +68,27 @@ def text_format() -> TextFormat:
     if given["delimiter"] == r"\t":  # which a shell does not turn into a tab
         given["delimiter"] = "\t"
     return TextFormat(tuple(FLAGS.columns), FLAGS.header, **given)
+
+
+def define_preparation_flags() -> None:
+    """Defines the flags, of which `table_options` reads some."""
+    flags.DEFINE_integer(
+        "cores", os.cpu_count(), "number of cores to use; default: all of this machine"
+    )
+    flags.DEFINE_enum(
+        "bad_lines",
+        "fail",
+        BAD_LINES,
+        "fail: an unreadable row ends the run; quarantine: it is left out and listed in "
+        "quarantine/",
+    )
+    flags.DEFINE_float(
+        "max_bad_lines", 0.001, "maximum share of rows that quarantine may leave out"
+    )
+    flags.DEFINE_boolean("report", True, "write report.html and report.json")
+    flags.DEFINE_boolean("restart", False, "discard an unfinished run and start again")
+
+
+def table_options() -> dict[str, Any]:
+    """Returns the fields of `TableOptions` that the flags determine."""
+    return {name: FLAGS[name].value for name in ("bad_lines", "max_bad_lines", "report")}

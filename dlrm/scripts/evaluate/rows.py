@@ -68,7 +68,8 @@ def collect(
     first = models[0]
     columns = _columns(first, fields)
     _check_same_columns(models)
-    shares = value_shares(first)
+    shares, transform = value_shares(first), first.transform
+    tables = slice(None) if transform is None else ~np.array(transform.of_ids, bool)
     scores: list[list[np.ndarray]] = [[] for _ in models]
     labels: list[np.ndarray] = []
     places: list[np.ndarray] = []
@@ -85,7 +86,7 @@ def collect(
             parts.append(model.logits_of(_inputs(model, first, block)))
         labels.append(block.labels)
         places.append(np.full(len(block.labels), place, np.int32))
-        unknown.append(block.inputs.without_id().sum(1))
+        unknown.append(block.inputs.without_id()[:, tables].sum(1))
         for name, index in columns.items():
             column, is_list = _values(first, block.inputs, index)
             values[name].append(column.copy())
@@ -106,7 +107,7 @@ def collect(
         np.concatenate(places),
         {name: np.concatenate(parts) for name, parts in values.items()},
         lists,
-        np.concatenate(unknown) if first.transform is not None else None,
+        np.concatenate(unknown) if transform is not None else None,
         shares,
         {name: np.concatenate(parts) for name, parts in extra.items()},
         sample.rows(),

@@ -98,6 +98,11 @@ class RowTransform:
         return [ids > 0 for ids in self.fitted.own_ids]
 
     @property
+    def of_ids(self) -> list[bool]:
+        """Returns, for each categorical field, whether its values are ids, of which 0 is one."""
+        return [field.type == "id" for field in self.fitted.fields]
+
+    @property
     def table(self) -> Transform:
         """Returns `fitted`; the name of earlier versions."""
         return self.fitted
@@ -109,7 +114,8 @@ class RowTransform:
 
     def value(self, table: int, number: int) -> str:
         """Returns the source's value for the id `number` of a table; id 0 has no single value."""
-        return self.fitted.value(table, number) if number else "(no id)"
+        has_value = number or self.of_ids[table]
+        return self.fitted.value(table, number) if has_value else "(no id)"
 
     def __call__(self, text: Text) -> Inputs:
         """Transforms rows, whose columns are `names`.

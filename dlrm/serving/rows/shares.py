@@ -14,6 +14,7 @@ class Shares:
         numerical: names of the numerical fields.
         categorical: names of the categorical fields, with one table each.
         known: for each categorical field, whether values had ids in training; None is yes.
+        of_ids: for each categorical field, whether its values are ids, so that none is unknown.
     """
 
     def __init__(
@@ -21,7 +22,9 @@ class Shares:
         numerical: Sequence[str],
         categorical: Sequence[str],
         known: Sequence[bool] | None = None,
+        of_ids: Sequence[bool] | None = None,
     ) -> None:
+        self._may_lack_ids = ~np.array(of_ids or [False] * len(categorical), bool)
         self._known = np.array([True] * len(categorical) if known is None else known, bool)
         self._names = [*numerical, *categorical]
         self._first_table = len(numerical)
@@ -41,12 +44,13 @@ class Shares:
         self._rows += len(without_id)
         self._missing += counts
         # A missing value has no id either.
-        self._unknown[self._first_table :] += without_id.sum(0) - counts[self._first_table :]
+        unknown = without_id.sum(0) - counts[self._first_table :]
+        self._unknown[self._first_table :] += np.where(self._may_lack_ids, unknown, 0)
 
     def add_ids(self, without_id: np.ndarray) -> None:
         """Counts rows with ids only, in which missing and unknown values are the same."""
         self._rows += len(without_id)
-        self._unknown[self._first_table :] += without_id.sum(0)
+        self._unknown[self._first_table :] += np.where(self._may_lack_ids, without_id.sum(0), 0)
         self._word = "without an id"
 
     def line(self) -> str | None:

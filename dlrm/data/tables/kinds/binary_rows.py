@@ -1,0 +1,77 @@
+"""Files of NVIDIA's binary datasets: rows of words of four bytes, without a header."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from dlrm.data.clicks import layout
+from dlrm.data.tables.kinds.columnar import BATCH_VALUES, Columnar, Group, Groups
+from dlrm.mapped_files import map_file
+
+_WORD = np.dtype("<i4")
+_BLOCK_ROWS = 1 << 16
+
+
+class _Blocks(Groups):
+    """Blocks of consecutive rows."""
+
+    def __init__(self, path: str | Path, num_numerical: int, num_tables: int) -> None:
+        width, size = 1 + num_numerical + num_tables, Path(path).stat().st_size
+        self._row_bytes = width * _WORD.itemsize
+        if size % self._row_bytes:
+            raise ValueError(
+                f"{path}: expected a multiple of {self._row_bytes} bytes (a label, {num_numerical} "
+                f"numerical and {num_tables} categorical features of 4 bytes each), got {size}: "
+                "truncated, or --numerical_features is wrong"
+            )
+        self._rows = map_file(path, _WORD, (size // self._row_bytes, width))
+        kinds = {layout.LABEL: pa.int32()}
+        kinds |= {layout.numerical_name(i): pa.float32() for i in range(num_numerical)}
+        kinds |= {layout.categorical_name(i): pa.int32() for i in range(num_tables)}
+        self.schema = pa.schema(list(kinds.items()))
+        self.num_groups = -(-len(self._rows) // _BLOCK_ROWS)
+
+    def group(self, number: int) -> Group:
+        begin = number * _BLOCK_ROWS
+        end = min(begin + _BLOCK_ROWS, len(self._rows))
+        return Group(end - begin, begin * self._row_bytes, end * self._row_bytes)
+
+    def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        schema = pa.schema([self.schema.field(name) for name in columns])
+        places = [self.schema.names.index(name) for name in columns]
+        first, size = number * _BLOCK_ROWS, max(BATCH_VALUES // len(columns), 1)
+        end = first + self.group(number).rows
+        for begin in range(first, end, size):
+            words = np.ascontiguousarray(self._rows[begin : min(begin + size, end)].T[places])
+            dtypes = (field.type.to_pandas_dtype() for field in schema)
+            arrays = [pa.array(one.view(kind)) for one, kind in zip(words, dtypes, strict=True)]
+            yield pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+class BinaryRows(Columnar):
+    """A label, numbers, and ids, by the names that they have in NVIDIA's other datasets.
+
+    Args:
+        num_numerical, num_tables: features of a row, which the files do not state.
+    """
+
+    title, group, suffixes = "binary rows", "block", (".bin",)
+
+    def __init__(self, num_numerical: int, num_tables: int) -> None:
+        self.name = f"{self.title} {num_numerical} {num_tables}"
+        self._features = num_numerical, num_tables
+
+    @classmethod
+    def named(cls, name: str) -> "BinaryRows | None":
+        """Returns the kind whose name it is, if any."""
+        title, *features = name.rsplit(" ", 2)
+        return cls(*map(int, features)) if title == cls.title else None
+
+    def groups_of(self, path: str | Path) -> Groups:
+        return _Blocks(path, *self._features)
+
+    def where(self, source: str | Path, number: int, done: int, row: int) -> str:
+        """Returns the location of a row, which is that in the file."""
+        return f"{source}, row {number * _BLOCK_ROWS + done + row}"

@@ -1,0 +1,200 @@
+"""Fields whose values are ids already: from any file to a dataset, its transform and scores."""
+
+import csv
+import json
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from tables_testing import contents, prepare
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.sources.columns import TextColumn
+from dlrm.data.tables.rows import RowReader
+from dlrm.data.transform.cells import BadRowError
+from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.schema import CategoricalField, Schema
+from dlrm.data.transform.transform import Transform
+from dlrm.preproc.convert_to_parquet import convert_to_parquet
+
+SCHEMA = {
+    "label": "y",
+    "categorical": [
+        {"column": "user", "type": "id"},
+        {"column": "shop", "type": "id", "cardinality": 300},
+        {"column": "items", "type": "id", "max_length": 2},
+    ],
+}
+ROWS = {
+    "y": [0, 1, 0, 1],
+    "user": [0, 7, 2, 0],
+    "shop": [299, 0, 1, 2],
+    "items": [[3, 4, 5], [], [0], None],
+}
+IN_ORDER = {"test_fraction": 0.0, "output_ordering": "input"}
+
+
+def write(path, **columns):
+    rows = {**ROWS, **columns}
+    if path.suffix == ".parquet":
+        pq.write_table(pa.table(rows), path, row_group_size=2)
+        return path
+    lines = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
+    if path.suffix == ".jsonl":
+        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        return path
+    with open(path, "w", newline="") as file:
+        writer = csv.DictWriter(file, rows)
+        writer.writeheader()
+        writer.writerows(
+            {k: "|".join(map(str, v)) if isinstance(v, list) else v for k, v in line.items()}
+            for line in lines
+        )
+    return path
+
+
+def ids(dataset, table, dtype, split="train"):
+    return np.fromfile(dataset / split / f"cat_{table}.bin", dtype).tolist()
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+def test_the_value_is_the_id_in_every_file(tmp_path, suffix):
+    prepare(SCHEMA, [write(tmp_path / f"a{suffix}")], tmp_path / "d", report=True, **IN_ORDER)
+    assert ids(tmp_path / "d", 0, "i1") == ROWS["user"]
+    assert ids(tmp_path / "d", 1, "i2") == ROWS["shop"]
+    spec = FeatureSpec.load(tmp_path / "d")
+    assert spec.cardinalities == [8, 300, 6]  # greatest id plus 1, also of those cut off
+    assert np.fromfile(spec.list_files("train", "items").values, "i1").tolist() == [4, 5, 0]
+    names = {path.name for path in (tmp_path / "d" / "transform").iterdir()}
+    assert names == {"table.json"}
+    report = json.loads((tmp_path / "d" / "report.json").read_text())
+    assert [one["values_without_id"]["train"] for one in report["categorical"]] == [None] * 3
+
+
+def test_the_greatest_id_is_that_of_all_splits_but_not_of_dropped_rows(tmp_path):
+    schema = {"label": "y", "categorical": SCHEMA["categorical"][:1]}
+    train, test = write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", user=[9, 1, 1, 1])
+    prepare(schema, [train], tmp_path / "d", others={"test": [test]})
+    assert Transform.load(tmp_path / "d" / "transform").cardinalities == [10]
+    rows = 1000
+    many = write(
+        tmp_path / "many.parquet",
+        **{name: [0] * rows for name in ("y", "shop")},
+        user=list(range(rows)),
+        items=[[]] * rows,
+    )
+    prepare(schema, [many, train], tmp_path / "few", keep_negatives=0.01)
+    kept = max(ids(tmp_path / "few", 0, "i2"))
+    assert kept < 999
+    assert Transform.load(tmp_path / "few" / "transform").cardinalities == [kept + 1]
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"user": [0, -1, 0, 0]}, "column user: .* id from 0 and less than 2147483646, got '-1'"),
+        ({"user": [0, 0, 1 << 31, 0]}, "column user: .* got '2147483648'"),
+        ({"shop": [1, 1, 1, 300]}, "column shop: .* less than its cardinality, 300, got '300'"),
+        ({"user": [0.0, 1.5, 0.0, 0.0]}, "column user: .*, got '1.5'"),
+        ({"user": ["0", "u1", "0", "0"]}, "column user: .*, got 'u1'"),
+        ({"user": [0, None, 0, 0]}, "column user: .*, got no value"),
+        ({"items": [[1], [2, -3], [], []]}, r"column items: place 1 of the list: .*, got '-3'"),
+    ],
+)
+def test_other_values_are_bad_rows(tmp_path, suffix, changes, message):
+    path = write(tmp_path / f"a{suffix}", **changes)
+    with pytest.raises(ValueError, match=rf"a\{suffix}, (row|line) .*{message}"):
+        prepare(SCHEMA, [path], tmp_path / "d", **IN_ORDER)
+    options = {"bad_lines": "quarantine", "max_bad_lines": 0.5}
+    prepare(SCHEMA, [path], tmp_path / "d", **options, **IN_ORDER, restart=True)
+    assert len(ids(tmp_path / "d", 0, "i1")) == 3
+    assert len((tmp_path / "d" / "quarantine" / "0.tsv").read_text().splitlines()) == 1
+
+
+def test_whole_floats_are_ids(tmp_path):
+    for name, user in (("a", [0.0, 7.0, 2.0, 0.0]), ("b", ROWS["user"])):
+        prepare(SCHEMA, [write(tmp_path / f"{name}.parquet", user=user)], tmp_path / name)
+    assert contents(tmp_path / "a", ".bin") == contents(tmp_path / "b", ".bin")
+
+
+@pytest.mark.parametrize("output_ordering", ["input", "total_random"])
+def test_crosses_and_encodings_take_fields_of_ids(tmp_path, output_ordering):
+    """They are those of the same column of integers."""
+    datasets = []
+    for kind in ("id", "integer"):
+        schema = {
+            "label": "y",
+            "categorical": [
+                {"column": "user", "type": kind, "encodings": ["count", "target"]},
+                {"column": "shop", "type": kind},
+            ],
+            "crosses": [
+                {"fields": ["user", "shop"], "buckets": 50},
+                {"fields": ["shop", "user"], "frequency_limit": 1},
+            ],
+        }
+        prepare(schema, [write(tmp_path / "a.parquet")], tmp_path / kind, **{"test_fraction": 0.0})
+        files = contents(tmp_path / kind, ".bin")
+        names = ("numerical.bin", "cat_2.bin", "cat_3.bin")
+        datasets.append({name: files[f"train/{name}"] for name in names})
+    assert datasets[0] == datasets[1]
+
+
+def test_the_fitted_transform_reads_ids_and_refuses_new_ones(tmp_path):
+    prepare(SCHEMA, [write(tmp_path / "a.parquet")], tmp_path / "d", **IN_ORDER)
+    fitted = Transform.load(tmp_path / "d" / "transform")
+    assert (fitted.value(0, 0), fitted.value(1, 299)) == ("0", "299")
+    texts = [[b"7", b"0"], [b"299", b"5.0"], [b"5|0|1", b""]]
+    numbers, (user, shop, items), _ = fitted.of_texts(list(map(TextColumn.from_bytes, texts)))
+    assert (user.tolist(), shop.tolist(), items.values.tolist()) == ([7, 0], [299, 5], [0, 1])
+    assert (user.dtype, shop.dtype) == (np.int8, np.int16)
+    for text in (b"8", b"", b"-1", b"x"):
+        texts = [[b"7", text], [b"1", b"1"], [b"", b""]]
+        with pytest.raises(BadRowError, match="user, row 1: .*less than its cardinality, 8, got"):
+            fitted.of_texts(list(map(TextColumn.from_bytes, texts)))
+    batch = pa.record_batch({**ROWS, "user": [0, 8, None, 1]})
+    _, bad = RowReader(fitted.schema, fitted=fitted).read(batch)
+    assert [(one.row, one.column) for one in bad] == [(1, "user"), (2, "user")]
+
+
+def test_tables_of_other_sizes_are_another_transform(tmp_path):
+    for name, user in (("a", 7), ("b", 8)):
+        path = write(tmp_path / f"{name}.parquet", user=[0, user, 2, 0])
+        prepare(SCHEMA, [path], tmp_path / name, **IN_ORDER)
+    assert compare_transforms(tmp_path / "a", tmp_path / "a", source_kind=layout.KIND) is None
+    with pytest.raises(ValueError, match="user: id 8 is no value for the model and 8 here"):
+        compare_transforms(tmp_path / "a", tmp_path / "b", source_kind=layout.KIND)
+
+
+@pytest.mark.parametrize("values", ["decoded", "ids"])
+def test_a_dataset_goes_to_parquet_and_back(tmp_path, values):
+    prepare(SCHEMA, [write(tmp_path / "a.parquet")], tmp_path / "d", **IN_ORDER)
+    convert_to_parquet(tmp_path / "d", tmp_path / "p", values)
+    table = pq.read_table(tmp_path / "p" / "train")
+    assert table["user"].to_pylist() == ROWS["user"]
+    assert table["items"].to_pylist() == [[4, 5], [], [0], []]
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"type": "integer", "cardinality": 5}, "cardinality: expected the type id, got integer"),
+        ({"cardinality": 0}, "cardinality: expected 1 to 2147483646, got 0"),
+        ({"hash_buckets": 5}, "hash_buckets: expected a type other than id"),
+        ({"dictionary": "d"}, "dictionary: expected a type other than id"),
+        ({"missing_values": ["?"]}, "missing_values: expected a type other than id"),
+    ],
+)
+def test_entries_that_do_not_fit_are_named(entry, message):
+    with pytest.raises(ValueError, match=f"categorical field c: {message}"):
+        Schema.of_facts({"label": "y", "categorical": [{"column": "c", "type": "id", **entry}]})
+
+
+def test_a_schema_of_ids_is_saved_and_loaded(tmp_path):
+    schema = Schema.of_facts(SCHEMA)
+    schema.save(tmp_path / "schema.yaml")
+    assert Schema.load(tmp_path / "schema.yaml") == schema
+    assert schema.categorical[1] == CategoricalField("shop", "id", cardinality=300)
