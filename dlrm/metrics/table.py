@@ -18,7 +18,7 @@ class Metric(NamedTuple):
         of: the tests that report it: `TESTS` of click models, which `evaluate` repeats, `EVALUATE`
             alone, or those of networks for `IMAGES` or `TEXT`.
         greatest: the greatest possible value.
-        title: its name in sentences, if summaries show it.
+        title: its name in sentences, if summaries of tests show it.
     """
 
     meaning: str

@@ -7,7 +7,16 @@ import pytest
 import torch
 
 from dlrm.metrics.judged import ScoredRows, judge
-from dlrm.metrics.table import EVALUATE, METRICS, TESTED, TESTS, legend, metric_of, metrics_note
+from dlrm.metrics.table import (
+    EVALUATE,
+    METRICS,
+    SHOWN,
+    TESTED,
+    TESTS,
+    legend,
+    metric_of,
+    metrics_note,
+)
 from dlrm.tasks import images, language
 from dlrm.train.metrics import click_metrics
 
@@ -24,6 +33,7 @@ def test_the_table_names_what_evaluations_and_tests_report():
     assert metrics_of(LABELS).keys() == names
     assert [*click_metrics(torch.from_numpy(LABELS), torch.from_numpy(LABELS))] == TESTED
     assert [*click_metrics(torch.empty(0), torch.empty(0))] == TESTED
+    assert set(SHOWN) <= set(TESTED)
 
 
 def test_better_scores_cost_less_in_every_metric():
