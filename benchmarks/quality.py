@@ -50,6 +50,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.workers import process_pool
 from dlrm.documents import read_json
 from dlrm.files import write_atomically
+from dlrm.metrics.table import METRICS, SHOWN
 from dlrm.scripts.simulate_logs import Simulation, simulate
 from dlrm.scripts.tune.space import Space
 from dlrm.train.metrics import click_metrics
@@ -404,11 +405,10 @@ def report(
             mean = f"{name}, mean of {members}"
             scores[mean] = _over([[one["mean of members"]] for one in folds])
             costs[mean] = _costs(folds, members)
-    heads = ["contender", "AUC", "log loss", "calibration", "tuning s", "fit s", "memory MB"]
-    metrics = ("auc", "log_loss", "calibration")
+    heads = ["contender", *(METRICS[name].title for name in SHOWN)]
+    heads += ["tuning s", "fit s", "memory MB"]
     rows = [
-        [name, *(_shown(scores[name][metric]) for metric in metrics), *costs[name]]
-        for name in scores
+        [name, *(_shown(scores[name][metric]) for metric in SHOWN), *costs[name]] for name in scores
     ]
     train, test = data.splits[0]
     lines = [

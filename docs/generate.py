@@ -1,6 +1,6 @@
-"""Writes the reference pages that follow from the code: flags, the Python API and transforms.
+"""Writes the reference pages that follow from the code: flags, the Python API and its tables.
 
-python docs/generate.py            writes flags.md, python.md and transforms.md in docs/reference
+python docs/generate.py            writes flags, python, transforms and metrics.md in docs/reference
 python docs/generate.py --check    writes nothing; exit code 1 if a page is not up to date
 """
 
@@ -25,6 +25,7 @@ import dlrm
 from dlrm import ops
 from dlrm.api.dataset import Dataset
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
+from dlrm.metrics.table import METRICS, legend
 from dlrm.scripts.common.config_flags import ConfigFlags
 from dlrm.serving.predictor import Predictor
 
@@ -72,6 +73,7 @@ def main() -> int:
     options = parser.parse_args()
     stale = []
     pages = {"flags": flags_page, "python": python_page, "transforms": transforms_page}
+    pages["metrics"] = metrics_page
     for name, page in pages.items():
         path, text = REFERENCE / f"{name}.md", page()
         if path.exists() and path.read_text() == text:
@@ -208,6 +210,16 @@ def transforms_page() -> str:
     parts.append("|---|---|---|")
     for name, one in NUMERIC_TRANSFORMS.items():
         parts.append(f"| `{name}` | {_cell(one.meaning)} | {_cell(_docstring(type(one)))} |")
+    return "\n".join(parts) + "\n"
+
+
+def metrics_page() -> str:
+    """Returns the page of metrics."""
+    parts = ["# Metrics\n", _STATE.format("table of metrics"), "| metric | of | meaning |"]
+    parts.append("|---|---|---|")
+    for names, meaning in legend(METRICS).items():
+        of = METRICS[names.split(", ")[0]].of
+        parts.append(f"| `{names.replace(', ', '`, `')}` | {of} | {meaning} |")
     return "\n".join(parts) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The contributors' documents name files that exist, and each decision is a full record."""
+"""The contributors' documents name what exists, and each decision is a full record."""
 
 import re
 
@@ -32,6 +32,28 @@ def test_paths_that_the_documents_name_exist(root):
     found = [(name, path) for name, text in documents(root).items() for path in _PATH.findall(text)]
     assert len(found) > 100
     assert not [f"{name}: {path}" for name, path in found if not exists(root, path)]
+
+
+def test_classes_functions_and_tables_that_a_recipe_names_are_in_its_files(root):
+    recipes = (root / "CONTRIBUTING.md").read_text().split("\n### ")[1:]
+    seen, wrong = 0, []
+    for recipe in recipes:
+        title, _, steps = recipe.partition("\n\n")
+        steps = steps.partition("\n## ")[0]
+        text = "\n".join(code_of(root, path) for path in _PATH.findall(steps))
+        names = re.findall(r"`(?:\w+\.)*([A-Za-z]\w+)`", steps)
+        names = [name for name in names if name not in ("py", "txt", "md")]
+        seen += len(names)
+        wrong += [f"{title}: {one}" for one in names if not re.search(rf"\b{one}\b", text)]
+    assert seen > 60
+    assert not wrong
+
+
+def code_of(root, path):
+    """Returns the text of a file, or of the modules of a folder."""
+    found = root.glob(re.sub(r"<[^>]+>", "*", path).rstrip("/"))
+    files = [file for one in found for file in (one.rglob("*.py") if one.is_dir() else [one])]
+    return "\n".join(file.read_text() for file in files)
 
 
 def test_modules_are_where_the_changelog_says_that_they_moved_to(root):

@@ -19,10 +19,9 @@ from dlrm.metrics.intervals import (
     delong_interval,
     percentiles,
 )
-from dlrm.metrics.ranked import GREATEST, RankedRows
+from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.slices import Slices
-
-GROUPED = ("gauc_by_impressions", "gauc_by_clicks")
+from dlrm.metrics.table import METRICS
 
 
 @dataclass(frozen=True)
@@ -109,9 +108,8 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgement:
     values = [measure(None, None if numbers is None else np.ones(numbers)) for measure in measures]
     drawn = bootstrap(measures, clusters, len(rows.labels), replicates, seed)
     by_delong = rows.groups is None and rows.weights is None
-    most = {**GREATEST, **dict.fromkeys(GROUPED, 1.0)}
     models = [
-        {n: percentiles(value, found.get(n), most.get(n, math.inf)) for n, value in model.items()}
+        {n: percentiles(value, found.get(n), METRICS[n].greatest) for n, value in model.items()}
         for model, found in zip(values, drawn, strict=True)
     ]
     if by_delong:
@@ -143,8 +141,11 @@ def _measure(
     def measure(counts: np.ndarray | None, drawn: np.ndarray | None) -> dict[str, float]:
         assert drawn is not None
         times = drawn[place]
-        means = (_mean(auc, times * weight) for weight in (impressions, clicks))
-        return {**model.metrics(counts), **dict(zip(GROUPED, means, strict=True))}
+        return {
+            **model.metrics(counts),
+            "gauc_by_impressions": _mean(auc, times * impressions),
+            "gauc_by_clicks": _mean(auc, times * clicks),
+        }
 
     return measure
 

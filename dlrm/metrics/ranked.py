@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlrm.metrics.table import TOPS, at
+
 BINS = 15  # of the reliability curve
 _MOST_WEIGHT = 1e100  # of all rows, so that products of sums are finite
-TOPS = (0.01, 0.05, 0.1, 0.2)  # shares of the rows, highest scores first
 
 
 class Reliability(NamedTuple):
@@ -71,33 +72,28 @@ class RankedRows:
                 bootstrap replicate. None is once.
 
         Returns:
-            `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
-            predicting the click rate (He et al., 2014); `calibration`, predicted over observed
-            clicks; `ece`, the expected calibration error over bins of equal weight (Nixon et al.,
-            2019); `pr_auc`, the average precision; `rmse` of the probabilities; and for each of
-            `TOPS` `gain@k%`, the share of the clicks among the k % of the rows with the highest
-            scores, and `lift@k%`, that share over k %. Of rows that tie at the boundary a part
-            counts, as on average over orders of the ties.
+            Those of `dlrm.metrics.table` that need no groups. The normalized entropy is that of He
+            et al. (2014), `ece` that of Nixon et al. (2019), over bins of equal weight. Of rows
+            that tie at the boundary of a gain or lift a part counts, as on average over orders of
+            the ties.
         """
         weight = self._weights(counts)
         curve = self._curve(weight)
         rows, clicks = curve.rows, curve.clicks
-        if not rows:
-            return dict.fromkeys(NAMES, math.nan)
-        rate, loss = clicks / rows, float(weight @ self._losses) / rows
+        rate, loss = _ratio(clicks, rows), _ratio(float(weight @ self._losses), rows)
         entropy = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
         found = {
             "auc": curve.auc(),
             "log_loss": loss,
-            "normalized_entropy": loss / entropy if entropy else math.nan,
-            "calibration": float(weight @ self.probabilities) / clicks if clicks else math.nan,
+            "normalized_entropy": _ratio(loss, entropy),
+            "calibration": _ratio(float(weight @ self.probabilities), clicks),
             "ece": curve.calibration_error(self.probabilities[self._ends]),
             "pr_auc": curve.average_precision(),
-            "rmse": math.sqrt(float(weight @ self._errors) / rows),
+            "rmse": math.sqrt(_ratio(float(weight @ self._errors), rows)),
         }
         for top in TOPS:
             gain = curve.gain(top)
-            found[f"gain@{_percent(top)}"], found[f"lift@{_percent(top)}"] = gain, gain / top
+            found |= {f"gain{at(top)}": gain, f"lift{at(top)}": gain / top}
         return found
 
     def reliability(self) -> Reliability:
@@ -153,21 +149,8 @@ class RankedRows:
         return Curve(total, clicks)
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:g}%"
-
-
-NAMES = (
-    *("auc", "log_loss", "normalized_entropy", "calibration", "ece", "pr_auc", "rmse"),
-    *(f"{kind}@{_percent(top)}" for top in TOPS for kind in ("gain", "lift")),
-)
-
-# The greatest possible value of the metrics that have one.
-GREATEST = {
-    **dict.fromkeys(("auc", "ece", "pr_auc", "rmse"), 1.0),
-    **{f"gain@{_percent(top)}": 1.0 for top in TOPS},
-    **{f"lift@{_percent(top)}": 1 / top for top in TOPS},
-}
+def _ratio(value: float, divisor: float) -> float:
+    return value / divisor if divisor else math.nan
 
 
 class Curve:
@@ -233,6 +216,8 @@ class Curve:
         return weight, predicted, clicks
 
     def calibration_error(self, probabilities: np.ndarray) -> float:
+        if not self.rows:
+            return math.nan
         _, predicted, clicks = self.bins(probabilities)
         return float(np.abs(predicted - clicks).sum()) / self.rows
 

@@ -22,6 +22,7 @@ from dlrm.command_line import Parser, aligned, exit_code_of, say
 from dlrm.documents import printable
 from dlrm.files import check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
+from dlrm.metrics.table import metric_of
 from dlrm.pages import COLOURS, Line, chart, document, scrolled
 from dlrm.train.checkpoints.runs import Run, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
@@ -29,7 +30,6 @@ from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 HTML, JSON, PNG = "comparison.html", "comparison.json", "comparison.png"
 _KIND = "comparison"  # kind in the manifest of a page
 _SPEED = "average_train_throughput"
-_LOWER_IS_BETTER = ("log_loss", "loss", "normalized_entropy", "step_time")
 _MOST_CURVES = 6
 # Sorts the rows of the table by the column whose head is clicked.
 _SORT = """<script>
@@ -125,12 +125,14 @@ def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Ru
     known = {name for one in runs for name in (*one.metrics, *one.flags)}
     if key not in known:
         raise ValueError(f"--sort {key}: expected a metric or a flag, such as {', '.join(columns)}")
-    lowest = any(key.endswith(name) for name in _LOWER_IS_BETTER)
+    metric = metric_of(key)
 
     def place(one: Run) -> tuple[Any, ...]:
         value = one.metrics.get(key, one.flags.get(key))
         if isinstance(value, int | float):
-            return 0, value if lowest or key in one.flags else -value, ""
+            if key in one.flags:
+                return 0, value, ""
+            return 0, metric.cost(value) if metric else -value, ""
         return (1, 0, str(value)) if value is not None else (2, 0, "")
 
     return sorted(runs, key=place)

@@ -1,7 +1,6 @@
 """Metrics of a model's scores: ROC AUC, log loss, normalized entropy, calibration."""
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
@@ -65,16 +64,6 @@ def fraction_metrics(
     """
     rows, loss, *_ = _sums_of_all("fraction_metrics", logits, targets, world, weights)
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}
-
-
-def metrics_note(names: Iterable[str]) -> str | None:
-    """Returns an explanation of the lesser-known metrics among `names`, or None."""
-    if not any(name.endswith(("normalized_entropy", "calibration")) for name in names):
-        return None
-    return (
-        "normalized_entropy: log loss relative to always predicting the click rate, lower is "
-        "better and below 1 is of use; calibration: predicted over observed clicks, 1 is right"
-    )
 
 
 def one_class_note(metrics: dict[str, float], rows: int, weighted: bool = False) -> str | None:

@@ -39,6 +39,14 @@ def test_a_folder_is_a_table_of_what_differs(runs, capsys):
     assert [row.split()[0] for row in rows] == ["slow", "fast"]
 
 
+@pytest.mark.parametrize("key", ["log_loss", "best_validation_loss", "test_normalized_entropy"])
+def test_the_lowest_loss_comes_first(runs, capsys, key):
+    _, *rows, _ = said(capsys, runs, f"--sort={key}")
+    paths = [runs / row.split()[0] / "checkpoints/best.json" for row in rows]
+    fast, slow = (json.loads(path.read_text())["log_loss"] for path in paths)
+    assert fast < slow
+
+
 def test_the_page_has_the_table_and_all_curves(runs, tmp_path, capsys, curves):
     said(capsys, runs, f"--output={tmp_path / 'out'}")
     text = (tmp_path / "out/comparison.html").read_text()

@@ -12,6 +12,7 @@ from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import launch
 from dlrm.locks import remove_unused
+from dlrm.metrics.table import SHOWN
 from dlrm.model.ensemble import Ensemble
 from dlrm.scripts.common.config_flags import Values
 from dlrm.serving.loading import load_one
@@ -22,7 +23,6 @@ from dlrm.train.checkpoints.ensemble import write_ensemble
 from dlrm.train.log import RunLog
 from dlrm.train.metrics import click_metrics
 
-_SHOWN = ("auc", "log_loss", "calibration")
 _MOST = 1000
 
 
@@ -126,7 +126,7 @@ def _metrics(model: Predictor, data: Dataset) -> dict[str, float]:
 def _lines(results: Mapping[str, Mapping[str, float]]) -> Iterable[str]:
     """Returns a table of the models and the ensemble."""
     splits = [s for s in ("test", "validation") if any(f"{s}_auc" in r for r in results.values())]
-    names = [f"{split}_{metric}" for split in splits for metric in _SHOWN]
+    names = [f"{split}_{metric}" for split in splits for metric in SHOWN]
     rows = [
         [name, *(f"{one[key]:.6f}" if key in one else "–" for key in names)]
         for name, one in results.items()

@@ -3,20 +3,7 @@
 from typing import Any
 
 from dlrm.command_line import aligned
-from dlrm.metrics.ranked import NAMES
-
-MEANINGS = {
-    "auc": "share of (negative, positive) pairs in the right order",
-    "log_loss": "mean negative log-likelihood, nats",
-    "normalized_entropy": "log loss over that of always predicting the click rate; less is better",
-    "calibration": "predicted over observed clicks; 1 is right",
-    "ece": "expected calibration error: mean gap of predicted and observed rates over 15 bins",
-    "pr_auc": "area under precision and recall (average precision)",
-    "rmse": "root mean squared error of the probabilities",
-    "gauc_by_impressions": "AUC within groups, averaged by their rows",
-    "gauc_by_clicks": "AUC within groups, averaged by their clicks",
-}
-IN_SLICES = ("auc", "log_loss", "normalized_entropy", "calibration")
+from dlrm.metrics.table import TESTED
 
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
@@ -60,12 +47,11 @@ def where(facts: dict[str, Any]) -> str:
 def metric_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Returns the heads and rows of the table of metrics."""
     first, *others = facts["models"]
-    names = [name for name in (*NAMES, *first) if name in first]
     heads = ["metric", "value", "95 % interval"]
     if others:
         heads += ["other", "difference", "95 % interval", "p"]
     rows = []
-    for name in dict.fromkeys(names):
+    for name in first:
         row = [name, *_cells(first[name])]
         if others:
             difference = facts["differences"][name]
@@ -77,14 +63,14 @@ def metric_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def slice_table(sliced: dict[str, Any], compared: bool) -> tuple[list[str], list[list[str]]]:
     """Returns the heads and rows of a table of slices."""
-    heads = [sliced["by"], "rows", "clicks", *IN_SLICES]
+    heads = [sliced["by"], "rows", "clicks", *TESTED]
     if compared:
         heads.append("auc difference")
     rows = []
     for part in sliced["slices"]:
         first = part["models"][0]
         row = [part["name"], f"{part['rows']:,}", f"{part['clicks']:,}"]
-        row += [interval_text(first[name]) for name in IN_SLICES]
+        row += [interval_text(first[name]) for name in TESTED]
         if compared:
             row.append(interval_text(part["differences"]["auc"], sign="+"))
         rows.append(row)

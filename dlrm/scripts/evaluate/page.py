@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.metrics.ranked import RankedRows
+from dlrm.metrics.table import METRICS, SHOWN, legend
 from dlrm.pages import COLOURS, Line, chart, document, side_bars, table, whiskers
-from dlrm.scripts.evaluate.lines import MEANINGS, metric_table, slice_table, where
+from dlrm.scripts.evaluate.lines import metric_table, slice_table, where
 
 HTML, JSON, PNG = "evaluation.html", "evaluation.json", "evaluation.png"
 _MOST_BARS = 40
@@ -48,11 +49,9 @@ def page(facts: dict[str, Any]) -> str:
     heads, rows = metric_table(facts)
     parts.append(table([("", heads)], rows, "metrics with their intervals"))
     parts.append("<details><summary>What the metrics mean</summary><dl>")
-    parts += [f"<dt>{name}</dt><dd>{text}</dd>" for name, text in MEANINGS.items()]
-    parts.append(
-        "<dt>gain@k%, lift@k%</dt><dd>share of the clicks among the k % of the rows with the "
-        "highest scores, and how many times that of k % taken at random</dd></dl></details>"
-    )
+    meanings = legend(facts["models"][0]).items()
+    parts += [f"<dt>{name}</dt><dd>{text}</dd>" for name, text in meanings]
+    parts.append("</dl></details>")
     parts += ["<h2>Curves</h2>", *_charts(facts, compared)]
     if facts["flags_changed"]:
         rows = [[f"--{n}", str(one), str(other)] for n, one, other in facts["flags_changed"]]
@@ -73,9 +72,9 @@ def page(facts: dict[str, Any]) -> str:
 def _summary(facts: dict[str, Any]) -> str:
     first = facts["models"][0]
     parts = [f"{facts['rows']:,} rows, {facts['clicks']:,} of them clicked"]
-    for name, text in (("auc", "AUC"), ("log_loss", "log loss"), ("calibration", "calibration")):
+    for name in SHOWN:
         if first[name]["value"] is not None:
-            parts.append(f"{text} {first[name]['value']:.4f}")
+            parts.append(f"{METRICS[name].title} {first[name]['value']:.4f}")
     return "; ".join(parts) + "."
 
 

@@ -34,7 +34,7 @@ from dlrm.files import make_directories, write_atomically
 from dlrm.limits import check_processes
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.tune.folds import ORDERS, Part, read_checksums
-from dlrm.scripts.tune.halving import METRICS, Search, Trial, plan
+from dlrm.scripts.tune.halving import JUDGES, Search, Trial, plan
 from dlrm.scripts.tune.report import FLAGS, PNG, table, write
 from dlrm.scripts.tune.space import Space, default_space
 
@@ -98,7 +98,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="held-out rows: random ones (default), or the last ones, for logs",
     )
     parser.add_argument(
-        "--metric", choices=tuple(METRICS), default="auc", help="metric to choose by; default: auc"
+        "--metric", choices=JUDGES, default="auc", help="metric to choose by; default: auc"
     )
     parser.add_argument("--seed", type=int, default=1, help="random seed; default: 1")
     parser.add_argument(

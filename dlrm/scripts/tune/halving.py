@@ -21,9 +21,11 @@ from dlrm.data.workers import InOrder, workers
 from dlrm.documents import brief
 from dlrm.files import make_directories, write_atomically
 from dlrm.manifest import read_sealed, sealed_json
+from dlrm.metrics.table import METRICS, SHOWN
 from dlrm.scripts.tune.folds import Part, write_part
 
-METRICS = {"auc": -1, "log_loss": 1}  # name -> sign that makes lower values better
+# Metrics of which either higher or lower values are better.
+JUDGES = [name for name in SHOWN if math.isinf(METRICS[name].ideal)]
 _WHY = "diverged"  # in a result: the reason why it has no metrics
 
 
@@ -91,7 +93,7 @@ def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """Returns trials by the rung that they reached, and by a metric there, the best first."""
 
     def place(trial: Trial) -> tuple[int, float, int]:
-        value = METRICS[metric] * trial.mean(metric)
+        value = METRICS[metric].cost(trial.mean(metric))
         return -trial.rung, math.inf if math.isnan(value) else value, trial.number
 
     return sorted(trials, key=place)
@@ -124,7 +126,7 @@ class Search:
         directory: directory of parts and results.
         rungs: see `plan`.
         parts: fold, share -> the part.
-        metric: one of `METRICS`.
+        metric: one of `JUDGES`.
         seed: seed of every training.
         processes: number of concurrent trainings.
         threads: threads of each training.
@@ -199,7 +201,7 @@ def train(job: Job) -> str:
     began = time.perf_counter()
     try:
         result: dict[str, Any] = dict(judge_settings(job.dataset, recipe="auto", **job.settings))
-        shown = "  ".join(f"{name} {result[name]:.5f}" for name in METRICS)
+        shown = "  ".join(f"{name} {result[name]:.5f}" for name in JUDGES)
     except FloatingPointError as error:
         result, shown = {_WHY: str(error)}, _WHY
     except ValueError as error:
@@ -249,4 +251,4 @@ def _read(job: Job) -> dict[str, Any]:
 def _is_result(found: Any) -> bool:
     if not isinstance(found, dict):
         return False
-    return _WHY in found or all(isinstance(found.get(name), int | float) for name in METRICS)
+    return _WHY in found or all(isinstance(found.get(name), int | float) for name in JUDGES)

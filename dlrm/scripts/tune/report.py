@@ -11,7 +11,7 @@ import numpy as np
 from dlrm.command_line import aligned, flags_of, text_of
 from dlrm.files import staged_file, write_atomically
 from dlrm.manifest import sealed_json, sealed_lines
-from dlrm.scripts.tune.halving import METRICS, Rung, Trial
+from dlrm.scripts.tune.halving import JUDGES, Rung, Trial
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 JSON, PNG, TABLE, FLAGS = "tuning.json", "tuning.png", "tuning.txt", "best.flags"
@@ -25,7 +25,7 @@ def table(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str) -> list[s
     """Returns a table of trials, best first, and a line; deviations are over folds."""
     names = dict.fromkeys(name for trial in trials for name in trial.settings)
     varied = [n for n in names if len({repr(one.settings.get(n)) for one in trials}) > 1]
-    metrics = [metric, *(name for name in METRICS if name != metric)]
+    metrics = [metric, *(name for name in JUDGES if name != metric)]
     heads = ["trial", "rung", "folds", "share", *metrics, *varied]
     rows = [
         [

@@ -1,0 +1,111 @@
+"""The table of metrics: what each one means, who reports it, and which values are better."""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+HIGHER, LOWER = math.inf, -math.inf
+TESTS, EVALUATE, IMAGES, TEXT = "clicks", "clicks, by `evaluate`", "images", "text"
+TOPS = (0.01, 0.05, 0.1, 0.2)  # shares of the rows, highest scores first
+
+
+class Metric(NamedTuple):
+    """A row of the table.
+
+    Attributes:
+        meaning: its definition, in a line.
+        ideal: `HIGHER` or `LOWER` if such values are better; otherwise the value that is right.
+        of: the tests that report it: `TESTS` of click models, which `evaluate` repeats, `EVALUATE`
+            alone, or those of networks for `IMAGES` or `TEXT`.
+        greatest: the greatest possible value.
+        title: its name in sentences, if summaries of tests show it.
+    """
+
+    meaning: str
+    ideal: float = HIGHER
+    of: str = EVALUATE
+    greatest: float = math.inf
+    title: str = ""
+
+    @property
+    def better(self) -> str:
+        """Returns which values are better, such as "lower is better"."""
+        named = {HIGHER: "higher is better", LOWER: "lower is better"}
+        return named.get(self.ideal, f"{self.ideal:g} is right")
+
+    def cost(self, value: float) -> float:
+        """Returns a number that is lower for a better value."""
+        if math.isinf(self.ideal):
+            return -value if self.ideal == HIGHER else value
+        return abs(value - self.ideal)
+
+
+def at(top: float) -> str:
+    """Returns the suffix of the metrics of the rows with the highest scores, such as "@5%"."""
+    return f"@{100 * top:g}%"
+
+
+_GAIN = "share of the clicks among k % of the rows, those with the highest scores"
+_LIFT = "that share of the clicks over k %, the share in rows taken at random"
+METRICS = {
+    "auc": Metric(
+        "share of (negative, positive) pairs in the right order; ties count half",
+        of=TESTS,
+        greatest=1.0,
+        title="AUC",
+    ),
+    "log_loss": Metric("mean negative log-likelihood, nats", LOWER, TESTS, title="log loss"),
+    "normalized_entropy": Metric(
+        "log loss over that of always predicting the click rate (of use below 1)", LOWER, TESTS
+    ),
+    "calibration": Metric("predicted over observed clicks", 1, TESTS, title="calibration"),
+    "ece": Metric(
+        "expected calibration error: mean gap of predicted and observed rates over 15 bins",
+        LOWER,
+        greatest=1.0,
+    ),
+    "pr_auc": Metric("area under precision and recall (average precision)", greatest=1.0),
+    "rmse": Metric("root mean squared error of the probabilities", LOWER, greatest=1.0),
+    "gauc_by_impressions": Metric(
+        "AUC within groups that have both classes, averaged by their rows", greatest=1.0
+    ),
+    "gauc_by_clicks": Metric(
+        "AUC within groups that have both classes, averaged by their clicks", greatest=1.0
+    ),
+    **{f"gain{at(top)}": Metric(_GAIN, greatest=1.0) for top in TOPS},
+    **{f"lift{at(top)}": Metric(_LIFT, greatest=1 / top) for top in TOPS},
+    "top1": Metric("share of images whose class is the likeliest", of=IMAGES),
+    "top5": Metric("share of images whose class is one of the five likeliest", of=IMAGES),
+    "masked_accuracy": Metric("share of masked tokens that are predicted", of=TEXT),
+    "masked_loss": Metric("mean cross-entropy of masked tokens", LOWER, TEXT),
+    "next_sentence_accuracy": Metric("share of pairs whose order is predicted", of=TEXT),
+    "exact_match": Metric("SQuAD: answers that are exactly right, in percent", of=TEXT),
+    "accuracy": Metric("pairs of sentences: share of right classes", of=TEXT),
+    "f1": Metric("SQuAD: F1 of an answer's words, in percent; pairs: F1 of class 1", of=TEXT),
+    "accuracy_and_f1": Metric("pairs of sentences: mean of accuracy and F1", of=TEXT),
+    "loss": Metric("mean cross-entropy; in pre-training the sum of both", LOWER, "networks"),
+}
+SHOWN = [name for name, metric in METRICS.items() if metric.title]  # by summaries
+TESTED = [name for name, metric in METRICS.items() if metric.of == TESTS]
+
+
+def metric_of(key: str) -> Metric | None:
+    """Returns the metric of a key of a log, such as `test_auc`; None if it is of none."""
+    names = [name for name in METRICS if key == name or key.endswith(f"_{name}")]
+    return METRICS[max(names, key=len)] if names else None
+
+
+def legend(names: Iterable[str]) -> dict[str, str]:
+    """Returns what metrics mean and which values are better; those of one meaning share a key."""
+    found: dict[str, list[str]] = {}
+    for name in names:
+        found.setdefault(f"{METRICS[name].meaning}; {METRICS[name].better}", []).append(name)
+    return {", ".join(same): text for text, same in found.items()}
+
+
+def metrics_note(keys: Iterable[str]) -> str | None:
+    """Returns a line about the lesser-known metrics of a test among keys of a log, or None."""
+    keys = list(keys)
+    known = [n for n in TESTED if n not in ("auc", "log_loss") and any(k.endswith(n) for k in keys)]
+    lines = (f"{name}: {METRICS[name].meaning}, {METRICS[name].better}" for name in known)
+    return "; ".join(lines) or None
