@@ -13,7 +13,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import open_binary
 from dlrm.data.sources.columns import TextColumn
-from dlrm.data.transform.cells import BadRowError
+from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc import convert_to_binary
 from dlrm.scripts.verify_dataset import verify
@@ -145,7 +145,7 @@ def test_bad_rows_may_be_left_out(tmp_path):
     flags = ["--bad_lines=quarantine", "--max_bad_lines=0.5", "--held_out=0.5", "--no-report"]
     assert run(tmp_path / "f.parquet", tmp_path / "dataset", *flags) == 0
     assert_rows(tmp_path / "dataset", "train", whole.slice(1, 49))
-    assert "column _c3: " in (tmp_path / "dataset" / "quarantine" / "0.tsv").read_text()
+    assert "column _c3: " in (tmp_path / "dataset" / "quarantine" / "f.parquet.tsv").read_text()
 
 
 def test_the_fitted_transform_reads_the_same_columns(tmp_path):
@@ -155,5 +155,5 @@ def test_the_fitted_transform_reads_the_same_columns(tmp_path):
     assert fitted.names == ["_c1", "_c2", "_c3", "_c4"]
     assert fitted.cardinalities == layout.read_model_size(tmp_path / "dataset")
     row = [TextColumn.from_bytes([text]) for text in (b"", b"1", b"2", b"3")]
-    with pytest.raises(BadRowError, match="_c1, row 0: expected a number, got no value"):
+    with pytest.raises(RowError, match="row 0, column _c1: expected a number, got no value"):
         fitted.of_texts(row)

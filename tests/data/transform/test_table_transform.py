@@ -258,7 +258,7 @@ REFUSED = [
     (
         "{label: y, numerical: [{column: x, encodings: [target]}]}",
         "numerical x: expected some of column, transform, bins, missing_values, true_values, "
-        "false_values, type, got 'encodings' as well",
+        "false_values, type, required, got 'encodings' as well",
     ),
     (
         "{label: {column: y, encodings: [target]}, numerical: [x]}",
