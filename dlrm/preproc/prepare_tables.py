@@ -9,6 +9,7 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.layout import one_class_note
 from dlrm.data.tables.files import FRAME, TableFile
+from dlrm.data.tables.kinds.kind import Kind
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import open_work_folder, remove_work_folder
@@ -55,7 +56,7 @@ def prepare_tables(
     began = time.perf_counter()
     inputs = _inputs(options, tables) if query is None else Inputs([], query=query)
     in_memory = any(file.kind == FRAME for file in inputs.files)
-    on_disk = [] if in_memory else [file.path for file in inputs.files]
+    on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
     facts = options.facts() | input_facts(on_disk)
     facts |= {f"--{split}_input": len(files) for split, files in tables.items()}
     facts |= {} if query is None else query.facts()
@@ -90,12 +91,12 @@ def prepare_tables(
 
 def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) -> Inputs:
     files = [file for split in layout.SPLITS for file in tables.get(split, ())]
-    given: set[Path] = set()
+    given: set[tuple[Path, Kind]] = set()
     for file in files:
-        if file.path.resolve() in given:
+        if (key := (file.path.resolve(), file.kind)) in given:
             raise ValueError(f"{file.path}: given twice (--input, --test_input, ...)")
-        given.add(file.path.resolve())
-    kinds = {file.kind: file.path for file in files}
+        given.add(key)
+    kinds = {file.kind.name: file.path for file in files}
     if len(kinds) > 1:
         shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
         raise ValueError(f"--input: expected files of one kind, got {shown}")

@@ -1,6 +1,6 @@
 """Prepares tables for commands whose flags determine the schema.
 
-`prepare_preset` is `prepare_tables` without messages, on this machine. Input that cannot be used
+`prepare_preset` is `prepare_tables` on this machine, with few messages. Input that cannot be used
 leaves nothing; a run that was killed resumes.
 """
 
@@ -39,7 +39,8 @@ def prepare_preset(
     """
     cores = cores or os.cpu_count() or 1
     check_processes("--cores", cores)
-    size = sum(file.path.stat().st_size for files in tables.values() for file in files)
+    paths = [path for files in tables.values() for file in files for path in file.paths]
+    size = sum(path.stat().st_size for path in paths)
     inline = size <= _INLINE_BYTES or cores == 1
     log = output.resolve().parent / "spark.log"
     try:
@@ -50,8 +51,14 @@ def prepare_preset(
             lambda: nullcontext(InlineEngine()) if inline else open_engine("local", cores, log),
             replace,
             restart,
-            say=lambda line: None,
+            say=_say,
             keep_failed=False,
         )
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
+
+
+def _say(line: str) -> None:
+    """Prints the lines that the commands do not print themselves."""
+    if line.startswith(("resuming", "quarantined")):
+        print(line)

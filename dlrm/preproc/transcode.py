@@ -4,24 +4,18 @@ It is `dlrm.preproc.prepare_tables` with the flags of earlier versions; `dlrm.sc
 a schema and any table. `dlrm.preproc.transcode_spec` is for NVIDIA's specifications of CSV.
 """
 
-import os
-import shutil
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.preproc.execution.choice import open_engine
-from dlrm.preproc.execution.engines import InlineEngine, TaskError
-from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.preset import prepare_preset
 from dlrm.preproc.stages.division import Division
 from dlrm.preproc.tables.options import TableOptions
-
-_INLINE_BYTES = 64 << 20  # bytes of input below which starting processes does not pay off
 
 
 @dataclass(frozen=True)
@@ -87,8 +81,8 @@ class CsvConfig:
                 raise ValueError(f"--{flag}: expected {least} or more, got {value}")
         self.options()  # checks the others
 
-    def options(self) -> TableOptions:
-        """Returns these options as options of the pipeline."""
+    def options(self, **others: Any) -> TableOptions:
+        """Returns these options as options of the pipeline, with other ones."""
         schema = Schema(
             Label(self.label, self.positive, any_negative=self.positive is not None),
             tuple(NumericalField(name, self.numeric_transform) for name in self.numerical),
@@ -103,6 +97,7 @@ class CsvConfig:
             Division(test_fraction=self.test_fraction, seed=self.seed),
             TextFormat(self.columns, self.header, self.delimiter, chunk_rows=self.chunk_size),
             feature_spec_out=self.feature_spec_out,
+            **others,
         )
 
 
@@ -124,39 +119,36 @@ class Report:
     clamped: int = 0
     negatives: dict[str, int] = field(default_factory=dict)
 
+    @classmethod
+    def of(cls, options: TableOptions, result: dict[str, Any]) -> "Report":
+        """Returns the report on what `prepare_tables` returns."""
+        totals, names = result["totals"], options.schema.categorical_names
+        positives = options.schema.label.positives
+        return cls(
+            {name: total.get("rows", 0) for name, total in totals.items()},
+            {name: total.get("clicks", 0) for name, total in totals.items()},
+            dict(zip(names, result["cardinalities"], strict=True)),
+            sum(total.get("clamped", 0) for total in totals.values()),
+            {text: n for text, n in result["labels"].items() if text not in positives},
+        )
 
-def transcode_csv(config: CsvConfig) -> Report:
+
+def transcode_csv(
+    config: CsvConfig, cores: int | None = None, restart: bool = False, **options: Any
+) -> Report:
     """Writes a split-binary dataset from CSV files, or nothing.
+
+    Args:
+        config: the files and columns.
+        cores, restart: see `prepare_preset`.
+        options: further fields of `TableOptions`.
 
     Raises:
         FileNotFoundError, FileExistsError: there is no input, or the output exists.
         ValueError: the input is bad; the message has file, line, column and value.
     """
-    files = find_tables([config.input])
+    files, made = find_tables([config.input]), config.options(**options)
     if not files[0].kind.delimited:
         raise ValueError(f"{files[0].path}: expected CSV, got {files[0].kind}")
     output = Path(config.output)
-    large = sum(file.path.stat().st_size for file in files) > _INLINE_BYTES
-    cores, log = os.cpu_count() or 1, output.resolve().parent / "spark.log"
-    options = config.options()
-    try:
-        result = prepare_tables(
-            options,
-            {"train": files},
-            output,
-            lambda: open_engine("local", cores, log) if large else nullcontext(InlineEngine()),
-            restart=True,
-            say=lambda line: None,
-        )
-    except (ValueError, TaskError) as error:
-        unfinished = output.resolve().with_name(f"{output.resolve().name}.unfinished")
-        shutil.rmtree(unfinished, ignore_errors=True)
-        raise ValueError(str(error)) from error
-    totals, names = result["totals"], options.schema.categorical_names
-    return Report(
-        {name: total.get("rows", 0) for name, total in totals.items()},
-        {name: total.get("clicks", 0) for name, total in totals.items()},
-        dict(zip(names, result["cardinalities"], strict=True)),
-        sum(total.get("clamped", 0) for total in totals.values()),
-        {text: n for text, n in result["labels"].items() if text != config.positive},
-    )
+    return Report.of(made, prepare_preset(made, {"train": files}, output, cores, restart=restart))

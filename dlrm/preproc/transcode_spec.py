@@ -3,22 +3,19 @@
 Ids are integers, and rows keep their order; `dlrm.preproc.transcode` reads any other CSV.
 """
 
-import shutil
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.feature_spec import CHANNELS, FeatureSpec, is_list_of_text, read_sections
-from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.sources.columns import Parsed
-from dlrm.data.sources.csv_cells import Parser, id_parser, label_parser, number_parser
-from dlrm.data.sources.csv_columns import Columns
+from dlrm.data.clicks.feature_spec import CHANNELS, is_list_of_text, read_sections
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
+from dlrm.data.tables.kinds.csv_chunks import Chunk, CsvChunks
+from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.documents import brief
-from dlrm.files import staged_directory, within
+from dlrm.files import within
+from dlrm.preproc.preset import prepare_preset
+from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.transcode import Report
 
 
@@ -29,6 +26,9 @@ def transcode_spec(
     feature_spec_out: str = layout.FEATURE_SPEC,
     chunk_size: int = 65536,
     allow_links: bool = False,
+    cores: int | None = None,
+    restart: bool = False,
+    **options: Any,
 ) -> Report:
     """Writes a split-binary dataset from the CSV files (no header) of a feature specification.
 
@@ -36,6 +36,11 @@ def transcode_spec(
     and a declared one must be greater than every id. Numbers are kept, and missing ones become 0.
     Columns without a channel are ignored. Files are in the specification's directory; links out of
     it need `allow_links`.
+
+    Args:
+        input, output, feature_spec_in, feature_spec_out, chunk_size, allow_links: as the flags.
+        cores, restart: see `prepare_preset`.
+        options: further fields of `TableOptions`.
 
     Raises:
         FileNotFoundError, FileExistsError: there is no input, or the output exists.
@@ -45,74 +50,24 @@ def transcode_spec(
     path = Path(input) / feature_spec_in
     sections = read_sections(path)
     label, numerical, declared = check_csv_spec(path, sections, allow_links)
-    with staged_directory(output) as staging:
-        splits = {}
-        for split, chunks in sections["source_spec"].items():
-            parsers: dict[str, Parser] = {
-                label: label_parser(),
-                **{name: number_parser(()) for name in numerical},
-                **{name: id_parser(size) for name, size in declared.items()},
-            }
-            splits[split] = _read_chunks(
-                path.parent, chunks, parsers, staging / "columns" / split, chunk_size
-            )
-            if not splits[split].num_rows:
-                raise ValueError(f"{path}: split {split}: its files have no rows")
-        report = Report()
-        for name, size in declared.items():
-            greatest = max(int(c.load(name).max(initial=0)) for c in splits.values())
-            report.cardinalities[name] = size or greatest + 1
-
-        spec = FeatureSpec.named(
-            staging / feature_spec_out, label, numerical, report.cardinalities, splits
-        )
-        for split, columns in splits.items():
-            ids = {name: columns.load(name) for name in declared}
-            _write_split(spec, split, columns, ids, report)
-        shutil.rmtree(staging / "columns")
-        spec.save()
-        layout.write_model_size(spec.directory, spec.cardinalities)
-        facts = {"transcode": {"numeric_transform": "none"}}
-        layout.write_dataset_manifest(spec.directory, report.rows, spec.cardinalities, facts)
-    return report
-
-
-def _write_split(
-    spec: FeatureSpec, split: str, columns: Columns, ids: dict[str, np.ndarray], report: Report
-) -> None:
-    """Writes the files of a split, and adds their counts to `report`.
-
-    Raises:
-        ValueError: a number is too large for float16; the message has file, line and column.
-    """
-    labels = columns.load(spec.label)
-    report.rows[split], report.positives[split] = len(labels), int(labels.sum())
-    numerical = np.empty((len(labels), len(spec.numerical)), layout.NUMERICAL_DTYPE)
-    unchanged = NUMERIC_TRANSFORMS["none"]
-    for index, name in enumerate(spec.numerical):
-        values = columns.load(name)
-        missing = np.isnan(values)
-        numbers = Parsed(np.where(missing, 0.0, values), missing)
-        numerical[:, index], _ = unchanged.apply(numbers)
-        finite = np.isfinite(numerical[:, index])
-        if not finite.all():
-            row = int(finite.argmin())
-            raise ValueError(f"{columns.where(name, row)}: {unchanged.overflow(values[row])}")
-    with SplitWriter(spec, split) as writer:
-        writer.write(labels, numerical, [ids[name] for name in spec.categorical])
-
-
-def _read_chunks(
-    folder: Path, chunks: list[dict], parsers: dict[str, Parser], columns: Path, chunk_size: int
-) -> Columns:
-    """Parses the CSV files of a split, chunk by chunk, into files of columns."""
-    parsed = Columns(columns)
-    for chunk in chunks:
-        text = TextFormat(tuple(chunk["features"]), False, ",", chunk_rows=chunk_size)
-        files = [folder / file for file in chunk["files"]]
-        used = {name: parsers[name] for name in chunk["features"] if name in parsers}
-        parsed.append_part(files, text, used)
-    return parsed
+    made = TableOptions(
+        Schema(
+            Label(label),
+            tuple(NumericalField(name, "none") for name in numerical),
+            tuple(CategoricalField(name, "id", cardinality=n) for name, n in declared.items()),
+        ),
+        text=TextFormat(chunk_rows=chunk_size),
+        output_ordering="input",
+        feature_spec_out=feature_spec_out,
+        **options,
+    )
+    tables = {}
+    for split, chunks in sections["source_spec"].items():
+        parts = [Chunk(tuple(chunk["features"]), tuple(chunk["files"])) for chunk in chunks]
+        tables[split] = [TableFile(path, kind := CsvChunks(path.parent, parts))]
+        if missing := [file for file in kind.files if not file.is_file()]:
+            raise FileNotFoundError(f"{missing[0]}: no such file")
+    return Report.of(made, prepare_preset(made, tables, Path(output), cores, restart=restart))
 
 
 def check_csv_spec(

@@ -15,7 +15,9 @@ from dlrm.data.clicks.layout import FEATURE_SPEC, one_class_note
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, described
 from dlrm.preproc.transcode import CsvConfig, Report, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
+from dlrm.scripts.common import table_flags
 from dlrm.scripts.common.command import no_arguments, run_command
+from dlrm.scripts.common.table_flags import define_preparation_flags, table_options
 
 FLAGS = flags.FLAGS
 _MOST_NEGATIVES = 10  # values in the summary
@@ -76,6 +78,8 @@ def define_flags() -> None:
     flags.DEFINE_integer(
         "seed", 12345, "seed of the choice of test rows and of the order of the other rows"
     )
+    define_preparation_flags()
+    flags.adopt_module_key_flags(table_flags)
 
 
 def main(argv: list[str]) -> None:
@@ -94,6 +98,9 @@ def _transcode() -> Report:
             FLAGS.feature_spec_out,
             FLAGS.chunk_size,
             FLAGS.allow_links,
+            FLAGS.cores,
+            FLAGS.restart,
+            **table_options(),
         )
     if FLAGS["feature_spec_in"].present:
         raise ValueError("--feature_spec_in: expected no --label beside it, got both")
@@ -115,7 +122,10 @@ def _transcode() -> Report:
             seed=FLAGS.seed,
             chunk_size=FLAGS.chunk_size,
             feature_spec_out=FLAGS.feature_spec_out,
-        )
+        ),
+        FLAGS.cores,
+        FLAGS.restart,
+        **table_options(),
     )
 
 
@@ -139,4 +149,4 @@ def _summary(report: Report) -> str:
 
 if __name__ == "__main__":
     define_flags()
-    run_command(main)
+    run_command(main, hint="the same command resumes the run")

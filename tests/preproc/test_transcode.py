@@ -1,7 +1,6 @@
 """CSV becomes a dataset that readers accept; errors in it are named."""
 
 import csv
-import gzip
 import json
 import math
 import random
@@ -13,12 +12,8 @@ import numpy as np
 import pytest
 import yaml
 from nvidia_reader import read_as_nvidia
-from preproc_testing import splitmix64
 
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.data.clicks.layout import id_dtype
-from dlrm.data.sources.columns import TextColumn
-from dlrm.data.transform.transform import Transform
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
 
@@ -81,22 +76,6 @@ def read_back(directory):
     }
 
 
-SEED = 12345  # the default
-
-
-def order_of(num_rows, seed):
-    """Returns rows in the order of their hashes, as in training."""
-    return sorted(range(num_rows), key=lambda row: splitmix64(seed, row))
-
-
-def test_rows(num_rows, count):
-    """Returns the rows for testing."""
-    return sorted(order_of(num_rows, SEED + 0x5EED_0001)[:count])
-
-
-test_rows.__test__ = False
-
-
 def clean(cell):
     cell = str(cell).strip()
     return "" if cell == "?" else cell
@@ -154,65 +133,6 @@ def test_the_result_depends_on_the_seed_but_not_on_the_chunks(tmp_path):
     assert files("other", seed=1) != first
 
 
-def test_values_that_are_rare_in_training_share_id_0(tmp_path):
-    rows = shop_rows(300)
-    config = shop_config(
-        write_csv(tmp_path / "shop.csv", rows),
-        tmp_path / "out",
-        frequency_limit=5,
-        test_fraction=0.0,
-    )
-    report = transcode_csv(config)
-    users = [row["user"] for row in rows]
-    frequent = {user for user in users if users.count(user) >= 5}
-    assert 1 < len(frequent) < len(set(users))
-    assert report.cardinalities["user"] == len(frequent) + 1
-    ids = read_back(tmp_path / "out")["train"][1][:, 0]
-    assert (ids == 0).sum() == sum(user not in frequent for user in users)
-    assert report.rows == {"train": 300, "test": 0}
-
-
-def test_standardised_training_rows_have_mean_0_and_deviation_1(tmp_path):
-    path = write_csv(tmp_path / "shop.csv", shop_rows(2000))
-    transcode_csv(shop_config(path, tmp_path / "out", numeric_transform="standardise"))
-    transcode_csv(shop_config(path, tmp_path / "raw"))
-    raw, scaled = (read_back(tmp_path / name) for name in ("raw", "out"))
-    for split in ("train", "test"):
-        keys = raw[split][0][:, 1].astype(float)
-        mean, deviation = (
-            raw["train"][0][:, 1].astype(float).mean(),
-            np.std(raw["train"][0][:, 1], dtype=float),
-        )
-        np.testing.assert_allclose(scaled[split][0][:, 1], (keys - mean) / deviation, atol=2e-3)
-    missing = sum(not clean(row["price"]) for row in shop_rows(2000))
-    assert sum((scaled[s][0][:, 0] == 0).sum() for s in scaled) == missing
-
-
-@pytest.mark.parametrize(
-    "cells", [("7", "7"), ("0.1", "0.1"), ("0.3", "0.30000000000000004"), ("1e200", "1e200")]
-)
-def test_a_constant_column_is_0_after_standardising(tmp_path, cells):
-    path = tmp_path / "a.csv"
-    text = "".join(f"{label},{cell}\n" for label, cell in enumerate(cells))
-    path.write_text("y,x\n" + text * 50)
-    config = CsvConfig(str(path), str(tmp_path / "out"), "y", numerical=("x",))
-    transcode_csv(config)
-    data = read_back(tmp_path / "out")
-    assert not data["train"][0].any()
-    assert not data["test"][0].any()
-
-
-@pytest.mark.parametrize("value", ["0.1", "0.3"])
-def test_another_value_of_a_column_that_was_constant_in_training_does_not_overflow(tmp_path, value):
-    rows = [{"y": key % 2, "x": value} for key in range(100)]
-    rows[test_rows(100, 20)[0]]["x"] = 5
-    path = write_csv(tmp_path / "a.csv", rows)
-    transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
-    data = read_back(tmp_path / "out")
-    assert not data["train"][0].any()
-    assert data["test"][0].max() == np.float16(5 - float(value))
-
-
 @pytest.mark.parametrize("unit", ["1e200", "1e-200", "1.7e308"])
 def test_a_column_whose_deviation_is_beyond_float64_is_named(tmp_path, unit):
     rows = [{"y": key % 2, "x": f"{'-' * (key % 2)}{unit}"} for key in range(100)]
@@ -220,15 +140,6 @@ def test_a_column_whose_deviation_is_beyond_float64_is_named(tmp_path, unit):
     with pytest.raises(ValueError, match=r"a\.csv: column x: its standard deviation is beyond"):
         transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
     assert not (tmp_path / "out").exists()
-
-
-def test_an_overflow_after_standardising_does_not_advise_standardising(tmp_path):
-    rows = [{"y": key % 2, "x": key % 2} for key in range(100)]
-    rows[test_rows(100, 20)[0]]["x"] = 1e6
-    path = write_csv(tmp_path / "a.csv", rows)
-    with pytest.raises(ValueError, match="column x: 1000000.0, standardised, is beyond") as error:
-        transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", numerical=("x",)))
-    assert "log or standardise" not in str(error.value)
 
 
 def test_logarithms_are_of_x_plus_2_and_small_arguments_are_raised_and_counted(tmp_path):
@@ -247,36 +158,6 @@ def test_logarithms_are_of_x_plus_2_and_small_arguments_are_raised_and_counted(t
     found = read_back(tmp_path / "out")["train"][0][:, 0]
     expected = np.float16([math.log(argument) for argument in cells.values()])
     assert sorted(found) == sorted(expected)
-
-
-def test_the_fitted_transform_that_is_kept_gives_the_bytes_that_were_written(tmp_path):
-    rows = shop_rows(200)
-    path = write_csv(tmp_path / "shop.csv", rows)
-    for transform in ("none", "log", "standardise"):
-        output = tmp_path / transform
-        transcode_csv(
-            shop_config(
-                path, output, numeric_transform=transform, numerical=("price",), frequency_limit=2
-            )
-        )
-        fitted = Transform.load(output / "transform")
-        columns = [
-            TextColumn.from_bytes([str(row[name]).encode() for row in rows])
-            for name in ("price", "user", "shop")
-        ]
-        numerical, ids, _ = fitted.of_texts(columns)
-        test = test_rows(200, 40)
-        train = [key for key in order_of(200, SEED) if key not in test]
-        written = [
-            (output / "train" / name).read_bytes()
-            for name in ("numerical.bin", "cat_0.bin", "cat_1.bin")
-        ]
-        dtypes = [np.float16, *map(id_dtype, fitted.cardinalities)]
-        found = [numerical[train, 0], ids[0][train], ids[1][train]]
-        assert written == [c.astype(d).tobytes() for c, d in zip(found, dtypes, strict=True)]
-    bad = [TextColumn.from_bytes(cells) for cells in ([b"1", b"x"], [b"a", b"b"], [b"", b""])]
-    with pytest.raises(ValueError, match="row 1, column price: expected a number, got 'x'"):
-        fitted.of_texts(bad)
 
 
 def test_headers_columns_and_indices_name_the_same_columns(tmp_path):
@@ -315,42 +196,17 @@ def test_headers_columns_and_indices_name_the_same_columns(tmp_path):
                 np.testing.assert_array_equal(column, expected)
 
 
-def test_a_directory_compressed_files_and_other_delimiters_are_read(tmp_path):
-    rows = shop_rows(30)
-    (tmp_path / "in").mkdir()
-    whole = write_csv(tmp_path / "whole.csv", rows)
-    for part, name in ((rows[:10], "a.csv"), (rows[10:], "b.csv")):
-        write_csv(tmp_path / "in" / name, part)
-    text = (tmp_path / "in" / "b.csv").read_bytes()
-    (tmp_path / "in" / "b.csv.gz").write_bytes(gzip.compress(b"\xef\xbb\xbf" + text))
-    (tmp_path / "in" / "b.csv").unlink()
-    transcode_csv(shop_config(whole, tmp_path / "one"))
-    transcode_csv(shop_config(str(tmp_path / "in"), tmp_path / "many"))
-    (tmp_path / "tabs.tsv").write_text("y\tx\n0\t1\n1\t2\n\n0\t3\n")
-    report = transcode_csv(
-        CsvConfig(
-            str(tmp_path / "tabs.tsv"),
-            str(tmp_path / "tabs"),
-            "y",
-            ("x",),
-            delimiter="\t",
-            test_fraction=0.4,
-        )
-    )
-    assert report.rows == {"train": 2, "test": 1}
-    for a, b in zip(
-        read_back(tmp_path / "one")["test"], read_back(tmp_path / "many")["test"], strict=True
-    ):
-        np.testing.assert_array_equal(a, b)
-
-
-BAD_FILES = {
+BAD_FILES = {  # tests/preproc/tables/test_table_inputs.py has the others
     "a cell that is no number": ("0,1,a\n1,12x,b\n", {}, r"line 3, column x: .*number, got '12x'"),
-    "digits grouped as in Python": ("0,1_000,a\n1,2,b\n", {}, "line 2, column x: .*got '1_000'"),
-    "an infinite number": (
-        "0,1,a\n1,inf,b\n",
+    "a label that is not 0 or 1": (
+        "0,1,a\nyes,1,b\n",
         {},
-        r"line 3, column x: .*finite number .*, got 'inf'",
+        r"line 3, column y: .*--positive.*'yes'",
+    ),
+    "a label that means missing": (
+        "0,1,a\n1,1,b\n?,1,b\n",
+        {"positive": "1"},
+        r"line 4, column y: expected a label .*got '\?'",
     ),
     "not a number": (
         "0,nan,a\n1,1,b\n",
@@ -358,52 +214,16 @@ BAD_FILES = {
         r"line 2, column x: expected a finite number \(--missing_values \?,nan counts it as "
         r"missing\), got 'nan'",
     ),
-    "a label that is not 0 or 1": (
-        "0,1,a\nyes,1,b\n",
-        {},
-        r"line 3, column y: .*--positive.*'yes'",
-    ),
-    "a missing label": (",1,a\n1,1,b\n", {"positive": "1"}, r"line 2, column y: expected a label"),
-    "a label that means missing": (
-        "0,1,a\n1,1,b\n?,1,b\n",
-        {"positive": "1"},
-        r"line 4, column y: expected a label .*got '\?'",
-    ),
-    "a label that never occurs": (
-        "0,1,a\n1,1,b\n",
-        {"positive": "2"},
-        r"no row has the label '2'; found '0', '1'",
-    ),
-    "too few cells": ("0,1,a\n\n1,1\n", {}, r"line 4: expected 3 columns \(y, x, c\), got 2"),
-    "too many cells": ("0,1,a,b\n", {}, "line 2: expected 3 columns .*got 4"),
-    "an unknown column": (
-        "0,1,a\n",
-        {"categorical": ("d",)},
-        "no column 'd'; the columns are y, x",
-    ),
-    "a number beyond float16": (
-        "0,1,a\n1,65520,b\n",
-        {"numeric_transform": "none", "test_fraction": 0.0},
-        r"line 3, column x: 65520\.0 is beyond float16 \(up to 65504\)",
-    ),
-    "no rows": ("", {}, "expected rows, got none"),
     "too few rows to divide": (
         "0,1,a\n1,2,b\n",
         {},
         "no row is test, of 2 rows .--test_fraction 0.2.",
     ),
-    "a quote that is never closed": (
-        '0,1,a\n1,2,"b\n0,3,c\n1,4,d\n',
-        {},
-        "line 3: not CSV .*reading up to line 5.*quote",
-    ),
-    "a quote within a quoted cell": ('0,1,"a\n1,2,"b\n', {}, "line 2: not CSV .*quote"),
     "a cell of many lines": (
         "0,1,a\n" + '1,2,"b' + "\n0,3,c" * 100 + '"\n1,4,d\n',
         {},
         "line 3: expected a row of at most 100 lines, got .* to line 103",
     ),
-    "a null byte in a binary file": ("0,1,\x00\xff\n", {}, "not CSV in UTF-8"),
 }
 
 
@@ -416,25 +236,6 @@ def test_what_only_python_calls_a_number_is_refused(tmp_path, cell):
         transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", ("x",)))
 
 
-@pytest.mark.parametrize("others", [["2", "3"], ["", "n_a"]])
-def test_cells_that_read_as_numbers_are_missing_where_the_user_says_so(tmp_path, others):
-    cells = ["nan", "-inf", "-999", *others]
-    path = write_csv(tmp_path / "a.csv", [{"y": 0, "x": cell} for cell in cells])
-    transcode_csv(
-        CsvConfig(
-            path,
-            str(tmp_path / "out"),
-            "y",
-            ("x",),
-            missing_values=("nan", "-inf", "-999", "n_a"),
-            numeric_transform="none",
-            test_fraction=0.0,
-        )
-    )
-    found = sorted(read_back(tmp_path / "out")["train"][0][:, 0].tolist())
-    assert found == sorted([0, 0, 0, *(float(cell) if cell.isdigit() else 0 for cell in others)])
-
-
 @pytest.mark.parametrize("case", BAD_FILES)
 def test_bad_input_is_named_and_leaves_nothing(tmp_path, case):
     text, changes, message = BAD_FILES[case]
@@ -444,29 +245,6 @@ def test_bad_input_is_named_and_leaves_nothing(tmp_path, case):
     with pytest.raises(ValueError, match=rf"bad\.csv.*{message}"):
         transcode_csv(CsvConfig(str(path), str(tmp_path / "out"), **arguments))
     assert [p.name for p in tmp_path.iterdir()] == ["bad.csv"]
-
-
-def test_a_bad_cell_of_a_second_file_is_named_with_it(tmp_path):
-    for name, cell in (("a", 1), ("b", "x")):
-        (tmp_path / f"{name}.csv").write_text(f"y,x\n0,1\n1,{cell}\n")
-    with pytest.raises(ValueError, match=r"b\.csv, line 3, column x"):
-        transcode_csv(CsvConfig(str(tmp_path), str(tmp_path / "out"), "y", ("x",)))
-
-
-@pytest.mark.parametrize("name", ["a", "b"])
-def test_a_number_too_large_is_named_with_its_file_among_others(tmp_path, name):
-    for other in "abc":
-        (tmp_path / f"{other}.csv").write_text("y,x\n" + "0,1\n" * 5)
-    (tmp_path / f"{name}.csv").write_text("y,x\n0,1\n\n1,7e4\n")
-    config = CsvConfig(str(tmp_path), str(tmp_path / "out"), "y", ("x",), numeric_transform="none")
-    with pytest.raises(ValueError, match=rf"{name}\.csv, line 4, column x: 70000\.0 is beyond"):
-        transcode_csv(config)
-
-
-def test_a_headerless_file_read_as_one_with_a_header_says_how_to_tell(tmp_path):
-    (tmp_path / "a.csv").write_text("1,2\n3,4\n")
-    with pytest.raises(ValueError, match="no column 'y'; the columns are 1, 2 .*--noheader"):
-        transcode_csv(CsvConfig(str(tmp_path / "a.csv"), str(tmp_path / "out"), "y", ("x",)))
 
 
 def test_running_again_is_refused_and_appends_nothing(tmp_path):
@@ -570,6 +348,24 @@ def test_nvidias_reader_takes_what_was_made_of_a_specification_with_validation(t
     assert validation.batch(0).categorical.tolist() == [[0, 299], [1, 0], [4, 7]]
 
 
+@pytest.mark.parametrize("chunk_size", [1, 100])
+def test_bad_rows_of_a_specification_may_be_left_out(tmp_path, chunk_size):
+    """Wherever the value is: a row is that of all chunks."""
+    write_spec(tmp_path)
+    (tmp_path / "train_0.csv").write_text("1,0.5,0,hello\n0,1.5\n")
+    (tmp_path / "test_more.csv").write_text("20,299\n30,-1\n40,7\n")
+    how = {"bad_lines": "quarantine", "max_bad_lines": 0.5, "report": False}
+    spec = str(tmp_path), str(tmp_path / "out")
+    report = transcode_spec(*spec, chunk_size=chunk_size, **how)
+    assert report.rows == {"train": 2, "test": 2}
+    data = read_back(tmp_path / "out")
+    assert data["train"][1].tolist() == [[0, 299], [2, 7]]
+    assert data["test"][1].tolist() == [[0, 299], [4, 7]]
+    train, test = ((tmp_path / "out" / "quarantine" / f"{i}.tsv").read_text() for i in range(2))
+    assert "train_0.csv, line 2 and train_more.csv, line 2\texpected 4 columns" in train
+    assert "test_0.csv, line 2 and test_more.csv, line 2\tcolumn shop: expected an int" in test
+
+
 def test_what_breaks_a_specification_is_named(tmp_path):
     def fails(message):
         with pytest.raises((ValueError, FileNotFoundError), match=message):
@@ -580,9 +376,10 @@ def test_what_breaks_a_specification_is_named(tmp_path):
         (tmp_path / "feature_spec.yaml").write_text(yaml.safe_dump(sections))
 
     write_spec(tmp_path, cardinality=4)
-    fails(r"test_1\.csv, line 1, column user: .*less than its cardinality, 4, got '4'")
+    where = r"test_1\.csv, line 1 and test_more\.csv, line 3, column user"
+    fails(rf"{where}: .*less than its cardinality, 4, got '4'")
     write_spec(tmp_path, test_user=-3)
-    fails(r"test_1\.csv, line 1, column user: expected an integer id from 0.*got '-3'")
+    fails(rf"{where}: expected an integer id from 0.*got '-3'")
     write_spec(tmp_path, cardinality=0)
     fails('feature user: expected a cardinality of 1 or more, or "auto", got 0')
     sections = write_spec(tmp_path)
@@ -664,17 +461,3 @@ def test_adult_becomes_a_dataset(shared_data, tmp_path):
     numerical = train.batch(0).numerical.float()
     assert numerical.mean(0).abs().max() < 1e-3
     assert (numerical.std(0) - 1).abs().max() < 1e-2
-
-
-def test_a_number_beyond_float16_in_adult_is_named(shared_data, tmp_path):
-    config = CsvConfig(
-        str(shared_data / "adult" / "adult.data"),
-        str(tmp_path / "adult"),
-        "income",
-        ("fnlwgt",),
-        positive=">50K",
-        columns=ADULT_COLUMNS,
-        numeric_transform="none",
-    )
-    with pytest.raises(ValueError, match=r"adult\.data, line \d+, column fnlwgt: \d+"):
-        transcode_csv(config)

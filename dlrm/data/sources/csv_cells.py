@@ -65,18 +65,3 @@ def label_parser(hint: str = "--positive names any other value that counts as 1"
         return np.array([known[cell] for cell in cells], layout.LABEL_DTYPE)
 
     return parse
-
-
-def id_parser(cardinality: int | None) -> Parser:
-    """Parses integer ids; `cardinality` None allows every id that a table can have."""
-    limit = cardinality or np.iinfo(np.int32).max - 1
-
-    def parse(cells: Sequence[str]) -> np.ndarray:
-        for index, cell in enumerate(cells):
-            if not (cell.isascii() and cell.isdecimal() and int(cell) < limit):
-                name = "its cardinality, " if cardinality else ""
-                expected = f"an integer id from 0 and less than {name}{limit}"
-                raise RowError(index, f"expected {expected}, got {shown_text(cell)}")
-        return np.array([int(cell) for cell in cells], np.int64)
-
-    return parse

@@ -66,7 +66,9 @@ class Part(NamedTuple):
             return f"{self.source}, row {self.first_of_file + of_part}"
         batches = kind.read(opened, self.source, group, [LINE], {})
         lines = pa.Table.from_batches(batches).column(0)
-        return f"{self.source}, line {lines[row].as_py()}"
+        line = lines[row].as_py()
+        named = isinstance(line, str)  # with the files of a specification
+        return f"{Path(self.source).parent}/{line}" if named else f"{self.source}, line {line}"
 
     def checksum(self) -> int:
         """Returns the CRC-32 of the bytes of the groups."""

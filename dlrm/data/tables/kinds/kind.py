@@ -27,6 +27,7 @@ class Kind:
         suffixes: of the names of its files, in lower case, the most usual one first.
         delimited: whether rows are lines of cells, with names in the first line if anywhere.
         may_lack_columns: whether a row may leave out a value that it does not have.
+        files: files with the rows of a `TableFile` that has only their description.
     """
 
     name: str
@@ -34,6 +35,7 @@ class Kind:
     suffixes: tuple[str, ...] = ()
     delimited = False
     may_lack_columns = False
+    files: Sequence[Path] = ()
 
     def __str__(self) -> str:
         return self.name
@@ -88,6 +90,11 @@ class TableFile(NamedTuple):
     kind: Kind
     root: Path | None = None
     frame: Any = None
+
+    @property
+    def paths(self) -> list[Path]:
+        """Returns the file, and the others that its kind reads with it."""
+        return [self.path, *self.kind.files]
 
     @property
     def partition(self) -> dict[str, str | None]:

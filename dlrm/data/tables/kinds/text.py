@@ -15,7 +15,7 @@ from dlrm.data.tables.kinds.cells import Cell, Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
 from dlrm.files import staged_file
 
-LINE = " line"  # column of a staged text file: the line of the row in the source
+LINE = " line"  # column of a staged text file: the line of the row, of `line_type`
 PROBLEM = " problem"  # another one: the problem of a row as a whole, a tab, and the row
 NUMBERS = {b"kind": b"number"}  # metadata of a column of text that was numbers
 _STAGED_ROWS = 1 << 16  # of a row group
@@ -23,7 +23,13 @@ Column = tuple[str, pa.Array | list[Cell]]  # name and cells
 
 
 class Text(Kind):
-    """A kind of text files, plain or compressed, in the form that a `TextFormat` describes."""
+    """A kind of text files, plain or compressed, in the form that a `TextFormat` describes.
+
+    Attributes:
+        line_type: type of the lines of rows: numbers, or texts that name the files as well.
+    """
+
+    line_type: pa.DataType = pa.int64()
 
     def read(
         self,
@@ -144,7 +150,7 @@ class Text(Kind):
         problems: dict[int, str] | None = {} if quarantine else None
         found: dict[str, None] = {}
         numbers = set(columns)
-        own = [(LINE, pa.int64()), (PROBLEM, pa.string())]
+        own = [(LINE, self.line_type), (PROBLEM, pa.string())]
         schema = pa.schema([*((name, cells.type_of(name)) for name in columns), *own])
         options: dict[str, Any] = {"compression": "none", "write_statistics": False}
         with (
@@ -163,7 +169,7 @@ class Text(Kind):
                     for name in columns
                 ]
                 wrong = [(problems or {}).get(line) for line in lines.tolist()]
-                arrays += [pa.array(lines, pa.int64()), pa.array(wrong, pa.string())]
+                arrays += [pa.array(lines, self.line_type), pa.array(wrong, pa.string())]
                 writer.write_table(pa.table(arrays, schema=schema), _STAGED_ROWS)
                 rows += len(lines)
         of_json = [name for name in columns if name in numbers]
