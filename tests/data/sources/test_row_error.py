@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 
-from dlrm.data.sources.csv_cells import id_parser, label_parser, number_parser
+from dlrm.data.sources.csv_cells import label_parser, number_parser
 from dlrm.data.sources.row_error import RowError
 
 
@@ -29,7 +29,6 @@ def test_a_column_may_have_no_name():
     [
         (number_parser(()), "a number"),
         (label_parser("hint"), r"a label of 0 or 1 \(hint\)"),
-        (id_parser(4), "an integer id from 0 and less than its cardinality, 4"),
     ],
 )
 def test_parsers_of_cells_show_the_first_bad_one_shortened(parse, expected):

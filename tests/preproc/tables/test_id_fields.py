@@ -18,6 +18,7 @@ from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.schema import CategoricalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
+from dlrm.preproc.execution.engines import TaskError
 
 SCHEMA = {
     "label": "y",
@@ -106,7 +107,7 @@ def test_the_greatest_id_is_that_of_all_splits_but_not_of_dropped_rows(tmp_path)
 )
 def test_other_values_are_bad_rows(tmp_path, suffix, changes, message):
     path = write(tmp_path / f"a{suffix}", **changes)
-    with pytest.raises(ValueError, match=rf"a\{suffix}, (row|line) .*{message}"):
+    with pytest.raises(TaskError, match=rf"a\{suffix}, (row|line) .*{message}"):
         prepare(SCHEMA, [path], tmp_path / "d", **IN_ORDER)
     options = {"bad_lines": "quarantine", "max_bad_lines": 0.5}
     prepare(SCHEMA, [path], tmp_path / "d", **options, **IN_ORDER, restart=True)
