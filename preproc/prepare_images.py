@@ -1,16 +1,7 @@
 #!/usr/bin/env python3
-"""Runs `dlrm.preproc.prepare_images`, also where the package is not installed."""
+"""Runs `dlrm.preproc.prepare_images`, whose former path this is; the next version removes it."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
-from dlrm.command_line import end_while_imported
-
-end_while_imported(__name__)
-
-from dlrm.preproc.prepare_images import main
+from former_path import run
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run(__name__, "dlrm.preproc.prepare_images")

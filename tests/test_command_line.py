@@ -155,6 +155,7 @@ def run_and_stop(script, path):
 
     end = dlrm.command_line.end_while_imported
     dlrm.command_line.end_while_imported = lambda name: (end(name), stop())
+    sys.path.insert(0, str(script.parent))
     runpy.run_path(str(script), run_name="__main__")
 
 

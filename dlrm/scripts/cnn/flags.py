@@ -71,7 +71,7 @@ _RUN: Definitions = {
     ),
 }
 _DATA: Definitions = {
-    "dataset": (str | None, None, "Directory of a dataset that preproc/prepare_images.py wrote"),
+    "dataset": (str | None, None, "Directory of a dataset that dlrm.preproc.prepare_images wrote"),
     "data": (
         str | None,
         None,

@@ -19,11 +19,11 @@ from dlrm.systems.rows import System
 from dlrm.systems.smoke import smoke_flags
 
 _PREPARED_BY = {  # data of a row -> the command that makes the dataset
-    "imagenet": "python preproc/prepare_images.py",
+    "imagenet": "python -m dlrm.preproc.prepare_images",
     "criteo": "preproc/prepare_dataset.sh",
-    "squad": "python preproc/prepare_text.py",
-    "mrpc": "python preproc/prepare_text.py",
-    "wiki": "python preproc/prepare_text.py",
+    "squad": "python -m dlrm.preproc.prepare_text",
+    "mrpc": "python -m dlrm.preproc.prepare_text",
+    "wiki": "python -m dlrm.preproc.prepare_text",
 }
 
 
