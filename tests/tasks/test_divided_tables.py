@@ -1,35 +1,29 @@
 """Training with divided and copied tables equals one process with whole tables."""
 
-import functools
 import json
 import re
-from typing import NamedTuple
 
 import list_testing
 import numpy as np
 import pytest
 import torch
+from click_runs import BATCH, DIM, SIZES, Run, batches_of, by, check, tables_of, train, trainer_of
 
-from dlrm.data.clicks.batch import Shard, Sharded
+from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
-from dlrm.data.clicks.synthetic import SyntheticDataset, write_synthetic_dataset
+from dlrm.data.clicks.synthetic import write_synthetic_dataset
 from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.ops import join_float32
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.precision import LossScaler
 from dlrm.train.task import TrainConfig
-from dlrm.train.trainer import Trainer
 
 pytestmark = pytest.mark.long
-SIZES, DIM = (50, 7, 200), 8
-BATCH, STEPS = 13, 12  # a prime batch size
 
 
 def piece(table, rank, rows=None, columns=None):
@@ -78,122 +72,12 @@ FOUR = {
 }  # fmt: skip
 
 
-class Run(NamedTuple):
-    """Model and settings of a run."""
-
-    optimizer: str = "sgd"
-    embedding_dtype: str = "fp32"
-    hotness: int | None = None
-    pooling: str = "sum"
-    accumulate: int = 1
-    dtype: torch.dtype = torch.float32
-    rows: int = BATCH * STEPS
-    max_grad_norm: float | None = None
-    hash_indices: bool = False
-    wide: bool = False
-    embedding_init: str = "uniform"
-
-
-def trainer_of(world, run, placement=None):
-    config = DLRMConfig(
-        SIZES,
-        4,
-        DIM,
-        bottom_mlp_sizes=(16, DIM),
-        top_mlp_sizes=(16, 8, 1),
-        embedding_dtype=run.embedding_dtype,
-        pooling=run.pooling,
-        hash_indices=run.hash_indices,
-        wide=run.wide,
-        embedding_init=run.embedding_init,
-    )
-    task = Recommendation(config, world, run.dtype, seed=5, placement=placement)
-    return Trainer(
-        task,
-        optimizers=task.optimizers(
-            OptimizerConfig(run.optimizer, run.optimizer.removeprefix("row_wise_")),
-            one_look_up=not run.hotness and run.accumulate == 1,
-        ),
-        schedule=lambda step: 0.05 / step,
-        config=TrainConfig(print_freq=1, gradient_accumulation_steps=run.accumulate),
-        world=world,
-        scaler=LossScaler(
-            max_grad_norm=run.max_grad_norm, counted_elsewhere=task.counted_elsewhere()
-        ),
-    )
-
-
-def batches_of(trainer, run):
-    model, world = trainer.task.model, trainer.world
-    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_alone)
-    spec = FeatureSpec.default(".", 4, [3 * n if run.hash_indices else n for n in SIZES])
-    hotness = run.hotness and [run.hotness]
-    return (
-        Batches(Sharded(SyntheticDataset(spec, split, rows, BATCH, seed=1, hotness=hotness), shard))
-        for split, rows in (("train", run.rows), ("test", 100))
-    )
-
-
-def tables_of(trainer):
-    """Returns whole tables, joined from the pieces of all ranks; checks that copies agree."""
-    low, found = trainer.parameters.low(), []
-    for part in trainer.parameters.table_parts():
-        own = slice(part.begin, part.end)
-        values = part.weight.detach()[own].float()
-        if id(part.weight) in low:
-            values = join_float32(part.weight.detach()[own], low[id(part.weight)][own])
-        found.append((part.table, part.piece, values.clone()))
-    columns_of = trainer.task.model.config.wide * [1] * len(SIZES)
-    shapes = [*((rows, DIM) for rows in SIZES), *zip(SIZES, columns_of, strict=False)]
-    tables = [torch.full(shape, torch.nan) for shape in shapes]
-    for theirs in gather(found, trainer.world):
-        for table, held, values in theirs:
-            target = tables[table]
-            if held:
-                target = target[slice(*held.rows), slice(*held.columns)]
-            if not target.isnan().all():
-                torch.testing.assert_close(target, values, atol=0, rtol=0)  # copies
-            target.copy_(values)
-    return tables
-
-
-def train(world, run, placement=None):
-    """Returns the losses, the tables and the other weights after the last step, and the metrics."""
-    trainer = trainer_of(world, run, placement)
-    trainer.log.quiet = True
-    summary = trainer.fit(*batches_of(trainer, run))
-    losses = [entry["loss"] for entry in trainer.progress.history if "lr" in entry]
-    return losses, tables_of(trainer), trainer.parameters.dense(), summary["best_auc"]
-
-
-@functools.cache
-def alone(run):
-    return train(World(), run)
-
-
-def by(ranks, size, function, *arguments):
-    results = ranks(size).call(function, [arguments] * size)
-    for result in results:
-        if isinstance(result, Exception):
-            raise result
-    return results
-
-
-def check(ranks, placement, run, tolerance=1e-5):
-    expected = alone(run)
-    for found in by(ranks, placement.num_ranks, train, run, placement):
-        for mine, theirs in zip(found[:2], expected[:2], strict=True):
-            torch.testing.assert_close(mine, theirs, atol=tolerance, rtol=0)
-        torch.testing.assert_close(dict(found[2]), dict(expected[2]), atol=tolerance, rtol=0)
-        assert found[3] == pytest.approx(expected[3], abs=2e-3)
-
-
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
 @pytest.mark.parametrize("placement", [*TWO.values(), *FOUR.values()], ids=[*TWO, *FOUR])
 def test_losses_and_weights_are_those_of_one_process(ranks, placement, optimizer):
     if optimizer == "row_wise_adagrad" and any(not p.has_all_columns for p in placement.pieces):
         pytest.skip("it needs whole rows")
-    check(ranks, placement, Run(optimizer))
+    check(ranks, placement.num_ranks, Run(optimizer=optimizer), placement)
 
 
 SOME = {"two, hot rows": TWO["hot rows"], "two": TWO["mixed"]}
@@ -206,22 +90,22 @@ SOME |= {"four, columns": FOUR["columns"], "four": FOUR["mixed"]}
     [
         Run(embedding_dtype="bf16"),
         Run(hotness=4),
-        Run(hotness=4, pooling="mean"),
+        Run(hotness=4, parts=(("pooling", "mean"),)),
         Run(accumulate=2),
         Run(accumulate=3, hotness=4),
         Run(rows=BATCH * 3 + 1),  # a last batch of one sample
         Run(max_grad_norm=0.01),
-        Run(hash_indices=True),
-        Run("adagrad", wide=True, hotness=3, embedding_init="normal"),
+        Run(parts=(("hash_indices", True),)),
+        Run(optimizer="adagrad", hotness=3, parts=(("wide", True), ("embedding_init", "normal"))),
     ],
     ids=str,
 )
 def test_so_are_other_ways_to_train(ranks, placement, run):
-    check(ranks, placement, run)
+    check(ranks, placement.num_ranks, run, placement)
 
 
 def test_bits_repeat_from_run_to_run(ranks):
-    run = Run("adam", accumulate=2)
+    run = Run(optimizer="adam", accumulate=2)
     once, again = (by(ranks, 4, train, run, FOUR["mixed"])[0] for _ in range(2))
     assert once[0] == again[0]
     torch.testing.assert_close(once[1:3], again[1:3], atol=0, rtol=0)
@@ -231,7 +115,7 @@ def test_bits_repeat_from_run_to_run(ranks):
 def test_vectors_may_travel_in_half_precision(ranks, dtype):
     run = Run(dtype=dtype)
     tolerance = 0.02 if dtype == torch.bfloat16 else 0.005  # a few roundings of values near 1
-    check(ranks, FOUR["mixed"], run, tolerance)
+    check(ranks, 4, run, FOUR["mixed"], tolerance)
 
 
 def first_values(world, placement, embedding_dtype):
@@ -248,7 +132,6 @@ def test_pieces_start_with_the_values_of_the_whole_table(ranks, embedding_dtype)
 
 def saved(world, run, placement, folder):
     trainer = trainer_of(world, run, placement)
-    trainer.log.quiet = True
     trainer.config = TrainConfig(print_freq=1, max_steps=5)
     trainer.fit(*batches_of(trainer, run))
     save_checkpoint(folder, trainer.parameters, {"flags": {}}, {"step": 5}, world=world)
@@ -277,7 +160,7 @@ def table_files(folder):
     ],
 )
 def test_checkpoints_move_between_placements(ranks, tmp_path, optimizer, embedding_dtype, names):
-    run = Run(optimizer, embedding_dtype)
+    run = Run(optimizer=optimizer, embedding_dtype=embedding_dtype)
     for name in names:
         folder = tmp_path / name
         (tables, _) = by(ranks, 2, saved, run, TWO[name], folder)
@@ -317,7 +200,7 @@ def test_an_id_outside_its_table_is_refused_before_anything_is_sent(name, table,
 
 
 def test_row_wise_adagrad_needs_whole_rows(ranks):
-    for result in ranks(2).call(train, [(Run("row_wise_adagrad"), TWO["columns"])] * 2):
+    for result in ranks(2).call(train, [(Run(optimizer="row_wise_adagrad"), TWO["columns"])] * 2):
         assert isinstance(result, ValueError)
         assert "table 0: expected pieces with all columns" in str(result)
 
