@@ -32,7 +32,7 @@ from torch import nn
 from train import DTYPES, WORKLOADS, PlainDLRM, StepLog
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags, ListField
+from dlrm.data.clicks.bags import Jagged, ListField
 from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -64,7 +64,7 @@ def write_dataset(directory: Path, config: DLRMConfig, rows: int) -> None:
             columns = []
             for size in names.values():
                 lengths = random.integers(1, LONGEST + 1, count)
-                columns.append(Bags(random.integers(0, size, lengths.sum()), lengths))
+                columns.append(Jagged(random.integers(0, size, lengths.sum()), lengths))
             values = random.random((count, len(numerical)))
             writer.write(random.integers(0, 2, count), values, columns)
     spec.save()

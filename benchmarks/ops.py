@@ -130,7 +130,7 @@ class Tables:
             self.rows = (self.ids + self.offsets[:-1]).flatten()
             self.state_by_row = torch.ones(len(self.weight))
             self.state = torch.ones_like(self.weight)
-            # Bags of 0 to 2 * hotness ids, of which the rows are what torch wants.
+            # Jagged of 0 to 2 * hotness ids, of which the rows are what torch wants.
             self.lengths = torch.randint(2 * args.hotness + 1, (args.batch, args.tables))
             self.bag_ids = torch.randint(args.rows, (int(self.lengths.sum()),))
             self.bag_offsets = torch.cat([torch.zeros(1).long(), self.lengths.flatten().cumsum(0)])

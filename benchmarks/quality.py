@@ -132,7 +132,7 @@ def run(options: argparse.Namespace) -> None:
     """Does what the options say; raises ValueError or OSError for what the user can fix."""
     contenders = _contenders(options.contenders)
     how = {name: getattr(options, name) for name in ("trials", "folds", "members", "seed")}
-    space = Space.load(options.space, SETTINGS).facts() if options.space else None
+    space = Space.load(options.space, SETTINGS).to_dict() if options.space else None
     how["space"] = space
     results = _kept(options.output, json.loads(json.dumps(how)))
     if not (options.adult or options.bank or options.simulated or options.raw):
@@ -202,7 +202,7 @@ def contend(job: Job) -> dict[str, Any]:
     rows = Rows(*_divided(job.train, job.in_order, job.seed), job.schema)
     space = kind.space(rows)
     if job.space is not None:
-        space = Space.of_facts(job.space, SETTINGS, "--space")
+        space = Space.from_dict(job.space, SETTINGS, "--space")
     trials = _tuned(kind, rows, space, job) if space.searched else []
     settings = max(trials, key=lambda one: one["auc"])["settings"] if trials else {**space.fixed}
     tuned = time.perf_counter()
@@ -217,7 +217,7 @@ def contend(job: Job) -> dict[str, Any]:
         "members": [_metrics(one, labels) for one in logits],
         "mean of members": _metrics(np.mean(logits, 0), labels),
         "settings": settings,
-        "space": space.facts(),
+        "space": space.to_dict(),
         "trials": trials,
         "tuning_seconds": tuned - began,
         "fit_seconds": (fitted - tuned) / members,
@@ -276,7 +276,7 @@ def datasets(options: argparse.Namespace) -> Iterator[Data]:
 
 
 def _adult(options: argparse.Namespace) -> Data:
-    schema = Schema.of_facts(
+    schema = Schema.from_dict(
         {
             "label": {"column": "income", "positive": ">50K"},
             "missing_values": ["?"],
@@ -295,7 +295,7 @@ def _banks(options: argparse.Namespace) -> Iterator[Data]:
         ("Bank without duration", [name for name in _BANK_NUMBERS if name != "duration"]),
     ):
         texts = [one for one in table.column_names if one not in (*_BANK_NUMBERS, "y")]
-        schema = Schema.of_facts(
+        schema = Schema.from_dict(
             {
                 "label": {"column": "y", "positive": "yes"},
                 "numerical": numbers,
@@ -319,7 +319,7 @@ def _simulated(rows: int) -> Data:
 
 
 def _criteo_schema() -> Schema:
-    return Schema.of_facts(
+    return Schema.from_dict(
         {
             "label": {"column": "label"},
             "numerical": [{"column": name, "transform": "log"} for name in _CRITEO[1:14]],

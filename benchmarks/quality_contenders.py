@@ -145,7 +145,7 @@ class LightGBM:
 
     @staticmethod
     def space(rows: Rows) -> Space:
-        return Space.of_facts(
+        return Space.from_dict(
             {
                 "num_leaves": {"low": 8, "high": 128, "log": True},
                 "learning_rate": {"low": 0.02, "high": 0.2, "log": True},
@@ -239,7 +239,7 @@ class CatBoost:
 
     @staticmethod
     def space(rows: Rows) -> Space:
-        return Space.of_facts(
+        return Space.from_dict(
             {
                 "depth": {"low": 4, "high": 8},
                 "learning_rate": {"low": 0.03, "high": 0.2, "log": True},
@@ -294,7 +294,7 @@ class Logistic:
     @staticmethod
     def space(rows: Rows) -> Space:
         facts = {"C": {"low": 0.01, "high": 10.0, "log": True}, "bins": [0, 16, 64]}
-        return Space.of_facts(facts, ("C", "bins"), "logistic")
+        return Space.from_dict(facts, ("C", "bins"), "logistic")
 
     def __init__(self, rows: Rows, threads: int) -> None:
         self._columns = Columns(rows)

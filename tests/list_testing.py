@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags, ListField
+from dlrm.data.clicks.bags import Jagged, ListField
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 
@@ -69,10 +69,10 @@ def write(
     return spec
 
 
-def bags_of(ids: list[list[int]], factors: list[list[float]] | None = None) -> Bags:
+def bags_of(ids: list[list[int]], factors: list[list[float]] | None = None) -> Jagged:
     """Returns Python lists as bags."""
     flat = np.array([value for row in ids for value in row], np.int64)
     lengths = np.array([len(row) for row in ids], np.int64)
     if factors is None:
-        return Bags(flat, lengths)
-    return Bags(flat, lengths, np.array([f for row in factors for f in row], np.float32))
+        return Jagged(flat, lengths)
+    return Jagged(flat, lengths, np.array([f for row in factors for f in row], np.float32))

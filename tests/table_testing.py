@@ -25,7 +25,7 @@ def table_transform(
         tuple(missing_values),
     )
     fitted = [Fitted(*scale) for scale in scales.values()]
-    texts = [Dictionary.of_texts(values) for values in dictionaries.values()]
+    texts = [Dictionary.from_texts(values) for values in dictionaries.values()]
     return Transform(schema, fitted, texts, negatives)
 
 

@@ -14,7 +14,7 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.execution.engines import InlineEngine
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 
 
@@ -56,11 +56,11 @@ def prepare(
     """
     tables = {"train": find_tables(inputs)}
     tables |= {split: find_tables(files) for split, files in dict(others).items()}
-    division = {k: options.pop(k) for k in list(options) if k in Division.__dataclass_fields__}
+    division = {k: options.pop(k) for k in list(options) if k in SplitConfig.__dataclass_fields__}
     text = {k: options.pop(k) for k in list(options) if k in TextFormat.__dataclass_fields__}
     made = TableOptions(
-        Schema.of_facts(schema),
-        Division(**division),
+        Schema.from_dict(schema),
+        SplitConfig(**division),
         TextFormat(**text),
         **({"report": False} | options),
     )

@@ -41,7 +41,7 @@ def table(rows, seed):
 
 def job(quality, contender, test, **others):
     given = {"space": None, "in_order": False, "trials": 3, "members": 2, "seed": 1, "threads": 1}
-    schema = Schema.of_facts(SCHEMA)
+    schema = Schema.from_dict(SCHEMA)
     given |= {"contender": contender, "train": table(800, 0), "test": test, "schema": schema}
     return quality.Job(**given | others)
 
@@ -137,7 +137,7 @@ def test_anyones_rows_are_judged_and_results_kept(
     cells = zip(*table(300, 1).to_pydict().values(), strict=True)
     lines = ["y,x,shop", *(",".join(map(str, row)) for row in cells), "no,?,?"]
     (tmp_path / "test.csv").write_text("\n".join(lines) + "\n")
-    Schema.of_facts(SCHEMA).save(tmp_path / "schema.yaml")
+    Schema.from_dict(SCHEMA).save(tmp_path / "schema.yaml")
     words = [
         *(f"--raw={tmp_path / 'train.parquet'}", f"--test={tmp_path / 'test.csv'}"),
         *(f"--schema={tmp_path / 'schema.yaml'}", f"--output={tmp_path / 'results.json'}"),
@@ -204,7 +204,7 @@ def test_differences_are_paired_over_folds(quality):
         "rows/logistic/1": result(0.83),
     }
     split = (table(20, 0), table(5, 1))
-    data = quality.Data("rows", Schema.of_facts(SCHEMA), [split, split])
+    data = quality.Data("rows", Schema.from_dict(SCHEMA), [split, split])
     lines = quality.report(data, ["ours", "logistic"], results, "logistic")
     by_name = {line[:12].strip(): line.split() for line in lines}
     assert by_name["ours"][1:4] == ["-0.00500", "±", "0.02121"]  # mean of 0.01 and -0.02

@@ -18,10 +18,10 @@ from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST, check_all_local, check_local
 from dlrm.preproc.execution.engines import TaskError, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 
-_DIVISION = [field.name for field in fields(Division)]
+_DIVISION = [field.name for field in fields(SplitConfig)]
 _OPTIONS = ["output_ordering", "bad_lines", "max_bad_lines", "report"]
 OPTIONS = (*_DIVISION, *_OPTIONS)  # keyword arguments of `Dataset.from_arrow`
 
@@ -90,7 +90,7 @@ class Dataset:
             overwrite: replace an earlier dataset at `output`.
             cores: number of threads; None uses all cores of this machine.
             verbose: print the stages.
-            options: fields of `dlrm.preproc.tables.division.Division`, such as `test_fraction`,
+            options: fields of `dlrm.preproc.tables.division.SplitConfig`, such as `test_fraction`,
                 `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
                 `max_bad_lines` and `report` (no report is written by default).
 
@@ -103,7 +103,7 @@ class Dataset:
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
-        check_types(options, (Division, TableOptions))
+        check_types(options, (SplitConfig, TableOptions))
         check_all_local({"schema": schema, "output": output, **options}.items())
         temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
         path = Path(temporary.name, "dataset") if temporary else Path(output or "")
@@ -149,7 +149,7 @@ def _options(schema: Schema, given: Mapping[str, Any], divided: bool) -> TableOp
     if not divided and not any(name in division for name in by_rows):
         division["test_fraction"] = TEST_FRACTION
     others = {name: value for name, value in given.items() if name in _OPTIONS}
-    return TableOptions(schema, Division(**division), **({"report": False} | others))
+    return TableOptions(schema, SplitConfig(**division), **({"report": False} | others))
 
 
 def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
@@ -163,7 +163,7 @@ def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
     if isinstance(schema, str | os.PathLike):
         return Schema.load(schema)
     if isinstance(schema, Mapping):
-        return Schema.of_facts(dict(schema))
+        return Schema.from_dict(dict(schema))
     raise ValueError(
         f"schema: expected a Schema, the path of one or a dict, got {type(schema).__name__}"
     )

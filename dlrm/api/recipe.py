@@ -44,7 +44,7 @@ class Facts(NamedTuple):
     click_rate: float
 
     @classmethod
-    def of(cls, train: Dataset) -> "Facts":
+    def from_dataset(cls, train: Dataset) -> "Facts":
         """Returns the facts of a dataset's training rows, read in batches of `BATCH_SIZE`.
 
         Raises:

@@ -212,7 +212,7 @@ def _with_defaults(
         verify_data="never",
     )
     with own_settings():
-        facts = Facts.of(open_datasets(data).train)
+        facts = Facts.from_dataset(open_datasets(data).train)
     values = aside | auto(facts, chosen)
     return values, describe(facts, values, chosen)
 

@@ -85,7 +85,7 @@ class Placement:
             self._check(table, [piece for piece in self.pieces if piece.table == table])
 
     @classmethod
-    def of_whole_tables(
+    def from_whole_tables(
         cls, table_rows: Sequence[int], dim: int, tables_by_rank: Sequence[Sequence[int]]
     ) -> "Placement":
         """Returns the placement of whole tables, each on one rank."""

@@ -60,7 +60,7 @@ def part(count: int, rank: int, size: int) -> slice:
 
 @dataclass(frozen=True)
 class Pipelines:
-    """Division of a network's parts among the processes of a run.
+    """SplitConfig of a network's parts among the processes of a run.
 
     Attributes:
         world: all processes.

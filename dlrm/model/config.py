@@ -213,7 +213,7 @@ class DLRMConfig:
             return read_placement(self.placement, rows, dim, num_ranks)
         # With several processes, a planner resolves "auto" before the model is built.
         places = place_tables(rows, num_ranks, self.placement)
-        return Placement.of_whole_tables(rows, dim, places)
+        return Placement.from_whole_tables(rows, dim, places)
 
 
 # Fields that a checkpoint determines; all others follow the data set, or change no prediction.

@@ -26,7 +26,7 @@ from dlrm.model.layers.numerical_embedding import (
 )
 from dlrm.model.layers.packed import Adapters, mean_of_members
 from dlrm.model.score import Score, interactions
-from dlrm.model.tables.divided import Bags, DividedEmbedding
+from dlrm.model.tables.divided import DividedEmbedding, Jagged
 from dlrm.model.tables.embedding import JointEmbedding, LookUp, MultiTableEmbedding
 from dlrm.model.tables.stored import StoredEmbedding
 from dlrm.model.tables.wide import divided_wide_term, wide_term
@@ -340,22 +340,22 @@ class DLRM(nn.Module):
                 if tables is not None
             ]
 
-    def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Bags:
+    def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Jagged:
         """Returns the look-up of a batch; with mixed poolings, means become weighted sums."""
         pooling = self._pooling
         if lengths is None:
-            return Bags(ids)
+            return Jagged(ids)
         if pooling is None:
             counts = torch.where(self.mean_tables, lengths, 1).clamp(min=1)
             shares = counts.float().reciprocal().flatten()[ops.bags_of_ids(ids, lengths)]
             pooling, weights = "sum", shares if weights is None else shares * weights
-        return Bags(ids, lengths, weights, pooling)
+        return Jagged(ids, lengths, weights, pooling)
 
     def _look_up(
         self,
         tables: JointEmbedding | MultiTableEmbedding | DividedEmbedding | StoredEmbedding,
         dtype: torch.dtype,
-        bags: Bags,
+        bags: Jagged,
         samples_by_rank: Sequence[int] | None,
         graph: bool,
     ) -> Callable[[], Tensor]:

@@ -25,7 +25,7 @@ from dlrm.data.tables.files import PARQUET
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.preset import prepare_preset
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import BAD_LINES
 from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 from dlrm.preproc.tables.options import TableOptions
@@ -57,7 +57,7 @@ def convert(
     tables = _splits(source) if by_files else {"train": _files(source)}
     made = TableOptions(
         _schema(source, tables["train"][0].path),
-        Division() if by_files else Division(held_out=held_out),
+        SplitConfig() if by_files else SplitConfig(held_out=held_out),
         output_ordering="input",
         output_format=output_format,
         default_names=True,

@@ -14,7 +14,7 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.preset import prepare_preset
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 
 
@@ -94,7 +94,7 @@ class CsvConfig:
         )
         return TableOptions(
             schema,
-            Division(test_fraction=self.test_fraction, seed=self.seed),
+            SplitConfig(test_fraction=self.test_fraction, seed=self.seed),
             TextFormat(self.columns, self.header, self.delimiter, chunk_rows=self.chunk_size),
             feature_spec_out=self.feature_spec_out,
             **others,
@@ -120,7 +120,7 @@ class Report:
     negatives: dict[str, int] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, options: TableOptions, result: dict[str, Any]) -> "Report":
+    def from_result(cls, options: TableOptions, result: dict[str, Any]) -> "Report":
         """Returns the report on what `prepare_tables` returns."""
         totals, names = result["totals"], options.schema.categorical_names
         positives = options.schema.label.positives
@@ -151,4 +151,6 @@ def transcode_csv(
     if not files[0].kind.delimited:
         raise ValueError(f"{files[0].path}: expected CSV, got {files[0].kind}")
     output = Path(config.output)
-    return Report.of(made, prepare_preset(made, {"train": files}, output, cores, restart=restart))
+    return Report.from_result(
+        made, prepare_preset(made, {"train": files}, output, cores, restart=restart)
+    )

@@ -67,7 +67,9 @@ def transcode_spec(
         tables[split] = [TableFile(path, kind := CsvChunks(path.parent, parts))]
         if missing := [file for file in kind.files if not file.is_file()]:
             raise FileNotFoundError(f"{missing[0]}: no such file")
-    return Report.of(made, prepare_preset(made, tables, Path(output), cores, restart=restart))
+    return Report.from_result(
+        made, prepare_preset(made, tables, Path(output), cores, restart=restart)
+    )
 
 
 def check_csv_spec(

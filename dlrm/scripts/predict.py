@@ -43,7 +43,7 @@ from dlrm.scripts.common.source_flags import (
 from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
 from dlrm.serving.importance import contributions
 from dlrm.serving.predictor import Predictor, field_names, probability
-from dlrm.serving.sources import Block, check_source, taken, value_shares
+from dlrm.serving.sources import SourceBlock, check_source, taken, value_shares
 from dlrm.train.metrics import click_metrics, one_class_note
 
 FLAGS = flags.FLAGS
@@ -129,7 +129,7 @@ def _score(predictor: Predictor, source: str, name: str) -> None:
     shares, config = value_shares(predictor), source_config(predictor)
     explained: list[str] = []
 
-    def score(block: Block) -> tuple[np.ndarray, np.ndarray | None]:
+    def score(block: SourceBlock) -> tuple[np.ndarray, np.ndarray | None]:
         logits = predictor.logits_of(block.inputs)
         if FLAGS.explain is not None and 0 <= FLAGS.explain - file.rows < len(logits):
             explained.extend(_explanation(predictor, block, logits, FLAGS.explain - file.rows))
@@ -161,7 +161,9 @@ def _score(predictor: Predictor, source: str, name: str) -> None:
     print("\n".join(explained), end="\n" * bool(explained))
 
 
-def _explanation(predictor: Predictor, block: Block, logits: np.ndarray, row: int) -> list[str]:
+def _explanation(
+    predictor: Predictor, block: SourceBlock, logits: np.ndarray, row: int
+) -> list[str]:
     """Returns each field's contribution to the logit of a row of a block, as a table with bars."""
     inputs = block.inputs.part(row, row + 1)
     added = contributions(predictor, inputs)[0]

@@ -26,7 +26,7 @@ from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import ORDERINGS
 from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 from dlrm.preproc.tables.options import TableOptions
@@ -173,7 +173,7 @@ def _options(by_files: bool) -> TableOptions:
     if fraction is None:
         divided = by_files or FLAGS.test_from or FLAGS.split_column
         fraction = 0.0 if divided else DEFAULT_TEST_FRACTION
-    division = Division(
+    division = SplitConfig(
         test_fraction=fraction,
         validation_fraction=FLAGS.validation_fraction,
         split_key=FLAGS.split_key,

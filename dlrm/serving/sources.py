@@ -77,7 +77,7 @@ class SourceConfig:
         return path.is_dir() and (self.dataset_type != "split" or is_split)
 
 
-class Block(NamedTuple):
+class SourceBlock(NamedTuple):
     """Some rows of a source.
 
     Attributes:
@@ -98,7 +98,7 @@ def taken(
     source: str,
     config: SourceConfig,
     shares: Shares,
-    take: Callable[[Block], T],
+    take: Callable[[SourceBlock], T],
     schema: Schema | None = None,
 ) -> Iterator[T]:
     """Yields the result of `take` for each block of a source's rows, in order.
@@ -167,7 +167,7 @@ def _take_dataset(
     path: Path,
     config: SourceConfig,
     shares: Shares,
-    take: Callable[[Block], T],
+    take: Callable[[SourceBlock], T],
 ) -> Iterator[T]:
     dataset = open_split(path, predictor.model.config, config)
     first_row = 0
@@ -175,7 +175,7 @@ def _take_dataset(
         batch = dataset.batch(index)
         inputs = inputs_of(batch)
         try:
-            yield take(Block(inputs, batch.labels.cpu().numpy()))
+            yield take(SourceBlock(inputs, batch.labels.cpu().numpy()))
         except RowError as error:
             error.where = f"{path}: {config.split} row {first_row + error.row}"
             raise
@@ -210,7 +210,7 @@ def _take_log(
     path: Path,
     config: SourceConfig,
     shares: Shares,
-    take: Callable[[Block], T],
+    take: Callable[[SourceBlock], T],
 ) -> Iterator[T]:
     transform, first_row = predictor.row_transform, 0
     columns = len(transform.names) + config.labelled
@@ -224,7 +224,7 @@ def _take_log(
                 fields = text.without_first() if config.labelled else text
                 inputs = transform(fields)
                 shares.add(fields.starts == fields.ends, inputs.without_id())
-                yield take(Block(inputs, labels, partial(_inputs_of_text, fields)))
+                yield take(SourceBlock(inputs, labels, partial(_inputs_of_text, fields)))
                 first_row += text.rows
         except RowError as error:
             hint = "; lines without a label need --nolabel"
@@ -245,7 +245,7 @@ def _take_tables(
     path: Path,
     config: SourceConfig,
     shares: Shares,
-    take: Callable[[Block], T],
+    take: Callable[[SourceBlock], T],
     schema: Schema | None,
 ) -> Iterator[T]:
     """Applies `take` to rows of Parquet, CSV or JSON lines, in a file or a directory."""
@@ -270,7 +270,7 @@ def _take_file(
     file: TableFile,
     config: SourceConfig,
     shares: Shares,
-    take: Callable[[Block], T],
+    take: Callable[[SourceBlock], T],
     schema: Schema | None,
     seen: set[str],
 ) -> Iterator[T]:
@@ -283,13 +283,13 @@ def _take_file(
     reader = scoring_reader(table, labelled, schema)
     if not file.kind.may_lack_columns:
         _check_columns(file, text, names, reader.columns)
-    cells = Cells.of(reader.schema, earlier=table.kinds is None)
+    cells = Cells.from_schema(reader.schema, earlier=table.kinds is None)
     for batch, where in file.kind.batches(file, text, reader.columns, cells, spans, seen):
         try:
             inputs, rows = read_inputs(table, reader, batch, shares)
             seen |= {_ANY_ROW} if batch.num_rows else set()
             inputs_of = partial(_inputs_of_batch, batch)
-            yield take(Block(inputs, labels_of(rows), inputs_of, rows.extra))
+            yield take(SourceBlock(inputs, labels_of(rows), inputs_of, rows.extra))
         except RowError as error:
             error.where = where(error.row)
             if labelled and error.column == label:

@@ -42,7 +42,7 @@ class Layout:
     fields: tuple[tuple[str, str, int], ...]
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "Layout":
+    def from_dict(cls, entry: Mapping[str, Any]) -> "Layout":
         """Returns the layout in a map of JSON values.
 
         Raises:

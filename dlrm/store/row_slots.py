@@ -83,7 +83,9 @@ class RowSlots:
 
     def holds(self, entry: Mapping[str, Any]) -> bool:
         """Returns whether the directory has a checkpoint's rows, for the same tables."""
-        return str(self.directory) == entry["path"] and Layout.of(entry).tables == self.tables
+        return (
+            str(self.directory) == entry["path"] and Layout.from_dict(entry).tables == self.tables
+        )
 
     def prepare(self, records: np.ndarray, ahead: bool = False) -> tuple[np.ndarray, int]:
         """Returns the slots of a batch's rows and the batch's ticket.

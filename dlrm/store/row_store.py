@@ -102,9 +102,9 @@ class RowStore(RowSlots):
             ValueError: the store is damaged, or no longer has the checkpoint.
             OSError: a file cannot be read or written.
         """
-        layout, generation = self._laid_out(fields), Generation.of(entry)
+        layout, generation = self._laid_out(fields), Generation.from_dict(entry)
         self._claim()
-        check_layout(self.directory, layout, Layout.of(entry))
+        check_layout(self.directory, layout, Layout.from_dict(entry))
         self._id = check_store(self.directory, entry)
         numbers = undo_since(self.directory, self._id, generation)
         file = self._open_rows(os.O_RDWR)
@@ -142,7 +142,7 @@ class RowStore(RowSlots):
         """
         if not self.is_open or not self._generation:
             return
-        own = [Generation.of(e).number for e in entries_kept if e.get("id") == self._id]
+        own = [Generation.from_dict(e).number for e in entries_kept if e.get("id") == self._id]
         if own and not self._saved:
             self._describe(saved=True)
         least = min(own, default=self._generation)

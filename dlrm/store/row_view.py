@@ -36,7 +36,7 @@ class RowView(RowSlots):
         row_bytes: int = 0,
         memory: str = "",
     ) -> None:
-        layout = Layout.of(entry)
+        layout = Layout.from_dict(entry)
         super().__init__(Path(entry["path"]), layout.tables, slots, row_bytes, memory)
         if missing := fields.keys() - layout.field_bytes.keys():
             raise ValueError(
@@ -45,7 +45,7 @@ class RowView(RowSlots):
             )
         self._id = check_store(self.directory, entry)
         self._start(layout, self._open_rows(os.O_RDONLY), fields)
-        self._since = Generation.of(entry)
+        self._since = Generation.from_dict(entry)
         self._open.look_back(self._since.number)
         self._seen: dict[int, tuple[int, int]] = {}
         self._add_overlays()

@@ -39,7 +39,7 @@ class Generation:
     token: str
 
     @classmethod
-    def of(cls, entry: Mapping[str, Any]) -> "Generation":
+    def from_dict(cls, entry: Mapping[str, Any]) -> "Generation":
         """Returns the generation of a checkpoint's record."""
         return cls(int(entry["generation"]), str(entry["token"]))
 

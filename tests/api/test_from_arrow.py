@@ -17,7 +17,7 @@ from dlrm.data.tables.frames import GROUP_ROWS, open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.execution.engines import InlineEngine, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 
 ROWS = GROUP_ROWS + 5000  # two row groups
@@ -69,7 +69,7 @@ def of_parquet(tmp_path_factory):
     """Returns the files of the dataset that another engine writes from Parquet."""
     folder = tmp_path_factory.mktemp("parquet")
     pq.write_table(table(), folder / "rows.parquet", row_group_size=7777)
-    options = TableOptions(Schema.of_facts(SCHEMA), Division(0.2), report=False)
+    options = TableOptions(Schema.from_dict(SCHEMA), SplitConfig(0.2), report=False)
     files = {"train": find_tables([folder / "rows.parquet"])}
     prepare_tables(
         options,
@@ -204,7 +204,7 @@ def test_arguments_that_do_not_exist_are_named(tmp_path):
     with pytest.raises(ValueError, match="schema: expected a Schema, the path of one or a dict"):
         dlrm.Dataset.from_arrow(table(50), 3)
     path = tmp_path / "schema.yaml"
-    Schema.of_facts(SCHEMA).save(path)
+    Schema.from_dict(SCHEMA).save(path)
     assert dlrm.Dataset.from_arrow(table(50), path, test_fraction=0.5).rows["test"] == 25
 
 

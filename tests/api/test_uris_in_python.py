@@ -9,7 +9,7 @@ import pytest
 import dlrm
 
 TABLE = pa.table({"label": [0, 1] * 50, "user": list(map(str, range(100)))})
-SCHEMA = dlrm.Schema.of_facts({"label": {"column": "label"}, "categorical": ["user"]})
+SCHEMA = dlrm.Schema.from_dict({"label": {"column": "label"}, "categorical": ["user"]})
 CALLS = [
     ("checkpoint", dlrm.load),
     ("dataset", lambda path: dlrm.load("missing", dataset=path)),

@@ -23,7 +23,7 @@ from make_fixtures import ROOT, build, call, expect_rows, expect_run
 from observations import answers, measures_of_files, scores_in_memory, scores_of_files
 
 import dlrm
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.train.checkpoints.directory import best_checkpoint
 
 ROWS = 300
@@ -84,15 +84,15 @@ class Prepared(NamedTuple):
 
     schema: str
     table: str
-    division: Division
+    division: SplitConfig
 
 
 PREPARED = {
-    "table_csv": Prepared("schema.yaml", "rows.csv", Division(0.3)),
-    "table_tsv": Prepared("schema.yaml", "rows.tsv", Division(0.3, 0.1)),
-    "table_jsonl": Prepared("typed.yaml", "rows.jsonl", Division(0.3, keep_negatives=0.8)),
-    "table_parquet": Prepared("typed.yaml", "rows.parquet", Division(test_from="2026-11-10")),
-    "table_drafted": Prepared("drafted.yaml", "rows.csv", Division(0.3)),
+    "table_csv": Prepared("schema.yaml", "rows.csv", SplitConfig(0.3)),
+    "table_tsv": Prepared("schema.yaml", "rows.tsv", SplitConfig(0.3, 0.1)),
+    "table_jsonl": Prepared("typed.yaml", "rows.jsonl", SplitConfig(0.3, keep_negatives=0.8)),
+    "table_parquet": Prepared("typed.yaml", "rows.parquet", SplitConfig(test_from="2026-11-10")),
+    "table_drafted": Prepared("drafted.yaml", "rows.csv", SplitConfig(0.3)),
 }
 DATASETS: dict[str, tuple[str, dict[str, Any]]] = {name: ("clicks", {}) for name in PREPARED}
 # Numbers, and values that have one text in any version: the same rows and ids again.

@@ -38,7 +38,7 @@ def test_a_model_has_its_scores_and_the_roles_of_its_rows(sealed):
     model = dlrm.load(sealed.folder / "model")
     found = model.predict(rows().drop(columns="clicked"))
     np.testing.assert_allclose(found, sealed.expected["scores"], **SCORES)
-    assert Roles.of_run(read_config(model.path)) == Roles(chooses="set_aside", reports="test")
+    assert Roles.from_config(read_config(model.path)) == Roles(chooses="set_aside", reports="test")
 
 
 def test_an_exported_version_is_compared_with_its_manifest(sealed):

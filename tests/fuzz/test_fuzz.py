@@ -18,7 +18,7 @@ from fuzzing import CASES, failures, mutated
 from pyarrow import orc
 
 import dlrm
-from dlrm.data.clicks.bags import Bags, ListField, first_problem
+from dlrm.data.clicks.bags import Jagged, ListField, first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import read_model_size
 from dlrm.data.clicks.list_columns import ListColumn
@@ -166,7 +166,7 @@ def table_rows(kind):
 
     def read_table(path):
         for part in parts_of([(path, TableFile(path, KINDS[kind]))], 1):
-            reader = RowReader(Schema.of_facts(TABLE_SCHEMA))
+            reader = RowReader(Schema.from_dict(TABLE_SCHEMA))
             for batch in part._replace(crc=part.checksum()).read(reader.columns):
                 reader.read(batch)
 
@@ -265,7 +265,7 @@ def lists_folder():
         for split in spec.splits:
             lengths = np.array([2, 0, 5, 1])
             values = np.arange(8)
-            bags = [Bags(values, lengths, np.ones(8, np.float32)), Bags(values, lengths)]
+            bags = [Jagged(values, lengths, np.ones(8, np.float32)), Jagged(values, lengths)]
             with SplitWriter(spec, split) as writer:
                 writer.write(np.zeros(4), np.zeros((4, 0)), bags)
         spec.save()

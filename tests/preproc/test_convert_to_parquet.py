@@ -20,7 +20,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.manifest import read_manifest
 from dlrm.preproc import convert_to_binary, convert_to_parquet
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 
 convert = convert_to_parquet.convert_to_parquet
@@ -70,8 +70,8 @@ def dataset(local, frame, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     (folder / "in").mkdir()
     pq.write_table(pa.table(frame), folder / "in" / "rows.parquet", row_group_size=90)
-    division = Division(test_from=str(frame["when"][800]))
-    options = TableOptions(Schema.of_facts(SCHEMA), division, output_ordering="input")
+    division = SplitConfig(test_from=str(frame["when"][800]))
+    options = TableOptions(Schema.from_dict(SCHEMA), division, output_ordering="input")
     prepare_tables(
         options, {"train": find_tables([folder / "in"])}, folder / "dataset",
         lambda: nullcontext(local), say=lambda line: None,

@@ -15,7 +15,7 @@ from dlrm.documents import read_json
 from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery, _version
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 
 ROWS = 3000
@@ -25,7 +25,7 @@ SCHEMA = {
     "categorical": ["kind", {"column": "user id", "type": "integer"}],
     "time": {"column": "at"},
 }
-OPTIONS = TableOptions(Schema.of_facts(SCHEMA), Division(test_fraction=0.2), report=False)
+OPTIONS = TableOptions(Schema.from_dict(SCHEMA), SplitConfig(test_fraction=0.2), report=False)
 
 
 @pytest.fixture(scope="module")

@@ -17,7 +17,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.column_statistics import Periods, Statistics, ends_of_bin
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.report import shortest
 from dlrm.preproc.tables.options import TableOptions
 
@@ -99,7 +99,7 @@ def table(rows=4000):
 
 def prepared(local, folder, output, schema=None, division=None, **options):
     options = TableOptions(
-        Schema.of_facts(schema or SCHEMA), division or Division(split_column="split"), **options
+        Schema.from_dict(schema or SCHEMA), division or SplitConfig(split_column="split"), **options
     )
     tables = {"train": find_tables([folder])}
     prepare_tables(options, tables, output, lambda: nullcontext(local), say=lambda line: None)
@@ -195,7 +195,7 @@ def test_drift_is_the_population_stability_index_against_training_rows(local, tm
     (tmp_path / "in").mkdir()
     pq.write_table(rows, tmp_path / "in" / "all.parquet")
     schema = {"label": "bought", "categorical": ["kind"], "numerical": ["number"], "time": "when"}
-    division = Division(test_from="1970-01-01", validation_from="1970-01-02")
+    division = SplitConfig(test_from="1970-01-01", validation_from="1970-01-02")
     report = prepared(local, tmp_path / "in", tmp_path / "out", schema, division)
     expected = round(0.4 * np.log(1.8) - 0.4 * np.log(0.2), 4)
     (kind,), (number,) = report["categorical"], report["numerical"]
@@ -249,7 +249,7 @@ def test_rows_left_out_are_counted(local, tmp_path):
     text[7] = "1,old,train"
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "rows.csv").write_text("\n".join(text) + "\n")
-    division = Division(split_column="split", keep_negatives=0.25)
+    division = SplitConfig(split_column="split", keep_negatives=0.25)
     report = prepared(
         local, tmp_path / "in", tmp_path / "out", {"label": "bought", "numerical": ["age"]},
         division, bad_lines="quarantine", max_bad_lines=0.1,
@@ -302,10 +302,10 @@ def test_page_fits_a_phone_and_escapes_names(timed):
 
 
 def test_periods_are_days_or_weeks():
-    assert Periods.of(0, 31 * DAY - 1, 31) == (0, 1)
-    assert Periods.of(0, 31 * DAY, 31) == (0, 7)
-    assert Periods.of(-1, 0, 31) == (-1, 1)
-    assert Periods.of(0, 1000 * DAY, 31) == (0, 35)
+    assert Periods.from_times(0, 31 * DAY - 1, 31) == (0, 1)
+    assert Periods.from_times(0, 31 * DAY, 31) == (0, 7)
+    assert Periods.from_times(-1, 0, 31) == (-1, 1)
+    assert Periods.from_times(0, 1000 * DAY, 31) == (0, 35)
     times = np.array([8 * DAY, -1, 0, 7 * DAY - 1, -DAY])
     found = {name: rows.tolist() for name, rows in Periods(-1, 7).divide(times)}
     assert found == {"1969-12-31": [1, 2, 4], "1970-01-07": [0, 3]}

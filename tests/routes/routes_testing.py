@@ -274,7 +274,7 @@ def of_file(transform, path):
     (file,), table = find_tables([path]), transform.table
     reader = scoring_reader(table, labelled=False)
     text = TextFormat().over(table.schema.format)
-    batches = file.kind.batches(file, text, reader.columns, Cells.of(table.schema))
+    batches = file.kind.batches(file, text, reader.columns, Cells.from_schema(table.schema))
     return [read_inputs(table, reader, batch)[0] for batch, _ in batches]
 
 

@@ -74,7 +74,7 @@ def test_encodings_and_crosses_are_added_to_the_draft(tmp_path):
 def test_encodings_and_crosses_that_cannot_be_are_named(encode, cross, message):
     given = [[flag] if flag else [] for flag in (encode, cross)]
     with pytest.raises(ValueError, match=re.escape(message)):
-        with_derived(Schema.of_facts(SHOPS), *given)
+        with_derived(Schema.from_dict(SHOPS), *given)
 
 
 def test_mistakes_end_in_one_line(tmp_path):

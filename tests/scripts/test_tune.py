@@ -13,7 +13,7 @@ from small_dataset import write_dataset
 
 import dlrm
 from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import Bags, ListField
+from dlrm.data.clicks.bags import Jagged, ListField
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
@@ -377,7 +377,7 @@ def test_a_trial_that_diverges_is_the_last(dataset, tmp_path, capsys):
 )
 def test_a_value_of_another_type_is_refused_before_a_trial_runs(facts, message):
     with pytest.raises(ValueError, match=message):
-        Space.of_facts(facts, [*KNOWN], "space.yaml")
+        Space.from_dict(facts, [*KNOWN], "space.yaml")
 
 
 def test_rungs_end_with_all_there_is():
@@ -389,7 +389,7 @@ def test_rungs_end_with_all_there_is():
 
 def test_settings_are_drawn_from_the_space_alone():
     facts = {"lr": {"low": 1e-4, "high": 1.0, "log": True}, "epochs": {"low": 1, "high": 3}}
-    space = Space.of_facts({**facts, "wide": [True, False], "schedule": "linear"}, [*KNOWN], "x")
+    space = Space.from_dict({**facts, "wide": [True, False], "schedule": "linear"}, [*KNOWN], "x")
     drawn = [space.draw(3, trial) for trial in range(400)]
     assert drawn[7] == space.draw(3, 7) != space.draw(4, 7)
     assert {one["epochs"] for one in drawn} == {1, 2, 3}
@@ -415,7 +415,7 @@ def numbered(tmp_path_factory):
     lengths = (places % 3).astype(lists["list"].lengths_dtype)
     for split in ("train", "test"):
         with SplitWriter(spec, split) as writer:
-            ids = [places, Bags(np.repeat(places, lengths), lengths)]
+            ids = [places, Jagged(np.repeat(places, lengths), lengths)]
             writer.write(places % 2, places[:, None] / 2, ids)
         weights = (places / 4).astype(layout.WEIGHT_DTYPE)
         weights.tofile(directory / split / layout.WEIGHT_FILE)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlrm.data.clicks.bags import Bags
+from dlrm.data.clicks.bags import Jagged
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 
 SIZES, NAMES, LONGEST = (9, 40, 7), ("user", "tags", "items"), {1: 5, 2: 3}
@@ -32,12 +32,12 @@ def drawn(rows, seed=0):
         )
         for row in range(rows)
     ]
-    return plain, Inputs.of_columns(numerical, columns)
+    return plain, Inputs.from_columns(numerical, columns)
 
 
 def bags(lists):
     flat = np.array([one for own in lists for one in own], np.int16)
-    return Bags(flat, np.array(list(map(len, lists)), np.int8))
+    return Jagged(flat, np.array(list(map(len, lists)), np.int8))
 
 
 def listed(inputs):

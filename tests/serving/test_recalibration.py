@@ -150,7 +150,7 @@ def test_a_recalibration_stores_the_rows_that_it_was_fitted_to(tmp_path, monkeyp
     older = found.to_json()
     assert "fitted_to" not in older
     assert Recalibration.from_json(older).fitted_to is None
-    found.fitted_to = FittedRows.of(["day_7", "-"], None)
+    found.fitted_to = FittedRows.from_sources(["day_7", "-"], None)
     stored = json.loads(json.dumps(found.to_json()))
     assert {**older, "fitted_to": {"sources": [f"{tmp_path}/day_7", "-"], "split": None}} == stored
     again = Recalibration.from_json(stored).fitted_to
@@ -158,9 +158,9 @@ def test_a_recalibration_stores_the_rows_that_it_was_fitted_to(tmp_path, monkeyp
     with pytest.raises(TypeError):
         Recalibration.from_json({**older, "fitted_to": 5})
     (tmp_path / "link").symlink_to("day_7")
-    assert again.overlap(FittedRows.of(["day_6", "link"], None))
+    assert again.overlap(FittedRows.from_sources(["day_6", "link"], None))
     for sources, split in ((["day_6"], None), (["-"], None), (["day_7"], "test")):
-        assert not again.overlap(FittedRows.of(sources, split))
+        assert not again.overlap(FittedRows.from_sources(sources, split))
 
 
 def test_a_missing_scikit_learn_is_named(monkeypatch):

@@ -31,7 +31,7 @@ def directory(tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(FACTS))
     tags = CategoricalField("tags", max_length=3, weights="factors")
     schema = Schema(Label("y"), (NumericalField("age", "none"),), (CategoricalField("user"), tags))
-    texts = [Dictionary.of_texts(values) for values in (["ann", "bob"], ["x", "y", "z"])]
+    texts = [Dictionary.from_texts(values) for values in (["ann", "bob"], ["x", "y", "z"])]
     Transform(schema, [Fitted(0.0, 1.0)], texts).save(tmp_path / "transform")
     return tmp_path
 

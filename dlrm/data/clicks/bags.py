@@ -28,24 +28,38 @@ POOLINGS = ("sum", "mean")
 MAX_LENGTH = int(np.iinfo(np.int32).max) - 2  # ids of a list; see `ListField.lengths_dtype`
 
 
-class Bags(NamedTuple):
-    """Ids of a field, or keys, row after row.
+class Jagged(NamedTuple):
+    """Values of lists, row after row: ids of a field, or its keys before they are ids.
 
     Attributes:
-        values: `[total]`.
-        lengths: number of ids of each row, `[rows]`.
+        values: ids `[total]`, or a column of keys of `dlrm.data.sources.columns`.
+        lengths: number of values of each row, `[rows]`.
         weights: a weight for each value, float32 `[total]`; None where all are 1.
     """
 
-    values: np.ndarray
+    values: Any
     lengths: np.ndarray
     weights: np.ndarray | None = None
 
-    def take(self, rows: np.ndarray) -> "Bags":
-        """Returns the bags of the rows that a mask or indices select."""
+    def take(self, rows: np.ndarray) -> "Jagged":
+        """Returns the lists of the rows that a mask or indices select."""
         places, lengths = places_of(self.lengths, rows)
         weights = None if self.weights is None else self.weights[places]
-        return Bags(self.values[places], lengths, weights)
+        return Jagged(self.values.take(places), lengths, weights)
+
+    def each(self, rows: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Returns the values of all rows, and the indices of those of some rows."""
+        return self.values, places_of(self.lengths, rows)[0]
+
+    @property
+    def rows(self) -> int:
+        """Number of lists."""
+        return len(self.lengths)
+
+    @property
+    def missing(self) -> np.ndarray:
+        """Mask of empty lists."""
+        return self.lengths == 0
 
 
 def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -61,22 +75,22 @@ def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.repeat(starts - before, chosen) + np.arange(chosen.sum()), lengths[rows]
 
 
-Ids = np.ndarray | Bags  # of a table: one per row, or several
+Ids = np.ndarray | Jagged  # of a table: one per row, or several
 
 
 def ids_in(column: Ids) -> np.ndarray:
     """Returns the ids of a table, row after row."""
-    return column.values if isinstance(column, Bags) else column
+    return column.values if isinstance(column, Jagged) else column
 
 
 def taken(column: Ids, rows: np.ndarray) -> Ids:
     """Returns the ids of the rows that a mask or indices select."""
-    return column.take(rows) if isinstance(column, Bags) else column[rows]
+    return column.take(rows) if isinstance(column, Jagged) else column[rows]
 
 
-def lists_in(columns: Sequence[Ids]) -> list[Bags]:
+def lists_in(columns: Sequence[Ids]) -> list[Jagged]:
     """Returns the columns of list fields."""
-    return [column for column in columns if isinstance(column, Bags)]
+    return [column for column in columns if isinstance(column, Jagged)]
 
 
 def interleave(
@@ -97,7 +111,7 @@ def interleave(
     lengths_dtype = np.result_type(np.int8, *(one.lengths.dtype for one in lists))
     lengths = np.ones((num_rows, len(columns)), lengths_dtype)
     for table, column in enumerate(columns):
-        if isinstance(column, Bags):
+        if isinstance(column, Jagged):
             lengths[:, table] = column.lengths
     ends = np.cumsum(lengths, dtype=np.int64)
     begins = (ends - lengths.ravel()).reshape(lengths.shape)
@@ -106,7 +120,7 @@ def interleave(
     weighted = any(one.weights is not None for one in lists)
     weights = np.ones(total, WEIGHTS_DTYPE) if weighted else None
     for table, column in enumerate(columns):
-        if not isinstance(column, Bags):
+        if not isinstance(column, Jagged):
             ids[begins[:, table]] = column
             continue
         shifts = begins[:, table] - (np.cumsum(column.lengths, dtype=np.int64) - column.lengths)
@@ -136,14 +150,14 @@ class ListField(NamedTuple):
         """Returns the dtype of the lengths, the narrowest signed one."""
         return layout.id_dtype(self.max_length + 1)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the YAML form, without default values."""
         defaults = self._field_defaults
         return {k: v for k, v in self._asdict().items() if defaults.get(k, self) != v}
 
     @classmethod
-    def of_facts(cls, facts: Any) -> "ListField":
-        """Reads what `facts` returns.
+    def from_dict(cls, facts: Any) -> "ListField":
+        """Reads what `to_dict` returns.
 
         Raises:
             ValueError: the facts have another form.
@@ -199,7 +213,7 @@ def starts_within(lengths: np.ndarray, first_row: int, first_value: int) -> tupl
     return first, begins[first * ROWS_A_START - first_row :: ROWS_A_START].astype(STARTS_DTYPE)
 
 
-def first_problem(bags: Bags, field: ListField, cardinality: int) -> tuple[int, str] | None:
+def first_problem(bags: Jagged, field: ListField, cardinality: int) -> tuple[int, str] | None:
     """Returns the first row, from 0, that is invalid, and the reason; None if there is none.
 
     Raises:

@@ -131,7 +131,7 @@ class FeatureSpec:
             for name, size in cardinalities.items()
         }
         for name, one in lists.items():
-            features[name]["list"] = one.facts()
+            features[name]["list"] = one.to_dict()
         features |= {name: {"dtype": str(layout.NUMERICAL_DTYPE)} for name in numerical}
         features[label] = {"dtype": str(layout.LABEL_DTYPE)}
         channels = {
@@ -194,7 +194,7 @@ class FeatureSpec:
     def lists(self) -> dict[str, ListField]:
         """The categorical features with several ids a row, in the order of their channel."""
         return {
-            name: ListField.of_facts(self.feature_spec[name]["list"])
+            name: ListField.from_dict(self.feature_spec[name]["list"])
             for name in self.categorical
             if "list" in self.feature_spec[name]
         }
@@ -463,7 +463,7 @@ def _check_features(spec: FeatureSpec) -> None:
             if size - 1 > np.iinfo(dtype).max:
                 _fail(spec, f"feature {name}: cardinality {size} does not fit dtype {dtype}")
             try:
-                ListField.of_facts(facts.get("list", {"max_length": 1}))
+                ListField.from_dict(facts.get("list", {"max_length": 1}))
             except ValueError as error:
                 _fail(spec, f"feature {name}: {error}")
         expected = {

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import Bags
+from dlrm.data.clicks.bags import Jagged
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.verification import Verifier
 from dlrm.mapped_files import map_file
@@ -48,7 +48,7 @@ class ListColumn:
         """The number of ids in all rows."""
         return self._total
 
-    def read(self, begin: int, end: int) -> Bags:
+    def read(self, begin: int, end: int) -> Jagged:
         """Returns rows `begin` to `end`, in time proportional to their number.
 
         Raises:
@@ -71,7 +71,7 @@ class ListColumn:
             self._touch(self.files.weights, start, last)
             weights = self._weights[start:last]
             self._check_weights(weights, own, begin)
-        return Bags(self._values[start:last], own, weights)
+        return Jagged(self._values[start:last], own, weights)
 
     def _touch(self, path: Path, first: int, last: int) -> None:
         if (file := self._checked.get(path)) is not None:

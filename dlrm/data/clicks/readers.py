@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags, interleave
+from dlrm.data.clicks.bags import Jagged, interleave
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
@@ -158,14 +158,14 @@ class SplitDataset(BatchedRows):
             self._verifier.check_single(self._files)
 
 
-def _column(column: np.ndarray | ListColumn, start: int, stop: int) -> np.ndarray | Bags:
+def _column(column: np.ndarray | ListColumn, start: int, stop: int) -> np.ndarray | Jagged:
     return column.read(start, stop) if isinstance(column, ListColumn) else column[start:stop]
 
 
-def _own_bags(column: np.ndarray | ListColumn, start: int, stop: int, own: slice) -> Bags:
+def _own_bags(column: np.ndarray | ListColumn, start: int, stop: int, own: slice) -> Jagged:
     """Returns bags of rows `start` to `stop`, empty except in the rows `own` of these."""
     found = _column(column, start + own.start, start + own.stop)
-    bags = found if isinstance(found, Bags) else Bags(found, np.ones(len(found), np.int8))
+    bags = found if isinstance(found, Jagged) else Jagged(found, np.ones(len(found), np.int8))
     lengths = np.zeros(stop - start, bags.lengths.dtype)
     lengths[own] = bags.lengths
     return bags._replace(lengths=lengths)

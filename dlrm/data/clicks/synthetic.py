@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import WEIGHTS_DTYPE, Bags
+from dlrm.data.clicks.bags import WEIGHTS_DTYPE, Jagged
 from dlrm.data.clicks.batch import Batch
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
@@ -311,21 +311,21 @@ def _row_bytes(spec: FeatureSpec) -> int:
     return total
 
 
-def _columns(spec: FeatureSpec, batch: Batch) -> list[np.ndarray | Bags]:
+def _columns(spec: FeatureSpec, batch: Batch) -> list[np.ndarray | Jagged]:
     """Returns the ids of a batch in the form that `SplitWriter` takes."""
     ids = batch.categorical.numpy()
     if batch.lengths is None:
         return list(ids.T)
     lengths = batch.lengths.numpy()
     tables = np.tile(np.arange(lengths.shape[1]), len(lengths)).repeat(lengths.ravel())
-    columns: list[np.ndarray | Bags] = []
+    columns: list[np.ndarray | Jagged] = []
     for table, name in enumerate(spec.categorical):
         own = ids[tables == table]
         if (one := spec.lists.get(name)) is None:
             columns.append(own)
             continue
         weights = np.ones(len(own), WEIGHTS_DTYPE) if one.weighted else None
-        columns.append(Bags(own, lengths[:, table], weights))
+        columns.append(Jagged(own, lengths[:, table], weights))
     return columns
 
 

@@ -7,7 +7,7 @@ from types import TracebackType
 import numpy as np
 
 from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import Bags
+from dlrm.data.clicks.bags import Jagged
 from dlrm.data.clicks.feature_spec import FeatureSpec
 
 
@@ -52,7 +52,7 @@ class SplitWriter:
             _append(starts, np.array([self._totals[name]], bags.STARTS_DTYPE))
 
     def write(
-        self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray | Bags]
+        self, labels: np.ndarray, numerical: np.ndarray, categorical: Sequence[np.ndarray | Jagged]
     ) -> None:
         """Appends samples.
 
@@ -68,8 +68,8 @@ class SplitWriter:
                 named.
         """
         for name, ids in zip(self._spec.categorical, categorical, strict=True):
-            assert isinstance(ids, Bags) == (name in self._lists), name
-            if isinstance(ids, Bags):
+            assert isinstance(ids, Jagged) == (name in self._lists), name
+            if isinstance(ids, Jagged):
                 self._write_bags(name, ids)
                 continue
             self._check_ids(name, ids)
@@ -79,7 +79,7 @@ class SplitWriter:
         _append(self._label, np.ascontiguousarray(labels, layout.LABEL_DTYPE))
         self.num_rows += len(labels)
 
-    def _write_bags(self, name: str, rows: Bags) -> None:
+    def _write_bags(self, name: str, rows: Jagged) -> None:
         one = self._spec.lists[name]
         try:
             problem = bags.first_problem(rows, one, self._spec.feature_spec[name]["cardinality"])

@@ -41,7 +41,7 @@ class TextColumn(NamedTuple):
 class Parsed(NamedTuple):
     """A column of numbers or keys, one per row; a missing value is 0.
 
-    All columns of inputs have `rows`, `missing` and `take`: `Parsed`, `Coded` and `ListValues`.
+    All columns of inputs have `rows`, `missing` and `take`: `Parsed`, `Coded` and `Jagged`.
     """
 
     values: np.ndarray

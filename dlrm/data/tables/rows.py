@@ -12,6 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlrm.data.clicks.bags import Jagged
 from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Coded, Parsed
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.columns import (
@@ -40,7 +41,7 @@ from dlrm.data.transform.cells import (
 )
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
-from dlrm.data.transform.lists import Column, ListValues, split_text
+from dlrm.data.transform.lists import Column, split_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER
@@ -248,7 +249,7 @@ class RowReader:
 
     def _lists(
         self, place: int, batch: pa.RecordBatch, found: Found
-    ) -> tuple[ListValues, pa.Array | None]:
+    ) -> tuple[Jagged, pa.Array | None]:
         field = self._keys_of[place].field
         flat, lengths = self._flat(field, field.column, batch)
         if field.weights is None:
@@ -260,14 +261,14 @@ class RowReader:
         coded, texts = self._keys(place, batch, flat, inner)
         found.add_lists(inner, lengths)
         if field.weights is None:
-            return ListValues(coded, lengths), texts
+            return Jagged(coded, lengths), texts
         inner = Found()
         markers = field.missing_values
         rule = NumericalField(field.weights, "none", missing_values=markers, required=True)
         weights = _numbers(rule, numbers, self.schema, inner)
         found.add_lists(inner, of_weights)
         checked = checked_weights(field.weights, weights, of_weights, lengths, found)
-        return ListValues(coded, lengths, checked), texts
+        return Jagged(coded, lengths, checked), texts
 
     def _flat(
         self, field: CategoricalField, name: str, batch: pa.RecordBatch

@@ -52,7 +52,7 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
         found = replace(found, encoding=_encoding(samples))
     if files[0].kind.delimited:
         encoding = given.encoding or found.encoding or "utf-8-sig"
-        text = _Text.of([_decoded(sample, encoding) for sample in samples])
+        text = _Text.from_parts([_decoded(sample, encoding) for sample in samples])
         found = _of_csv(files[0], text, given, found)
     return Sniffed(given.over(found), _line(given, found))
 
@@ -103,7 +103,7 @@ class _Text:
     lines: list[str]
 
     @classmethod
-    def of(cls, parts: list[str]) -> "_Text":
+    def from_parts(cls, parts: list[str]) -> "_Text":
         lines = [line for line in parts[0].splitlines()[:_MOST_LINES] if line.strip()]
         return cls(parts, lines)
 

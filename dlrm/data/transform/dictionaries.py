@@ -246,7 +246,7 @@ class Dictionary:
         return cls(keys, texts, ends, kind)
 
     @classmethod
-    def of_texts(cls, texts: Sequence[str]) -> "Dictionary":
+    def from_texts(cls, texts: Sequence[str]) -> "Dictionary":
         """Returns a dictionary of texts in the order of their ids."""
         encoded = [text.encode() for text in texts]
         column = TextColumn.from_bytes(encoded)

@@ -77,7 +77,7 @@ class Encoded:
 
     def _places_of_keys(self, column: Parsed) -> np.ndarray:
         """Returns the rows of `values` for keys."""
-        self._lookup = self._lookup or IdLookup.of(self.keys)
+        self._lookup = self._lookup or IdLookup.from_dictionary(self.keys)
         return np.where(column.missing, self._missing, self._lookup(column).astype(np.int64))
 
     def __call__(
@@ -109,7 +109,7 @@ def fold_of(hashes: np.ndarray, folds: int) -> np.ndarray:
     return (((hashes >> np.uint64(32)) * np.uint64(folds)) >> np.uint64(32)).astype(np.int64)
 
 
-class Cells(NamedTuple):
+class EncodingSums(NamedTuple):
     """Sums over the training rows with a value: integers `[folds, channels]`.
 
     A weight is two integers, before and after the binary point: sums of integers do not depend on
@@ -126,7 +126,7 @@ class Cells(NamedTuple):
     weighted: bool
 
     @classmethod
-    def of(cls, encodings: Sequence[Encoding], weighted: bool) -> "Cells":
+    def from_encodings(cls, encodings: Sequence[Encoding], weighted: bool) -> "EncodingSums":
         """Returns the cells that a field needs."""
         folds = [encoding.folds for encoding in encodings if encoding.kind == TARGET]
         return cls(folds[0] if folds else 1, bool(folds), bool(folds) and weighted)

@@ -1,64 +1,28 @@
 """Columns with a list per row: reading, and the sorting and truncation of their ids."""
 
 from collections.abc import Collection, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from dlrm.data.clicks import bags
-from dlrm.data.clicks.bags import Bags, places_of
+from dlrm.data.clicks.bags import Jagged
 from dlrm.data.sources.columns import Coded, Parsed, TextColumn
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.cells import FieldKeys, numbers_of_texts
 from dlrm.data.transform.schema import CategoricalField, NumericalField
 
-
-class ListValues(NamedTuple):
-    """A categorical column of lists.
-
-    Attributes:
-        values: values of all rows, one after another.
-        lengths: number of values in each row, int64 `[rows]`.
-        weights: weights of the values, float32; None without weights.
-    """
-
-    values: Coded | Parsed
-    lengths: np.ndarray
-    weights: np.ndarray | None = None
-
-    def take(self, rows: np.ndarray) -> "ListValues":
-        """Returns the lists selected by a mask or by indices."""
-        places, lengths = places_of(self.lengths, rows)
-        weights = None if self.weights is None else self.weights[places]
-        return ListValues(self.values.take(places), lengths, weights)
-
-    def each(self, rows: np.ndarray) -> tuple[Coded | Parsed, np.ndarray]:
-        """Returns the values of all rows, and the indices of those of some rows."""
-        return self.values, places_of(self.lengths, rows)[0]
-
-    @property
-    def rows(self) -> int:
-        """Number of lists."""
-        return len(self.lengths)
-
-    @property
-    def missing(self) -> np.ndarray:
-        """Mask of empty lists."""
-        return self.lengths == 0
-
-
-Column = Parsed | Coded | ListValues
+Column = Parsed | Coded | Jagged
 
 
 def single(column: Column) -> Parsed | Coded:
     """Returns a column that has one value per row, as schemas demand of crosses and encodings."""
-    assert not isinstance(column, ListValues)
+    assert not isinstance(column, Jagged)
     return column
 
 
-def list_column(column: Column) -> ListValues:
+def list_column(column: Column) -> Jagged:
     """Returns the column of a list field."""
-    assert isinstance(column, ListValues)
+    assert isinstance(column, Jagged)
     return column
 
 
@@ -109,7 +73,7 @@ def too_long(field: CategoricalField, lengths: np.ndarray) -> np.ndarray:
     return (lengths > field.max_length) & (field.keep == "all")
 
 
-def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bags:
+def bags_of(field: CategoricalField, ids: np.ndarray, column: Jagged) -> Jagged:
     """Returns the ids of lists as a dataset stores them: sorted if need be, and truncated.
 
     Args:
@@ -140,7 +104,7 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: ListValues) -> Bag
         ids, weights, lengths = ids[places], None if weights is None else weights[places], kept
     if weights is not None:
         weights = weights.astype(bags.WEIGHTS_DTYPE, copy=False)
-    return Bags(ids, lengths.astype(one.lengths_dtype), weights)
+    return Jagged(ids, lengths.astype(one.lengths_dtype), weights)
 
 
 def split_text(text: str, separator: str, missing: Collection[str]) -> list[str]:
@@ -154,7 +118,7 @@ def lists_of_texts(
     cells: Sequence[str],
     weights: Sequence[str] | None,
     missing_values: Collection[str],
-) -> ListValues:
+) -> Jagged:
     """Returns the lists of cells of text.
 
     Args:
@@ -176,7 +140,7 @@ def lists_of_texts(
         move_to_row(error, lengths)
         raise
     if weights is None or field.weights is None:
-        return ListValues(values, lengths)
+        return Jagged(values, lengths)
     numbers = [split_text(cell, field.separator, missing_values) for cell in weights]
     for row, (one, other) in enumerate(zip(rows, numbers, strict=True)):
         if len(one) != len(other):
@@ -190,7 +154,7 @@ def lists_of_texts(
     except RowError as error:
         move_to_row(error, lengths)
         raise
-    return ListValues(values, lengths, parsed.values.astype(bags.WEIGHTS_DTYPE))
+    return Jagged(values, lengths, parsed.values.astype(bags.WEIGHTS_DTYPE))
 
 
 def move_to_row(error: RowError, lengths: np.ndarray) -> None:

@@ -37,7 +37,7 @@ class IdLookup(_Arrays):
     """
 
     @classmethod
-    def of(cls, dictionary: np.ndarray) -> "IdLookup":
+    def from_dictionary(cls, dictionary: np.ndarray) -> "IdLookup":
         """Makes the lookup of a dictionary whose number k has the id 1 + k."""
         hashes = spread(np.asarray(dictionary))
         order = np.argsort(hashes)

@@ -34,7 +34,7 @@ class Fitted(NamedTuple):
     edges: np.ndarray = np.empty(0)
     shares: np.ndarray = np.empty(0)
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the statistics as JSON values, exact."""
         return {
             "mean": self.mean.hex(),
@@ -44,7 +44,7 @@ class Fitted(NamedTuple):
         }
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any]) -> "Fitted":
+    def from_dict(cls, facts: Mapping[str, Any]) -> "Fitted":
         """Returns statistics from the result of `facts`.
 
         Raises:
@@ -79,7 +79,7 @@ class Sums:
     overflow: bool = field(default=False)
 
     @classmethod
-    def of(cls, values: np.ndarray) -> "Sums":
+    def from_values(cls, values: np.ndarray) -> "Sums":
         """Sums finite float64 numbers."""
         if not len(values):
             return cls()
@@ -100,7 +100,7 @@ class Sums:
         """Sums finite float64 numbers, each repeated as often as its count says."""
         total = cls()
         for bit in range(int(counts.max(initial=0)).bit_length()):
-            one = cls.of(values[(counts >> bit) & 1 == 1])
+            one = cls.from_values(values[(counts >> bit) & 1 == 1])
             one.count, one.values, one.squares = (
                 number << bit for number in (one.count, one.values, one.squares)
             )
@@ -117,13 +117,13 @@ class Sums:
             self.overflow or other.overflow,
         )
 
-    def facts(self) -> list[Any]:
+    def to_list(self) -> list[Any]:
         """Returns the sums as JSON values."""
         ends = [self.least.hex(), self.greatest.hex()] if self.count else ["inf", "-inf"]
         return [self.count, *ends, hex(self.values), hex(self.squares), self.overflow]
 
     @classmethod
-    def of_facts(cls, facts: Sequence[Any]) -> "Sums":
+    def from_list(cls, facts: Sequence[Any]) -> "Sums":
         """Returns sums from the result of `facts`."""
         count, least, greatest, values, squares, overflow = facts
         ends = float.fromhex(least), float.fromhex(greatest)

@@ -522,7 +522,7 @@ class Schema:
             found.setdefault(shared, []).append(field)
         return found
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the schema as maps and lists, without default values."""
         return {"version": VERSION} | _without_defaults(self)
 
@@ -561,7 +561,7 @@ class Schema:
             return f"{line}  # {comment}" if comment else line
 
         lines = []
-        for name, value in self.facts().items():
+        for name, value in self.to_dict().items():
             if name in _FIELDS:
                 lines.append(f"{name}:")
                 lines += [noted(f"  - {flow(field)}", field) for field in value]
@@ -581,7 +581,7 @@ class Schema:
         if not Path(path).exists():
             raise FileNotFoundError(f"{path}: no such schema (--schema)")
         try:
-            return cls.of_facts(read_yaml(path))
+            return cls.from_dict(read_yaml(path))
         except ValueError as error:
             message = str(error)
             raise ValueError(
@@ -589,8 +589,8 @@ class Schema:
             ) from None
 
     @classmethod
-    def of_facts(cls, facts: dict[str, Any]) -> "Schema":
-        """Makes a schema from maps and lists, as `facts` returns and YAML holds them.
+    def from_dict(cls, facts: dict[str, Any]) -> "Schema":
+        """Makes a schema from maps and lists, as `to_dict` returns and YAML holds them.
 
         Raises:
             ValueError: they are not a schema; the message names the field and the value.

@@ -61,8 +61,8 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
         return
     facts = {
         "version": _VERSION,
-        "schema": transform.schema.facts(),
-        "numerical": [one.facts() for one in transform.numerical],
+        "schema": transform.schema.to_dict(),
+        "numerical": [one.to_dict() for one in transform.numerical],
         "dictionaries": [
             {"size": len(one), "crc32": crc}
             for one, crc in zip(transform.dictionaries, crcs, strict=False)
@@ -107,8 +107,8 @@ def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
 
 
 def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    schema = Schema.of_facts(facts["schema"])
-    numerical = [Fitted.of_facts(one) for one in facts["numerical"]]
+    schema = Schema.from_dict(facts["schema"])
+    numerical = [Fitted.from_dict(one) for one in facts["numerical"]]
     types = [fields[0].type for fields in schema.dictionaries().values()]
     dictionaries = [
         Dictionary.load(directory, place, one["size"], kind)
@@ -192,7 +192,7 @@ def _read_earlier(_directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     rule = facts["numeric_transform"]
     values: Mapping[str, list[str]] = facts["dictionaries"]
     negatives, positive = facts.get("negatives"), facts.get("positive")
-    schema = Schema.of_facts(
+    schema = Schema.from_dict(
         {
             "label": {
                 "column": facts.get("label") or NO_LABEL,
@@ -209,7 +209,7 @@ def _read_earlier(_directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "numerical": [
             Fitted(float(mean), float(scale)) for mean, scale in facts["scales"].values()
         ],
-        "dictionaries": [Dictionary.of_texts(texts) for texts in values.values()],
+        "dictionaries": [Dictionary.from_texts(texts) for texts in values.values()],
         "negatives": negatives,
         "columns": texts_in(facts.get("columns", [])),
     }

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags, Ids, ListField, ids_in, lists_in
+from dlrm.data.clicks.bags import Ids, Jagged, ListField, ids_in, lists_in
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Coded, OfKeys, Parsed, TextColumn, parse_fields
 from dlrm.data.sources.row_error import RowError
@@ -23,7 +23,7 @@ from dlrm.data.transform.cells import NO_NUMBER, FieldKeys, numbers_of_texts
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import Dictionary, FrequencyLimit, arrays_of, checksum
 from dlrm.data.transform.encodings import Encoded
-from dlrm.data.transform.lists import Column, ListValues, bags_of, lists_of_texts, single
+from dlrm.data.transform.lists import Column, bags_of, lists_of_texts, single
 from dlrm.data.transform.logs import is_log, log_schema
 from dlrm.data.transform.lookup import IdLookup, spread
 from dlrm.data.transform.numbers import Fitted
@@ -234,7 +234,7 @@ class Transform:
                 row = int(finite.argmin())
                 raise RowError(row, field.rule.overflow(column.values[row]), field.column)
         ids = [
-            self._bags(i, column) if isinstance(column, ListValues) else self.encode(i, column)
+            self._bags(i, column) if isinstance(column, Jagged) else self.encode(i, column)
             for i, column in enumerate(categorical)
         ]
         return Transformed(numbers, ids, clamped)
@@ -248,7 +248,7 @@ class Transform:
             found += map(Parsed.present, numbers)
         return found
 
-    def _bags(self, index: int, column: ListValues) -> Bags:
+    def _bags(self, index: int, column: Jagged) -> Jagged:
         return bags_of(self.fields[index], self.encode(index, column.values), column)
 
     def encode(self, index: int, column: Parsed | Coded) -> np.ndarray:
@@ -281,7 +281,7 @@ class Transform:
         found = self._lookups[place]
         if found is None:
             self.check(place)
-            found = self._lookups[place] = IdLookup.of(self.dictionaries[place].keys)
+            found = self._lookups[place] = IdLookup.from_dictionary(self.dictionaries[place].keys)
         return found
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
@@ -426,7 +426,7 @@ class Transform:
         self._checked.add(place)
 
 
-def stack_ids(ids: Sequence[np.ndarray | Bags], rows: int) -> np.ndarray:
+def stack_ids(ids: Sequence[np.ndarray | Jagged], rows: int) -> np.ndarray:
     """Returns the ids of all tables, `[rows, tables]`, in the widest of their dtypes.
 
     Raises:

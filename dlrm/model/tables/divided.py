@@ -21,7 +21,7 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.tables.embedding import JointEmbedding
 
 
-class Bags(NamedTuple):
+class Jagged(NamedTuple):
     """The ids of a look-up.
 
     Attributes:
@@ -88,7 +88,7 @@ class DividedEmbedding(nn.Module):
         return cast("list[_Group]", list(self.groups))
 
     def forward(
-        self, bags: Bags, dtype: torch.dtype, samples_by_rank: Sequence[int] | None = None
+        self, bags: Jagged, dtype: torch.dtype, samples_by_rank: Sequence[int] | None = None
     ) -> Callable[[], Tensor]:
         """Looks up, and starts to send every rank the vectors of its samples.
 
@@ -117,7 +117,7 @@ class DividedEmbedding(nn.Module):
         received = exchange(sent, self._layout.atoms_by_rank, self.world, samples_by_rank)
         return lambda: self._layout.assembled(received(), copied)
 
-    def _looked_up(self, bags: Bags, batch: int, dtype: torch.dtype) -> Tensor:
+    def _looked_up(self, bags: Jagged, batch: int, dtype: torch.dtype) -> Tensor:
         """Returns the vectors of all pieces except copies, concatenated, `[batch, columns]`."""
         if not self._held:
             return self._no_atoms.to(dtype).expand(batch, 0)
@@ -185,7 +185,7 @@ class _Group(nn.Module):
             for piece, offset in zip(self.pieces, offsets, strict=True)
         ]
 
-    def forward(self, bags: Bags, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
+    def forward(self, bags: Jagged, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
         """Returns the vectors of some samples, `[samples, pieces, width]`."""
         own = (
             self._one_each(bags, samples) if bags.lengths is None else self._several(bags, samples)
@@ -209,17 +209,17 @@ class _Group(nn.Module):
             return _OfCopies.apply(weight, look_up, world)
         return look_up(weight)
 
-    def _one_each(self, bags: Bags, samples: slice) -> Bags:
+    def _one_each(self, bags: Jagged, samples: slice) -> Jagged:
         ids = bags.ids[samples]
         if not self._all:
             ids = ids.index_select(1, self._columns)
         if not self.bounded:
-            return Bags(ids)
+            return Jagged(ids)
         ids = ids.long()
         here = (ids >= self._low) & (ids < self._high)
-        return Bags((ids - self._first)[here], here.to(torch.int8))
+        return Jagged((ids - self._first)[here], here.to(torch.int8))
 
-    def _several(self, bags: Bags, samples: slice) -> Bags:
+    def _several(self, bags: Jagged, samples: slice) -> Jagged:
         ids, lengths, weights, pooling = bags
         assert lengths is not None
         if self._all and not self.bounded and samples == slice(0, len(lengths)):
@@ -228,10 +228,10 @@ class _Group(nn.Module):
         wanted[samples] = self._wanted
         here = wanted.flatten().repeat_interleave(lengths.flatten().long(), output_size=len(ids))
         ids, weights = ids[here], None if weights is None else weights[here]
-        own = Bags(ids, lengths[samples].index_select(1, self._columns), weights, pooling)
+        own = Jagged(ids, lengths[samples].index_select(1, self._columns), weights, pooling)
         return self._within_bounds(own) if self.bounded else own
 
-    def _within_bounds(self, bags: Bags) -> Bags:
+    def _within_bounds(self, bags: Jagged) -> Jagged:
         """Drops the ids of rows that other pieces hold."""
         ids, lengths, weights, pooling = bags
         assert lengths is not None
@@ -243,7 +243,7 @@ class _Group(nn.Module):
         here = (ids >= self._low[piece]) & (ids < self._high[piece])
         lengths = bag_of[here].bincount(minlength=lengths.numel()).view(lengths.shape)
         ids = (ids - self._first[piece])[here]
-        return Bags(ids, lengths, None if weights is None else weights[here], pooling)
+        return Jagged(ids, lengths, None if weights is None else weights[here], pooling)
 
 
 class _OfCopies(torch.autograd.Function):

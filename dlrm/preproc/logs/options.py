@@ -9,7 +9,7 @@ from dlrm.data.transform.dictionaries import FrequencyLimit
 from dlrm.data.transform.logs import log_schema
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.stages.division import Division
+from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import Options
 
 HALVES = ("all", "first", "second")
@@ -70,9 +70,9 @@ class LogOptions(Options):
         return layout.default_names(self.log_format.num_numerical, self.log_format.num_categorical)
 
     @property
-    def division(self) -> Division:
+    def division(self) -> SplitConfig:
         """Returns no division: days and halves of the last day are the splits."""
-        return Division(seed=self.seed)
+        return SplitConfig(seed=self.seed)
 
     def facts(self) -> dict[str, Any]:
         """Returns, by flag, the options that determine the bytes of the dataset."""

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags
+from dlrm.data.clicks.bags import Jagged
 from dlrm.data.transform.transform import Transform, Transformed
 from dlrm.files import staged_file
 
@@ -39,7 +39,7 @@ class Periods(NamedTuple):
     days: int
 
     @classmethod
-    def of(cls, begin: int, end: int, most: int) -> "Periods":
+    def from_times(cls, begin: int, end: int, most: int) -> "Periods":
         """Divides the time from `begin` to `end`, in microseconds, into `most` periods or fewer.
 
         They are days, or whole weeks if there are more days.
@@ -129,7 +129,7 @@ class Statistics:
         lists = 0
         for i, (column, own) in enumerate(zip(rows.ids, own_ids, strict=True)):
             absent = int(np.count_nonzero(missing[num_numerical + i]))
-            if isinstance(column, Bags):
+            if isinstance(column, Jagged):
                 assert cut is not None
                 in_bins = np.bincount(length_bins(column.lengths), minlength=NUMBER_BINS)
                 self.lengths[lists] += in_bins

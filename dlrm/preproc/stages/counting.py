@@ -15,7 +15,7 @@ from dlrm.data.tables.kinds.text import PROBLEM
 from dlrm.data.tables.rows import Rows
 from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
-from dlrm.data.transform.encodings import Cells
+from dlrm.data.transform.encodings import EncodingSums
 from dlrm.data.transform.lists import Column, list_column, single
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.schema import Schema
@@ -132,7 +132,7 @@ def encoded_columns(schema: Schema) -> list[EncodedColumn]:
             place,
             field.encodings,
             [next(numbers) for _ in field.encodings],
-            Cells.of(field.encodings, schema.weight is not None),
+            EncodingSums.from_encodings(field.encodings, schema.weight is not None),
         )
         for place, (_, field) in enumerate(schema.encoded)
     ]
@@ -181,7 +181,9 @@ class _Counted:
         for i, field in enumerate(schema.numerical):
             if field.rule.needs_sums:
                 values, missing = rows.numerical[i]
-                self._sums[i] += Sums.of(values[training[~missing[training]]].astype(np.float64))
+                self._sums[i] += Sums.from_values(
+                    values[training[~missing[training]]].astype(np.float64)
+                )
 
     def columns(self) -> list[Counts]:
         """Returns the counts of `counted_columns`."""
@@ -201,7 +203,7 @@ class _Counted:
             "labels": labels,
             "ids": self._ids.tolist(),
             "times": self._times,
-            "sums": [one.facts() for one in self._sums],
+            "sums": [one.to_list() for one in self._sums],
             "cells": [[one.totals.tolist(), one.missing.tolist()] for one in self._encoded],
         }
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import Bags, ListField, starts_within
+from dlrm.data.clicks.bags import Jagged, ListField, starts_within
 
 
 class ListColumns(NamedTuple):
@@ -26,7 +26,9 @@ class ListColumns(NamedTuple):
     dtypes: dict[str, np.dtype]
 
     @classmethod
-    def of(cls, folder: str, index: int, field: ListField, cardinality: int) -> "ListColumns":
+    def from_field(
+        cls, folder: str, index: int, field: ListField, cardinality: int
+    ) -> "ListColumns":
         """Returns the files of table `index` in a folder of the dataset."""
         names = [folder + name for name in bags.file_names(index, field.weighted)]
         dtypes = [layout.id_dtype(cardinality), field.lengths_dtype, bags.STARTS_DTYPE]
@@ -40,7 +42,7 @@ class ListColumns(NamedTuple):
         """Returns the files with an entry for each value."""
         return [self.values, *([self.weights] if self.weights else [])]
 
-    def columns(self, rows: Bags) -> dict[str, np.ndarray]:
+    def columns(self, rows: Jagged) -> dict[str, np.ndarray]:
         """Returns file -> entries of rows, for all files except the starts."""
         found = {self.values: rows.values, self.lengths: rows.lengths}
         if self.weights is not None:

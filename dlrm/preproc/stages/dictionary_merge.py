@@ -236,7 +236,9 @@ def _save(path: Path, array: np.ndarray) -> None:
 
 
 def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:
-    for array, path in zip(IdLookup.of(dictionary), IdLookup.paths(folder, column), strict=True):
+    for array, path in zip(
+        IdLookup.from_dictionary(dictionary), IdLookup.paths(folder, column), strict=True
+    ):
         with staged_file(path, one_of_many=True) as partial:
             partial.write_bytes(np.ascontiguousarray(array).data)
 

@@ -1,4 +1,4 @@
-"""Division of rows into splits: by chance, by time, by a column or by file."""
+"""SplitConfig of rows into splits: by chance, by time, by a column or by file."""
 
 import math
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ _ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache
 
 
 @dataclass(frozen=True)
-class Division:
+class SplitConfig:
     """Says how rows are divided; fields are flag names.
 
     At most one of the ways is chosen: by time, by a column, by files, by order, or by chance, which
@@ -129,7 +129,7 @@ class Divider:
     """
 
     def __init__(
-        self, division: Division, schema: Schema, num_rows: int, file_splits: Sequence[int] = ()
+        self, division: SplitConfig, schema: Schema, num_rows: int, file_splits: Sequence[int] = ()
     ) -> None:
         self.division, self._file_splits = division, list(file_splits)
         self._times = division.times(schema)
@@ -290,9 +290,9 @@ def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
         reach *= reach
 
 
-def facts(division: Division) -> dict[str, Any]:
+def facts(division: SplitConfig) -> dict[str, Any]:
     """Returns the manifest's entries about the division of rows."""
-    defaults = Division()
+    defaults = SplitConfig()
     return {
         name: value
         for name, value in vars(division).items()

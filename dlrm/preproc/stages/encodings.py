@@ -10,7 +10,7 @@ import numpy as np
 
 from dlrm.data.transform.derived import COUNT, Encoding
 from dlrm.data.transform.dictionaries import Counts, merge_counts
-from dlrm.data.transform.encodings import Cells, folds_path
+from dlrm.data.transform.encodings import EncodingSums, folds_path
 from dlrm.data.transform.numbers import Sums, bin_edges, ordered
 from dlrm.data.transform.schema import NumericalField
 from dlrm.files import staged_file
@@ -31,7 +31,7 @@ class EncodedColumn(NamedTuple):
     place: int
     encodings: Sequence[Encoding]
     fields: Sequence[NumericalField]
-    cells: Cells
+    cells: EncodingSums
     totals: Sequence[int] = ()
     missing: Sequence[int] = ()
 
@@ -113,4 +113,4 @@ class _Numbers:
     def fitted(self) -> dict[str, Any]:
         """Returns the facts of the fitted statistics."""
         bins = bin_edges(self._counts.keys, self._counts.counts, self._field.fitted_bins)
-        return self._field.rule.fit(self._sums, *bins).facts()
+        return self._field.rule.fit(self._sums, *bins).to_dict()

@@ -54,13 +54,13 @@ def fit(
     bins = iter(results[len(places) + len(schema.encoded) :])
     fitted = []
     for i, field in enumerate(schema.numerical):
-        total = sum((Sums.of_facts(result["sums"][i]) for result in counted), Sums())
+        total = sum((Sums.from_list(result["sums"][i]) for result in counted), Sums())
         edges = map(_array, next(bins)) if field.fitted_bins else ()
         try:
             fitted.append(field.rule.fit(total, *edges))
         except OverflowError as error:
             raise ValueError(f"column {field.column}: {error}") from None
-    fitted += [Fitted.of_facts(one) for result in of_encodings for one in result["fitted"]]
+    fitted += [Fitted.from_dict(one) for result in of_encodings for one in result["fitted"]]
     encoded = [
         Encoded.load(directory, place, result["size"], len(field.encodings))
         for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))

@@ -26,7 +26,7 @@ from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.counting import CountJob, count_part
-from dlrm.preproc.stages.division import TRAIN, Divider, Division, Ranges
+from dlrm.preproc.stages.division import TRAIN, Divider, Ranges, SplitConfig
 from dlrm.preproc.stages.fitting import (
     count_buckets,
     fit,
@@ -38,7 +38,7 @@ from dlrm.preproc.stages.fitting import (
 from dlrm.preproc.stages.shuffle_files import bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, Run
-from dlrm.preproc.stages.tasks import Job, create_files, transform_split, write_bucket
+from dlrm.preproc.stages.tasks import TransformJob, create_files, transform_split, write_bucket
 
 _BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
 _BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
@@ -183,7 +183,7 @@ def write_dataset(
         return finish_dataset(run, spec, totals, fitted.cardinalities, names, origin, labels=labels)
 
 
-def _check_splits(rows: np.ndarray, splits: Sequence[int], division: Division) -> None:
+def _check_splits(rows: np.ndarray, splits: Sequence[int], division: SplitConfig) -> None:
     """Raises ValueError if there is no training row, or if a requested split is empty."""
     for place in splits:
         if not rows[place]:
@@ -249,7 +249,7 @@ def transform(
     """
     work = run.work
     options = run.options
-    job = Job(
+    job = TransformJob(
         source,
         divider,
         str(directory or work.output / layout.TRANSFORM),
@@ -297,7 +297,7 @@ def _shuffle_buckets(run: Run, name: str, targets: Sequence[Target]) -> int:
     return buckets
 
 
-def _shuffle(run: Run, target: Target, job: Job) -> None:
+def _shuffle(run: Run, target: Target, job: TransformJob) -> None:
     with run.stage("shuffle") as stage:
         stage.rows = target.rows
         if run.work.result("shuffled") is None:

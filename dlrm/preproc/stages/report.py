@@ -54,7 +54,7 @@ def periods_of(counted: Sequence[dict[str, Any]], num_numerical: int) -> Periods
         num_numerical: numerical fields of a row.
     """
     times = [time for result in counted for time in result["times"]]
-    return Periods.of(min(times), max(times), most_slices(num_numerical)) if times else None
+    return Periods.from_times(min(times), max(times), most_slices(num_numerical)) if times else None
 
 
 class Files(NamedTuple):

@@ -33,7 +33,7 @@ _HELD_IDS = 1 << 22  # of list fields: 50 MB with weights
 _PACKED_ROWS = 1 << 14
 
 
-class Job(NamedTuple):
+class TransformJob(NamedTuple):
     """The arguments of a transform's tasks besides their split or bucket."""
 
     source: Source
@@ -70,7 +70,7 @@ class Job(NamedTuple):
         """Returns the files of the list fields."""
         fitted = self.fitted()
         return [
-            ListColumns.of(target.folder, i, field, fitted.cardinalities[i])
+            ListColumns.from_field(target.folder, i, field, fitted.cardinalities[i])
             for i, field in fitted.lists.items()
         ]
 
@@ -122,7 +122,7 @@ def _load(directory: str, lookups: str, inode: int, changed: int) -> Transform:
     return transform
 
 
-def create_files(job: Job) -> None:
+def create_files(job: TransformJob) -> None:
     """Creates the files of all targets at their final size."""
     for target in job.targets:
         for name, dtype in job.files(target).items():
@@ -134,7 +134,7 @@ def create_files(job: Job) -> None:
             one.create(job.dataset, target.rows, num_ids)
 
 
-def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
+def transform_split(item: tuple[int, Any], job: TransformJob) -> dict[str, Any]:
     """Transforms a split: writes rows of targets in file order, and puts others into buckets.
 
     Returns:
@@ -170,7 +170,7 @@ def transform_split(item: tuple[int, Any], job: Job) -> dict[str, Any]:
     return summary
 
 
-def _divided(part: Part, job: Job) -> Iterator[tuple[Target, Read]]:
+def _divided(part: Part, job: TransformJob) -> Iterator[tuple[Target, Read]]:
     """Yields rows of a part some at a time, with their target."""
     rejected: list[Rejected] | None = [] if job.quarantine else None
     for read, splits in readable(job.source, job.divider, part, rejected):
@@ -179,7 +179,7 @@ def _divided(part: Part, job: Job) -> Iterator[tuple[Target, Read]]:
                 yield target, read.take(chosen)
 
 
-def _transformed(job: Job, target: Target, read: Read) -> Transformed:
+def _transformed(job: TransformJob, target: Target, read: Read) -> Transformed:
     """Transforms rows; training rows are encoded by the rows of other folds."""
     fitted, columns = job.fitted(), (read.rows.numerical, read.rows.categorical)
     if fitted.encoded and target.split == TRAIN:
@@ -194,7 +194,7 @@ def _count(
     read: Read,
     rows: Transformed,
     missing: np.ndarray,
-    job: Job,
+    job: TransformJob,
 ) -> None:
     """Counts rows under the name of their target and of their period."""
     own_ids, lists = job.fitted().own_ids, job.fitted().lists.items()
@@ -214,7 +214,7 @@ def _count(
 class _Held:
     """Transformed rows of a target, kept until there are enough to write."""
 
-    def __init__(self, number: int, target: Target, job: Job) -> None:
+    def __init__(self, number: int, target: Target, job: TransformJob) -> None:
         self._target, self._job = target, job
         self._first_row = 0 if target.shuffled else job.start(number, target)
         self._lists = job.lists(target)
@@ -268,13 +268,13 @@ def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict
     }
 
 
-def _packed_dtype(target: Target, job: Job) -> np.dtype:
+def _packed_dtype(target: Target, job: TransformJob) -> np.dtype:
     """Returns the dtype of a row in the shuffle: its hash, and its fields by file name."""
     return np.dtype([("key", np.uint64), *job.files(target).items()])
 
 
 def _write_to_buckets(
-    path: Path, blocks: list[dict[str, np.ndarray]], target: Target, job: Job
+    path: Path, blocks: list[dict[str, np.ndarray]], target: Target, job: TransformJob
 ) -> None:
     """Writes rows into buckets, which are ranges of a hash of seed and row number.
 
@@ -314,7 +314,7 @@ def _write_to_buckets(
 
 
 def write_bucket(
-    item: tuple[int, int, Sequence[int]], sources: Sequence[str], job: Job
+    item: tuple[int, int, Sequence[int]], sources: Sequence[str], job: TransformJob
 ) -> dict[str, Any]:
     """Sorts the rows of a bucket by their hash, and writes them from a row of the target on.
 

@@ -6,7 +6,7 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.stages.division import Division, facts
+from dlrm.preproc.stages.division import SplitConfig, facts
 from dlrm.preproc.stages.options import Options
 
 
@@ -23,7 +23,7 @@ class TableOptions(Options):
     """
 
     schema: Schema
-    division: Division = Division()
+    division: SplitConfig = SplitConfig()
     text: TextFormat = TextFormat()
     feature_spec_out: str = layout.FEATURE_SPEC
     default_names: bool = False
@@ -68,13 +68,13 @@ class TableOptions(Options):
         del text["chunk_rows"]
         values = text | vars(self.division)
         values |= {name: getattr(self, name) for name in ("feature_spec_out", "default_names")}
-        own = {"--schema": self.schema.facts()} | {f"--{k}": v for k, v in values.items()}
+        own = {"--schema": self.schema.to_dict()} | {f"--{k}": v for k, v in values.items()}
         return own | self.common_facts()
 
     def manifest_facts(self) -> dict[str, Any]:
         """Returns the manifest's entries about the options."""
         return {
-            "schema": self.schema.facts(),
+            "schema": self.schema.to_dict(),
             "division": facts(self.division),
             "output_ordering": self.output_ordering,
             "bad_lines": self.bad_lines,

@@ -168,7 +168,7 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, TableFile]
     ]
     sizes = [file.path.stat().st_size for file in files]
     with run.stage("stage") as now:
-        cells = Cells.of(options.schema)
+        cells = Cells.from_schema(options.schema)
         task = partial(_stage, text=options.format, quarantine=options.quarantine, cells=cells)
         done = now.tasks("stage", task, items, sizes)
         now.rows, now.size = sum(result["rows"] for result in done), sum(sizes)

@@ -28,7 +28,7 @@ def with_recipe(values: Values) -> tuple[Values, str | None]:
     _check(values)
     resumed, loaded = run.known_checkpoint(values, None), values["load_checkpoint_path"]
     aside = _set_aside(values, resumed)
-    facts = Facts.of(_open(values, **aside).train)
+    facts = Facts.from_dataset(_open(values, **aside).train)
     given = {name: values[name] for name in values.given}
     for switch, flag in ADAM_SWITCHES.items():
         if values[switch]:

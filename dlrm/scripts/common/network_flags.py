@@ -203,7 +203,7 @@ RESUME_MAY_CHANGE = frozenset(
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """Division of a global batch among the processes.
+    """SplitConfig of a global batch among the processes.
 
     Attributes:
         global_batch: samples of an optimization step.

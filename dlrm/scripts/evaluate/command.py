@@ -158,7 +158,7 @@ def run() -> None:
     ]
     if FLAGS.recalibrate:
         correction, facts["recalibration"] = _recalibrated(rows)
-        correction.fitted_to = FittedRows.of(found.sources, facts["split"])
+        correction.fitted_to = FittedRows.from_sources(found.sources, facts["split"])
     if FLAGS.importance:
         facts["importance"] = _importance(models[0], found)
         facts["importance_rows"] = len(found.kept[1])
@@ -299,7 +299,7 @@ def _role(model: Predictor, sources: Sequence[str], split: str | None) -> str | 
     """Returns the role that the rows had in the model's training and recalibration."""
     role = None if split is None else _role_in_training(model, sources[0], split)
     fitted_to = model.recalibration.fitted_to if model.recalibration else None
-    if fitted_to is None or not fitted_to.overlap(FittedRows.of(sources, split)):
+    if fitted_to is None or not fitted_to.overlap(FittedRows.from_sources(sources, split)):
         return role
     return f"{CHOSEN}, {RECALIBRATED}" if role == CHOSEN else RECALIBRATED
 
@@ -307,7 +307,7 @@ def _role(model: Predictor, sources: Sequence[str], split: str | None) -> str | 
 def _role_in_training(model: Predictor, dataset: str, split: str) -> str | None:
     """Returns the role that the split had in the model's training, if it is of that dataset."""
     config = read_config(model.path)
-    roles, trained = Roles.of_run(config), config.get("flags", {}).get("dataset")
+    roles, trained = Roles.from_config(config), config.get("flags", {}).get("dataset")
     if roles is None or trained is None:
         return None
     return roles.of(split) if Path(trained).resolve() == Path(dataset).resolve() else None

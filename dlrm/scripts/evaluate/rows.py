@@ -11,7 +11,7 @@ from dlrm.metrics.judged import ScoredRows
 from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares
-from dlrm.serving.sources import Block, SourceConfig, taken, value_shares
+from dlrm.serving.sources import SourceBlock, SourceConfig, taken, value_shares
 
 
 @dataclass
@@ -79,7 +79,7 @@ def collect(
     lists: set[str] = set()
     sample = _Sample(most_kept)
 
-    def take(place: int, block: Block) -> None:
+    def take(place: int, block: SourceBlock) -> None:
         if block.labels is None:
             raise ValueError(f"{sources[place]}: expected rows with labels, got none (--label)")
         for model, parts in zip(models, scores, strict=True):
@@ -148,7 +148,7 @@ def _check_same_columns(models: Sequence[Predictor]) -> None:
             )
 
 
-def _inputs(model: Predictor, first: Predictor, block: Block) -> Inputs:
+def _inputs(model: Predictor, first: Predictor, block: SourceBlock) -> Inputs:
     """Returns a model's inputs from a block that was read for the first model."""
     if model is first or block.inputs_of is None:
         return block.inputs

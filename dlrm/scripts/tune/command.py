@@ -117,7 +117,7 @@ def run(options: argparse.Namespace) -> None:
     processes = options.processes or _cores()
     spec = FeatureSpec.load(options.dataset)
     known = [name for name in SETTINGS if name not in _NOT_SEARCHED]
-    facts = Facts.of(SplitDataset(spec, "train", BATCH_SIZE))
+    facts = Facts.from_dataset(SplitDataset(spec, "train", BATCH_SIZE))
     space = Space.load(options.space, known) if options.space else default_space(facts)
     files = _begin(options, space)
     rungs = plan(options.trials, options.rungs, options.eta, options.folds)
@@ -193,7 +193,7 @@ def _begin(options: argparse.Namespace, space: Space) -> dict[str, str]:
     }
     found: dict[str, Any] = {
         "flags": flags,
-        "space": json.loads(json.dumps(space.facts())),
+        "space": json.loads(json.dumps(space.to_dict())),
         "files": read_checksums(options.dataset),
     }
     if not path.exists():

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import Bags
+from dlrm.data.clicks.bags import Jagged
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.clicks.writer import SplitWriter
@@ -176,7 +176,7 @@ class _Columns:
                 f"{self.label_file}: row {begin + row}: expected a label of 0 or 1, got "
                 f"{labels[row]}"
             )
-        ids: list[np.ndarray | Bags] = [
+        ids: list[np.ndarray | Jagged] = [
             column.read(own.start, own.stop).take(chosen)
             if isinstance(column, ListColumn)
             else column[own][chosen]

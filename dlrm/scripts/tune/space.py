@@ -54,7 +54,7 @@ class Space:
     searched: Mapping[str, Range | Sequence[Any]]
 
     @classmethod
-    def of_facts(cls, facts: Mapping[str, Any], known: Sequence[str], source: str) -> "Space":
+    def from_dict(cls, facts: Mapping[str, Any], known: Sequence[str], source: str) -> "Space":
         """Makes a space from the content of a file.
 
         Args:
@@ -85,10 +85,10 @@ class Space:
 
     @classmethod
     def load(cls, path: str | os.PathLike, known: Sequence[str]) -> "Space":
-        """Reads a space from a YAML file; see `of_facts`."""
-        return cls.of_facts(read_yaml(path), known, str(path))
+        """Reads a space from a YAML file; see `from_dict`."""
+        return cls.from_dict(read_yaml(path), known, str(path))
 
-    def facts(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Returns the space in the form of a file."""
         ranges = {
             name: values._asdict() if isinstance(values, Range) else list(values)

@@ -42,7 +42,7 @@ class FittedRows(NamedTuple):
     split: str | None
 
     @classmethod
-    def of(cls, sources: Sequence[str], split: str | None) -> "FittedRows":
+    def from_sources(cls, sources: Sequence[str], split: str | None) -> "FittedRows":
         """Returns the rows of sources as commands name them."""
         return cls(tuple(s if s == "-" else str(Path(s).resolve()) for s in sources), split)
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks.bags import Bags, ids_in, interleave, lists_in, places_of
+from dlrm.data.clicks.bags import Jagged, ids_in, interleave, lists_in, places_of
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import in_list, row_of
 from dlrm.data.transform.transform import stack_ids
@@ -30,7 +30,7 @@ class Inputs(NamedTuple):
     weights: np.ndarray | None = None
 
     @classmethod
-    def of_columns(cls, numerical: np.ndarray, ids: Sequence[np.ndarray | Bags]) -> "Inputs":
+    def from_columns(cls, numerical: np.ndarray, ids: Sequence[np.ndarray | Jagged]) -> "Inputs":
         """Returns the inputs of transformed rows.
 
         Args:

@@ -42,7 +42,7 @@ def frame_of(rows: Any, transform: RowTransform) -> Any:
         columns = [[row[place] for row in cells] for place in range(len(names))]
     else:
         raise ValueError(f"rows: expected a list of rows, got {rows!r}")
-    lists, named = Cells.of(fitted.schema), zip(names, columns, strict=True)
+    lists, named = Cells.from_schema(fitted.schema), zip(names, columns, strict=True)
     return pa.table([_array_of(fitted, lists, *one) for one in named], names)
 
 

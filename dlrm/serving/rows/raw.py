@@ -126,7 +126,7 @@ class RowTransform:
         if self.fitted.is_log:
             return Inputs(*self.fitted.of_fields(TextColumn(*text)))
         numbers, ids, _ = self.fitted.of_texts([text.column(i) for i in range(len(self.names))])
-        return Inputs.of_columns(numbers, ids)
+        return Inputs.from_columns(numbers, ids)
 
 
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> Text:

@@ -43,7 +43,7 @@ def read_inputs(
     if bad:
         raise bad[0]
     numerical, ids, _ = fitted.apply(rows.numerical, rows.categorical)
-    inputs = Inputs.of_columns(numerical, ids)
+    inputs = Inputs.from_columns(numerical, ids)
     if shares is not None:
         absent = missing_features(rows.numerical, rows.categorical, numerical.shape[1])
         shares.add(absent, inputs.without_id())

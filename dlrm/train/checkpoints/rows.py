@@ -76,7 +76,7 @@ class StoreView:
 
     def __init__(self, path: Path, entry: Mapping[str, Any]) -> None:
         try:
-            self.directory, self.layout = Path(entry["path"]), Layout.of(entry)
+            self.directory, self.layout = Path(entry["path"]), Layout.from_dict(entry)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
                 f"{path / 'config.json'}: expected where the rows are, got {error!r}"

@@ -120,7 +120,7 @@ def read_run(checkpoint: Path) -> Run:
         int(progress["best"]["step"]) if best else None,
         curve,
         [entry for entry in history if "lr" not in entry],
-        Roles.of_run(config) or OF_NVIDIA,
+        Roles.from_config(config) or OF_NVIDIA,
     )
 
 

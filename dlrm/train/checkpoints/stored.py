@@ -74,7 +74,7 @@ def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_stat
     assert store is not None
     fields, entries = fields_of(parameters), saved.config.get(STORES, [])
     own = next((entry for entry in entries if store.holds(entry)), None)
-    same = (e for e in entries if Layout.of(e).tables == store.tables)
+    same = (e for e in entries if Layout.from_dict(e).tables == store.tables)
     shown = own or next(same, None)
     if shown and not (own and resume) and (store.is_open or not parameters.optimizers):
         store.close()

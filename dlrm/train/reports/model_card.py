@@ -28,7 +28,7 @@ def model_card(config: Mapping[str, Any], progress: Mapping[str, Any], has_trans
         "",
         f"{kind}, trained with dlrm {config.get('dlrm_version', 'of an unknown version')}.",
         *_section("Data", _data_lines(flags, data, config)),
-        *_section("Metrics", _metric_lines(progress, Roles.of_run(config))),
+        *_section("Metrics", _metric_lines(progress, Roles.from_config(config))),
         *_section("Loading", _loading_lines(is_dlrm, has_transform)),
         *_section("Versions that wrote it", _version_lines()),
         *_section("Flags", _flag_lines(flags)),

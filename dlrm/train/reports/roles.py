@@ -21,7 +21,7 @@ class Roles(NamedTuple):
     reports: str | None = "validation"
 
     @classmethod
-    def of_run(cls, config: Mapping[str, Any]) -> "Roles | None":
+    def from_config(cls, config: Mapping[str, Any]) -> "Roles | None":
         """Returns the roles that a checkpoint's configuration has; older ones have none."""
         facts = config.get("roles")
         return cls(facts["chosen_on"], facts.get("never_chosen_on")) if facts else None

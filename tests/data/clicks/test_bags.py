@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dlrm.data.clicks.bags import Bags, ListField
+from dlrm.data.clicks.bags import Jagged, ListField
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 
@@ -25,12 +25,12 @@ def drawn(rows: int, seed: int = 0) -> tuple[list[list[int]], list[list[int]], l
     return tags, history, [random.standard_normal(len(row)).tolist() for row in history]
 
 
-def bags_of(rows, weights=None) -> Bags:
+def bags_of(rows, weights=None) -> Jagged:
     """Returns Python lists as bags."""
     flat = [np.array([v for row in part or [] for v in row]) for part in (rows, weights)]
     lengths = np.array([len(row) for row in rows], np.int64)
     values = flat[0].astype(np.int64)
-    return Bags(values, lengths, None if weights is None else flat[1].astype(np.float32))
+    return Jagged(values, lengths, None if weights is None else flat[1].astype(np.float32))
 
 
 def write(spec: FeatureSpec, rows: int, chunk: int) -> None:
@@ -90,7 +90,7 @@ def test_bags_that_no_dataset_can_have_are_refused(tmp_path, tags, history, weig
 
 
 def test_lengths_that_do_not_add_up_are_refused(tmp_path):
-    columns = [Bags(np.zeros(2, int), np.array([1, 2])), np.zeros(2, int), bags_of([[], []], [])]
+    columns = [Jagged(np.zeros(2, int), np.array([1, 2])), np.zeros(2, int), bags_of([[], []], [])]
     with (
         SplitWriter(spec_in(tmp_path), "train") as writer,
         pytest.raises(ValueError, match="feature tags of train: .*add up to 2 ids, got 3"),

@@ -135,7 +135,7 @@ def test_lookups_know_exactly_the_numbers_of_their_dictionary(parser, size, tmp_
     missing = random.random(len(values)) < 0.1
     ids = {int(number): i for i, number in enumerate(numbers, 1)}
     expected = [0 if m else ids.get(int(v), 0) for v, m in zip(values, missing, strict=True)]
-    lookup = IdLookup.of(numbers)
+    lookup = IdLookup.from_dictionary(numbers)
     assert lookup(Parsed(values, missing)).tolist() == expected
     for array, path in zip(lookup, IdLookup.paths(tmp_path, 3), strict=True):
         array.tofile(path)
@@ -145,7 +145,9 @@ def test_lookups_know_exactly_the_numbers_of_their_dictionary(parser, size, tmp_
 
 @needs_native
 def test_a_lookup_of_wrong_sizes_is_refused():
-    lookup = IdLookup.of(fit_dictionary(count_values(Parsed(np.arange(9), np.zeros(9, bool)))))
+    lookup = IdLookup.from_dictionary(
+        fit_dictionary(count_values(Parsed(np.arange(9), np.zeros(9, bool))))
+    )
     numbers, _ = read_hexadecimal(text_column(["1", "2"]))
     with pytest.raises(ValueError, match="sizes do not fit"):
         native.host.look_up(*numbers, native.Tables([lookup]), np.empty(3, lookup.ids.dtype))

@@ -99,7 +99,7 @@ def test_columns_become_the_fields_that_their_values_suggest(name):
     result = drafted(c_=values)
     assert field(result, "c_") == expected
     assert result.comments["c_"]
-    assert Schema.of_facts(yaml.safe_load(result.text())) == result.schema
+    assert Schema.from_dict(yaml.safe_load(result.text())) == result.schema
 
 
 def test_names_say_what_numbers_cannot():
@@ -136,7 +136,7 @@ def test_what_tells_a_model_nothing_is_left_out_with_the_reason():
     assert "#   row: a value of its own in every row; 3,000 distinct, 0 .. 2999\n" in text
     assert field(result, "some")
     assert field(result, "score")
-    assert Schema.of_facts(yaml.safe_load(text)) == result.schema
+    assert Schema.from_dict(yaml.safe_load(text)) == result.schema
 
 
 def test_the_first_times_are_the_time_of_a_row():
@@ -466,7 +466,7 @@ def test_files_are_read_with_all_their_columns(tmp_path):
         list(batches_of(find_tables([headerless]), TextFormat(), ["y"]))
     result = draft(batches_of(find_tables([headerless]), TextFormat(header=False)), "0")
     assert result.schema.label == Label("0")
-    assert Schema.of_facts(yaml.safe_load(result.text())) == result.schema
+    assert Schema.from_dict(yaml.safe_load(result.text())) == result.schema
     headerless.write_text("y,a,a,b\n0,1,2,x\n1,3,4,z\n")
     seen = Seen()
     files = find_tables([headerless])

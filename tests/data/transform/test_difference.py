@@ -131,7 +131,7 @@ def test_what_differs_of_lists_is_said(tmp_path):
     def lists_of(directory, **entries):
         field = CategoricalField("city", max_length=3, **entries)
         schema = Schema(Label("y"), categorical=(field,))
-        transform = Transform(schema, [], [Dictionary.of_texts(CITIES)])
+        transform = Transform(schema, [], [Dictionary.from_texts(CITIES)])
         transform.save(directory / "transform")
         return directory
 
@@ -188,7 +188,7 @@ def test_what_does_not_extend_named_columns_is_said(tmp_path):
     def city_of(name, cities, buckets=0, **entries):
         field = CategoricalField("city", hash_buckets=buckets, **entries)
         schema = Schema(Label("y"), categorical=(field,))
-        Transform(schema, [], [Dictionary.of_texts(cities)]).save(tmp_path / name / "transform")
+        Transform(schema, [], [Dictionary.from_texts(cities)]).save(tmp_path / name / "transform")
         return tmp_path / name
 
     plain = city_of("plain", CITIES)

@@ -84,7 +84,7 @@ def test_a_schema_is_the_same_once_written_and_read(tmp_path_factory, schema):
     path = tmp_path_factory.mktemp("schema") / "schema.yaml"
     schema.save(path)
     assert Schema.load(path) == schema
-    assert Schema.of_facts(json.loads(json.dumps(schema.facts()))) == schema
+    assert Schema.from_dict(json.loads(json.dumps(schema.to_dict()))) == schema
 
 
 LIST = "{column: l, max_length: 2}"
@@ -282,7 +282,7 @@ def test_columns_may_be_numbers(tmp_path):
     assert schema.columns == ["0", "1", "2", "3"]
 
 
-SCHEMA = Schema.of_facts(
+SCHEMA = Schema.from_dict(
     {
         "label": {"column": "y", "positive": "ja"},
         "numerical": [{"column": "x", "transform": "quantile", "bins": 2}, "z"],
@@ -303,7 +303,7 @@ def saved(tmp_path):
         Dictionary(np.array([7, (1 << 64) - 3], np.uint64)),
         Dictionary(np.empty(0, np.uint64)),
     ]
-    made = Transform(SCHEMA, fitted, [Dictionary.of_texts(["b", "ä"]), *numbers], ["nein"])
+    made = Transform(SCHEMA, fitted, [Dictionary.from_texts(["b", "ä"]), *numbers], ["nein"])
     made.save(tmp_path / "transform")
     return tmp_path / "transform"
 

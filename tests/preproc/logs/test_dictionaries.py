@@ -63,7 +63,9 @@ def test_dictionaries_are_those_of_a_plain_sort(tmp_path, monkeypatch, at_once, 
         assert dictionary.tolist() == expected
         wide = any(key >= 2**32 for key in expected)
         assert dictionary.dtype == (np.uint64 if wide else np.uint32)
-        lookup = IdLookup.load(tmp_path / "lookups", i, np.dtype(IdLookup.of(dictionary).ids.dtype))
+        lookup = IdLookup.load(
+            tmp_path / "lookups", i, np.dtype(IdLookup.from_dictionary(dictionary).ids.dtype)
+        )
         ids = lookup(Parsed(np.array(expected, np.uint64), np.zeros(len(expected), bool)))
         assert ids.tolist() == list(range(1, len(expected) + 1))
 

@@ -268,7 +268,7 @@ def test_a_log_read_as_a_table_has_the_same_numbers_and_ids(local, logs, tmp_pat
     table = tmp_path / "table"
     for name, schema in (("plain", fitted.schema), ("more", replace(fitted.schema, **more))):
         made = prepare_tables(
-            TableOptions(Schema.of_facts(schema.facts()), output_ordering="input"),
+            TableOptions(Schema.from_dict(schema.to_dict()), output_ordering="input"),
             {"train": find_tables([whole], "csv")},
             table / name,
             lambda: nullcontext(local),

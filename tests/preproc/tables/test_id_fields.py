@@ -191,11 +191,11 @@ def test_a_dataset_goes_to_parquet_and_back(tmp_path, values):
 )
 def test_entries_that_do_not_fit_are_named(entry, message):
     with pytest.raises(ValueError, match=f"categorical field c: {message}"):
-        Schema.of_facts({"label": "y", "categorical": [{"column": "c", "type": "id", **entry}]})
+        Schema.from_dict({"label": "y", "categorical": [{"column": "c", "type": "id", **entry}]})
 
 
 def test_a_schema_of_ids_is_saved_and_loaded(tmp_path):
-    schema = Schema.of_facts(SCHEMA)
+    schema = Schema.from_dict(SCHEMA)
     schema.save(tmp_path / "schema.yaml")
     assert Schema.load(tmp_path / "schema.yaml") == schema
     assert schema.categorical[1] == CategoricalField("shop", "id", cardinality=300)

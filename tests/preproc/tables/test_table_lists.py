@@ -440,7 +440,7 @@ def test_a_draft_has_list_fields(tmp_path, kind):
     assert (fields["tags"].type, fields["items"].type) == ("string", "integer")
     assert made.comments["tags"].startswith("lists of up to 3, 1.25 on average, 50.00% empty; 3 ")
     assert "a list of numbers" in made.left_out["w"]
-    assert Schema.of_facts(yaml.safe_load(made.text())) == made.schema
+    assert Schema.from_dict(yaml.safe_load(made.text())) == made.schema
 
 
 @pytest.mark.parametrize(
@@ -462,11 +462,11 @@ def test_a_draft_has_list_fields(tmp_path, kind):
 )
 def test_a_wrong_list_field_is_named(entry, problem):
     with pytest.raises(ValueError, match=r"\A[^\n]+\Z") as failed:
-        Schema.of_facts({"label": "y", "categorical": [{"column": "t", **entry}]})
+        Schema.from_dict({"label": "y", "categorical": [{"column": "t", **entry}]})
     assert problem in str(failed.value)
 
 
 def test_a_schema_of_lists_is_the_same_once_written_and_read(tmp_path):
-    schema = Schema.of_facts(SCHEMA)
+    schema = Schema.from_dict(SCHEMA)
     schema.save(tmp_path / "schema.yaml")
     assert Schema.load(tmp_path / "schema.yaml") == schema

@@ -163,7 +163,7 @@ def test_the_command_killed_anywhere_goes_on_to_the_same_bytes(schema, whole, tm
     from dlrm.data.transform.schema import Schema
 
     pq.write_table(table(), tmp_path / "a.parquet", row_group_size=50)
-    Schema.of_facts(schema).save(tmp_path / "schema.yaml")
+    Schema.from_dict(schema).save(tmp_path / "schema.yaml")
     values = {"schema": "schema.yaml", "input": "a.parquet", "output": "d", **OPTIONS}
     words = [f"--{name}={value}" for name, value in values.items()]
     words += ["--noreport", "--cores=2", "--split_bytes=2000"]

@@ -29,7 +29,7 @@ class Cells:
     earlier: bool = False
 
     @classmethod
-    def of(cls, schema: Schema, earlier: bool = False) -> "Cells":
+    def from_schema(cls, schema: Schema, earlier: bool = False) -> "Cells":
         """Returns the meaning of a schema's cells."""
         missing: dict[str, Collection[str]] = {
             one.column: schema.missing_of(one) for one in schema.numerical

@@ -1,0 +1,5 @@
+"""The former place of `SplitConfig`, for one version."""
+
+from dlrm.preproc.stages.division import SplitConfig as Division
+
+__all__ = ["Division"]
