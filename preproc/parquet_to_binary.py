@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Converts Parquet to NVIDIA's binary rows; NVIDIA's name for `convert_to_binary.py`."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -20,12 +21,14 @@ def _run() -> int:
     parser.add_argument("--src_dir", type=Path, required=True, help="has train/ and test/")
     parser.add_argument("--dst_dir", type=Path, required=True, help="gets train_data.bin, ...")
     parser.add_argument("--intermediate_dir", help="unused: nothing is written on the way")
-    parser.add_argument("--parallel_jobs", type=int, help="unused: one process reads and writes")
+    parser.add_argument("--parallel_jobs", type=int, help="number of processes, up to all cores")
     flags = parser.parse_args()
     if (flags.src_dir / DATASET).is_dir():
         fail(f"{flags.src_dir}: run_spark.sh wrote no Parquet but {flags.src_dir / DATASET} itself")
     paths = [f"--source={flags.src_dir}", f"--output={flags.dst_dir}"]
-    return main([*paths, "--output_format=binary"])
+    cores = os.cpu_count() or 1
+    jobs = min(cores if flags.parallel_jobs is None else flags.parallel_jobs, cores)
+    return main([*paths, "--output_format=binary", f"--cores={jobs}"])
 
 
 if __name__ == "__main__":
