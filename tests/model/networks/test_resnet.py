@@ -1,9 +1,6 @@
-import copy
-
 import filled_networks
 import pytest
 import torch
-from torch.utils.flop_counter import FlopCounterMode
 
 from dlrm.model.networks.resnet import ResNet
 
@@ -24,27 +21,6 @@ def images() -> torch.Tensor:
     return filled_networks.images(pixels=32, dtype=torch.float32)
 
 
-@pytest.mark.parametrize("norm", ["batch", "group"])
-@pytest.mark.parametrize(
-    ("model", "parameters", "gigamacs"),
-    [("resnet50", 25_557_032, 4.089), ("resnext101_32x4d", 44_177_704, 7.970)],
-)
-def test_parameters_and_multiply_adds_are_the_published_ones(model, parameters, gigamacs, norm):
-    with torch.device("meta"), FlopCounterMode(display=False) as counter:
-        network = ResNet(model, norm=norm)
-        assert network(torch.empty(1, 3, 224, 224)).shape == (1, 1000)
-    assert sum(p.numel() for p in network.parameters()) == parameters
-    assert counter.get_total_flops() / 2e9 == pytest.approx(gigamacs, abs=5e-4)
-
-
-@pytest.mark.parametrize("name", ["resnet50", "resnet50 group", "resnext101_32x4d"])
-def test_golden_logits(name, device):
-    network = filled_networks.build(name, torch.float32).to(device)
-    logits = network(filled_networks.images(dtype=torch.float32).to(device))[1]
-    # From float64; batch norm over few values amplifies float32 rounding to 1.3e-3.
-    assert logits.tolist() == pytest.approx(filled_networks.GOLDEN[name][2], abs=5e-3)
-
-
 def test_stages_have_the_names_of_the_sources_pipeline_cuts():
     with torch.device("meta"):
         names = {m: list(ResNet(m).stages()) for m in ("resnet50", "resnext101_32x4d")}
@@ -52,28 +28,6 @@ def test_stages_have_the_names_of_the_sources_pipeline_cuts():
     assert "b3/3/relu" in names["resnext101_32x4d"]
     assert names["resnet50"][:4] == ["b0", "b1/0", "b1/0/relu", "b1/1"]
     assert names["resnet50"][-3:] == ["b4/2/relu", "reduce_mean", "fc1"]
-
-
-def test_stages_one_after_the_other_are_the_forward_pass(network, images):
-    out = images
-    for stage in network.stages().values():
-        out = stage(out)
-    assert torch.equal(out, network(images))
-    stages = list(network.stages().values())
-    assert len({id(stage) for stage in stages}) == len(stages)
-    assert all(a is b for a, b in zip(stages, network.stages().values(), strict=True))
-    held = [id(p) for stage in stages for p in stage.parameters()]
-    assert sorted(held) == sorted(id(p) for p in network.parameters())
-
-
-def test_a_copy_has_stages_of_its_own(network, images):
-    twin = copy.deepcopy(network)
-    with torch.no_grad():
-        for parameter in twin.stages()["b0"].parameters():
-            parameter.zero_()
-    assert not twin.conv1.weight.any()
-    assert network.conv1.weight.any()
-    assert not torch.equal(twin(images), network(images))
 
 
 def test_weights_depend_on_seed_and_name_alone(network):
@@ -92,14 +46,6 @@ def test_zero_init_residual_starts_blocks_as_the_identity(images):
     inputs = torch.randn(2, 256, 8, 8)
     assert torch.equal(network.stages()["b1/1"](inputs), inputs)
     assert not torch.equal(small().eval().stages()["b1/1"](inputs), inputs)
-
-
-def test_traced_and_compiled_give_the_same(network, images):
-    traced = torch.jit.trace(network, images, check_trace=False)
-    torch.testing.assert_close(traced(images), network(images))
-    captured = torch.compile(network, backend="eager", fullgraph=True)
-    torch.testing.assert_close(captured(images), network(images))
-    torch._dynamo.reset()
 
 
 @pytest.mark.parametrize("model", ["resnet50", "resnext101_32x4d"])
