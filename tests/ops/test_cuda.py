@@ -6,7 +6,7 @@ may choose.
 
 import pytest
 import torch
-from ops_testing import assert_as_close_as_reference
+from test_dot_interaction import assert_as_exact_as_reference
 
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch
@@ -118,18 +118,7 @@ def interaction_inputs(shape, dtype):
 
 
 def compare_interaction(shape, dtype):
-    args = interaction_inputs(shape, dtype)
-    actual = gradients(ops.dot_interaction, args)
-    reference = gradients(ops.dot_interaction_reference, args)
-    grad = Random(0).normal(*actual[0].shape).to(dtype)
-    exact_args = [arg.double().requires_grad_() for arg in args]
-    output = ops.dot_interaction_reference(*exact_args)
-    exact = [output, *torch.autograd.grad(output, exact_args, grad.double())]
-    for one, other, truth in zip(actual, reference, exact, strict=True):
-        if dtype == torch.float32:
-            torch.testing.assert_close(one, truth.float(), atol=1e-4, rtol=1e-5)
-        else:
-            assert_as_close_as_reference(one, other, truth)
+    assert_as_exact_as_reference([x.requires_grad_() for x in interaction_inputs(shape, dtype)])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -40,6 +40,23 @@ def outputs_and_gradients(function, args, weights=None):
     return [output, *torch.autograd.grad(output, args, weights)]
 
 
+def assert_as_exact_as_reference(args):
+    """Compares outputs and gradients with the reference's, of the arguments and in float64."""
+    batch, tables, dim = args[1].shape
+    exact_args = [x.detach().double().requires_grad_() for x in args]
+    weights = torch.randn(batch, ops.interaction_width(tables, dim)).to(args[0])
+    for actual, reference, exact in zip(
+        outputs_and_gradients(ops.dot_interaction, args, weights),
+        outputs_and_gradients(ops.dot_interaction_reference, args, weights),
+        outputs_and_gradients(ops.dot_interaction_reference, exact_args, weights),
+        strict=True,
+    ):
+        if actual.dtype == torch.float32:
+            torch.testing.assert_close(actual, exact.float(), **SUMS)
+        else:
+            assert_as_close_as_reference(actual, reference, exact)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_match_reference(shape, device):
     args = inputs(shape, device, requires_grad=True)
@@ -54,18 +71,7 @@ def test_values_and_gradients_match_reference(shape, device):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_every_instruction_set_is_as_exact_as_the_reference(shape, dtype, instruction_set):
     args = inputs(shape, "cpu", dtype, requires_grad=True)
-    exact_args = [x.detach().double().requires_grad_() for x in args]
-    weights = torch.randn(shape[0], ops.interaction_width(*shape[1:])).to(dtype)
-    for actual, reference, exact in zip(
-        outputs_and_gradients(ops.dot_interaction, args, weights),
-        outputs_and_gradients(ops.dot_interaction_reference, args, weights),
-        outputs_and_gradients(ops.dot_interaction_reference, exact_args, weights),
-        strict=True,
-    ):
-        if dtype == torch.float32:
-            torch.testing.assert_close(actual, exact.float(), **SUMS)
-        else:
-            assert_as_close_as_reference(actual, reference, exact)
+    assert_as_exact_as_reference(args)
 
 
 def test_large_outputs_that_bypass_the_caches_match_reference(instruction_set):
@@ -102,18 +108,7 @@ def test_transposed_inputs_are_read_by_their_strides(device):
 )
 def test_any_shape_matches_reference(batch, tables, dim, dtype):
     args = inputs((batch, tables, dim), "cpu", dtype, requires_grad=True)
-    exact_args = [x.detach().double().requires_grad_() for x in args]
-    weights = torch.randn(batch, ops.interaction_width(tables, dim)).to(dtype)
-    for actual, reference, exact in zip(
-        outputs_and_gradients(ops.dot_interaction, args, weights),
-        outputs_and_gradients(ops.dot_interaction_reference, args, weights),
-        outputs_and_gradients(ops.dot_interaction_reference, exact_args, weights),
-        strict=True,
-    ):
-        if dtype == torch.float32:
-            torch.testing.assert_close(actual, exact.float(), **SUMS)
-        else:
-            assert_as_close_as_reference(actual, reference, exact)
+    assert_as_exact_as_reference(args)
 
 
 @pytest.mark.parametrize("dim", [16, 128])

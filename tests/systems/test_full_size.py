@@ -134,6 +134,8 @@ def test_rates_and_batches_are_those_of_the_inventory(name, global_batch, lr, le
         # The highest rate: with p = step / N, poly is lr * p / w before w and then lr * sqrt(1-p).
         ("gaudi/bert-large/pretrain-p1-fp32-wiki", 7038, 6e-3 * 2000 / (0.2843 * 7038)),
         ("gaudi/bert-large/pretrain-p2-fp32-wiki", 1563, 4e-3 * 200 / (0.128 * 1563)),
+        ("ipu/bert-large/pretrain-128-pod16", 7038, 6e-3),
+        ("ipu/bert-base/pretrain-384-pod16", 2137, 2.828427e-3),
     ],
 )
 def test_the_curves_of_pretraining_reach_their_top_and_fall(name, steps, top):

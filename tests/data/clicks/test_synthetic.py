@@ -82,20 +82,25 @@ def test_power_law_ids_follow_their_law(device):
     assert counts[0] > 50 * counts[100:110].mean()
 
 
+@pytest.mark.parametrize("hotness", [None, [5]])
 @pytest.mark.parametrize("ids", ["uniform", "power_law"])
-def test_a_batch_depends_on_seed_split_and_index_alone(device, ids):
-    dataset = make([1000] * 4, device, ids=ids)
+def test_a_batch_depends_on_seed_split_and_index_alone(device, ids, hotness):
+    more = {"ids": ids, "hotness": hotness, "num_samples": 2000, "batch_size": 1000}
+    dataset = make([1000] * 4, device, **more)
     first, second = dataset.batch(0), dataset.batch(1)
     assert_equal(dataset.batch(0), first)
-    assert_equal(make([1000] * 4, device, ids=ids).batch(1), second)
-    others = [
+    assert_equal(make([1000] * 4, device, **more).batch(1), second)
+    for other in (
         second,
-        make([1000] * 4, device, ids=ids, seed=2).batch(0),
-        make([1000] * 4, device, ids=ids, split="test").batch(0),
-    ]
-    for other in others:
-        for tensor, expected in zip(other[:3], first[:3], strict=True):
-            assert (tensor != expected).float().mean() > 0.4
+        make([1000] * 4, device, seed=2, **more).batch(0),
+        make([1000] * 4, device, split="test", **more).batch(0),
+    ):
+        count = min(len(other.categorical), len(first.categorical))
+        pairs = [(other.categorical[:count], first.categorical[:count])]
+        pairs += [(other.numerical, first.numerical), (other.labels, first.labels)]
+        assert all((one != two).float().mean() > 0.4 for one, two in pairs)
+        if hotness:
+            assert (other.lengths != first.lengths).float().mean() > 0.6  # 4 of 5 by chance
 
 
 @pytest.mark.parametrize("ids", ["uniform", "power_law"])
@@ -116,23 +121,6 @@ def test_bags_have_one_to_hotness_ids_each_in_its_table(device, ids):
         assert own.min() >= 0
         assert size > own.max() >= size - (1 if ids == "uniform" and size < 100 else size)
         assert ids != "uniform" or len(own.unique()) > 0.9 * size
-
-
-@pytest.mark.parametrize("ids", ["uniform", "power_law"])
-def test_a_batch_of_bags_depends_on_seed_split_and_index_alone(device, ids):
-    more = {"ids": ids, "hotness": [5], "num_samples": 2000, "batch_size": 1000}
-    dataset = make([1000] * 4, device, **more)
-    first, second = dataset.batch(0), dataset.batch(1)
-    assert_equal(dataset.batch(0), first)
-    assert_equal(make([1000] * 4, device, **more).batch(1), second)
-    for other in (
-        second,
-        make([1000] * 4, device, seed=2, **more).batch(0),
-        make([1000] * 4, device, split="test", **more).batch(0),
-    ):
-        assert (other.lengths != first.lengths).float().mean() > 0.6  # 4 of 5 by chance
-        count = min(len(other.categorical), len(first.categorical))
-        assert (other.categorical[:count] != first.categorical[:count]).float().mean() > 0.4
 
 
 @pytest.mark.parametrize("shard", [None, Shard(World(0, 2), (1,))])
