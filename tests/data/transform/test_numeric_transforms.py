@@ -6,7 +6,6 @@ import math
 import numpy as np
 import pyarrow as pa
 import pytest
-from dlrm.serving.inputs import Inputs
 
 import dlrm
 from dlrm.data.clicks import layout
@@ -18,6 +17,7 @@ from dlrm.data.transform.numeric_transforms import (
     described,
 )
 from dlrm.data.transform.transform import Transform
+from dlrm.serving.rows.inputs import Inputs
 
 X = [4.0, -40.0, None, 5.0, -2.5]
 FITTED = Fitted(1.0, 2.0, np.array([0.0, 4.0, 8.0]), np.array([0.25, 0.5, 1.0]))
