@@ -5,15 +5,9 @@ import struct
 from collections import Counter
 from pathlib import Path
 
-MASK = 2**64 - 1
+from table_oracle import splitmix64
+
 GOOD = "1\t5\t6\ta\tb\tc\n0\t7\t8\td\te\tf\n"  # two rows of 2 numericals and 3 categoricals
-
-
-def splitmix64(seed, counter):
-    x = ((counter + 1) * 0x9E3779B97F4A7C15 + seed) & MASK
-    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
-    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
-    return x ^ (x >> 31)
 
 
 def half(value):

@@ -212,7 +212,12 @@ def lines(table, names):
     return ["\t".join(row) for row in zip(*(texts(table[name]) for name in names), strict=True)]
 
 
-ROWS = {f.__name__: f for f in (dicts, sequences, columns, arrays, scalars, records, lines)}
+def cells(table, names):
+    """Returns rows of text, as the csv module reads them."""
+    return rows_of({name: texts(table[name]) for name in names})
+
+
+ROWS = {f.__name__: f for f in (dicts, sequences, columns, arrays, scalars, records, lines, cells)}
 ROUTES = [*FILES, *FRAMES, *ROWS, RAW]
 
 
@@ -292,6 +297,15 @@ def ids_of(transform, parts, name):
     for part in parts:
         rows = [part.ids_of(row, table).tolist() for row in range(len(part.numerical))]
         found += rows if table in transform.longest else [ids for (ids,) in rows]
+    return found
+
+
+def weights_of(transform, parts, name):
+    """Returns the weights of a field's list in each row."""
+    table, found = transform.categorical_names.index(name), []
+    for part in parts:
+        lists = np.split(part.weights, part.lengths.ravel().cumsum()[:-1])
+        found += [own.tolist() for own in lists[table :: part.num_tables]]
     return found
 
 

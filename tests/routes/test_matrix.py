@@ -22,6 +22,7 @@ from routes_testing import (
     inputs_of,
     numbers_of,
     of_rows,
+    weights_of,
     written,
 )
 
@@ -106,8 +107,11 @@ LISTS = {
     "lists": [["a", "b"], [], NONE, ["True", "a"], ["12.0"], ["é"]],
     "of integers": [[1, 2], [], NONE, [3, 1], [2**62 + 1], [0]],
     "of fractions": [[1.5], [], NONE, [2.0, 1.5], [0.1], [1e-7]],
+    "weighted": [["a", "b"], [], NONE, ["True", "a"], ["12.0"], ["é"]],
 }
-NO_TEXT = {"csv", "pandas csv", "nullable csv", "json", "polars csv", "polars json", "lines", RAW}
+WEIGHTS = {"weights": [[1.5, -2.0], [], NONE, [0.5, 3.0], [0.25], [0.0]]}
+NO_TEXT = {"csv", "pandas csv", "nullable csv", "json", "polars csv", "polars json"}
+NO_TEXT |= {"lines", "cells", RAW}
 WIDENING = {"nullable", "nullable csv", "objects", "records", "pandas json"}  # float32 to float64
 TABLES = {
     "values": (TABLE, ROUTES),
@@ -115,7 +119,7 @@ TABLES = {
     "bytes": (BYTES, [route for route in ROUTES if route not in NO_TEXT]),
     "singles": (SINGLES, [route for route in ROUTES if route not in WIDENING]),
     "lists": (
-        LISTS,
+        LISTS | WEIGHTS,
         [r for r in ROUTES if r not in ("pandas csv", "nullable csv", "polars csv", "arrays")],
     ),
 }
@@ -164,18 +168,22 @@ def files(tmp_path_factory):
 def test_every_route_gives_one_model_one_table(name, route, files, tmp_path):
     table, routes = TABLES[name]
     numbers = [{"column": name, "transform": "none"} for name in table if name in AS_NUMBERS]
-    fields = [entry(name, values) for name, values in table.items() if name not in AS_NUMBERS]
+    read = {name: values for name, values in table.items() if name not in WEIGHTS}
+    fields = [entry(name, values) for name, values in read.items() if name not in AS_NUMBERS]
     schema = {"label": "y", "categorical": fields, "numerical": numbers}
     transform = fitted(schema, table | {"y": [0, 1] * 3}, route, tmp_path)
     if route not in WHOLE:
         routes = [other for other in routes if other in (*WHOLE, "pandas", RAW)]
     own = inputs_of(transform, table, route, files[name])
-    expected = {field: expected_of(transform, own, field, table[field]) for field in table}
+    expected = {field: expected_of(transform, own, field, read[field]) for field in read}
     for other in routes:
         parts = inputs_of(transform, table, other, files[name])
-        for field in table:
-            read = numbers_of if field in AS_NUMBERS else ids_of
-            assert read(transform, parts, field) == expected[field], (field, other)
+        for field in read:
+            found = (numbers_of if field in AS_NUMBERS else ids_of)(transform, parts, field)
+            assert found == expected[field], (field, other)
+        for weights in WEIGHTS.keys() & table:
+            found = weights_of(transform, parts, "weighted")
+            assert found == [own or [] for own in table[weights]], other
 
 
 def expected_of(transform, own, field, values):
@@ -202,7 +210,8 @@ def expected_of(transform, own, field, values):
 def entry(name, values):
     """Returns a categorical field of a schema."""
     if any(type(value) is list for value in values):
-        return {"column": name, "max_length": 2}
+        weighted = {"weights": "weights"} if name == "weighted" else {}
+        return {"column": name, "max_length": 2, **weighted}
     return {"column": name, "type": "integer" if name in AS_INTEGERS else "string"}
 
 

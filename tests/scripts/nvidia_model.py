@@ -3,7 +3,10 @@
 Written from the description of that format, with loops where ours has formulas.
 """
 
+import numpy as np
 import torch
+
+from dlrm.data.clicks.feature_spec import FeatureSpec
 
 
 class NvidiaModel:
@@ -83,3 +86,15 @@ class NvidiaModel:
             size = shape[0] * shape[1]
             model.tables[index] = torch.from_file(str(file), size=size).view(*shape)
         return model
+
+
+def scored_by(model, dataset):
+    """Returns labels of the test split, and a model's logits for it."""
+    spec = FeatureSpec.load(dataset)
+    numerical = np.fromfile(spec.file("test", spec.numerical[0]), np.float16)
+    ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical]
+    logits = model(
+        torch.from_numpy(numerical).float().view(len(ids[0]), -1),
+        torch.from_numpy(np.stack(ids, axis=1).astype(np.int64)),
+    )
+    return np.fromfile(spec.file("test", spec.label), np.uint8), logits

@@ -9,11 +9,10 @@ import forked
 import numpy as np
 import pytest
 import torch
-from nvidia_model import NvidiaModel
+from nvidia_model import NvidiaModel, scored_by
 from sklearn.metrics import roc_auc_score
 from small_dataset import NUM_NUMERICAL, TABLE_SIZES
 
-from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.files import MANIFEST
 from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
@@ -182,15 +181,7 @@ def test_a_converted_model_tests_as_nvidia_s_does(checkpoint_tool, command, data
     assert "feature order: [1, 3, 0, 2], the device_mapping in metadata.pt" in done.stdout
     assert "no optimizer state" in done.stdout
     tested = command("--mode=test", f"--load_checkpoint_path={tmp_path / 'ours'}", model=[])
-    spec = FeatureSpec.load(dataset)
-    numerical = np.fromfile(spec.file("test", spec.numerical[0]), np.float16)
-    ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical]
-    logits = theirs(
-        torch.from_numpy(numerical).float().view(-1, NUM_NUMERICAL),
-        torch.from_numpy(np.stack(ids, axis=1).astype(np.int64)),
-    )
-    labels = np.fromfile(spec.file("test", spec.label), np.uint8)
-    assert tested["auc"] == pytest.approx(roc_auc_score(labels, logits), abs=1e-5)
+    assert tested["auc"] == pytest.approx(roc_auc_score(*scored_by(theirs, dataset)), abs=1e-5)
 
 
 def test_an_order_that_cannot_be_known_is_asked_for(checkpoint_tool, tmp_path):

@@ -4,12 +4,11 @@ import forked
 import numpy as np
 import pytest
 import torch
-from nvidia_model import NvidiaModel
+from nvidia_model import NvidiaModel, scored_by
 from sklearn.metrics import roc_auc_score
-from small_dataset import MODEL, NUM_NUMERICAL, TABLE_SIZES
+from small_dataset import MODEL, TABLE_SIZES
 
 import dlrm
-from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.scripts.checkpoint.description import describe
 from dlrm.train.checkpoints.nvidia import read_nvidia
@@ -45,14 +44,7 @@ def theirs(tmp_path):
 @pytest.fixture
 def scored(dataset, theirs):
     """Labels of the test split, and NVIDIA's logits for it."""
-    spec = FeatureSpec.load(dataset)
-    numerical = np.fromfile(spec.file("test", spec.numerical[0]), np.float16)
-    ids = [np.fromfile(spec.file("test", n), spec.dtype(n)) for n in spec.categorical]
-    logits = theirs(
-        torch.from_numpy(numerical).float().view(-1, NUM_NUMERICAL),
-        torch.from_numpy(np.stack(ids, axis=1).astype(np.int64)),
-    )
-    return np.fromfile(spec.file("test", spec.label), np.uint8), logits
+    return scored_by(theirs, dataset)
 
 
 def test_it_is_tested(command, scored, tmp_path, capsys):

@@ -1,4 +1,4 @@
-"""Rows with lists get the scores of testing in every input form."""
+"""Rows with lists get the scores of testing; tests/routes brings them in every form."""
 
 import csv
 import json
@@ -6,7 +6,6 @@ import json
 import forked
 import listed_model
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
@@ -73,43 +72,21 @@ def test_scores_are_those_of_plain_torch(listed, predictor, inputs):
     assert len({round(score, 4) for score in expected}) > 200
 
 
-def test_every_form_of_rows_has_the_same_scores(listed, predictor, inputs):
-    rows = listed.rows[:ROWS]
-    expected = predictor.logits_of(inputs[0].part(0, ROWS))
-    table = pa.Table.from_pylist(rows)
-    names = ("age", "user", "tags", "history", "history_weights")
-    forms = {
-        "mappings": rows,
-        "Arrow": table,
-        "columns": table.to_pydict(),
-        "fields": [[row[name] for name in names] for row in rows],
-        "lines": [listed_model.text_of(row) for row in rows],
-        "cells": [{name: listed_model.cell(row[name]) for name in names} for row in rows],
-    }
-    for form, given in forms.items():
-        np.testing.assert_array_equal(predictor.logits(given), expected, err_msg=form)
-    assert len(predictor.logits([])) == 0
-
-
-def test_commands_score_files_and_datasets(listed, predictor, inputs, tmp_path):
+def test_commands_score_files_and_datasets(listed, predictor, tmp_path):
     rows, expected = listed.rows[:ROWS], predictor.predict(listed.rows[:ROWS])
-    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
-    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)) + "\n")
     with open(tmp_path / "rows.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(rows[0])
         writer.writerows([listed_model.cell(value) for value in row.values()] for row in rows)
     words = [f"--checkpoint={listed.checkpoint}", f"--output={tmp_path / 'scores.npy'}"]
-    for name in ("rows.parquet", "rows.jsonl", "rows.csv"):
-        done = forked.run(
-            "dlrm.scripts.predict", *words, f"--input={tmp_path / name}", "--explain=3"
-        )
-        assert done.returncode == 0, done.stderr
-        np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
-        history = rows[3]["history"][-20:]
-        shown = ", ".join(map(str, history[:4])) + f" and {len(history) - 4} more"
-        assert len(history) > 5
-        assert shown in done.stdout, done.stdout
+    source = f"--input={tmp_path / 'rows.csv'}"
+    done = forked.run("dlrm.scripts.predict", *words, source, "--explain=3")
+    assert done.returncode == 0, done.stderr
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
+    history = rows[3]["history"][-20:]
+    shown = ", ".join(map(str, history[:4])) + f" and {len(history) - 4} more"
+    assert len(history) > 5
+    assert shown in done.stdout, done.stdout
     done = forked.run("dlrm.scripts.predict", *words, f"--input={listed.dataset}")
     assert done.returncode == 0, done.stderr
     test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=10_000)).test

@@ -1,5 +1,5 @@
 """The former place of `SplitConfig`, for one version."""
 
-from dlrm.preproc.stages.division import SplitConfig as Division
+from dlrm.preproc.stages.division import SplitConfig as SplitConfig
 
-__all__ = ["Division"]
+__all__ = ["SplitConfig"]

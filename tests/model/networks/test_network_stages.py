@@ -1,4 +1,4 @@
-"""What image networks have in common: published sizes, stages, golden logits, graphs."""
+"""Published sizes, golden logits, stages and graphs, as all image networks have them."""
 
 import copy
 

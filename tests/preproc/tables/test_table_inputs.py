@@ -1,7 +1,6 @@
 """Errors name the file, place and column of bad input, what was expected and what came."""
 
 import datetime as dt
-import gzip
 import json
 import os
 from decimal import Decimal
@@ -511,22 +510,6 @@ def test_a_bad_row_of_csv_is_put_aside_as_it_is(tmp_path):
     assert third.startswith(f"{path}, line 8\tcolumn i: expected an integer of 64 bits, got 'x'\t")
     assert end == ""
     assert (tmp_path / "d" / "train" / "label.bin").stat().st_size == 3
-
-
-def test_compressed_text(tmp_path):
-    text = "y,x\n0,1\n1,2\n"
-    schema = {"label": "y", "numerical": ["x"]}
-    (tmp_path / "a.csv").write_text(text)
-    (tmp_path / "b.csv.gz").write_bytes(gzip.compress(text.encode()))
-    (tmp_path / "c.csv.zst").write_bytes(pa.Codec("zstd").compress(text.encode(), asbytes=True))
-    made = []
-    for name in ("a.csv", "b.csv.gz", "c.csv.zst"):
-        prepare(schema, [tmp_path / name], tmp_path / f"{name}.d")
-        made.append(contents(tmp_path / f"{name}.d", ".bin"))
-    assert made[0] == made[1] == made[2]
-    for name in ("b.csv.gz", "c.csv.zst"):
-        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:-5])
-        assert f"{name}, after line" in refusal(tmp_path / name, tmp_path, schema, restart=True)
 
 
 def test_folders_say_columns_of_any_kind_of_file(tmp_path):

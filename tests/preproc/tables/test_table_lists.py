@@ -140,15 +140,6 @@ def write_copy(path):
     return [copy]
 
 
-def test_polars_and_arrow_give_the_same_bytes(tmp_path):
-    polars = pytest.importorskip("polars")
-    table = pa.table(columns_of("list"))
-    dlrm.Dataset.from_arrow(table, SCHEMA, tmp_path / "arrow", test=table)
-    frame = polars.from_arrow(table)
-    dlrm.Dataset.from_arrow(frame, SCHEMA, tmp_path / "polars", test=frame)
-    assert contents(tmp_path / "arrow", ".bin") == contents(tmp_path / "polars", ".bin")
-
-
 def test_csv_separates_values_and_serving_reads_them_alike(tmp_path):
     schema = SCHEMA | {"missing_values": ["NA"]}
     path = tmp_path / "a.csv"
