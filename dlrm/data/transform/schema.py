@@ -526,6 +526,10 @@ class Schema:
         """Returns the schema as maps and lists, without default values."""
         return {"version": VERSION} | _without_defaults(self)
 
+    def facts(self) -> dict[str, Any]:
+        """Returns `to_dict()`; the name of earlier versions."""
+        return self.to_dict()
+
     def save(self, path: str | os.PathLike) -> None:
         """Writes the schema as YAML; the file appears whole.
 
@@ -619,6 +623,11 @@ class Schema:
             else:
                 made[name] = value
         return _made(cls, "", made)
+
+    @classmethod
+    def of_facts(cls, facts: dict[str, Any]) -> "Schema":
+        """Returns `from_dict(facts)`; the name of earlier versions."""
+        return cls.from_dict(facts)
 
 
 def _format(value: Any) -> TextFormat:
