@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import Transform
 from dlrm.limits import MAX_TASKS
@@ -32,7 +34,7 @@ from dlrm.preproc.logs.source import LogSource
 from dlrm.preproc.stages.dictionary_merge import write_lookups
 from dlrm.preproc.stages.division import DROPPED, TEST, TRAIN, VALIDATION, Divider, Ranges
 from dlrm.preproc.stages.fitting import fit, shared_out
-from dlrm.preproc.stages.pipeline import count, quarantine, transform, write_dataset
+from dlrm.preproc.stages.pipeline import Divided, count, quarantine, transform, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.shuffle_files import remove_unfinished
 from dlrm.preproc.stages.source import Target
@@ -73,11 +75,10 @@ def prepare(
         raise ValueError("the input has no line that can be read; expected one or more")
     half = train_rows + (all_rows - train_rows) // 2
     divider = Ranges((0, train_rows, half, all_rows), (TRAIN, TEST, VALIDATION))
-    source = LogSource(run.options.schema, run.options.log_format)
+    divided = _divided(run, run.options.log_format, divider, splits)
     days = Files([f"day {day}" for day in range(last_day + 1)], "day", _NOTE)
-    rows = divider.count(splits)
     more = None if unlabelled is None else partial(_transform_unlabelled, run, unlabelled)
-    return write_dataset(run, source, divider, splits, counted, rows, days, more=more)
+    return write_dataset(run, divided, counted, days, more=more)
 
 
 def _counted_days(
@@ -188,10 +189,14 @@ def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:
     log_format = replace(run.options.log_format, labelled=False)
     splits = _numbered(run, UNLABELLED, [path], log_format)
     rows = sum(split.rows for split in splits)
-    target, divider = Target(UNLABELLED, rows, labelled=False), Ranges((0, rows), (TRAIN,))
-    source = LogSource(run.options.schema, log_format)
-    counts = divider.count(splits)[:, :1]
-    return transform(run, splits, [target], source, divider, counts, UNLABELLED)
+    divided = _divided(run, log_format, Ranges((0, rows), (TRAIN,)), splits)
+    target = Target(UNLABELLED, rows, TRAIN, labelled=False)
+    return transform(run, divided, [target], UNLABELLED)
+
+
+def _divided(run: Run, log_format: LogFormat, divider: Ranges, splits: Sequence[Split]) -> Divided:
+    source, rows = LogSource(run.options.schema, log_format), divider.count(splits)
+    return Divided(source, divider, splits, rows, np.zeros((*rows.shape, 0), np.int64))
 
 
 def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> None:
@@ -237,14 +242,12 @@ def transform_days(
         )
         stage.tasks("lookups", task, shared_out(range(shape.num_categorical)))
     divider = Ranges((0, first, last, rows), (DROPPED, TRAIN, DROPPED))
-    counts = divider.count(splits)[:, :1]
-    used = [split for split, (some,) in zip(splits, counts.tolist(), strict=True) if some]
+    counts = divider.count(splits)[:, TRAIN].tolist()
+    used = [split for split, some in zip(splits, counts, strict=True) if some]
     shuffled = options.output_ordering == "total_random"
     target = Target("", last - first, shuffled=shuffled, labelled=labelled)
-    source = LogSource(options.schema, replace(shape, labelled=labelled))
-    totals = transform(
-        run, used, [target], source, divider, counts[counts[:, 0] > 0], directory=directory
-    )[""]
+    divided = _divided(run, replace(shape, labelled=labelled), divider, used)
+    totals = transform(run, divided, [target], directory=directory)[""]
     remove_unfinished(run.work.output)
     write_manifest(run.work.output, "split", rows=target.rows)
     run.work.finish_output(totals)

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -113,13 +113,39 @@ def quarantine(run: Run, parts: Sequence[Any], counted: Sequence[dict[str, Any]]
     run.say(f"{'quarantined:':<12}{bad:>14,} rows")
 
 
+class Divided(NamedTuple):
+    """Rows that are counted and divided into splits.
+
+    Attributes:
+        source: reads the parts.
+        divider: assigns rows to splits.
+        parts: the parts, with the checksums of the first reading.
+        rows: rows of each part in each split, int `[parts, 3]`.
+        ids: ids of each part, split and list field, int `[parts, 3, lists]`.
+    """
+
+    source: Source
+    divider: Divider | Ranges
+    parts: Sequence[Any]
+    rows: np.ndarray
+    ids: np.ndarray
+
+    @property
+    def splits(self) -> list[int]:
+        """Returns the splits of the dataset: train, test, and those wanted or with rows."""
+        return sorted({0, 1, *self.divider.splits, *np.flatnonzero(self.rows.sum(axis=0)).tolist()})
+
+    def target(self, split: int, shuffled: bool) -> Target:
+        """Returns a split as a part of the dataset."""
+        num_ids = tuple(self.ids[:, split].sum(axis=0).tolist())
+        rows = int(self.rows[:, split].sum())
+        return Target(layout.SPLITS[split], rows, split, shuffled, num_ids=num_ids)
+
+
 def write_dataset(
     run: Run,
-    source: Source,
-    divider: Divider | Ranges,
-    parts: Sequence[Any],
+    divided: Divided,
     counted: Sequence[dict[str, Any]],
-    rows: np.ndarray,
     files: report.Files,
     columns: Sequence[str] = (),
     origin: dict[str, Any] | None = None,
@@ -129,11 +155,8 @@ def write_dataset(
 
     Args:
         run: the engine, the folder and the options.
-        source: reads the parts.
-        divider: assigns rows to splits.
-        parts: the parts, with the checksums of the first reading.
+        divided: the rows.
         counted: the results of `count`.
-        rows: rows of each part in each split, int `[parts, 3]`.
         files: names of the files, for the report.
         columns: names of all columns of a CSV; none for others.
         origin: origin of the rows, for the manifest, if files do not tell it.
@@ -144,39 +167,18 @@ def write_dataset(
     """
     options, output = run.options, run.work.output
     negatives = negatives_of(options.schema, counted)
-    _check_splits(rows.sum(axis=0), divider.required, options.division)
+    _check_splits(divided.rows.sum(axis=0), divided.divider.required, options.division)
     fitted = fit(run, counted, output / layout.TRANSFORM, columns, negatives)
-    given = {0, 1, *divider.splits, *np.flatnonzero(rows.sum(axis=0)).tolist()}
-    places = sorted(given)
-    names = [layout.SPLITS[place] for place in places]
-    ids = np.array([one["ids"] for one in counted], np.int64)[:, places]  # of list fields
-    rows = rows[:, places]
     shuffled = options.output_ordering == "total_random"
-    targets = [
-        Target(
-            layout.SPLITS[place],
-            int(rows[:, i].sum()),
-            place,
-            shuffled and place == TRAIN,
-            num_ids=tuple(ids[:, i].sum(axis=0).tolist()),
-        )
-        for i, place in enumerate(places)
-    ]
+    targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
+    names = [target.name for target in targets]
     periods = report.periods_of(counted, fitted.num_numerical) if options.report else None
-    totals = transform(
-        run,
-        parts,
-        targets,
-        source,
-        divider,
-        rows,
-        extra=extra_dtypes(options.schema),
-        ids=ids,
-        periods=periods,
-    )
+    extra = extra_dtypes(options.schema)
+    totals = transform(run, divided, targets, extra=extra, periods=periods)
     totals |= more() if more is not None else {}
     with run.stage("describe"):
         if options.report:
+            parts = divided.parts
             report.write(output, report.facts(run, files, parts, counted, periods, fitted, totals))
         labels = label_counts(counted)
         spec = _specification(run, fitted, totals, names)
@@ -218,40 +220,33 @@ def _specification(
 
 def transform(
     run: Run,
-    parts: Sequence[Any],
+    divided: Divided,
     targets: list[Target],
-    source: Source,
-    divider: Divider | Ranges,
-    rows: np.ndarray,
     name: str = "transform",
     directory: Path | None = None,
     extra: dict[str, np.dtype] | None = None,
-    ids: np.ndarray | None = None,
     periods: Periods | None = None,
 ) -> dict[str, dict[str, int]]:
     """Transforms the rows of targets into the files of the output.
 
     Args:
         run: the engine, the folder and the options.
-        parts: the parts, which know their rows.
+        divided: the rows.
         targets: destinations of rows; at most one of them is shuffled.
-        source: reads the parts.
-        divider: assigns rows to splits.
-        rows: rows of each part in each target, int `[parts, targets]`.
         name: name of the stage.
         directory: the fitted transform; by default that of the output.
         extra: columns besides the model's inputs.
-        ids: ids of each part, target and list field, int `[parts, targets, lists]`.
         periods: periods that the report compares; None for rows without a time.
 
     Returns:
         For each target: rows, clicks, and so on, as `transform_split` counts them.
     """
-    work = run.work
-    options = run.options
+    work, options, parts = run.work, run.options, divided.parts
+    splits = [target.split for target in targets]
+    rows, ids = divided.rows[:, splits], divided.ids[:, splits]
     job = TransformJob(
-        source,
-        divider,
+        divided.source,
+        divided.divider,
         str(directory or work.output / layout.TRANSFORM),
         str(work.folder("lookups")),
         str(work.output),
@@ -264,7 +259,7 @@ def transform(
         str(work.folder(f"{name}.statistics")) if options.report else None,
         extra or {},
         (np.cumsum(rows, axis=0) - rows).tolist(),
-        [] if ids is None else (np.cumsum(ids, axis=0) - ids).tolist(),
+        (np.cumsum(ids, axis=0) - ids).tolist(),
         periods,
     )
     with run.stage(name) as stage:

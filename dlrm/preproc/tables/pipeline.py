@@ -24,7 +24,7 @@ from dlrm.data.tables.parts import Part, parts_of
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.stages.division import Divider
-from dlrm.preproc.stages.pipeline import count, quarantine, write_dataset
+from dlrm.preproc.stages.pipeline import Divided, count, quarantine, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import Run
 from dlrm.preproc.tables.options import TableOptions
@@ -90,14 +90,15 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
     quarantine(run, parts, counted)
     parts = [part._replace(crc=one["crc"]) for part, one in zip(parts, counted, strict=True)]
-    rows = np.array([result["rows"] for result in counted])
+    rows, ids = (np.array([one[name] for one in counted], np.int64) for name in ("rows", "ids"))
     first = inputs.files[0]
     columns: list[str] = []
     if first.kind.delimited:
         headers = (file.columns(options.format) for file in inputs.files)
         columns = next(filter(None, headers), [])
     names = Files([_name(file) for file in inputs.files])
-    return write_dataset(run, source, divider, parts, counted, rows, names, columns, origin)
+    divided = Divided(source, divider, parts, rows, ids)
+    return write_dataset(run, divided, counted, names, columns, origin)
 
 
 def _name(file: TableFile) -> str:
