@@ -115,7 +115,7 @@ def _schema(source: Path, first: Path) -> Schema:
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    return exit_code_of(lambda: _run(_parse(arguments)))
+    return exit_code_of(lambda: _run(_parse(arguments)), hint="the same command resumes the run")
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

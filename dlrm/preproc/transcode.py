@@ -11,7 +11,6 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.preset import prepare_preset
 from dlrm.preproc.stages.division import SplitConfig
@@ -70,11 +69,6 @@ class CsvConfig:
         if repeated := sorted({name for name in used if used.count(name) > 1}):
             raise ValueError(
                 f"--label, --numerical, --categorical: columns named twice: {', '.join(repeated)}"
-            )
-        if self.numeric_transform not in NUMERIC_TRANSFORMS:
-            raise ValueError(
-                f"--numeric_transform: expected one of {', '.join(NUMERIC_TRANSFORMS)}, got "
-                f"{self.numeric_transform!r}"
             )
         for flag, least in (("frequency_limit", 1), ("seed", 0), ("chunk_size", 1)):
             if (value := getattr(self, flag)) < least:

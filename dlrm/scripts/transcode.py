@@ -9,6 +9,9 @@ or as in NVIDIA's program: `--input` is a directory with CSV files without heade
 specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "auto" or declared).
 """
 
+from dataclasses import fields
+from typing import Any
+
 from absl import flags
 
 from dlrm.data.clicks.layout import FEATURE_SPEC, one_class_note
@@ -104,29 +107,11 @@ def _transcode() -> Report:
         )
     if FLAGS["feature_spec_in"].present:
         raise ValueError("--feature_spec_in: expected no --label beside it, got both")
-    return transcode_csv(
-        CsvConfig(
-            input=FLAGS.input,
-            output=FLAGS.output,
-            label=FLAGS.label,
-            numerical=tuple(FLAGS.numerical),
-            categorical=tuple(FLAGS.categorical),
-            positive=FLAGS.positive,
-            header=FLAGS.header,
-            columns=tuple(FLAGS.columns),
-            delimiter=FLAGS.delimiter,
-            missing_values=tuple(FLAGS.missing_values),
-            numeric_transform=FLAGS.numeric_transform,
-            frequency_limit=FLAGS.frequency_limit,
-            test_fraction=FLAGS.test_fraction,
-            seed=FLAGS.seed,
-            chunk_size=FLAGS.chunk_size,
-            feature_spec_out=FLAGS.feature_spec_out,
-        ),
-        FLAGS.cores,
-        FLAGS.restart,
-        **table_options(),
-    )
+    values: dict[str, Any] = {field.name: FLAGS[field.name].value for field in fields(CsvConfig)}
+    for name, value in values.items():
+        values[name] = tuple(value) if isinstance(value, list) else value
+    config = CsvConfig(**values)
+    return transcode_csv(config, FLAGS.cores, FLAGS.restart, **table_options())
 
 
 def _summary(report: Report) -> str:
