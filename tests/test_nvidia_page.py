@@ -9,6 +9,7 @@ import forked
 import pytest
 
 from dlrm.scripts.common import dlrm_flags
+from dlrm.serving.network.platforms import PLATFORMS
 
 # NVIDIA's flags that the page lists as removed or refused.
 NOT_OURS = {"fp16", "nofp16", "self_interaction", "synthetic_dataset"}
@@ -47,7 +48,7 @@ def test_flags_that_it_names_exist(root, page):
     assert len(named) > 60
     paths = [path for folder in SOURCES for path in (root / folder).rglob("*.py")]
     text = "\n".join(path.read_text() for path in [*paths, root / "bind.sh"])
-    known = set(dlrm_flags.parse([]))
+    known = {*dlrm_flags.parse([]), *PLATFORMS}  # the exporter has a flag for each platform
     # absl flags are in quotes; those of argparse and scripts have dashes.
     known |= set(re.findall(r'"(?:--)?([\w-]+)"', text)) | set(re.findall(r"--([\w-]+)", text))
     assert not named - known

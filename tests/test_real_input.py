@@ -252,10 +252,9 @@ def sign_commands(tar: Path, model: str) -> tuple[list[str], list[str]]:
     pytest.importorskip("PIL", reason="no Pillow, which decodes images")
     prepare, *trainings = documented_commands("Photographs of signs")
     (training,) = (words for words in trainings if model in words)
-    script = ROOT / prepare[1]
-    given = [str(tar) if word == "signdigits_shared.tar" else word for word in prepare[2:]]
+    given = [str(tar) if word == "signdigits_shared.tar" else word for word in prepare[1:]]
     assert str(tar) in given, prepare
-    return [sys.executable, str(script), *given], [sys.executable, *training[1:]]
+    return [sys.executable, *given], [sys.executable, *training[1:]]
 
 
 @pytest.mark.slow
@@ -293,10 +292,8 @@ def wikitext_commands(vocabulary: Path) -> tuple[list[list[str]], list[str]]:
     """The README's commands that prepare articles and pre-train on them."""
     pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
     *prepare, training = documented_commands("Articles of WikiText-2")
-    script = ROOT / prepare[0][1]
     given = [
-        [sys.executable, str(script)]
-        + [str(vocabulary) if word == "vocab.txt" else word for word in words[2:]]
+        [sys.executable, *(str(vocabulary) if word == "vocab.txt" else word for word in words[1:])]
         for words in prepare
     ]
     assert len(given) == 2

@@ -107,7 +107,7 @@ def test_a_field_of_one_value_is_named(command, tmp_path, capsys):
     (data / "manifest.json").unlink()
     command("--max_steps=1", "--numerical_embedding=piecewise", data=data)
     out = capsys.readouterr().out
-    assert "numerical field 0, 1, 2, which has one value only" in out
+    assert "numerical 0, numerical 1, numerical 2, which has one value only" in out
     capsys.readouterr()
     command("--max_steps=1", "--numerical_embedding=periodic", data=data)
     assert "one value" not in capsys.readouterr().out

@@ -26,7 +26,7 @@ from dlrm.data.tables.fields import (
 from dlrm.data.tables.kinds.cells import Cell
 from dlrm.data.tables.kinds.json_lines import plain_numbers
 from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.kinds.text import Reading, Text
 from dlrm.data.tables.summaries import BOOLEANS, Summary
 from dlrm.data.transform.schema import Label, Schema
 from dlrm.data.transform.values import canonical_text
@@ -274,7 +274,8 @@ def batches_of(
                 yield batch
             continue
         spans = seen.spans.setdefault(file.path, Spans())
-        for names, lines, read in kind.read(file.path, text, spans=spans, nested=seen.nested):
+        reading = Reading(text, spans=spans, nested=seen.nested)
+        for names, lines, read in kind.read(file.path, reading):
             wanted = [name for name in needed if name not in partition]
             kind.check_names(file.path, names, text, wanted)
             once = [name for name in _once(names, seen) if name not in partition]

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.csv_rows import Spans, read_csv
+from dlrm.data.sources.csv_rows import read_csv
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.delimited import Csv
-from dlrm.data.tables.kinds.text import Column
+from dlrm.data.tables.kinds.text import Column, Reading
 
 
 class Chunk(NamedTuple):
@@ -37,18 +37,12 @@ class CsvChunks(Csv):
         self.files = [folder / file for chunk in chunks for file in chunk.files]
 
     def read(
-        self,
-        path: Path,
-        text: TextFormat,
-        lists: Collection[str] | None = None,
-        columns: Sequence[str] | None = None,
-        problems: dict[int, str] | None = None,
-        spans: Spans | None = None,
-        nested: dict[str, str] | None = None,
+        self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields the rows; `lines` are texts with the file and line of each chunk."""
         names = [name for chunk in self._chunks for name in chunk.features]
-        wanted, wrong = columns or names, None if problems is None else dict[str, str]()
+        text, problems = reading.text, reading.problems
+        wanted, wrong = reading.columns or names, None if problems is None else dict[str, str]()
         parts = [self._read_chunk(chunk, text, wanted, wrong) for chunk in self._chunks]
         tables = list(map(next, parts, repeat(None)))
         done = 0

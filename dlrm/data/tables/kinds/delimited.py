@@ -1,16 +1,16 @@
 """Files of CSV."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.csv_rows import Spans, check_names, delimiter_hint, read_csv
+from dlrm.data.sources.csv_rows import check_names, delimiter_hint, read_csv
 from dlrm.data.sources.text_files import without_mark
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
-from dlrm.data.tables.kinds.text import Column, Text
+from dlrm.data.tables.kinds.text import Column, Reading, Text
 
 
 class Csv(Text):
@@ -30,18 +30,12 @@ class Csv(Text):
         return next((chunk.names for chunk in read_csv(path, text, {}, ())), [])
 
     def read(
-        self,
-        path: Path,
-        text: TextFormat,
-        lists: Collection[str] | None = None,
-        columns: Sequence[str] | None = None,
-        problems: dict[int, str] | None = None,
-        spans: Spans | None = None,
-        nested: dict[str, str] | None = None,
+        self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields the rows of a file; see `Text.read`."""
+        text, problems, columns = reading.text, reading.problems, reading.columns
         try:
-            for names, lines, found in read_csv(path, text, problems, columns, spans):
+            for names, lines, found in read_csv(path, text, problems, columns, reading.spans):
                 there = [(n, c) for n, c in zip(names, found, strict=True) if c is not None]
                 yield names, lines, there
         except ValueError as error:

@@ -1,7 +1,7 @@
 """Files of JSON lines, whose rows become columns of text; numbers keep their text."""
 
 import json
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_files import (
     LONGEST_LINE,
     archive_named,
@@ -21,7 +20,7 @@ from dlrm.data.sources.text_files import (
 )
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
-from dlrm.data.tables.kinds.text import Column, Text
+from dlrm.data.tables.kinds.text import Column, Reading, Text
 from dlrm.data.transform.lists import in_list
 from dlrm.data.transform.values import number_text
 from dlrm.documents import brief
@@ -46,16 +45,10 @@ class JsonLines(Text):
         return next((one.names for one in rows), [])
 
     def read(
-        self,
-        path: Path,
-        text: TextFormat,
-        lists: Collection[str] | None = None,
-        columns: Sequence[str] | None = None,
-        problems: dict[int, str] | None = None,
-        spans: Spans | None = None,
-        nested: dict[str, str] | None = None,
+        self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields the rows of a file; see `Text.read`."""
+        text, lists, columns, problems, _, nested = reading
         for rows in read_json_lines(path, text, problems, lists, columns, nested):
             wanted = rows.names if columns is None else [n for n in rows.names if n in columns]
             cells: list[Column] = [(name, [row.get(name) for row in rows.cells]) for name in wanted]

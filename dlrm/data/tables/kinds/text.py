@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,27 @@ _STAGED_ROWS = 1 << 16  # of a row group
 Column = tuple[str, pa.Array | list[Cell]]  # name and cells
 
 
+class Reading(NamedTuple):
+    """What to read of a file of text, and what to note.
+
+    Attributes:
+        text: format of the file.
+        lists: the columns of lists, where cells can be lists; None allows lists anywhere.
+        columns: the columns to read; None is all. Missing ones are left out.
+        problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
+            cells are then empty; None raises the first.
+        spans: counts rows of several lines.
+        nested: receives columns that are neither values nor lists; see `read_json_lines`.
+    """
+
+    text: TextFormat
+    lists: Collection[str] | None = None
+    columns: Sequence[str] | None = None
+    problems: dict[int, str] | None = None
+    spans: Spans | None = None
+    nested: dict[str, str] | None = None
+
+
 class Text(Kind):
     """A kind of text files, plain or compressed, in the form that a `TextFormat` describes.
 
@@ -32,26 +53,9 @@ class Text(Kind):
     line_type: pa.DataType = pa.int64()
 
     def read(
-        self,
-        path: Path,
-        text: TextFormat,
-        lists: Collection[str] | None = None,
-        columns: Sequence[str] | None = None,
-        problems: dict[int, str] | None = None,
-        spans: Spans | None = None,
-        nested: dict[str, str] | None = None,
+        self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields names, lines and the cells of columns of a file, some rows at a time.
-
-        Args:
-            path: the file.
-            text: its format.
-            lists: the columns of lists, where cells can be lists; None allows lists anywhere.
-            columns: the columns to read; None is all. Missing ones are left out.
-            problems: receives the problem of a row as a whole, by line, with a tab and the row,
-                whose cells are then empty; None raises the first.
-            spans: counts rows of several lines.
-            nested: receives columns that are neither values nor lists; see `read_json_lines`.
 
         Raises:
             ValueError: the file is damaged; the message has file and line.
@@ -95,7 +99,8 @@ class Text(Kind):
         cells = cells or Cells()
         partition = {name: value for name, value in file.partition.items() if name in columns}
         own = [name for name in columns if name not in partition]
-        for names, lines, found in self.read(file.path, text, cells.separators, own, spans=spans):
+        reading = Reading(text, cells.separators, own, spans=spans)
+        for names, lines, found in self.read(file.path, reading):
             if twice := [name for name in own if names.count(name) > 1]:
                 raise ValueError(f"{file.path}: two columns are called {twice[0]!r}")
             if seen is not None:
@@ -157,7 +162,8 @@ class Text(Kind):
             staged_file(Path(target)) as partial_file,
             pq.ParquetWriter(partial_file, schema, **options) as writer,
         ):
-            parts = self.read(file.path, text, cells.separators, columns, problems, spans)
+            reading = Reading(text, cells.separators, columns, problems, spans)
+            parts = self.read(file.path, reading)
             for names, lines, read in parts:
                 found |= dict.fromkeys(names)
                 self.check_names(file.path, names, text, columns)
