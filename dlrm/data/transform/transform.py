@@ -320,7 +320,7 @@ class Transform:
             return native.host.look_up_rows(*hashes, self._tables).astype(dtype, copy=False)
         ids = np.empty((hashes.values.shape[1], self.num_categorical), dtype)
         for i, numbers in enumerate(zip(*hashes, strict=True)):
-            ids[:, i] = self.encode(i, Parsed(*numbers))
+            ids[:, i] = self.lookup(self.dictionary_of[i])(Parsed(*numbers))
         return ids
 
     @cached_property

@@ -27,7 +27,7 @@ from dlrm.preproc.stages.source import Part, Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
 _TEXTS = pa.large_binary()
-_BETWEEN = pa.scalar(b" & ", _TEXTS)  # the values of a combination in its text
+_BETWEEN = b" & "  # the values of a combination in its text
 _LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
 
@@ -265,7 +265,7 @@ def _cross_counts(schema: Schema, cross: Cross, read: Rows, rows: np.ndarray) ->
     if cross.frequency_limit is None:
         return Counts(keys, counts)
     parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
-    return Counts(keys, counts, pc.binary_join_element_wise(*parts, _BETWEEN))
+    return Counts(keys, counts, pc.binary_join_element_wise(*parts, pa.scalar(_BETWEEN, _TEXTS)))
 
 
 def _texts_at(read: Rows, field: int, rows: np.ndarray) -> pa.Array:
@@ -318,7 +318,8 @@ class _FieldCounts:
         """Counts selected rows; adds values to `counts` when a batch no longer has them."""
         coded, chosen = column.each(rows)
         if isinstance(coded, Parsed):
-            _append(counts, count_values(coded.take(chosen) if len(chosen) < coded.rows else coded))
+            # Parts of logs are small enough for one merge, at the end.
+            counts.append(count_values(coded.take(chosen) if len(chosen) < coded.rows else coded))
             return
         if coded.keys is not self._keys:
             self.finish(counts)
