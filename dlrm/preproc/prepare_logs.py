@@ -24,6 +24,7 @@ from dlrm.command_line import Parser, exit_code_of, say
 from dlrm.data.clicks.layout import write_model_size
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
+from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.limits import check_processes
 from dlrm.preproc.execution.choice import ENGINES, open_engine
@@ -163,6 +164,8 @@ def _transform(flags: argparse.Namespace) -> None:
     days = _days(flags)
     facts = {"--mode": flags.mode, "--half": flags.half, "--model_folder": str(folder.resolve())}
     facts |= {"--unlabelled": flags.unlabelled}
+    if (fitted := facts_file(folder)).is_file():
+        facts |= input_facts([fitted])
     with _opened(flags, output, days, facts) as run:
         total = pipeline.transform_days(run, days, flags.half, folder, not flags.unlabelled)
         run.work.publish()

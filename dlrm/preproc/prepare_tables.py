@@ -58,7 +58,9 @@ def prepare_tables(
     in_memory = any(file.kind == FRAME for file in inputs.files)
     on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
     facts = options.facts() | input_facts(on_disk)
-    facts |= {f"--{split}_input": len(files) for split, files in tables.items()}
+    for split, files in tables.items():
+        named = [f"{file.path.resolve()} ({file.kind})" for file in files]
+        facts[f"--{split}_input"] = len(files) if in_memory else named
     facts |= {} if query is None else query.facts()
     kind = layout.KIND if replace else False
     with open_work_folder(output, facts, kind, restart or in_memory) as work:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from test_scorer import Asked, Tensor, raw
 
-from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.dictionaries import Dictionary, Identity
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
@@ -52,6 +52,19 @@ def request(*rows):
         "input__2": np.array([[1, len(own)] for own in lists], np.int32),
         "input__3": np.array(weights, np.float32),
     }
+
+
+def test_a_model_whose_fields_must_have_values_is_read(tmp_path):
+    """Ids and required numbers have no missing values, which rows of other fields may have."""
+    facts = {**FACTS, "table_sizes": [3], "categorical_names": ["user"], "lists": None}
+    (tmp_path / "model.json").write_text(json.dumps(facts))
+    number = NumericalField("age", "none", required=True)
+    schema = Schema(Label("y"), (number,), (CategoricalField("user", "id", cardinality=3),))
+    Transform(schema, [Fitted(0.0, 1.0)], [Identity(2)]).save(tmp_path / "transform")
+    ok, bad, worse = Reader(tmp_path, MAX_ROWS).read([raw("1\t2"), raw("1\t"), raw("\t2")])
+    assert (ok.numerical.tolist(), ok.ids.tolist()) == ([[1.0]], [[2]])
+    assert "row 0, column user: expected an integer id" in str(bad)
+    assert "row 0, column age: expected a number, got no value" in str(worse)
 
 
 def test_requests_of_ids_and_of_raw_rows_are_read(reader):

@@ -139,10 +139,12 @@ class OfKeys:
     def __call__(self, column: Parsed | Coded) -> np.ndarray:
         if isinstance(column, Parsed):
             return self._function(column)
-        if self._earlier is None or self._earlier[0] is not column.keys:
+        earlier = self._earlier  # which another thread may replace
+        if earlier is None or earlier[0] is not column.keys:
             found = self._function(Parsed.present(column.keys))
-            self._earlier = column.keys, np.append(found, found.dtype.type(self._of_missing))
-        return self._earlier[1].take(column.codes, mode="wrap")  # twice as fast as with checks
+            earlier = column.keys, np.append(found, found.dtype.type(self._of_missing))
+            self._earlier = earlier
+        return earlier[1].take(column.codes, mode="wrap")  # twice as fast as with checks
 
 
 def cut_lines(

@@ -215,6 +215,8 @@ class RowReader:
             if pa.types.is_integer(array.type):
                 return _ids(of_texts, array, found), None
         raw, codes = places_of(name, array)
+        if field.type == "id":  # a dictionary may have a null of its own
+            found.add(name, codes < 0, _no_id(of_texts))
         numbers = not of_texts.plain and numbers_of_json(batch, name)
         earlier = self._earlier.get(name)
         if earlier is None or earlier.numbers != numbers or not earlier.raw.equals(raw):

@@ -73,7 +73,7 @@ class FieldKeys:
             self.missing = _missing_integers(missing_values)
         else:
             numbers, bad = read_hexadecimal(column)
-            self.missing = numbers.values[~bad]
+            self.missing = numbers.values[~bad & ~numbers.missing]
 
     def of_texts(
         self, column: TextColumn, problems: dict[int, str] | None = None, kind: str = TEXT

@@ -81,7 +81,7 @@ class Transform:
     ) -> None:
         self.kinds = None if kinds is None else tuple(kinds)
         self.schema, self.numerical = schema, list(numerical)
-        self.is_log = is_log(schema)
+        self.is_log = is_log(schema) and keep_negatives == 1
         self.dictionaries = list(dictionaries)
         self.negatives = None if negatives is None else tuple(negatives)
         self.columns = tuple(columns)
@@ -283,6 +283,15 @@ class Transform:
             self.check(place)
             found = self._lookups[place] = IdLookup.from_dictionary(self.dictionaries[place].keys)
         return found
+
+    def build(self) -> None:
+        """Makes the lookups of ids, which otherwise the first rows make."""
+        _ = self.keys
+        if self.is_log and native.host is not None:
+            _ = self._tables
+        for place, dictionary in enumerate(self.dictionaries):
+            if dictionary.kind != "id":
+                self.lookup(place)
 
     def use_lookups(self, directory: str | os.PathLike) -> None:
         """Loads lookups from files, so that processes share them; see `IdLookup.load`.

@@ -220,6 +220,8 @@ def transform_days(
     """
     options, fitted = run.options, Transform.load(directory)
     shape = options.log_format
+    if not fitted.is_log:
+        raise ValueError(f"{directory}: expected the transform of a log, got that of a table")
     if (fitted.num_numerical, fitted.num_categorical) != (
         shape.num_numerical,
         shape.num_categorical,

@@ -9,7 +9,6 @@
 Every finished task leaves a file, and every finished stage a marker, in a `WorkFolder`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -105,10 +104,10 @@ def quarantine(run: Run, parts: Sequence[Any], counted: Sequence[dict[str, Any]]
     for part, rows in zip(parts, rejected, strict=True):
         lines = texts.setdefault(part.source, [])
         lines += [f"{part.where(row)}\t{why}\t{text}\n" for row, why, text in rows]
-    known = Counter(Path(source).name for source in texts)
-    for number, (source, lines) in enumerate(texts.items()):
-        name = Path(source).name
-        name = f"{number}.{name}" if known[name] > 1 else name
+    names = [Path(source).name for source in texts]
+    if len(set(names)) < len(names):
+        names = [f"{number}.{name}" for number, name in enumerate(names)]
+    for name, lines in zip(names, texts.values(), strict=True):
         (folder / f"{name}.tsv").write_text("".join(lines), encoding="utf-8")
     run.say(f"{'quarantined:':<12}{bad:>14,} rows")
 

@@ -174,6 +174,7 @@ def _divided(part: Part, job: TransformJob) -> Iterator[tuple[Target, Read]]:
     """Yields rows of a part some at a time, with their target."""
     rejected: list[Rejected] | None = [] if job.quarantine else None
     for read, splits in readable(job.source, job.divider, part, rejected):
+        read = read._replace(batch=None)  # which is not copied
         for target in job.targets:
             if len(chosen := np.flatnonzero(splits == target.split)):
                 yield target, read.take(chosen)

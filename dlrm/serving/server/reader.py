@@ -122,7 +122,7 @@ class Reader:
         if (directory / layout.TRANSFORM).is_dir():
             check_listed(directory, layout.TRANSFORM)
             self.transform = RowTransform.load(directory)
-            self._read_raw([{RAW: np.zeros((1, 0), np.uint8)}])  # builds the lookups of ids
+            self.transform.fitted.build()
 
     def check_shape(self, name: str, shape: Sequence[int]) -> None:
         """Raises ValueError if an input is larger than any request may be; needs no data."""

@@ -7,8 +7,16 @@ import pytest
 from column_testing import fit_dictionary, text_column
 
 from dlrm.data.clicks import layout
-from dlrm.data.sources.columns import Parsed, TextColumn, read_hexadecimal, read_integer
+from dlrm.data.sources.columns import (
+    Coded,
+    OfKeys,
+    Parsed,
+    TextColumn,
+    read_hexadecimal,
+    read_integer,
+)
 from dlrm.data.sources.row_error import RowError
+from dlrm.data.transform.cells import FieldKeys
 from dlrm.data.transform.dictionaries import (
     Counts,
     FrequencyLimit,
@@ -18,6 +26,7 @@ from dlrm.data.transform.dictionaries import (
     merge_counts,
 )
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
+from dlrm.data.transform.schema import CategoricalField
 from dlrm.data.transform.transform import Transform
 
 
@@ -256,3 +265,22 @@ def test_counts_keep_narrow_numbers_narrow():
     assert count_values(parsed(1, 2)).keys.dtype == np.uint32
     wide = Counts(np.array([2**40], np.uint64), np.array([1]))
     assert merge_counts([count_values(parsed(1)), wide]).keys.tolist() == [1, 2**40]
+
+
+def test_a_hash_of_zero_is_no_missing_value_where_empty_texts_are():
+    field = CategoricalField("c", "hexadecimal", missing_values=("", "ff"))
+    keys, _ = FieldKeys(field, field.missing_values).of_texts(column("00000000", "", "00ff", "1"))
+    assert keys.missing.tolist() == [False, True, True, False]
+
+
+def test_threads_that_share_a_transform_get_the_ids_of_their_own_keys():
+    """Another thread may replace the remembered keys at any moment."""
+    mine, other = np.array([1, 2], np.uint64), np.array([900, 901], np.uint64)
+
+    def function(keys):
+        if keys.values is mine:
+            of_keys(Coded(other, np.array([0, 1])))
+        return keys.values
+
+    of_keys = OfKeys(function)
+    assert of_keys(Coded(mine, np.array([1, 0, -1]))).tolist() == [2, 1, 0]

@@ -156,9 +156,11 @@ def test_the_fitted_transform_reads_ids_and_refuses_new_ones(tmp_path):
         texts = [[b"7", text], [b"1", b"1"], [b"", b""]]
         with pytest.raises(RowError, match="row 1, column user: .*cardinality, 8, got"):
             fitted.of_texts(list(map(TextColumn.from_bytes, texts)))
-    batch = pa.record_batch({**ROWS, "user": [0, 8, None, 1]})
-    _, bad = RowReader(fitted.schema, fitted=fitted).read(batch)
-    assert [(one.row, one.column) for one in bad] == [(1, "user"), (2, "user")]
+    coded = pa.DictionaryArray.from_arrays(pa.array([0, 1, 2, 0]), pa.array([0, 8, None]))
+    for user in ([0, 8, None, 0], coded):  # a dictionary may have a null
+        batch = pa.record_batch({**ROWS, "user": user})
+        _, bad = RowReader(fitted.schema, fitted=fitted).read(batch)
+        assert [(one.row, one.column) for one in bad] == [(1, "user"), (2, "user")]
 
 
 def test_tables_of_other_sizes_are_another_transform(tmp_path):
