@@ -23,7 +23,7 @@ Column = tuple[str, pa.Array | list[Cell]]  # name and cells
 
 
 class Reading(NamedTuple):
-    """What to read of a file of text, and what to note.
+    """Columns to read of a file of text, and what is noted meanwhile.
 
     Attributes:
         text: format of the file.
