@@ -14,7 +14,9 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.derived import Cross, Encoding
-from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import TaskError, local_engine
@@ -287,3 +289,15 @@ def test_a_log_read_as_a_table_has_the_same_numbers_and_ids(local, logs, tmp_pat
         np.testing.assert_array_equal(numbers[:, :13], expected[: len(found)])
     assert numbers.shape[1] == 14
     assert (table / "more" / "train" / "cat_26.bin").stat().st_size == len(found)
+
+
+def test_the_transform_of_a_table_is_none_of_logs(local, tmp_path):
+    """Its fields may have the same numbers, and its keys other meanings."""
+    fields = [CategoricalField(f"c{i}") for i in range(3)]
+    numbers = tuple(NumericalField(f"n{i}", "log") for i in range(2))
+    schema = Schema(Label("y"), numbers, tuple(fields))
+    texts = [Dictionary.from_texts(["a", "b"])] * 3
+    Transform(schema, [Fitted()] * 2, texts).save(tmp_path / "table")
+    run = Run(local, None, LogOptions(log_format=SMALL), print)
+    with pytest.raises(ValueError, match="table: expected the transform of a log, got that of a t"):
+        pipeline.transform_days(run, [], "all", tmp_path / "table", True)

@@ -201,3 +201,24 @@ def test_a_schema_of_ids_is_saved_and_loaded(tmp_path):
     schema.save(tmp_path / "schema.yaml")
     assert Schema.load(tmp_path / "schema.yaml") == schema
     assert schema.categorical[1] == CategoricalField("shop", "id", cardinality=300)
+
+
+def test_rows_left_out_of_files_with_one_name_are_all_kept(tmp_path):
+    names = ("1/a.parquet", "2/a.parquet", "3/0.a.parquet")
+    files = []
+    for name in names:
+        (tmp_path / name).parent.mkdir()
+        files.append(write(tmp_path / name, user=[0, -1, 0, 0]))
+    options = {"bad_lines": "quarantine", "max_bad_lines": 0.5}
+    prepare(SCHEMA, files, tmp_path / "d", **options, **IN_ORDER)
+    left_out = [path.read_text() for path in (tmp_path / "d" / "quarantine").iterdir()]
+    assert len(left_out) == 3
+    assert all(any(name in text for text in left_out) for name in names)
+
+
+def test_files_that_exchange_their_splits_are_another_run(tmp_path):
+    good, bad = write(tmp_path / "a.parquet"), write(tmp_path / "b.parquet", user=[0, -1, 0, 0])
+    with pytest.raises(TaskError, match="got '-1'"):
+        prepare(SCHEMA, [good], tmp_path / "d", others={"test": [bad]})
+    with pytest.raises(ValueError, match="--test_input was .*b.parquet.* and is .*a.parquet"):
+        prepare(SCHEMA, [bad], tmp_path / "d", others={"test": [good]})
