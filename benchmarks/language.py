@@ -30,10 +30,10 @@ from dlrm.data.text.pairs import SentencePairs
 from dlrm.data.text.wordpiece import load_tokenizer
 from dlrm.model.networks.bert import BertConfig
 from dlrm.tasks.language import SequenceClassification
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.precision import LossScaler, PrecisionConfig
-from dlrm.train.task import TrainConfig
+from dlrm.train.precision import LossScaler
 from dlrm.train.trainer import Trainer
 
 LR, CLIP = 2e-5, 1.0

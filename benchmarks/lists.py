@@ -34,13 +34,14 @@ from train import DTYPES, WORKLOADS, PlainDLRM, StepLog
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import Jagged, ListField
 from dlrm.data.clicks.batch import Batch
-from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 LR = 0.01

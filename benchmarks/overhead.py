@@ -35,10 +35,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.precision import LossScaler
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 ONE = torch.ones(1, 1)

@@ -31,12 +31,13 @@ from train import DTYPES, WORKLOADS
 
 import dlrm.distributed as distributed
 from dlrm.data.clicks.batch import Shard
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World, exchange
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 

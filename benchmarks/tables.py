@@ -40,7 +40,8 @@ import torch.distributed as dist
 
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch, Shard
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.prefetch import BatchedRows
 from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
@@ -54,8 +55,8 @@ from dlrm.tasks.planning.costs import Workload, costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 CPU = MACHINES["cpu"]

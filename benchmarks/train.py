@@ -45,15 +45,16 @@ from ops import copy_bandwidth, fbgemm_tables, in_turn
 from torch import nn
 
 from dlrm import ops
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.ops.layers import fused_linear_dtypes, matrix_product
 from dlrm.scripts.systems.runner import processor
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 LR = 0.01

@@ -25,7 +25,8 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks.batch import Dataset
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.prefetch import prefetch
 from dlrm.data.verification import MEMORY
 from dlrm.model.config import DLRMConfig

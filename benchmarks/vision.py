@@ -26,9 +26,8 @@ from torch import nn
 from dlrm.data.images.augmentation import Augmentation
 from dlrm.data.images.loader import SyntheticImages
 from dlrm.tasks.images import ImageClassification, NetworkConfig
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.precision import PrecisionConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SIZE, CLASSES, LR = 224, 1000, 1e-3

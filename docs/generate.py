@@ -25,8 +25,8 @@ import dlrm
 from dlrm import ops
 from dlrm.api.dataset import Dataset
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
+from dlrm.flags import ConfigFlags
 from dlrm.metrics.table import METRICS, legend
-from dlrm.scripts.common.config_flags import ConfigFlags
 from dlrm.serving.predictor import Predictor
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -163,8 +163,8 @@ def _capture_absl(*_: object, **__: object) -> None:
 
 
 def _capture_config(flags: ConfigFlags, *_: object) -> None:
-    topics = flags._flags.key_flags_by_module_dict()
-    raise _Captured([_absl_flag(flag, topic) for topic, own in topics.items() for flag in own])
+    by_topic = flags._flags.key_flags_by_module_dict()
+    raise _Captured([_absl_flag(flag, topic) for topic in flags.topics for flag in by_topic[topic]])
 
 
 def _absl_flag(flag: absl.flags.Flag, topic: str = "") -> Flag:

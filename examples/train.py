@@ -11,14 +11,15 @@ from functools import partial
 from pathlib import Path
 
 import dlrm
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.model.config import DLRMConfig
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 

@@ -6,8 +6,8 @@ import torch
 from torch import nn
 
 from dlrm.distributed import World
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 

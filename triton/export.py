@@ -35,7 +35,8 @@ import dlrm
 from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
-from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.sources.row_error import RowError
 from dlrm.files import make_directories, staged_directory
 from dlrm.locks import new_suffix, unreplaced

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+RECIPES = ("auto",)
 TEST_FRACTION = 0.2  # share of the rows, unless the caller divides them otherwise
 SET_ASIDE = 0.1  # share of the training rows, unless the dataset has others to choose on
 _DIM = 16

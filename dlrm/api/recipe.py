@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from dlrm.api.defaults import training_defaults
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import Dataset
-from dlrm.model.config import FUSED_TYPES, NO_EMBEDDING
+from dlrm.model.config import FUSED_TYPES
+from dlrm.model.layers.choices import NO_EMBEDDING
 from dlrm.train.schedule import OF_NVIDIA
 
-RECIPES = ("auto",)
 BATCH_SIZE = 4096  # for reading labels
 _FEWEST_ROWS = 100
 _FEW_ROWS = 60_000

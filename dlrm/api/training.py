@@ -17,10 +17,11 @@ import torch
 
 import dlrm
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
-from dlrm.api.defaults import set_aside_default, training_defaults
-from dlrm.api.recipe import BATCH_SIZE, RECIPES, Facts, auto, describe
+from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
+from dlrm.api.recipe import BATCH_SIZE, Facts, auto, describe
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
@@ -40,16 +41,16 @@ from dlrm.tasks.click_training import (
     set_aside_note,
     table_store,
 )
+from dlrm.tasks.config import StepConfig
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.reports.roles import Roles
 from dlrm.train.schedule import ScheduleConfig, check_schedule, idle_steps_note
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 _CONFIGS = (
@@ -60,6 +61,7 @@ _CONFIGS = (
     OptimizerConfig,
     PrecisionConfig,
     TableStoreConfig,
+    StepConfig,
 )
 _OF_THE_DATA = {
     "table_sizes",
@@ -79,8 +81,7 @@ def _settings(configs: Iterable[type]) -> list[str]:
 
 
 _AT_THE_END = 1 << 62  # steps between tests: only the last step is tested
-_OF_THE_TRAINING = ("max_grad_norm", "ema_decay", "overlap")
-SETTINGS = (*_settings(_CONFIGS), *_OF_THE_TRAINING)
+SETTINGS = tuple(_settings(_CONFIGS))
 
 
 def fit(
@@ -219,7 +220,7 @@ def _with_defaults(
 
 def check_setting_types(settings: Mapping[str, Any]) -> None:
     """Raises ValueError if one of `SETTINGS` is not of its type; the message names it."""
-    check_types(settings, (ClickTraining, *_CONFIGS))
+    check_types(settings, _CONFIGS)
 
 
 def judge_settings(
@@ -288,7 +289,7 @@ def _trained(
         optimizers=_config(OptimizerConfig, values),
         precision=_config(PrecisionConfig, values),
         tables=_config(TableStoreConfig, values),
-        **{name: values[name] for name in _OF_THE_TRAINING if name in values},
+        step=_config(StepConfig, values),
     )
     datasets = open_datasets(training.data)
     if idle := idle_steps_note(training.schedule, training.train.num_steps(len(datasets.train))):
@@ -356,9 +357,8 @@ def _recorded(
 
     A temporary dataset is gone when the checkpoint is read, so it is not named.
     """
-    own = vars(training)
-    flags = {name: own[name] for name in _OF_THE_TRAINING}
-    for config in (*(own[name] for name in own if name not in flags), model.config):
+    flags: dict[str, Any] = {}
+    for config in (*vars(training).values(), model.config):
         flags |= vars(config)
     flags["mlp_products"] = model.products
     flags["dataset"] = None if is_temporary else os.path.abspath(flags["dataset"])

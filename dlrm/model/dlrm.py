@@ -11,11 +11,10 @@ from dlrm import ops
 from dlrm.distributed import World, exchange
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import (
-    EMBEDDING_DTYPES,
     FUSED_TYPES,
-    NO_EMBEDDING,
     DLRMConfig,
 )
+from dlrm.model.layers.choices import NO_EMBEDDING
 from dlrm.model.layers.hooks import has_hooks, is_hooked
 from dlrm.model.layers.mlp import MLP, mlp, output_layer
 from dlrm.model.layers.numerical import bottom_mlp
@@ -35,6 +34,8 @@ from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
 from dlrm.store.row_slots import RowSlots
 from dlrm.store.row_store import RowStore
+
+_EMBEDDING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class DLRM(nn.Module):
@@ -99,18 +100,18 @@ class DLRM(nn.Module):
                     f"--embedding_type joint_fused, got {config.embedding_type}"
                 )
             self.embeddings = DividedEmbedding(
-                self.placement, world, seed, scale, EMBEDDING_DTYPES[config.embedding_dtype], std
+                self.placement, world, seed, scale, _EMBEDDING_DTYPES[config.embedding_dtype], std
             )
         elif store is not None:
             self.embeddings = StoredEmbedding(
-                own, dim, store.slots, seed, scale, EMBEDDING_DTYPES[config.embedding_dtype], std
+                own, dim, store.slots, seed, scale, _EMBEDDING_DTYPES[config.embedding_dtype], std
             )
             store.initial = self.embeddings.initial
         elif config.embedding_type == "multi_table":
             self.embeddings = MultiTableEmbedding(own, dim, seed, scale, world.device, std)
         else:
             native = config.embedding_type != "joint"
-            table_dtype = EMBEDDING_DTYPES[config.embedding_dtype]
+            table_dtype = _EMBEDDING_DTYPES[config.embedding_dtype]
             self.embeddings = JointEmbedding(
                 own, dim, seed, scale, native, table_dtype, world.device, std
             )

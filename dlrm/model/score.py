@@ -5,8 +5,9 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.config import NO_EMBEDDING, DLRMConfig
-from dlrm.model.layers.composition import DCN, compose, interaction_names
+from dlrm.model.config import DLRMConfig
+from dlrm.model.layers.choices import DCN, NO_EMBEDDING, interaction_names
+from dlrm.model.layers.composition import compose
 from dlrm.model.layers.cross import Cross
 from dlrm.model.layers.hooks import has_hooks
 from dlrm.model.layers.interaction import Interaction, NativeDot

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from absl import flags
 
+from dlrm.data.clicks.config import DataConfig
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.preproc.convert_to_parquet import VALUES, convert_to_parquet
 from dlrm.scripts.common.command import no_arguments, run_command
-from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP
+from dlrm.settings import settings_of
 
 FLAGS = flags.FLAGS
 OUTPUT_FORMATS = ("parquet",)
@@ -37,7 +38,7 @@ def define_flags() -> None:
         "compare files with their checksums: first, before their first use; always, in every "
         "run; never",
     )
-    flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
+    flags.DEFINE_boolean("allow_links", False, settings_of(DataConfig)["allow_links"].help)
     flags.DEFINE_boolean("overwrite", False, "replace earlier output once the new one is complete")
 
 

@@ -19,11 +19,11 @@ from dlrm.data.clicks.layout import TRANSFORM, WEIGHT_FILE
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed
+from dlrm.flags import Values
 from dlrm.metrics.table import metrics_note
 from dlrm.scripts.common import dlrm_flags, session
 from dlrm.scripts.common import run as driver
 from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
-from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_setup import DLRMSetup, check, own_part, set_up, training
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.run import Watch
@@ -33,10 +33,10 @@ from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_training import set_aside_note
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import RunLog, Watched
 from dlrm.train.metrics import one_class_note
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 

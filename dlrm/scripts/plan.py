@@ -13,96 +13,91 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 from dlrm.command_line import exit_code_of
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.distributed import choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
+from dlrm.flags import ConfigFlags, HelpAsked, Values, show
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.placement import AUTO
-from dlrm.scripts.common.config_flags import (
-    ConfigFlags,
-    Definitions,
-    Help,
-    HelpAsked,
-    Values,
-    show,
-)
-from dlrm.scripts.common.dlrm_flags import fields_of
+from dlrm.settings import check_settings, setting, settings_of
 from dlrm.store.config import bytes_of
 from dlrm.tasks.planning.costs import Workload, stored_tables
 from dlrm.tasks.planning.machines import MACHINES, Machine, machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
 from dlrm.tasks.planning.report import report
 from dlrm.tasks.planning.stored import check_storable
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.precision import PrecisionConfig
 
 _GB = 10**9
 _DOES_NOT_FIT = 3
-_OWN: dict[str, Definitions] = {
-    "Plan": {
-        "ranks": (int, 1, Help("Number of processes, each with its own device", least=1)),
-        "memory_gb": (
-            float | None,
-            None,
-            "Memory of each device, in GB of 10**9 bytes; default: no limit",
-        ),
-        "machine": (
-            str | None,
-            None,
-            Help(
-                "Machine whose constants predict memory and times; default: h100 where torch finds "
-                "a GPU, else cpu",
-                MACHINES,
-            ),
-        ),
-        "table_memory": (
-            str | None,
-            None,
-            "Memory of each rank for its tables, such as 8GB; the remaining rows are in "
-            "--table_store of the training. For --machine cpu",
-        ),
-        "mean_ids": (
-            tuple[float, ...] | None,
-            None,
-            "Mean number of ids per sample and table, one number for all tables or one per table; "
-            "default: that of the first batch of --dataset, otherwise 1",
-        ),
-        "fixed_shapes": (
-            bool,
-            False,
-            "Neither replicate tables nor split them by rows, so that --cuda_graphs can record "
-            "steps",
-        ),
-        "output": (str | None, None, "File to write the plan to, for --placement of the training"),
-        "overwrite": (bool, False, "Replace an earlier file"),
-    }
-}
-_CONFIGS = {
-    ("Data", DataConfig): {
-        **fields_of(DataConfig, "dataset", "batch_size"),
-        "feature_spec": "Name of the file in --dataset that describes its features or, without "
-        "--dataset, path of such a file",
-        **fields_of(
-            DataConfig, "synthetic_dataset_table_sizes", "num_numerical_features", "allow_links"
-        ),
-    },
-    ("Model", DLRMConfig): {
-        **fields_of(DLRMConfig, "embedding_type", "embedding_dim", "embedding_dtype"),
-        **fields_of(DLRMConfig, "top_mlp_sizes", "bottom_mlp_sizes", "interaction_op"),
-        **fields_of(DLRMConfig, "max_table_size", "hash_indices"),
-        "placement": "Placement to describe: auto, which plans one; balanced; nvidia; or a file",
-    },
-    ("Optimizers", OptimizerConfig): fields_of(
-        OptimizerConfig, "embedding_optimizer", "mlp_optimizer", "freeze_embeddings"
-    ),
-    ("Precision", PrecisionConfig): fields_of(PrecisionConfig, "amp", "precision"),
+
+
+@dataclass(frozen=True)
+class PlanConfig:
+    """The machines that a plan is for, and where it is written; field names are those of the flags.
+
+    Raises:
+        ValueError: a value is impossible; the message names flag and value.
+    """
+
+    ranks: int = setting(1, "Number of processes, each with its own device", least=1)
+    memory_gb: float | None = setting(
+        None, "Memory of each device, in GB of 10**9 bytes; default: no limit", above=0, below=1e9
+    )
+    machine: str | None = setting(
+        None,
+        "Machine whose constants predict memory and times; default: h100 where torch finds a GPU, "
+        "else cpu",
+        choices=MACHINES,
+    )
+    table_memory: str | None = setting(
+        None,
+        "Memory of each rank for its tables, such as 8GB; the remaining rows are in --table_store "
+        "of the training. For --machine cpu",
+    )
+    mean_ids: tuple[float, ...] | None = setting(
+        None,
+        "Mean number of ids per sample and table, one number for all tables or one per table; "
+        "default: that of the first batch of --dataset, otherwise 1",
+    )
+    fixed_shapes: bool = setting(
+        False,
+        "Neither replicate tables nor split them by rows, so that --cuda_graphs can record steps",
+    )
+    output: str | None = setting(None, "File to write the plan to, for --placement of the training")
+    overwrite: bool = setting(False, "Replace an earlier file")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.table_memory is not None:
+            bytes_of(self.table_memory)
+
+
+_READ = (
+    *("dataset", "batch_size", "feature_spec", "synthetic_dataset_table_sizes"),
+    *("num_numerical_features", "allow_links"),
+)
+_CONFIGS = (
+    ("Plan", PlanConfig),
+    ("Data", DataConfig),
+    ("Model", DLRMConfig),
+    ("Optimizers", OptimizerConfig),
+    ("Precision", PrecisionConfig),
+)
+_HELPS = {
+    "feature_spec": "Name of the file in --dataset that describes its features or, without "
+    "--dataset, path of such a file",
+    "placement": "Placement to describe: auto, which plans one; balanced; nvidia; or a file",
 }
 
 
@@ -112,7 +107,12 @@ def main(arguments: Sequence[str]) -> int:
     Raises:
         ValueError, OSError: the user's error; the message names it.
     """
-    command = ConfigFlags(_OWN, _CONFIGS, {"placement": AUTO})
+    command = ConfigFlags(
+        _CONFIGS,
+        defaults={"placement": AUTO},
+        helps=_HELPS,
+        without=settings_of(DataConfig).keys() - _READ,
+    )
     try:
         values = command.parse(arguments)
     except HelpAsked:
@@ -121,11 +121,7 @@ def main(arguments: Sequence[str]) -> int:
     output = values["output"] and Path(values["output"])
     if output and output.exists() and not values["overwrite"]:
         raise FileExistsError(f"{output}: exists; --overwrite replaces it")
-    if values["table_memory"] is not None:
-        bytes_of(values["table_memory"])
-    memory = values["memory_gb"]
-    if memory is not None and not 0 < memory < 1e9:
-        raise ValueError(f"--memory_gb {memory}: expected a number above 0")
+    memory = values.config(PlanConfig).memory_gb
     spec = _spec(values)
     assumed = values["machine"] is None
     machine = machine_of(choose_device(None)) if assumed else MACHINES[values["machine"]]

@@ -6,8 +6,9 @@ from pathlib import Path
 from absl import flags
 from tqdm import tqdm
 
+from dlrm.data.clicks.config import IDS
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.synthetic import IDS, write_synthetic_dataset
+from dlrm.data.clicks.synthetic import write_synthetic_dataset
 from dlrm.scripts.common.command import no_arguments, run_command
 
 FLAGS = flags.FLAGS

@@ -19,6 +19,7 @@ from absl import flags
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
+from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
 from dlrm.data.images import layout as image_layout
@@ -30,7 +31,7 @@ from dlrm.files import MANIFEST
 from dlrm.limits import check_features
 from dlrm.manifest import check_file, read_manifest
 from dlrm.scripts.common.command import run_command
-from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP
+from dlrm.settings import settings_of
 
 _BLOCK_BYTES = 1 << 24
 _BLOCK_IDS = 1 << 20  # of list fields
@@ -48,7 +49,7 @@ def define_flags() -> None:
         "number of numerical features of a binary dataset without transform/, which would state it",
         lower_bound=0,
     )
-    flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
+    flags.DEFINE_boolean("allow_links", False, settings_of(DataConfig)["allow_links"].help)
 
 
 def main(argv: list[str]) -> None:

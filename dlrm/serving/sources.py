@@ -13,7 +13,8 @@ import numpy as np
 from dlrm.command_line import say
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
 from dlrm.data.sources.row_error import RowError

@@ -3,6 +3,8 @@
 import re
 from dataclasses import dataclass
 
+from dlrm.settings import setting
+
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 
@@ -11,17 +13,22 @@ _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT]?)(i?)B?", re.IGNORECASE)
 class TableStoreConfig:
     """Storage of tables beyond memory; field names are those of the flags.
 
-    Attributes:
-        table_memory: bytes of memory for the tables of each process and the state of their
-            optimizer, such as "8GB" or "512MiB"; None keeps all rows in memory.
-        table_store: directory of the file with all rows, on a fast local disk.
-
     Raises:
         ValueError: a value is impossible, or one of the two is missing; the message names it.
     """
 
-    table_memory: str | None = None
-    table_store: str | None = None
+    table_memory: str | None = setting(
+        None,
+        "Memory of each process for its tables and their optimizer's state, such as 8GB; the "
+        "remaining rows are in --table_store. The results are the same, bit for bit",
+        resumable=True,
+    )
+    table_store: str | None = setting(
+        None,
+        "Directory, on a fast local disk, for the file with all rows; CPU only. Checkpoints refer "
+        "to it",
+        resumable=True,
+    )
 
     def __post_init__(self) -> None:
         if self.table_memory is not None:

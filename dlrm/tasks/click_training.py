@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 
 from dlrm.data.clicks.batch import Dataset
-from dlrm.data.clicks.datasets import DataConfig, Datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import Datasets
 from dlrm.distributed import World, agreed
 from dlrm.distributed.placement import Placement
 from dlrm.host_cores import idle_cores
@@ -19,19 +20,19 @@ from dlrm.model.tables.placement import AUTO
 from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, STORE, UPDATE
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
 from dlrm.store.row_store import RowStore, limited_store
+from dlrm.tasks.config import StepConfig
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.planning.costs import stored_row_bytes
 from dlrm.tasks.planning.stored import StoredTables, check_storable
 from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.precision import PrecisionConfig
+from dlrm.train.precision import loss_scaler
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 from dlrm.train.schedule import ScheduleConfig
-from dlrm.train.task import TrainConfig
 
-OVERLAPS = ("none", "stale")
 _SHORT_STEP = 1e9  # operations: some milliseconds of one core
 
 
@@ -96,12 +97,8 @@ class ClickTraining:
         schedule: schedule of the learning rate.
         optimizers: optimizers of the tables and of the rest.
         precision: precision of the network.
-        max_grad_norm: the 2-norm that all gradients are clipped to; None clips none.
-        ema_decay: decay of the EMA of all weights except tables, which is then tested and served;
-            None keeps none.
+        step: computation of the steps and tests.
         tables: location of the rows that are not in memory.
-        overlap: "none", or "stale": look up rows, and exchange their vectors, while the previous
-            step computes, so that they lack the update of that step.
 
     Raises:
         ValueError: values do not fit together; the message names flag and value.
@@ -112,15 +109,11 @@ class ClickTraining:
     schedule: ScheduleConfig
     optimizers: OptimizerConfig
     precision: PrecisionConfig
-    max_grad_norm: float | None = None
-    ema_decay: float | None = None
+    step: StepConfig = StepConfig()
     tables: TableStoreConfig = TableStoreConfig()
-    overlap: str = OVERLAPS[0]
 
     def __post_init__(self) -> None:
         self._check_overlap()
-        if self.ema_decay is not None and not 0 <= self.ema_decay < 1:
-            raise ValueError(f"--ema_decay {self.ema_decay}: expected 0 or more, less than 1")
         l2, rate = self.optimizers.embedding_l2, self.schedule.lr
         if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
             raise ValueError(
@@ -129,9 +122,7 @@ class ClickTraining:
             )
 
     def _check_overlap(self) -> None:
-        if self.overlap not in OVERLAPS:
-            raise ValueError(f"--overlap {self.overlap}: expected one of {', '.join(OVERLAPS)}")
-        if self.overlap == "none":
+        if self.step.overlap == "none":
             return
         parts, l2 = self.train.gradient_accumulation_steps, self.optimizers.embedding_l2
         if self.tables.table_store is not None:
@@ -154,7 +145,7 @@ class ClickTraining:
     def may_have_store(self) -> bool:
         """Returns whether the training allows rows of tables to be in a store."""
         l2_of_all = self.optimizers.embedding_l2 and self.optimizers.embedding_l2_mode == "all"
-        return self.overlap == "none" and not l2_of_all
+        return self.step.overlap == "none" and not l2_of_all
 
     def trainer_arguments(self, task: Recommendation, train: Dataset) -> dict[str, Any]:
         """Returns the arguments of a `Trainer` besides its task, reports and checkpoints.
@@ -168,8 +159,11 @@ class ClickTraining:
             "optimizers": task.optimizers(self.optimizers, one_look_up),
             "schedule": self.schedule.rates(self.train.num_steps(len(train)), len(train)),
             "config": self.train,
-            "scaler": self.precision.scaler(
-                task.world.device, self.max_grad_norm, counted_elsewhere=task.counted_elsewhere()
+            "scaler": loss_scaler(
+                self.precision,
+                task.world.device,
+                self.step.max_grad_norm,
+                counted_elsewhere=task.counted_elsewhere(),
             ),
             "recorder": task.recorder,
             "ema": self._ema(task),
@@ -204,7 +198,7 @@ class ClickTraining:
             EXCHANGE: [
                 ("--placement auto", model.placement != AUTO),
                 ("--amp", not half),
-                ("--overlap stale", self.overlap == "none"),
+                ("--overlap stale", self.step.overlap == "none"),
                 ("a larger --batch_size", True),
             ],
             STORE: [("more --table_memory", True)],
@@ -230,11 +224,11 @@ class ClickTraining:
         }
 
     def _ema(self, task: Recommendation) -> EMA | None:
-        if self.ema_decay is None:
+        if self.step.ema_decay is None:
             return None
         # An EMA of tables would read and write all of their rows in every step.
         dense = Parameters(task.model, task.table_parameters()).dense()
-        return EMA(task.model, self.ema_decay, dense)
+        return EMA(task.model, self.step.ema_decay, dense)
 
     def batches(self, datasets: Datasets, task: Recommendation) -> SplitBatches:
         """Returns the batches of datasets for a task; those of training rows are as configured."""
@@ -245,7 +239,7 @@ class ClickTraining:
         named = datasets.named()
         reports = named[roles.reports] if roles.reports else None
         return SplitBatches(
-            LookedUpAhead(batches, task) if self.overlap == "stale" else batches,
+            LookedUpAhead(batches, task) if self.step.overlap == "stale" else batches,
             Batches(named[roles.chooses], device, slots=tested),
             Batches(reports, device, slots=tested) if reports else None,
             roles,

@@ -10,10 +10,12 @@ from dlrm.data.images.augmentation import Augmentation, Prepared
 from dlrm.data.images.loader import ImageBatch
 from dlrm.distributed import World, all_sum
 from dlrm.model.networks import efficientnet, resnet
+from dlrm.model.networks.vision import NORMS
+from dlrm.settings import check_settings, setting
 from dlrm.tasks.network import Judge, NetworkTask
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
-from dlrm.train.precision import PrecisionConfig
 
 MODELS = (*resnet.VARIANTS, *efficientnet.VARIANTS)
 _RESNET_ONLY = ("zero_init_residual", "depths")
@@ -24,42 +26,68 @@ _EFFICIENTNET_ONLY = ("group_dim", "expand_ratio", "dropout", "drop_path", "widt
 class NetworkConfig:
     """An image network; field names are those of the flags, and None is the network's own default.
 
-    Attributes:
-        model: one of `MODELS`.
-        num_classes: logits of an image.
-        norm: "batch" or "group".
-        groups: number of groups of group normalization; 32, or 4 for EfficientNet.
-        norm_eps: added to variances; 1e-5, or 1e-3 for EfficientNet.
-        norm_momentum: weight of the newest batch in batch normalization's running averages.
-        zero_init_residual: initialize each residual block as the identity (ResNet).
-        group_dim: channels per group in EfficientNet's spatial convolutions; 1.
-        expand_ratio: ratio of an EfficientNet block's inner width; 6.
-        dropout: dropout before EfficientNet's last layer; 0.2 for B0, 0.4 for B4.
-        drop_path: drop rate of EfficientNet's last block; 0.2.
-        depths: blocks of a ResNet's four stages; by default the published ones.
-        width: factor of EfficientNet's channels; 1.0 for B0, 1.4 for B4.
-
     Raises:
         ValueError: an unknown model, or a flag of another model; the message names flag and value.
     """
 
-    model: str = "resnet50"
-    num_classes: int = 1000
-    norm: str = "batch"
-    groups: int | None = None
-    norm_eps: float | None = None
-    norm_momentum: float = 0.1
-    zero_init_residual: bool = False
-    group_dim: int | None = None
-    expand_ratio: int | None = None
-    dropout: float | None = None
-    drop_path: float | None = None
-    depths: tuple[int, ...] | None = None
-    width: float | None = None
+    model: str = setting("resnet50", "Network", choices=MODELS, architecture=True)
+    num_classes: int = setting(
+        1000, "Number of classes of random data; a dataset states its own", architecture=True
+    )
+    norm: str = setting(
+        "batch",
+        "Normalization over a batch or over groups of channels",
+        choices=NORMS,
+        architecture=True,
+    )
+    groups: int | None = setting(
+        None,
+        "Number of groups of --norm group; default: 32, or 4 for EfficientNet",
+        architecture=True,
+    )
+    norm_eps: float | None = setting(
+        None,
+        "Added to the variances in normalization; default: 1e-5, or 1e-3 for EfficientNet",
+        architecture=True,
+    )
+    norm_momentum: float = setting(
+        0.1, "Weight of the newest batch in the running averages of batch normalization"
+    )
+    zero_init_residual: bool = setting(
+        False, "Initialize each residual block of a ResNet as the identity"
+    )
+    group_dim: int | None = setting(
+        None,
+        "Channels per group of EfficientNet's spatial convolutions; default: 1, depthwise",
+        architecture=True,
+    )
+    expand_ratio: int | None = setting(
+        None,
+        "Ratio of the inner to the outer width of EfficientNet's blocks; default: 6",
+        architecture=True,
+    )
+    dropout: float | None = setting(
+        None,
+        "Dropout probability before EfficientNet's last layer; default: 0.2 for B0, 0.4 for B4",
+    )
+    drop_path: float | None = setting(
+        None,
+        "Probability that training skips EfficientNet's last block, less for earlier blocks; "
+        "default: 0.2",
+    )
+    depths: tuple[int, ...] | None = setting(
+        None,
+        "Number of blocks of a ResNet's four stages; default: 3,4,6,3, or 3,4,23,3 for ResNeXt-101",
+        architecture=True,
+    )
+    width: float | None = setting(
+        None,
+        "Multiplier of EfficientNet's channels; default: 1.0 for B0, 1.4 for B4",
+        architecture=True,
+    )
 
     def __post_init__(self) -> None:
-        if self.model not in MODELS:
-            raise ValueError(f"--model {self.model}: expected one of {', '.join(MODELS)}")
+        check_settings(self)
         is_resnet = self.model in resnet.VARIANTS
         for flag in _EFFICIENTNET_ONLY if is_resnet else _RESNET_ONLY:
             if (value := getattr(self, flag)) is not None and value is not False:
@@ -80,27 +108,24 @@ class NetworkConfig:
 class ImageLossConfig:
     """The loss of an image network; field names are those of the command line's flags.
 
-    Attributes:
-        label_smoothing: e: the share of the target taken from the true classes.
-        label_smoothing_style: distribution of that share: "torch": e / K to each of all K classes;
-            "tf": e / (K - 1) to each of the others.
-
     Raises:
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    label_smoothing: float = 0.0
-    label_smoothing_style: str = "torch"
+    label_smoothing: float = setting(
+        0.0,
+        "Share of the target distribution that label smoothing spreads over other classes; 0: none",
+        least=0,
+        below=1,
+    )
+    label_smoothing_style: str = setting(
+        "torch",
+        "torch: --label_smoothing is spread over all K classes; tf: over the K - 1 wrong ones",
+        choices=("torch", "tf"),
+    )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 1:
-            raise ValueError(
-                f"--label_smoothing {self.label_smoothing}: expected 0 or more, less than 1"
-            )
-        if self.label_smoothing_style not in ("torch", "tf"):
-            raise ValueError(
-                f"--label_smoothing_style {self.label_smoothing_style}: expected torch or tf"
-            )
+        check_settings(self)
 
     def total(self, logits: Tensor, prepared: Prepared) -> Tensor:
         """Returns the sum of the samples' cross-entropies; several labels may share a sample."""

@@ -18,9 +18,9 @@ from dlrm.model.networks.bert import (
     BertForSequenceClassification,
 )
 from dlrm.tasks.network import Judge, NetworkTask
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
-from dlrm.train.precision import PrecisionConfig
 
 # Logits of windows' first and last tokens of answers, `[windows, length]` -> metrics.
 Scorer = Callable[[np.ndarray, np.ndarray], dict[str, float]]

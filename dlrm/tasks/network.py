@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from dlrm.distributed import World
 from dlrm.distributed.pipeline import Pipeline
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.execution import ExecutionConfig, executable, keep_only, partition, recompute
 from dlrm.train.log import Loader
 from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
-from dlrm.train.precision import LossScaler, PrecisionConfig
+from dlrm.train.precision import LossScaler, autocast, cast_weights, loss_scaler
 from dlrm.train.task import one_after_another
 
 Judge = Callable[[Any], Tensor]  # output of the network -> loss
@@ -46,7 +47,7 @@ class NetworkTask:
     ):
         self.world, self.precision = world, precision
         self.model = model.to(world.device)
-        precision.cast_weights(self.model, world.device)
+        cast_weights(precision, self.model, world.device)
         if execution.recompute:
             recompute(self.stages())
         self._forward = executable(self.model, execution)
@@ -121,10 +122,12 @@ class NetworkTask:
     def scaler(self, max_grad_norm: float | None = None) -> LossScaler:
         """Returns the loss scaler, which clips by the norm of the gradients of all parts."""
         if self.pipeline is None:
-            return self.precision.scaler(self.world.device, max_grad_norm)
+            return loss_scaler(self.precision, self.world.device, max_grad_norm)
         parts = self.pipeline.parts
         counted_elsewhere = self.pipeline.shared if parts.rank == parts.size - 1 else ()
-        return self.precision.scaler(self.world.device, max_grad_norm, parts, counted_elsewhere)
+        return loss_scaler(
+            self.precision, self.world.device, max_grad_norm, parts, counted_elsewhere
+        )
 
     def split(self, batch: Any, parts: int) -> list[Any]:
         return batch.split(parts)
@@ -164,10 +167,10 @@ class NetworkTask:
         hidden: Tensor | None,
         inputs: Callable[[bool], tuple[Tensor | None, ...]],
     ) -> Any:
-        with self.precision.autocast(self.world.device):
+        with autocast(self.precision, self.world.device):
             return self.model.run(stages, hidden, *inputs(hidden is None))  # type: ignore[operator]
 
     def _run(self, *inputs: Tensor | None) -> Any:
         """Returns the network's output in its precision."""
-        with self.precision.autocast(self.world.device):
+        with autocast(self.precision, self.world.device):
             return self._forward(*inputs)

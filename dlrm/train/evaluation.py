@@ -8,12 +8,13 @@ from contextlib import contextmanager, nullcontext
 from torch import nn
 
 from dlrm.distributed import World
+from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.progress import Progress
 from dlrm.train.reports.roles import Roles
-from dlrm.train.task import Task, TrainConfig
+from dlrm.train.task import Task
 
 
 @contextmanager

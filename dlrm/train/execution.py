@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
+from dlrm.settings import check_settings, setting
+
 EXECUTIONS = ("eager", "graph")
 GRAPH_BACKENDS = ("compile", "trace")
 _BatchNorm = nn.modules.batchnorm._BatchNorm
@@ -21,26 +23,26 @@ _BatchNorm = nn.modules.batchnorm._BatchNorm
 class ExecutionConfig:
     """Execution of an image or language network; field names are those of the flags.
 
-    Attributes:
-        execution: "eager", or "graph" for a compiled one.
-        graph_backend: backend of "graph": "compile" is torch.compile, "trace" torch.jit.trace.
-        recompute: keep only the inputs of stages, and recompute the rest in the backward pass.
-
     Raises:
         ValueError: an impossible value; flag and value are named.
     """
 
-    execution: str = "eager"
-    graph_backend: str = "compile"
-    recompute: bool = False
+    execution: str = setting(
+        "eager", "Run the network operator by operator, or as a graph", choices=EXECUTIONS
+    )
+    graph_backend: str = setting(
+        "compile",
+        "Compiler of --execution graph: torch.compile or torch.jit.trace",
+        choices=GRAPH_BACKENDS,
+    )
+    recompute: bool = setting(
+        False,
+        "Keep only the inputs of the network's stages for the backward pass and compute the rest "
+        "again, which takes less memory",
+    )
 
     def __post_init__(self) -> None:
-        if self.execution not in EXECUTIONS:
-            raise ValueError(f"--execution {self.execution}: expected one of {EXECUTIONS}")
-        if self.graph_backend not in GRAPH_BACKENDS:
-            raise ValueError(
-                f"--graph_backend {self.graph_backend}: expected one of {GRAPH_BACKENDS}"
-            )
+        check_settings(self)
         if self.recompute and self.execution == "graph":
             raise ValueError(
                 "--recompute contradicts --execution graph: a graph chooses by itself what its "

@@ -3,105 +3,53 @@
 import math
 from collections.abc import Container, Iterable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World, all_sum
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import handles_loss_scale
 
-_DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-PRECISIONS = ("fp32", "bf16", "fp16", "16.16", "16.32", "32.32")
 _NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm)
 
 
-@dataclass(frozen=True)
-class PrecisionConfig:
-    """Precision of a network; field names are those of the command line's flags.
+def cast_weights(config: PrecisionConfig, model: nn.Module, device: str) -> None:
+    """Casts a model's weights, except those of norms, to half precision under "16.16".
 
-    Attributes:
-        amp: compute MLPs and interaction in half precision.
-        amp_dtype: "fp16" or "bf16"; None is fp16 on CUDA and bf16 on the CPU.
-        loss_scale: under fp16 the loss is multiplied by it, and gradients are divided again; bf16
-            has the exponent range of float32 and needs none.
-        tf32: allow TensorFloat-32 in float32 matrix products on CUDA.
-        precision: "fp32"; "bf16" or "fp16": the network computes in it, from float32 weights;
-            or Graphcore's pairs of bits of products and of weights: "32.32" is "fp32", "16.32"
-            computes in `half_dtype`, and "16.16" also stores the weights in it, except those of
-            norms. None: follow `amp`.
-        half_dtype: the 16-bit dtype, "fp16" or "bf16"; None is fp16 on CUDA, bf16 on the CPU.
-
-    Raises:
-        ValueError: values do not fit together; the message names flag and value.
+    Norms stay float32, since their sums would lose what half precision rounds away.
     """
+    if config.precision != "16.16":
+        return
+    for module in model.modules():
+        if not isinstance(module, _NORMS):
+            for weight in module.parameters(recurse=False):
+                weight.data = weight.data.to(config.dtype(device))
 
-    amp: bool = False
-    amp_dtype: str | None = None
-    loss_scale: float = 1024.0
-    tf32: bool = True
-    precision: str | None = None
-    half_dtype: str | None = None
 
-    def __post_init__(self) -> None:
-        if self.precision is not None and self.precision not in PRECISIONS:
-            raise ValueError(f"--precision {self.precision}: expected one of {PRECISIONS}")
-        if self.precision is not None and self.amp:
-            raise ValueError(f"--precision {self.precision} contradicts --amp: give one of them")
-        if self.half_dtype is not None and self.half_dtype not in _DTYPES:
-            raise ValueError(f"--half_dtype {self.half_dtype}: expected one of {list(_DTYPES)}")
-        if self.half_dtype is not None and self.precision not in ("16.16", "16.32"):
-            raise ValueError(f"--half_dtype {self.half_dtype} needs --precision 16.16 or 16.32")
-        if self.amp_dtype is not None and self.amp_dtype not in _DTYPES:
-            raise ValueError(f"--amp_dtype {self.amp_dtype}: expected one of {list(_DTYPES)}")
-        if self.amp_dtype is not None and not self.amp:
-            raise ValueError(f"--amp_dtype {self.amp_dtype} needs --amp")
-        if not 0 < self.loss_scale < math.inf:
-            raise ValueError(f"--loss_scale {self.loss_scale}: expected a number above 0")
+def autocast(config: PrecisionConfig, device: str) -> AbstractContextManager:
+    """Returns the context in which layers compute in the dtype, and norms and losses in float32.
 
-    def dtype(self, device: str) -> torch.dtype:
-        """Returns the dtype to compute in on a device."""
-        half = "fp16" if device.startswith("cuda") else "bf16"
-        if self.precision in _DTYPES:
-            return _DTYPES[self.precision]
-        if self.precision in ("16.16", "16.32"):
-            return _DTYPES[self.half_dtype or half]
-        return _DTYPES[self.amp_dtype or half] if self.amp else torch.float32
+    It keeps no copies of weights, so enter it once for each pass.
+    """
+    dtype = config.dtype(device)
+    if dtype == torch.float32:
+        return nullcontext()
+    return torch.autocast(device.split(":")[0], dtype, cache_enabled=False)
 
-    def cast_weights(self, model: nn.Module, device: str) -> None:
-        """Casts a model's weights, except those of norms, to half precision under "16.16".
 
-        Norms stay float32, since their sums would lose what half precision rounds away.
-        """
-        if self.precision != "16.16":
-            return
-        for module in model.modules():
-            if not isinstance(module, _NORMS):
-                for weight in module.parameters(recurse=False):
-                    weight.data = weight.data.to(self.dtype(device))
-
-    def autocast(self, device: str) -> AbstractContextManager:
-        """Returns the context in which layers compute in `dtype`, and norms and losses in float32.
-
-        It keeps no copies of weights, so enter it once for each pass.
-        """
-        dtype = self.dtype(device)
-        if dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(device.split(":")[0], dtype, cache_enabled=False)
-
-    def scaler(
-        self,
-        device: str,
-        max_grad_norm: float | None = None,
-        parts: World = World(),
-        counted_elsewhere: Iterable[Tensor] = (),
-    ) -> "LossScaler":
-        """Returns the loss scaler of a device: with the static scale under fp16, else without."""
-        half = self.dtype(device) == torch.float16
-        scale = torch.tensor(self.loss_scale, device=device) if half else None
-        return LossScaler(scale, max_grad_norm, parts, counted_elsewhere)
+def loss_scaler(
+    config: PrecisionConfig,
+    device: str,
+    max_grad_norm: float | None = None,
+    parts: World = World(),
+    counted_elsewhere: Iterable[Tensor] = (),
+) -> "LossScaler":
+    """Returns the loss scaler of a device: with the static scale under fp16, else without."""
+    half = config.dtype(device) == torch.float16
+    scale = torch.tensor(config.loss_scale, device=device) if half else None
+    return LossScaler(scale, max_grad_norm, parts, counted_elsewhere)
 
 
 class LossScaler:

@@ -14,10 +14,10 @@ from dlrm.step_clock import StepClock
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.benchmark import Stopwatch, Throughput
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.precision import LossScaler
 from dlrm.train.reports.verdict import bound_by, shares_of_ranks, verdict_line
-from dlrm.train.task import TrainConfig
 
 _CURVE_POINTS = 50
 

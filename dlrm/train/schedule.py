@@ -5,6 +5,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
 
+from dlrm.settings import check_settings, setting
+
 LR_SCHEDULES = ("constant", "cosine", "exponential", "stepped", "poly", "linear")
 SCHEDULES = ("nvidia", "constant", "linear", "cosine")
 UNITS = ("epochs", "steps", "run")
@@ -18,50 +20,43 @@ MAX_RATE = 3e38  # within float32, in which updates are computed
 class ScheduleConfig:
     """A learning-rate schedule; field names are those of the command line's flags.
 
-    Attributes:
-        schedule: "nvidia" warms up, stays on a plateau and decays, at the steps of the next
-            fields; the others warm up for `warmup`: "constant" then stays at `lr`, "linear" and
-            "cosine" fall to `decay_end_lr` by the end of the run.
-        lr: the highest rate.
-        warmup: length of the warm-up of the other schedules.
-        warmup_unit: unit of `warmup`: "epochs", "steps" or "run", a share of the run.
-        warmup_steps: steps until the plateau is reached; 0 starts on it.
-        warmup_factor: f >= 0; the rate grows from lr * (1 - 2**-f), which is 0 by default.
-        decay_start_step: the plateau's last step; None is right after the warm-up.
-        decay_steps: steps from there to the end of the decay; 0 never decays.
-        decay_power: exponent of the decay.
-        decay_end_lr: the decay ends at this rate, and the rate stays there.
-
     Raises:
         ValueError: values do not fit together; the message names flag and value.
     """
 
-    schedule: str = "nvidia"
-    lr: float = 28.0
-    warmup: float = 0.0
-    warmup_unit: str = "run"
-    warmup_steps: int = 6400
-    warmup_factor: int = 0
-    decay_start_step: int | None = 64000
-    decay_steps: int = 80000
-    decay_power: int = 2
-    decay_end_lr: float = 0.0
+    schedule: str = setting(
+        "nvidia",
+        "nvidia: warm-up, plateau and polynomial decay at given steps; constant: --lr after the "
+        "warm-up; linear, cosine: falls to --decay_end_lr by the end of the run",
+        choices=SCHEDULES,
+    )
+    lr: float = setting(
+        28.0, "Learning rate after the warm-up, and before any decay", above=0, most=MAX_RATE
+    )
+    warmup: float = setting(
+        0.0, "Length of the warm-up of --schedule constant, linear and cosine, in --warmup_unit"
+    )
+    warmup_unit: str = setting(
+        "run", "Unit of --warmup; run: a share of the run, such as 0.05", choices=UNITS
+    )
+    warmup_steps: int = setting(6400, "Optimization steps of the warm-up; 0: no warm-up", least=0)
+    warmup_factor: int = setting(
+        0, "The warm-up starts at --lr * (1 - 2**-this); an integer, 0 or more", least=0
+    )
+    decay_start_step: int | None = setting(
+        64000,
+        "Optimization step after which the learning rate decays; None: right after the warm-up",
+    )
+    decay_steps: int = setting(80000, "Optimization steps of the decay; 0: no decay", least=0)
+    decay_power: int = setting(2, "Exponent of the polynomial decay", least=0)
+    decay_end_lr: float = setting(0.0, "Learning rate at the end of the decay", least=0)
 
     def __post_init__(self) -> None:
-        if not 0 < self.lr <= MAX_RATE:
-            raise ValueError(f"--lr {self.lr}: expected a number above 0, up to {MAX_RATE:g}")
-        for flag in ("warmup_steps", "warmup_factor", "decay_steps", "decay_power"):
-            if getattr(self, flag) < 0:
-                raise ValueError(f"--{flag} {getattr(self, flag)}: expected 0 or more")
+        check_settings(self)
         if not 0 <= self.decay_end_lr <= self.lr:
             raise ValueError(
                 f"--decay_end_lr {self.decay_end_lr}: expected 0 to --lr {self.lr}, both included"
             )
-        for flag, choices in (("schedule", SCHEDULES), ("warmup_unit", UNITS)):
-            if getattr(self, flag) not in choices:
-                raise ValueError(
-                    f"--{flag} {getattr(self, flag)}: expected one of {', '.join(choices)}"
-                )
         self._check_warmup()
         if self.schedule == "nvidia" and self.decay_steps and self.decay_start < self.warmup_steps:
             raise ValueError(
@@ -176,65 +171,55 @@ def idle_steps_note(config: ScheduleConfig, num_steps: int) -> str | None:
 class CurveConfig:
     """A learning-rate curve over a whole run; field names are those of the flags.
 
-    Attributes:
-        lr_schedule: with i of N steps done, lr is multiplied by 1 ("constant"); by
-            (1 + cos(pi * i / N)) / 2 ("cosine", which ends at `lr_end`); by `lr_decay_rate` at
-            each of `lr_num_decays` equally spaced points ("exponential"); by `lr_drop_rate` at
-            each of `lr_drops` ("stepped"). "poly" is NVIDIA's for BERT: step i of N, counted from
-            1, has a rate of lr * i / W in the warm-up (i < W), and then lr * (1 - i / N)**p, which
-            starts below lr. "linear" goes from `lr_end` to lr in the warm-up, and back by
-            the end.
-        lr: the rate that is multiplied.
-        lr_warmup: length of the warm-up W, in which the rate of the other schedules is also
-            multiplied by i / W.
-        lr_warmup_unit: "epochs", "steps" or "run", a share of the run.
-        lr_drops: points at which "stepped" drops, ascending.
-        lr_drops_unit: as `lr_warmup_unit`.
-        lr_decay_rate, lr_num_decays: parameters of "exponential".
-        lr_drop_rate: factor of "stepped".
-        lr_power: p of "poly".
-        lr_end: final rate of "linear" and "cosine".
-        lr_update_every: "linear" keeps a rate for this many steps, in the warm-up and after it.
-
     Raises:
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    lr_schedule: str = "cosine"
-    lr: float = 0.1
-    lr_warmup: float = 0.0
-    lr_warmup_unit: str = "epochs"
-    lr_drops: tuple[float, ...] = (0.3, 0.6, 0.8, 0.9)
-    lr_drops_unit: str = "run"
-    lr_decay_rate: float = 0.97
-    lr_num_decays: int = 146
-    lr_drop_rate: float = 0.1
-    lr_power: float = 0.5
-    lr_end: float = 0.0
-    lr_update_every: int = 1
+    lr_schedule: str = setting(
+        "cosine", "Shape of the learning rate's curve after the warm-up", choices=LR_SCHEDULES
+    )
+    lr: float = setting(
+        0.1, "Highest learning rate, which the schedule scales down", above=0, most=MAX_RATE
+    )
+    lr_warmup: float = setting(
+        0.0, "Length of the learning rate's linear warm-up, in --lr_warmup_unit", least=0
+    )
+    lr_warmup_unit: str = setting(
+        "epochs", "Unit of --lr_warmup; run: a share of the run", choices=UNITS
+    )
+    lr_drops: tuple[float, ...] = setting(
+        (0.3, 0.6, 0.8, 0.9),
+        "Points at which --lr_schedule stepped drops, in --lr_drops_unit",
+        least=0,
+    )
+    lr_drops_unit: str = setting("run", "Unit of --lr_drops; run: shares of the run", choices=UNITS)
+    lr_decay_rate: float = setting(
+        0.97,
+        "Factor of --lr_schedule exponential at each of --lr_num_decays points",
+        above=0,
+        most=1,
+    )
+    lr_num_decays: int = setting(
+        146, "Number of equally spaced points at which --lr_schedule exponential decays", least=0
+    )
+    lr_drop_rate: float = setting(
+        0.1, "Factor of --lr_schedule stepped at each drop", above=0, most=1
+    )
+    lr_power: float = setting(0.5, "Exponent of --lr_schedule poly", above=0)
+    lr_end: float = setting(
+        0.0,
+        "Learning rate at which --lr_schedule linear and cosine end, and linear also starts",
+        least=0,
+    )
+    lr_update_every: int = setting(
+        1, "Number of steps for which --lr_schedule linear keeps a rate", least=1
+    )
 
     def __post_init__(self) -> None:
-        if self.lr_schedule not in LR_SCHEDULES:
-            raise ValueError(f"--lr_schedule {self.lr_schedule}: expected one of {LR_SCHEDULES}")
-        for flag in ("lr_warmup_unit", "lr_drops_unit"):
-            if getattr(self, flag) not in UNITS:
-                raise ValueError(f"--{flag} {getattr(self, flag)}: expected epochs, steps or run")
-        if not 0 < self.lr <= MAX_RATE:
-            raise ValueError(f"--lr {self.lr}: expected a number above 0, up to {MAX_RATE:g}")
-        if not 0 <= self.lr_warmup < math.inf:
-            raise ValueError(f"--lr_warmup {self.lr_warmup}: expected 0 or more")
-        for flag in ("lr_decay_rate", "lr_drop_rate"):
-            if not 0 < getattr(self, flag) <= 1:
-                raise ValueError(f"--{flag} {getattr(self, flag)}: expected above 0, at most 1")
-        if self.lr_num_decays < 0:
-            raise ValueError(f"--lr_num_decays {self.lr_num_decays}: expected 0 or more")
-        if not 0 < self.lr_power < math.inf:
-            raise ValueError(f"--lr_power {self.lr_power}: expected a number above 0")
+        check_settings(self)
         if not 0 <= self.lr_end <= self.lr:
             raise ValueError(f"--lr_end {self.lr_end}: expected 0 to --lr {self.lr}, both included")
-        if self.lr_update_every < 1:
-            raise ValueError(f"--lr_update_every {self.lr_update_every}: expected 1 or more")
-        if list(self.lr_drops) != sorted(self.lr_drops) or min(self.lr_drops, default=0) < 0:
+        if list(self.lr_drops) != sorted(self.lr_drops):
             raise ValueError(f"--lr_drops {self.lr_drops}: expected ascending numbers from 0 on")
 
     def in_steps(self, length: float, unit: str, num_steps: int, steps_per_epoch: int) -> float:

@@ -1,7 +1,6 @@
 """The input of a trainer: the task, and the length of its training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -96,68 +95,3 @@ def sum_of_losses(
             before_last()
         losses.append(gradients(batch))
     return torch.stack(losses).sum() if len(losses) > 1 else losses[0]
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """Length and reports of a training; field names are those of the command line's flags.
-
-    Attributes:
-        epochs: passes over the training set.
-        max_steps: stop after exactly this many optimization steps.
-        print_freq: steps between printed lines.
-        test_freq: steps between evaluations; None: after every epoch.
-        test_after: no evaluation before this many epochs.
-        checkpoint_freq: steps between checkpoints; None: only the best and the last.
-        auc_threshold: stop when the metric reaches this value in an evaluation.
-        plateau_patience: multiply the learning rate by `plateau_factor` after this many evaluations
-            without a new best; None never does.
-        plateau_factor: see `plateau_patience`.
-        early_stop: stop after this many evaluations without a new best; None never does.
-        benchmark_warmup_steps: first steps that the throughput does not count.
-        gradient_accumulation_steps: number of micro-batches that a process splits its batch into
-            and processes in turn: less memory, the same gradients.
-        verdict: report with each printed line the time of each part of the steps, and what bounds
-            them.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
-
-    epochs: int = 1
-    max_steps: int | None = None
-    print_freq: int = 200
-    test_freq: int | None = None
-    test_after: float = 0.0
-    checkpoint_freq: int | None = None
-    auc_threshold: float | None = None
-    plateau_patience: int | None = None
-    plateau_factor: float = 0.1
-    early_stop: int | None = None
-    benchmark_warmup_steps: int = 0
-    gradient_accumulation_steps: int = 1
-    verdict: bool = True
-
-    def __post_init__(self) -> None:
-        at_least_one = ["epochs", "max_steps", "print_freq", "test_freq", "checkpoint_freq"]
-        at_least_one += ["gradient_accumulation_steps", "plateau_patience", "early_stop"]
-        for flag in at_least_one:
-            value = getattr(self, flag)
-            if value is not None and value < 1:
-                raise ValueError(f"--{flag} {value}: expected 1 or more")
-        for flag in ("test_after", "benchmark_warmup_steps"):
-            if not getattr(self, flag) >= 0:
-                raise ValueError(f"--{flag} {getattr(self, flag)}: expected 0 or more")
-        if self.auc_threshold is not None and not 0 < self.auc_threshold <= 1:
-            raise ValueError(
-                f"--auc_threshold {self.auc_threshold}: expected more than 0, at most 1"
-            )
-        if not 0 < self.plateau_factor < 1:
-            raise ValueError(
-                f"--plateau_factor {self.plateau_factor}: expected a number between 0 and 1"
-            )
-
-    def num_steps(self, steps_per_epoch: int) -> int:
-        """Returns the steps of the whole run."""
-        steps = self.epochs * steps_per_epoch
-        return steps if self.max_steps is None else min(steps, self.max_steps)

@@ -17,6 +17,7 @@ from dlrm.train.benchmark import Stopwatch
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.checkpoints.stored import start_store
+from dlrm.train.config import TrainConfig
 from dlrm.train.cuda_graph import GraphedCallable, Recorder, make_capturable
 from dlrm.train.ema import EMA
 from dlrm.train.evaluation import Evaluation
@@ -26,7 +27,7 @@ from dlrm.train.optim.base import finish_updates, set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.progress import LossWindow, Progress, StepReport
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
-from dlrm.train.task import Accumulate, Task, TrainConfig, one_after_another
+from dlrm.train.task import Accumulate, Task, one_after_another
 
 
 class Trainer:

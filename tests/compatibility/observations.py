@@ -14,7 +14,8 @@ import torch
 from pyarrow.parquet import read_table
 
 import dlrm
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.images.loader import ImageDataset
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.scripts import main

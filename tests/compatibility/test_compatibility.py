@@ -16,7 +16,8 @@ import pytest
 from absl import flags as absl_flags
 from archives import ARCHIVES, SCORES, Written
 
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.verification import MEMORY
 from dlrm.scripts.checkpoint import command as checkpoint_tool
 from dlrm.scripts.common.command import parse_flags

@@ -19,7 +19,8 @@ from observations import (
 )
 
 import dlrm
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.execution.engines import thread_engine

@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.verification import MEMORY, Verifier

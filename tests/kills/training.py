@@ -31,9 +31,9 @@ from dlrm.train.checkpoints.directory import (
     last_checkpoint,
 )
 from dlrm.train.checkpoints.saved_model import read_saved
+from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 torch.set_num_threads(1)

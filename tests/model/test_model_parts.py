@@ -474,7 +474,7 @@ WRONG = {
         "num_numerical_features": 0,
     },
     "--numerical_bins 1: expected 2 or more": {"numerical_bins": 1},
-    "--numerical_bins 257: expected 256 at most": {"numerical_bins": 257},
+    "--numerical_bins 257: expected 2 or more, 256 at most": {"numerical_bins": 257},
     "--numerical_frequencies 0: expected 1 or more": {"numerical_frequencies": 0},
     "--numerical_sigma 0.0: expected a number above 0": {"numerical_sigma": 0.0},
     "--embedding_init_std nan: expected a number above 0": {"embedding_init_std": float("nan")},

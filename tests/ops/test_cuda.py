@@ -15,8 +15,8 @@ from dlrm.model.config import DLRMConfig
 from dlrm.ops.library import why_not_cuda_kernels
 from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]

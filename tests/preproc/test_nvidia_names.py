@@ -16,7 +16,8 @@ from nvidia_reader import read_as_nvidia
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
 from test_scripts import PREPROC, SMALL, environment
 
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.transform.transform import Transform
 from dlrm.scripts.verify_dataset import verify
 

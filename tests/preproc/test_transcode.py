@@ -13,7 +13,8 @@ import pytest
 import yaml
 from nvidia_reader import read_as_nvidia
 
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
 

@@ -23,8 +23,8 @@ from absl import flags
 import dlrm.command_line
 from dlrm.command_line import Parser
 from dlrm.files import NOT_PATHS
+from dlrm.flags import ConfigFlags
 from dlrm.scripts.common import session
-from dlrm.scripts.common.config_flags import ConfigFlags
 
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"

@@ -7,17 +7,16 @@ import sys
 
 import pytest
 
-from dlrm.data.clicks.datasets import DataConfig
+from dlrm.data.clicks.config import DataConfig
+from dlrm.flags import HelpAsked
 from dlrm.model.config import DLRMConfig
 from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import dlrm_flags
-from dlrm.scripts.common.config_flags import HelpAsked
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
-from dlrm.train.task import TrainConfig
 
 pytestmark = pytest.mark.long
 # README of June 2020 (main.py). base_device: ours is cuda if there is one, else cpu.

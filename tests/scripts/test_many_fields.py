@@ -12,7 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.documents import one_line

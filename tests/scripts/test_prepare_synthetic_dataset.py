@@ -11,7 +11,8 @@ import termios
 import forked
 from nvidia_reader import read_as_nvidia
 
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 
 

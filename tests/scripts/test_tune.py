@@ -14,7 +14,8 @@ from small_dataset import write_dataset
 import dlrm
 from dlrm.data.clicks import bags, layout
 from dlrm.data.clicks.bags import Jagged, ListField
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.manifest import sealed_json

@@ -11,7 +11,8 @@ import yaml
 from small_dataset import write_dataset
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.images import layout as image_layout
 from dlrm.data.text import layout as text_layout
 from dlrm.data.transform.transform import Transform

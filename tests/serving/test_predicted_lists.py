@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import dlrm
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.serving.importance import contributions, permutation_importance
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.rows.tables import read_inputs, scoring_reader

@@ -11,7 +11,8 @@ import trained_model
 from safetensors.torch import save
 
 import dlrm
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.serving.loading import load_model

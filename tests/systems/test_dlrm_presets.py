@@ -4,15 +4,16 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.cross import Cross
 from dlrm.scripts.common import dlrm_flags
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
+from dlrm.train.config import TrainConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate
-from dlrm.train.task import TrainConfig
 
 pytestmark = pytest.mark.long
 

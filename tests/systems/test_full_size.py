@@ -10,7 +10,7 @@ from full_size import (
     resolved,
 )
 
-from dlrm.data.clicks.datasets import DataConfig
+from dlrm.data.clicks.config import DataConfig
 from dlrm.data.images.augmentation import Augmentation
 from dlrm.model.config import DLRMConfig
 from dlrm.model.networks.bert import BertConfig
@@ -18,11 +18,10 @@ from dlrm.scripts.cnn import command as cnn
 from dlrm.scripts.common import dlrm_flags
 from dlrm.systems.catalogue import CATALOGUE
 from dlrm.tasks.images import ImageLossConfig, NetworkConfig
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig, partition
 from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import CurveConfig, ScheduleConfig, learning_rate_curve
-from dlrm.train.task import TrainConfig
 
 pytestmark = pytest.mark.long
 

@@ -13,9 +13,9 @@ from dlrm.distributed import World, gather
 from dlrm.model.config import DLRMConfig
 from dlrm.ops import join_float32
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SIZES, DIM = (50, 7, 200), 8  # fewer tables than four ranks

@@ -3,16 +3,16 @@
 import pytest
 import torch
 
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.model.config import DLRMConfig
 from dlrm.step_clock import PRODUCTS
 from dlrm.tasks import click_training
 from dlrm.tasks.click_training import ClickTraining
 from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig
-from dlrm.train.task import TrainConfig
 
 SIZES = 10, 20
 

@@ -19,9 +19,9 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 
 pytestmark = pytest.mark.long
 

@@ -5,19 +5,18 @@ import itertools
 import pytest
 import torch
 
-from dlrm.data.clicks.datasets import DataConfig
+from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.click_training import ClickTraining
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SIZES, BATCH, STEPS, L2, DECAY = (40, 7, 400), 8, 30, 0.05, 0.02

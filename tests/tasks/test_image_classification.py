@@ -10,10 +10,11 @@ from dlrm.data.images.augmentation import Augmentation, Prepared
 from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.distributed import World
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.precision import PrecisionConfig
+from dlrm.train.precision import loss_scaler
 
 pytestmark = pytest.mark.long
 SIZE, CLASSES = 32, 11
@@ -184,7 +185,7 @@ def test_every_precision_learns(precision, device):
     subject = task(precision=config, network={"norm": "group"}, world=world)
     (optimizer,) = subject.optimizers(NetworkOptimizerConfig("momentum"))
     set_learning_rate([optimizer], 0.005)
-    scaler = config.scaler(device)
+    scaler = loss_scaler(config, device)
     batch, losses = next(loader(world=world).batches()), []
     for _ in range(6):
         loss = subject.loss(batch)

@@ -12,12 +12,12 @@ from dlrm.data.text.loader import NO_TOKEN, TextLoader
 from dlrm.distributed import World
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.precision import PrecisionConfig
-from dlrm.train.task import TrainConfig
+from dlrm.train.precision import loss_scaler
 from dlrm.train.trainer import Trainer
 
 pytestmark = pytest.mark.long
@@ -170,7 +170,7 @@ def test_every_precision_learns(kind, precision, device):
     kind_of_optimizer = "lamb" if precision == "16.16" else "adamw"  # with wider moments
     (optimizer,) = task.optimizers(NetworkOptimizerConfig(kind_of_optimizer, optimizer_eps=1e-6))
     set_learning_rate([optimizer], 0.01)
-    scaler = config.scaler(device)
+    scaler = loss_scaler(config, device)
     (batch,), losses = batches(1, device=device), []
     for _ in range(6):
         loss = task.loss(batch)

@@ -12,14 +12,15 @@ from op_recorder import OpRecorder
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dlrm.data.clicks.batch import Batch, Shard
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World, gather
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.cuda_graph import GraphedCallable
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SIZES = tuple(list_testing.SIZES.values())

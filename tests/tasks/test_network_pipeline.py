@@ -17,13 +17,12 @@ from dlrm.model.networks.bert import BertForPreTraining
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.precision import PrecisionConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SIZE, CLASSES, ROWS, MICRO_BATCHES, STEPS = 32, 7, 12, 4, 3

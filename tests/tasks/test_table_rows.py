@@ -13,8 +13,8 @@ from dlrm.tasks.table_rows import evict_rows, grow_tables
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from dlrm.train.checkpoints.diff import weights_of
 from dlrm.train.checkpoints.saved_model import Rows, read_saved
+from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SMALL, LARGE, DIM = (10, 6, 50), (14, 6, 300), 8

@@ -20,9 +20,9 @@ from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpo
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.checkpoints.stored import start_store
+from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 SIZES, BATCH, STEPS, SLOTS = (400, 7, 900), 8, 30, 110

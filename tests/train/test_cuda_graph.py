@@ -12,15 +12,16 @@ import torch.distributed as dist
 from op_recorder import OpRecorder
 
 from dlrm.data.clicks.batch import Batch, Shard
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.config import TrainConfig
 from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable, why_none_records
 from dlrm.train.ema import EMA
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 pytestmark = pytest.mark.captures

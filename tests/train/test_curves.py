@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.progress import LossWindow, Progress, StepReport
 from dlrm.train.reports.curves import draw_curves
-from dlrm.train.task import TrainConfig
 
 
 class Clock:

@@ -8,8 +8,8 @@ from toy import Line, Points, trainer
 from dlrm.distributed import World
 from dlrm.train.checkpoints.checkpoint import load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA, average_in_order
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 

@@ -9,8 +9,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Line, Points, trainer
 
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
-from dlrm.train.task import TrainConfig
 
 
 def entries(path, kind="LOG"):

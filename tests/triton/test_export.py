@@ -18,7 +18,8 @@ import torch
 import trained_model
 
 import dlrm
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources import native
 from dlrm.manifest import write_manifest
 from dlrm.serving.network import platforms

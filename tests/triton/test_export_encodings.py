@@ -9,7 +9,8 @@ import pytest
 from trained_model import Trained
 
 import dlrm
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.serving.predictor import inputs_of
 
 pytestmark = pytest.mark.long

@@ -13,7 +13,8 @@ import pytest
 from test_export import PLATFORMS, config_of
 
 import dlrm
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.serving.predictor import inputs_of
 
 pytestmark = pytest.mark.long

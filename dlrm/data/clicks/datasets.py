@@ -1,32 +1,18 @@
 """Opens the dataset of clicks that a configuration names."""
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import ListField
 from dlrm.data.clicks.batch import Dataset, Shard, Sharded
+from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.random_samples import RandomDataset
 from dlrm.data.clicks.readers import BINARY_FILES, SplitDataset, open_binary
-from dlrm.data.clicks.synthetic import IDS, SHAPES, SyntheticDataset, ensure_synthetic_dataset
+from dlrm.data.clicks.synthetic import SyntheticDataset, ensure_synthetic_dataset
 from dlrm.data.prefetch import BatchedRows
-from dlrm.data.verification import VERIFY_DATA, Verifier
-from dlrm.limits import check_features, check_memory
-
-# Each type and its reader; "memmap" is NVIDIA's name of 2020, "parametric" that of 2021.
-DATASET_TYPES = {
-    "split": "split",
-    "memmap": "split",
-    "parametric": "split",
-    "binary": "binary",
-    "synthetic_gpu": "synthetic_gpu",
-    "synthetic_random": "synthetic_random",
-    "synthetic_disk": "synthetic_disk",
-}
-_MULTI_HOT = ("synthetic_random", "synthetic_gpu", "synthetic_disk")
-_DEFAULT_TABLE_SIZES = (100_000,) * 26
+from dlrm.data.verification import Verifier
 
 
 class _Splits(NamedTuple):
@@ -73,202 +59,6 @@ class Datasets(_Splits):
     def rows(self) -> dict[str, int]:
         """Returns the number of rows of each split, by name."""
         return {name: one.num_samples for name, one in self.named().items()}
-
-
-@dataclass(frozen=True)
-class DataConfig:
-    """The data to read, and the way to read them; field names are those of the flags.
-
-    Attributes:
-        dataset: the dataset's directory.
-        dataset_type: a key of `DATASET_TYPES`.
-        feature_spec: file in `dataset` that describes it; a `model_size.json` can take its place.
-        batch_size: samples of a training batch.
-        test_batch_size: samples of a test or validation batch.
-        shuffle_batch_order: whether each epoch takes the training batches in a new order.
-        dataset_subset: fraction of the training batches to use, in (0, 1]; None is all.
-        set_aside: share of the training rows, the last ones, that choose the best weights instead
-            of training; 0 leaves the choice to the test rows. It needs a dataset without test rows
-            or without validation rows, since otherwise test chooses and validation reports.
-        seed: seed of the order of batches and of the synthetic values.
-        num_numerical_features: numerical features of a binary or synthetic dataset; others state
-            theirs.
-        synthetic_dataset_dir: directory that synthetic_disk writes to.
-        synthetic_dataset_table_sizes: rows of each synthetic table.
-        synthetic_dataset_num_entries: samples of each synthetic split.
-        synthetic_dataset_numerical_features: overrides `num_numerical_features` where given.
-        synthetic_dataset_use_feature_spec: take table sizes, names and the number of numerical
-            features of synthetic data from `dataset` and `feature_spec`.
-        synthetic_dataset: published dataset, one of `SHAPES`, that gives synthetic_gpu and
-            synthetic_disk their table sizes and ids per sample; None leaves them to the fields
-            below.
-        synthetic_dataset_max_table_size: maximum rows of a synthetic table; None is no limit.
-        synthetic_dataset_hotness: maximum ids per synthetic sample and table, one number for all
-            tables or one per table; None is one id each, without lengths.
-        synthetic_ids: "uniform" over each table, or "power_law", which synthetic_random does not
-            support.
-        device: device on which synthetic_gpu makes its batches.
-        verify_data: "first" compares files with the dataset's checksums before they are first read,
-            "always" in every run, "never" not at all.
-        allow_links: whether files of the dataset may be symbolic links that lead out of it.
-        sample_weights: weight samples in the loss and in test metrics by the dataset's
-            `weight.bin`, if it has one.
-
-    Raises:
-        ValueError: an impossible value; the message names the flag, the expectation and the value.
-    """
-
-    dataset: str | None = None
-    dataset_type: str = "split"
-    feature_spec: str = layout.FEATURE_SPEC
-    batch_size: int = 32768
-    test_batch_size: int = 32768
-    shuffle_batch_order: bool = False
-    dataset_subset: float | None = None
-    set_aside: float = 0.0
-    seed: int = 12345
-    num_numerical_features: int = 13
-    synthetic_dataset_dir: str = "/tmp/dlrm_sythetic_dataset"
-    synthetic_dataset_table_sizes: tuple[int, ...] = _DEFAULT_TABLE_SIZES
-    synthetic_dataset_num_entries: int = 2**25
-    synthetic_dataset_numerical_features: int | None = None
-    synthetic_dataset_use_feature_spec: bool = False
-    synthetic_dataset: str | None = None
-    synthetic_dataset_max_table_size: int | None = None
-    synthetic_dataset_hotness: tuple[int, ...] | None = None
-    synthetic_ids: str = "uniform"
-    device: str = "cpu"
-    verify_data: str = "first"
-    allow_links: bool = False
-    sample_weights: bool = True
-
-    def __post_init__(self) -> None:
-        _expect("dataset_type", self.dataset_type, tuple(DATASET_TYPES))
-        _expect("verify_data", self.verify_data, VERIFY_DATA)
-        _expect("synthetic_ids", self.synthetic_ids, IDS)
-        for flag in ("batch_size", "test_batch_size", "synthetic_dataset_num_entries"):
-            _expect_at_least(flag, getattr(self, flag), 1)
-        for flag in ("num_numerical_features", "synthetic_dataset_numerical_features", "seed"):
-            if getattr(self, flag) is not None:
-                _expect_at_least(flag, getattr(self, flag), 0)
-        for flag in ("num_numerical_features", "synthetic_dataset_numerical_features"):
-            check_features(f"--{flag}", getattr(self, flag) or 0)
-        if self.dataset_subset is not None and not 0 < self.dataset_subset <= 1:
-            raise ValueError(
-                f"--dataset_subset: expected a fraction in (0, 1], got {self.dataset_subset}"
-            )
-        if not 0 <= self.set_aside < 1:
-            raise ValueError(f"--set_aside: expected a share in [0, 1), got {self.set_aside}")
-        for flag in ("synthetic_dataset_table_sizes", "synthetic_dataset_hotness"):
-            if (sizes := getattr(self, flag)) is not None:
-                # A list from the command line becomes a tuple: the configuration stays hashable.
-                object.__setattr__(self, flag, tuple(sizes))
-                for size in sizes:
-                    _expect_at_least(flag, size, 1)
-        for size in self.synthetic_dataset_table_sizes:
-            if size > layout.MAX_CARDINALITY:
-                raise ValueError(
-                    "--synthetic_dataset_table_sizes: expected at most "
-                    f"{layout.MAX_CARDINALITY}, got {size}"
-                )
-        self._check_named_shape()
-        self._check_memory()
-        self._check_dataset()
-
-    @property
-    def synthetic_sizes(self) -> tuple[int, ...]:
-        """Rows of each synthetic table."""
-        named, limit = (
-            SHAPES.get(self.synthetic_dataset or ""),
-            self.synthetic_dataset_max_table_size,
-        )
-        sizes = named.table_sizes if named else self.synthetic_dataset_table_sizes
-        return sizes if limit is None else tuple(min(size, limit) for size in sizes)
-
-    @property
-    def synthetic_hotness(self) -> tuple[int, ...] | None:
-        """Returns the maximum ids of a synthetic sample, like `synthetic_dataset_hotness`."""
-        named = SHAPES.get(self.synthetic_dataset or "")
-        return named.hotness if named else self.synthetic_dataset_hotness
-
-    @property
-    def has_clicks(self) -> bool:
-        """Returns whether labels are clicks, 0 or 1; fractions, the alternative, have no AUC."""
-        return self.dataset_type != "synthetic_random"
-
-    def _check_named_shape(self) -> None:
-        if (limit := self.synthetic_dataset_max_table_size) is not None:
-            _expect_at_least("synthetic_dataset_max_table_size", limit, 1)
-        if (name := self.synthetic_dataset) is None:
-            return
-        _expect("synthetic_dataset", name, tuple(SHAPES))
-        if self.dataset_type not in ("synthetic_gpu", "synthetic_disk"):
-            raise ValueError(
-                f"--synthetic_dataset {name}: expected --dataset_type synthetic_gpu or "
-                f"synthetic_disk, got {self.dataset_type}"
-            )
-        flags = {
-            "table_sizes": self.synthetic_dataset_table_sizes != _DEFAULT_TABLE_SIZES,
-            "hotness": self.synthetic_dataset_hotness is not None,
-            "use_feature_spec": self.synthetic_dataset_use_feature_spec,
-        }
-        if given := [f"--synthetic_dataset_{flag}" for flag, is_set in flags.items() if is_set]:
-            raise ValueError(
-                f"--synthetic_dataset {name} contradicts {given[0]}; "
-                "--synthetic_dataset_max_table_size limits its tables"
-            )
-
-    def _check_memory(self) -> None:
-        """Refuses random batches that are larger than the memory."""
-        tables, bags = self.synthetic_sizes, self.synthetic_hotness or (1,)
-        most = bags[0] * len(tables) if len(bags) == 1 else sum(bags)
-        ids = most if self.synthetic_dataset else most / 2  # half of it on average
-        samples = max(self.batch_size, self.test_batch_size)
-        if self.dataset_type.startswith("synthetic"):
-            samples = min(samples, self.synthetic_dataset_num_entries)
-            what = f"--synthetic_dataset_hotness {','.join(map(str, bags[:4]))}, {samples} samples"
-            check_memory(int(4 * ids * samples), what)
-
-    def _check_dataset(self) -> None:
-        if self.synthetic_dataset_hotness is not None and self.dataset_type not in _MULTI_HOT:
-            kinds = f"{', '.join(_MULTI_HOT[:-1])} or {_MULTI_HOT[-1]}"
-            raise ValueError(
-                f"--synthetic_dataset_hotness: expected --dataset_type {kinds}, got "
-                f"{self.dataset_type}"
-            )
-        if self.dataset_type == "synthetic_random" and self.synthetic_ids != "uniform":
-            raise ValueError(
-                f"--synthetic_ids {self.synthetic_ids}: expected uniform for --dataset_type "
-                "synthetic_random"
-            )
-        synthetic = self.dataset_type.startswith("synthetic")
-        if synthetic and self.set_aside:
-            raise ValueError(
-                f"--set_aside {self.set_aside}: expected rows of a dataset, got --dataset_type "
-                f"{self.dataset_type}"
-            )
-        if not synthetic and self.synthetic_dataset_use_feature_spec:
-            raise ValueError(
-                "--synthetic_dataset_use_feature_spec: expected --dataset_type synthetic_gpu, "
-                f"synthetic_random or synthetic_disk, got {self.dataset_type}"
-            )
-        if self.dataset is None and (not synthetic or self.synthetic_dataset_use_feature_spec):
-            reason = (
-                "--synthetic_dataset_use_feature_spec"
-                if synthetic
-                else f"--dataset_type {self.dataset_type}"
-            )
-            raise ValueError(f"--dataset: expected the dataset's directory for {reason}, got none")
-
-
-def _expect(flag: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ValueError(f"--{flag}: expected one of {', '.join(choices)}, got {value!r}")
-
-
-def _expect_at_least(flag: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"--{flag}: expected an integer of {least} or more, got {value!r}")
 
 
 def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:

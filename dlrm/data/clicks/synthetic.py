@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,31 +18,9 @@ from dlrm.data.prefetch import BatchedRows
 from dlrm.files import check_owned, staged_directory
 from dlrm.limits import check_disk
 
-IDS = ("uniform", "power_law")
 POWER_LAW_EXPONENT = 1.45  # that of NVIDIA's generator of synthetic Criteo data
 _ROWS_PER_WRITE = 65536
 _IDS_PER_BLOCK = 8192
-
-
-class NamedShape(NamedTuple):
-    """Shape of a published multi-hot dataset, whose samples have `hotness` ids of each table."""
-
-    table_sizes: tuple[int, ...]
-    hotness: tuple[int, ...]
-
-
-SHAPES = {
-    # DLRM-DCNv2 of MLPerf Training: the arguments of materialize_synthetic_multihot_dataset.py in
-    # mlcommons/training, recommendation_v2/torchrec_dlrm.
-    "mlperf": NamedShape(
-        table_sizes=(
-            *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000),
-            *(3_067_956, 405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000),
-            *(40_000_000, 590_152, 12_973, 108, 36),
-        ),
-        hotness=(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
-    ),
-}
 
 
 class SyntheticDataset(BatchedRows):

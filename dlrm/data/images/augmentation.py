@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dlrm.data.images.loader import NUM_DRAWS, NUM_SHARED_DRAWS, ImageBatch
+from dlrm.settings import check_settings, setting
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _MEAN_OF_255 = (123.68, 116.78, 103.94)
@@ -52,46 +53,47 @@ class Prepared(NamedTuple):
 class Augmentation:
     """Turns images into inputs; field names are those of the flags.
 
-    Attributes:
-        image_size: height and width of the network's input.
-        random_crop: train on resized crops of random place, area and ratio; else on center crops.
-        min_area: minimum area of a random crop, as a share of the image's.
-        max_ratio: maximum aspect ratio of a random crop; the minimum is its inverse.
-        horizontal_flip: mirror half of the training images, at random.
-        centre_crop: side of the centre crop, as a share of the stored image's.
-        normalise_input: (x - 255 mean) / (255 deviation) of ImageNet's channels; else only the mean
-            (123.68, 116.78, 103.94) is subtracted.
-        mixup_alpha: parameter of mixup's Beta distribution (Zhang et al., 2017); 0: no mixup.
-        cutmix_lambda: 1: no CutMix (Yun et al., 2019). A value c below 1 leaves a batch unchanged
-            with probability max(0, 1.55 c - 0.96); otherwise a box replaces the share -ln(u) / 4 of
-            each image, with u uniform in [e**-4, 1). These are Graphcore's rules.
-
     Raises:
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    image_size: int = 224
-    random_crop: bool = True
-    min_area: float = 0.08
-    max_ratio: float = 4 / 3
-    horizontal_flip: bool = True
-    centre_crop: float = 0.875
-    normalise_input: bool = True
-    mixup_alpha: float = 0.0
-    cutmix_lambda: float = 1.0
+    image_size: int = setting(
+        224, "Height and width of the network's input, in pixels", architecture=True, least=1
+    )
+    random_crop: bool = setting(True, "Train on resized random crops instead of center crops")
+    min_area: float = setting(
+        0.08, "Minimum area of a random crop, as a share of the image's", above=0, most=1
+    )
+    max_ratio: float = setting(
+        4 / 3, "Maximum aspect ratio of a random crop; the minimum is its inverse", least=1
+    )
+    horizontal_flip: bool = setting(True, "Mirror half of the training images, at random")
+    centre_crop: float = setting(
+        0.875,
+        "Side of the center crop used in tests, as a share of the image's side",
+        architecture=True,
+        above=0,
+        most=1,
+    )
+    normalise_input: bool = setting(
+        True,
+        "Subtract the channels' means and divide by their standard deviations; otherwise only "
+        "subtract the means",
+        architecture=True,
+    )
+    mixup_alpha: float = setting(
+        0.0, "Parameter of the Beta distribution of mixup; 0: no mixup", least=0
+    )
+    cutmix_lambda: float = setting(
+        1.0,
+        "CutMix by Graphcore's rules: 1: no CutMix; lower values, above 0, apply it to more "
+        "batches",
+        above=0,
+        most=1,
+    )
 
     def __post_init__(self) -> None:
-        if self.image_size < 1:
-            raise ValueError(f"--image_size: expected 1 or more, got {self.image_size}")
-        for flag in ("min_area", "centre_crop", "cutmix_lambda"):
-            if not 0 < getattr(self, flag) <= 1:
-                raise ValueError(
-                    f"--{flag}: expected more than 0 and at most 1, got {getattr(self, flag)}"
-                )
-        if not self.max_ratio >= 1:
-            raise ValueError(f"--max_ratio: expected 1 or more, got {self.max_ratio}")
-        if not self.mixup_alpha >= 0:
-            raise ValueError(f"--mixup_alpha: expected 0 or more, got {self.mixup_alpha}")
+        check_settings(self)
 
     @property
     def num_partners(self) -> int:

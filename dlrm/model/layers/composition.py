@@ -6,36 +6,11 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from dlrm.model.layers.choices import DCN
 from dlrm.model.layers.cross import Cross
 from dlrm.model.layers.interaction import INTERACTIONS, Interaction
 
-DCN = "dcn"
-INTERACTION_NAMES = (*INTERACTIONS, DCN)
-CROSS_STRUCTURES = ("stacked", "parallel")
 _ALIGNED = 8  # a composition is padded to a multiple of this many columns
-_DOTS = {"dot", "cuda_dot"}
-
-
-def interaction_names(interaction_op: str) -> list[str]:
-    """Returns the names listed in a value of `--interaction_op`.
-
-    Raises:
-        ValueError: a name is unknown, or two names stand for the same products.
-    """
-    names = interaction_op.split(",")
-    for name in names:
-        if name not in INTERACTION_NAMES:
-            raise ValueError(
-                f"--interaction_op {interaction_op}: expected {', '.join(INTERACTION_NAMES)}, or "
-                f"several of them with commas between, got {name!r}"
-            )
-        if names.count(name) > 1:
-            raise ValueError(f"--interaction_op {interaction_op}: {name} is named twice")
-    if {*names} >= _DOTS:
-        raise ValueError(
-            f"--interaction_op {interaction_op}: dot and cuda_dot are the same products"
-        )
-    return names
 
 
 def compose(names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cross]) -> Interaction:

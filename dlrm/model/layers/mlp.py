@@ -13,8 +13,6 @@ from dlrm import ops
 from dlrm.model.layers.hooks import has_hooks
 from dlrm.model.layers.initialize import generator
 
-OUTPUT_INITS = ("uniform", "normal")
-
 
 def mlp(
     num_inputs: int,

@@ -13,9 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm import ops
+from dlrm.model.layers.choices import MAX_BINS
 from dlrm.model.layers.initialize import generator
-
-MAX_BINS = 256  # of a field, as in a fitted transform
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.model.layers.initialize import materialize
+from dlrm.settings import check_settings, setting
 
 
 class _Shape(NamedTuple):
@@ -36,52 +37,53 @@ _INITIAL_DEVIATION = 0.02
 class BertConfig:
     """An encoder's architecture; field names are those of the command line's flags.
 
-    Attributes:
-        size: a key of `SIZES`, which sets those of the next four that are None.
-        num_layers: number of the encoder's layers.
-        hidden_size: width of a token's vector.
-        num_heads: number of attention heads; a divisor of the hidden size.
-        intermediate_size: width of the inner vector of a layer.
-        vocab_size: number of tokens in the vocabulary.
-        max_position_embeddings: maximum tokens of a sequence.
-        hidden_dropout: dropout probability of the layers' outputs.
-        attention_dropout: dropout probability of attention weights.
-        norm_eps: added to variances; Graphcore's is 1e-3.
-        attention_bias: whether the layers of the attention, and that before the decoder of masked
-            tokens, have biases; Graphcore's have none.
-
     Raises:
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    size: str = "base"
-    num_layers: int | None = None
-    hidden_size: int | None = None
-    num_heads: int | None = None
-    intermediate_size: int | None = None
-    vocab_size: int = 30522
-    max_position_embeddings: int = 512
-    hidden_dropout: float = 0.1
-    attention_dropout: float = 0.1
-    norm_eps: float = 1e-12
-    attention_bias: bool = True
+    size: str = setting(
+        "base",
+        "Published sizes: numbers of layers and heads, and widths",
+        choices=SIZES,
+        architecture=True,
+    )
+    num_layers: int | None = setting(
+        None, "Number of layers, instead of that of --size", architecture=True, least=1
+    )
+    hidden_size: int | None = setting(
+        None, "Width of a token's vector, instead of that of --size", architecture=True, least=1
+    )
+    num_heads: int | None = setting(
+        None, "Number of attention heads, instead of that of --size", architecture=True, least=1
+    )
+    intermediate_size: int | None = setting(
+        None,
+        "Inner width of a layer's feed-forward network, instead of that of --size",
+        architecture=True,
+        least=1,
+    )
+    vocab_size: int = setting(
+        30522, "Number of tokens in the vocabulary", architecture=True, least=1
+    )
+    max_position_embeddings: int = setting(
+        512, "Maximum tokens of a sequence", architecture=True, least=1
+    )
+    hidden_dropout: float = setting(0.1, "Dropout probability of layers' outputs", least=0, below=1)
+    attention_dropout: float = setting(
+        0.1, "Dropout probability of attention weights", least=0, below=1
+    )
+    norm_eps: float = setting(
+        1e-12, "Added to the variances in layer normalization", architecture=True, above=0
+    )
+    attention_bias: bool = setting(
+        True,
+        "Use biases in the attention and in the layer before the masked-token logits; PopART has "
+        "none",
+        architecture=True,
+    )
 
     def __post_init__(self) -> None:
-        if self.size not in SIZES:
-            raise ValueError(f"--size {self.size}: expected one of {', '.join(SIZES)}")
-        counts = {**self.shape._asdict(), "vocab_size": self.vocab_size}
-        counts["max_position_embeddings"] = self.max_position_embeddings
-        for flag, count in counts.items():
-            if count < 1:
-                raise ValueError(f"--{flag} {count}: expected 1 or more")
-        for flag, share in (
-            ("hidden_dropout", self.hidden_dropout),
-            ("attention_dropout", self.attention_dropout),
-        ):
-            if not 0 <= share < 1:
-                raise ValueError(f"--{flag} {share}: expected 0 or more, less than 1")
-        if not self.norm_eps > 0:
-            raise ValueError(f"--norm_eps {self.norm_eps}: expected a number above 0")
+        check_settings(self)
         if self.shape.hidden_size % self.shape.num_heads:
             raise ValueError(
                 f"--num_heads {self.shape.num_heads}: expected a divisor of --hidden_size "

@@ -26,6 +26,7 @@ from dlrm.data.text.squad import (
 )
 from dlrm.distributed import Pipelines, World, gather
 from dlrm.files import MANIFEST
+from dlrm.flags import Values
 from dlrm.model.networks.bert import SIZES, BertConfig
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.bert.largest_batch import largest_batch
@@ -33,17 +34,16 @@ from dlrm.scripts.bert.sources import ReadWhenAsked, SameBatch, made_up, open_so
 from dlrm.scripts.common import network, network_flags
 from dlrm.scripts.common import run as driver
 from dlrm.scripts.common.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
-from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.network import EmptyLoader, NetworkSetup
 from dlrm.scripts.common.run import Watch
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.trainer import Trainer
 
 HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # possibly of another task

@@ -1,13 +1,14 @@
 """The command line of `dlrm.scripts.bert`, and the effect of recipes on it."""
 
+from dataclasses import dataclass
+
 from dlrm.data.text.pretraining.dataset import DATA_FORMATS
 from dlrm.data.text.pretraining.writer import PretrainingTextConfig
 from dlrm.distributed import choose_device
-from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
-from dlrm.model.networks.bert import SIZES, BertConfig
+from dlrm.flags import Values
+from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts.common import network_flags
-from dlrm.scripts.common.config_flags import ConfigFlags, Definitions, Help, Values, one_of
-from dlrm.scripts.common.network_flags import CONFIGS, check_choices
+from dlrm.settings import architecture_of, check_settings, setting
 from dlrm.systems.bert_recipes import BERT_RECIPES
 
 MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
@@ -17,189 +18,169 @@ DATA = ("dataset", "generated", "synthetic")
 LATENCIES = ("low", "minimum")
 CPU_BATCH = 8  # --batch_size max on the CPU, where the largest that fits is unknown
 
-_CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
-    ("Network", BertConfig): {
-        "size": one_of(SIZES, "Published sizes: numbers of layers and heads, and widths"),
-        "num_layers": "Number of layers, instead of that of --size",
-        "hidden_size": "Width of a token's vector, instead of that of --size",
-        "num_heads": "Number of attention heads, instead of that of --size",
-        "intermediate_size": "Inner width of a layer's feed-forward network, instead of that of "
-        "--size",
-        "vocab_size": "Number of tokens in the vocabulary",
-        "max_position_embeddings": "Maximum tokens of a sequence",
-        "hidden_dropout": "Dropout probability of layers' outputs",
-        "attention_dropout": "Dropout probability of attention weights",
-        "norm_eps": "Added to the variances in layer normalization",
-        "attention_bias": "Use biases in the attention and in the layer before the masked-token "
-        "logits; PopART has none",
-    },
-    **CONFIGS,
-    ("Text", PretrainingTextConfig): {
-        "vocab_file": "WordPiece vocabulary, one token per line",
-        "lower_case": "Convert text to lower case and strip accents",
-    },
-}
-_RUN: Definitions = {
-    "mode": (str | None, None, one_of(MODES, "Task to perform; required")),
-    "task": (
-        str | None,
+
+@dataclass(frozen=True)
+class TextRunConfig:
+    """A run of BERT; field names are those of the flags."""
+
+    mode: str | None = setting(None, "Task to perform; required", choices=MODES, resumable=True)
+    task: str | None = setting(
         None,
-        one_of(TASKS, "Task that the network is trained for; default: pretrain in --mode pretrain"),
-    ),
-    "phase": (
-        int,
+        "Task that the network is trained for; default: pretrain in --mode pretrain",
+        choices=TASKS,
+    )
+    phase: int = setting(
         1,
         "Phase of pre-training: 1, or 2, which continues from --load_checkpoint_path with longer "
         "rows",
-    ),
-    "recipe": (
-        str,
+    )
+    recipe: str = setting(
         "google",
-        one_of(
-            BERT_RECIPES,
-            "Defaults of the optimizer, of its learning rates and of the lengths of sequences and "
-            "runs, as published",
-        ),
-    ),
-}
-_DATA: Definitions = {
-    "dataset": (
-        str | None,
+        "Defaults of the optimizer, of its learning rates and of the lengths of sequences and "
+        "runs, as published",
+        choices=BERT_RECIPES,
+    )
+    dataset: str | None = setting(
         None,
         "Pre-training: shards written by dlrm.preproc.prepare_text, or HDF5 or PopART files; "
         "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
         "dev.tsv (mrpc), or one file",
-    ),
-    "test_dataset": (
-        str | None,
+        topic="Data",
+        resumable=True,
+    )
+    test_dataset: str | None = setting(
         None,
         "Rows to test on, in the forms of --dataset; default: those in --dataset",
-    ),
-    "data": (
-        str | None,
+        topic="Data",
+        resumable=True,
+    )
+    data: str | None = setting(
         None,
-        one_of(
-            DATA,
-            "Source of rows; generated: random tokens made on the host; synthetic: one batch of "
-            "random tokens made on the device and used for every step; default: dataset if "
-            "--dataset or --test_dataset is given, generated in --mode inference_benchmark",
-        ),
-    ),
-    "data_format": (str, "auto", one_of(DATA_FORMATS, "Format of pre-training data")),
-    "pad_to_seq_length": (
-        bool,
-        False,
-        "Pad pre-training rows that are shorter than --max_seq_length",
-    ),
-    "unknown_id": (
-        int | None,
+        "Source of rows; generated: random tokens made on the host; synthetic: one batch of "
+        "random tokens made on the device and used for every step; default: dataset if --dataset "
+        "or --test_dataset is given, generated in --mode inference_benchmark",
+        topic="Data",
+        choices=DATA,
+    )
+    data_format: str = setting(
+        "auto", "Format of pre-training data", topic="Data", choices=DATA_FORMATS
+    )
+    pad_to_seq_length: bool = setting(
+        False, "Pad pre-training rows that are shorter than --max_seq_length", topic="Data"
+    )
+    unknown_id: int | None = setting(
         None,
         "Id of the token that replaces tokens outside --vocab_size; default: such tokens are an "
         "error",
-    ),
-    "synthetic_dataset_num_entries": (int, 10000, "Rows per epoch of random data"),
-    "max_seq_length": (
-        int | None,
+        topic="Data",
+    )
+    synthetic_dataset_num_entries: int = setting(
+        10000, "Rows per epoch of random data", topic="Data"
+    )
+    max_seq_length: int | None = setting(
         None,
         "Tokens per row; default: in pre-training that of the files or of --recipe, otherwise 384 "
         "for squad, 128 for mrpc",
-    ),
-    "max_predictions_per_seq": (
-        int | None,
+        topic="Data",
+    )
+    max_predictions_per_seq: int | None = setting(
         None,
         "Maximum masked tokens per pre-training row; default: that of the files or of --recipe",
-    ),
-    "doc_stride": (int, 128, "Tokens between the starts of two windows of a SQuAD passage"),
-    "max_query_length": (int, 64, "Maximum tokens of a SQuAD question; the rest is cut off"),
-    "length_window": (
-        int | None,
+        topic="Data",
+    )
+    doc_stride: int = setting(
+        128, "Tokens between the starts of two windows of a SQuAD passage", topic="Data"
+    )
+    max_query_length: int = setting(
+        64, "Maximum tokens of a SQuAD question; the rest is cut off", topic="Data"
+    )
+    length_window: int | None = setting(
         None,
         "Number of batches within which rows are sorted by length, for less padding; 0: no "
         "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
-    ),
-}
-_TRAINING: Definitions = {
-    "batch_size": (
-        str,
+        topic="Data",
+    )
+    batch_size: str = setting(
         "32",
-        f"Sequences of a micro-batch; max: the most that fit on cuda, {CPU_BATCH} on cpu",
-    ),
-    "test_batch_size": (int, 32, "Sequences per test batch, all processes together"),
-    "total_steps": (
-        int | None,
+        "Sequences of a micro-batch; max: the most that fit on cuda, 8 on cpu",
+        topic="Training",
+    )
+    test_batch_size: int = setting(
+        32, "Sequences per test batch, all processes together", topic="Training", resumable=True
+    )
+    total_steps: int | None = setting(
         None,
         "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
         "it earlier",
-    ),
-    "layers_per_stage": (
-        tuple[int, ...],
+        topic="Training",
+    )
+    layers_per_stage: tuple[int, ...] = setting(
         (),
         "Number of layers in each part of the pipeline, instead of --pipeline_splits",
-    ),
-    "encoder_start_stage": (
-        int,
+        topic="Training",
+        resumable=True,
+    )
+    encoder_start_stage: int = setting(
         0,
         "With --layers_per_stage, the part of the pipeline in which the layers begin: 0, or 1, "
         "which leaves the embeddings a part of their own",
-    ),
-}
-_BENCHMARK: Definitions = {
-    "latency": (
-        str,
-        "low",
-        one_of(
-            LATENCIES,
-            "low: the benchmark prefetches batches and times each one; minimum: it prefetches "
-            "nothing, and the times include reading",
-        ),
-    ),
-    "batches_per_step": (int | None, None, "Batches per pass of the benchmark over random data"),
-    "repeat": (int, 10, "Passes of the benchmark, 2 or more; the first is not timed"),
-}
-_FILES: Definitions = {
-    "init_checkpoint": (
-        str | None,
+        topic="Training",
+        resumable=True,
+    )
+    init_checkpoint: str | None = setting(
         None,
         "Initial weights of Hugging Face, Google or NVIDIA (.safetensors or a torch file), or a "
         "checkpoint of this program for another task",
-    ),
-    "results": (
-        str | None,
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    results: str | None = setting(
         None,
         "--mode evaluate: CSV file to write; default: evaluation.csv beside the checkpoints",
-    ),
-    "predictions": (
-        str | None,
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    predictions: str | None = setting(
         None,
         "--mode evaluate --task squad: JSON file for the best checkpoint's answers; default: "
         "predictions.json beside --log_path",
-    ),
-}
-FLAGS = ConfigFlags(
-    {
-        "Run": network_flags.RUN | _RUN,
-        "Data": _DATA,
-        "Text": {},
-        "Training": network_flags.TRAINING | _TRAINING,
-        "Checkpoints and files": network_flags.FILES | _FILES,
-        "Inference benchmark": _BENCHMARK,
-    },
-    _CONFIGS,
-)
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    latency: str = setting(
+        "low",
+        "low: the benchmark prefetches batches and times each one; minimum: it prefetches "
+        "nothing, and the times include reading",
+        topic="Inference benchmark",
+        choices=LATENCIES,
+        resumable=True,
+    )
+    batches_per_step: int | None = setting(
+        None,
+        "Batches per pass of the benchmark over random data",
+        topic="Inference benchmark",
+        resumable=True,
+    )
+    repeat: int = setting(
+        10,
+        "Passes of the benchmark, 2 or more; the first is not timed",
+        topic="Inference benchmark",
+        resumable=True,
+    )
 
-RESUME_MAY_CHANGE = network_flags.RESUME_MAY_CHANGE | {
-    *("test_dataset", "latency", "batches_per_step", "predictions"),
-    *("layers_per_stage", "encoder_start_stage"),
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+FLAGS = network_flags.network_flags(
+    ("Run", TextRunConfig), ("Network", BertConfig), ("Text", PretrainingTextConfig)
+)
+RESUME_MAY_CHANGE = FLAGS.named(resumable=True) | {
     # Flags of runs of 0.1.0, whose command also prepared data.
     *("source", "output", "processes", "dupe_factor", "masked_lm_prob", "short_seq_prob"),
     *("input_format", "output_format", "num_shards"),
 }
-
-# Flags of the architecture: those not given are taken from the checkpoint, if there is one.
-ARCHITECTURE = (
-    *("size", "num_layers", "hidden_size", "num_heads", "intermediate_size", "vocab_size"),
-    *("max_position_embeddings", "norm_eps", "attention_bias"),
-)
+ARCHITECTURE = architecture_of(BertConfig)
 
 # Flags of the network's input, which an evaluation takes from the checkpoint.
 INPUT = (
@@ -217,18 +198,6 @@ def parse(arguments: list[str]) -> Values:
     values = FLAGS.parse(arguments)
     if values["mode"] is None:
         raise ValueError(f"--mode: expected one of {', '.join(MODES)}")
-    check_choices(
-        values,
-        {
-            "mode": MODES,
-            "task": (None, *TASKS),
-            "data": (None, *DATA),
-            "data_format": DATA_FORMATS,
-            "recipe": tuple(BERT_RECIPES),
-            "latency": LATENCIES,
-            "pipeline_schedule": PIPELINE_SCHEDULES,
-        },
-    )
     if values["mode"] == "pretrain":
         if values["task"] not in (None, "pretrain"):
             raise ValueError(f"--task {values['task']} contradicts --mode pretrain")

@@ -13,8 +13,8 @@ from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.data.text.squad import SquadFeatures, read_squad
 from dlrm.data.text.wordpiece import Tokenizer, load_tokenizer
 from dlrm.files import MANIFEST
+from dlrm.flags import Values
 from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.common.config_flags import Values
 
 FILES = {  # files in a directory: training and test rows
     "squad": ("train-v1.1.json", "dev-v1.1.json"),

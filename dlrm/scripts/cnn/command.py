@@ -22,22 +22,21 @@ from dlrm.data.images.loader import (
 )
 from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
+from dlrm.flags import Values
 from dlrm.manifest import crc32
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import network, network_flags
 from dlrm.scripts.common import run as driver
 from dlrm.scripts.common.all_checkpoints import checkpoints_of, name_of, validate_all
-from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.network import EmptyLoader, NetworkSetup
 from dlrm.scripts.common.run import Watch
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_weights
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
-from dlrm.train.precision import PrecisionConfig
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 TRAINING = ("train", "benchmark_training")

@@ -5,10 +5,11 @@ from typing import Any
 
 from dlrm.api.defaults import set_aside_default
 from dlrm.api.recipe import BATCH_SIZE, Facts, auto, describe
-from dlrm.data.clicks.datasets import DataConfig, Datasets, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import Datasets, open_datasets
+from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE
 from dlrm.scripts.common import run
-from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_flags import ADAM_SWITCHES
 from dlrm.train.checkpoints.directory import find_checkpoint
 

@@ -10,17 +10,13 @@ import torch
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset, Shard
-from dlrm.data.clicks.datasets import (
-    DATASET_TYPES,
-    DataConfig,
-    Datasets,
-    fitted_directory,
-    open_datasets,
-)
+from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
+from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.distributed import World, agreed, check_same
 from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
+from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.placement import AUTO
@@ -28,7 +24,6 @@ from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.products import AUTO as AUTO_PRODUCTS
 from dlrm.ops.products import TORCH
 from dlrm.scripts.common import run, session
-from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.dlrm_flags import RESUME_MAY_CHANGE, optimizer_config
 from dlrm.scripts.common.run import Setup
 from dlrm.store.config import TableStoreConfig
@@ -39,17 +34,17 @@ from dlrm.tasks.click_training import (
     roles_of,
     table_store,
 )
+from dlrm.tasks.config import StepConfig
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.costs import Workload
 from dlrm.tasks.planning.machines import machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan
 from dlrm.tasks.recommendation import Recommendation, check_optimizer
 from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
 from dlrm.train.execution import why_not_lazy
-from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import ScheduleConfig, check_schedule
-from dlrm.train.task import TrainConfig
 
 
 @dataclass(kw_only=True)
@@ -104,24 +99,12 @@ def training(values: Values) -> ClickTraining:
         optimizers=optimizer_config(values),
         precision=values.config(PrecisionConfig),
         tables=values.config(TableStoreConfig),
-        max_grad_norm=values["max_grad_norm"],
-        ema_decay=values["ema_decay"],
-        overlap=values["overlap"],
+        step=values.config(StepConfig),
     )
 
 
 def _check_mode(values: Values, world: World) -> None:
     mode = values["mode"]
-    if values["execution"] != "eager" and values["cuda_graphs"]:
-        raise ValueError(
-            f"--cuda_graphs contradicts --execution {values['execution']}: it records what "
-            "--execution eager runs"
-        )
-    if values["overlap"] != "none" and values["cuda_graphs"]:
-        raise ValueError(
-            f"--overlap {values['overlap']} contradicts --cuda_graphs: a recorded step looks "
-            "up its own rows"
-        )
     if values["auc_threshold"] is not None and not values.config(DataConfig).has_clicks:
         raise ValueError(
             f"--auc_threshold {values['auc_threshold']}: the targets of --dataset_type "
@@ -132,8 +115,6 @@ def _check_mode(values: Values, world: World) -> None:
             "--precision 16.16: a DLRM keeps float32 weights; 16.32 computes in half precision, "
             "and --embedding_dtype bf16 narrows the tables"
         )
-    if values["max_grad_norm"] is not None and not values["max_grad_norm"] > 0:
-        raise ValueError(f"--max_grad_norm {values['max_grad_norm']}: expected a number above 0")
     store = values["table_store"]
     if store is not None and mode == "inference_benchmark":
         raise ValueError(f"--table_store {store} contradicts --mode {mode}: rows would be on disk")

@@ -6,8 +6,9 @@ from itertools import cycle, islice
 from typing import Any
 
 from dlrm.data.clicks.batch import Batch, Dataset
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
-from dlrm.scripts.common.config_flags import Values
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
+from dlrm.flags import Values
 from dlrm.serving.network.runtimes import RUNTIMES, open_runtimes
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.benchmark import Latency, measure_inference

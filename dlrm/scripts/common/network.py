@@ -11,18 +11,18 @@ import torch
 
 from dlrm.distributed import Pipelines, World, agreed, all_sum, pipelines
 from dlrm.distributed.pipeline import bubble_fraction
+from dlrm.flags import Values
 from dlrm.scripts.common import run, session
 from dlrm.scripts.common.all_checkpoints import average_checkpoints
-from dlrm.scripts.common.config_flags import Values
 from dlrm.scripts.common.network_flags import BatchPlan, pipeline_parts
 from dlrm.scripts.common.run import Setup, Watch
 from dlrm.tasks.network import NetworkTask
+from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.execution import partition
 from dlrm.train.log import Loader, RunLog
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
-from dlrm.train.task import TrainConfig
 from dlrm.train.trainer import Trainer
 
 

@@ -1,209 +1,121 @@
 """Flags that the commands of image and language networks share, and their global batch."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
-from dlrm.scripts.common.config_flags import (
-    ALLOW_LINKS_HELP,
-    LOG_FLAGS,
-    PROFILE_HELP,
-    VERDICT_HELP,
-    VERIFY_DATA_HELP,
-    Definitions,
-    Help,
-    Values,
-    one_of,
-)
-from dlrm.train.execution import EXECUTIONS, GRAPH_BACKENDS, ExecutionConfig
-from dlrm.train.optim.lamb import LAMB_FLAVOURS
-from dlrm.train.optim.network import NETWORK_OPTIMIZERS, NetworkOptimizerConfig
-from dlrm.train.precision import PRECISIONS, PrecisionConfig
-from dlrm.train.schedule import LR_SCHEDULES, CurveConfig
-from dlrm.train.task import TrainConfig
+from dlrm.flags import ConfigFlags, Values
+from dlrm.settings import check_settings, setting
+from dlrm.train.config import CheckpointConfig, PrecisionConfig, SessionConfig, TrainConfig
+from dlrm.train.execution import ExecutionConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.schedule import CurveConfig
 
-_LR_UNITS = ("epochs", "steps", "run")
 
-CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
-    ("Precision", PrecisionConfig): {
-        "precision": one_of(
-            PRECISIONS,
-            "fp32, bf16 or fp16, or the bits of matrix products and of weights, such as "
-            "16.32; default: fp32",
-        ),
-        "half_dtype": one_of(
-            ("fp16", "bf16"),
-            "16-bit type of --precision 16.16 and 16.32; default: fp16 on cuda, otherwise bf16",
-        ),
-        "loss_scale": "Static loss scale in fp16",
-        "tf32": "Allow TensorFloat-32 in float32 matrix products on cuda",
-    },
-    ("Execution", ExecutionConfig): {
-        "execution": one_of(EXECUTIONS, "Run the network operator by operator, or as a graph"),
-        "graph_backend": one_of(
-            GRAPH_BACKENDS, "Compiler of --execution graph: torch.compile or torch.jit.trace"
-        ),
-        "recompute": "Keep only the inputs of the network's stages for the backward pass and "
-        "compute the rest again, which takes less memory",
-    },
-    ("Optimizer", NetworkOptimizerConfig): {
-        "optimizer": one_of(NETWORK_OPTIMIZERS, "Optimizer of all weights"),
-        "momentum": "Momentum of --optimizer momentum, nesterov and rmsprop_tf",
-        "rmsprop_decay": "Decay rate of the mean squares of --optimizer rmsprop_tf",
-        "optimizer_eps": "Added to the optimizer's denominator; default: 1e-3 for rmsprop_tf, "
-        "1e-6 for lamb, otherwise 1e-8",
-        "lamb_flavour": one_of(
-            LAMB_FLAVOURS,
-            "Variant of LAMB; nvlamb: NVIDIA's and Habana's; popart: Graphcore's; paper: "
-            "another name of nvlamb",
-        ),
-        "lamb_max_weight_norm": "Upper limit of the weight norm that scales a step of --optimizer "
-        "lamb; default: none",
-        "weight_decay": "Weight decay; decoupled for adamw and lamb, otherwise added to the "
-        "gradients",
-        "decay_norm_and_bias": "Apply weight decay to biases and weights of norms as well",
-    },
-    ("Learning rate", CurveConfig): {
-        "lr_schedule": one_of(LR_SCHEDULES, "Shape of the learning rate's curve after the warm-up"),
-        "lr": "Highest learning rate, which the schedule scales down",
-        "lr_warmup": "Length of the learning rate's linear warm-up, in --lr_warmup_unit",
-        "lr_warmup_unit": one_of(_LR_UNITS, "Unit of --lr_warmup; run: a share of the run"),
-        "lr_drops": "Points at which --lr_schedule stepped drops, in --lr_drops_unit",
-        "lr_drops_unit": one_of(_LR_UNITS, "Unit of --lr_drops; run: shares of the run"),
-        "lr_decay_rate": "Factor of --lr_schedule exponential at each of --lr_num_decays points",
-        "lr_num_decays": "Number of equally spaced points at which --lr_schedule exponential "
-        "decays",
-        "lr_drop_rate": "Factor of --lr_schedule stepped at each drop",
-        "lr_power": "Exponent of --lr_schedule poly",
-        "lr_end": "Learning rate at which --lr_schedule linear and cosine end, and linear also "
-        "starts",
-        "lr_update_every": "Number of steps for which --lr_schedule linear keeps a rate",
-    },
-    ("Training", TrainConfig): {
-        "epochs": "Number of passes over the training set",
-        "max_steps": "Stop after exactly this many optimization steps; default: no limit",
-        "print_freq": "Optimization steps between printed lines",
-        "verdict": VERDICT_HELP,
-        "test_freq": "Optimization steps between tests; default: test after each epoch",
-        "test_after": "Run no test before this many epochs; may be a fraction",
-        "checkpoint_freq": "Optimization steps between checkpoints; default: best and last only",
-        "benchmark_warmup_steps": "Initial steps that the throughput leaves out",
-        "gradient_accumulation_steps": "Number of micro-batches that each replica computes in a "
-        "step",
-    },
-}
+@dataclass(frozen=True)
+class NetworkRunConfig:
+    """Settings of both image and language networks; field names are those of the flags."""
 
-RUN: Definitions = {
-    "seed": (int, 12345, "Random seed"),
-    "base_device": (
-        str | None,
-        None,
-        "Device to run on: cuda, cuda:<index> or cpu; default: cuda if available",
-    ),
-    "deterministic": (
-        bool,
+    seed: int = setting(12345, "Random seed", topic="Run")
+    verify_data: str = setting(
+        "first",
+        "Compare the dataset's files with its checksums: first, before their first use; always, "
+        "in every run; never",
+        topic="Run",
+        choices=VERIFY_DATA,
+        resumable=True,
+    )
+    allow_links: bool = setting(
         False,
-        "Make runs on cuda reproducible bit for bit; runs on the CPU always are",
-    ),
-    "backend": (
-        str,
-        "nccl",
-        "torch.distributed backend of processes on cuda; processes on the CPU use gloo",
-    ),
-    "rank_timeout": (
-        float,
-        1800.0,
-        "Seconds without progress after which the run reports the rank that hangs, and ends",
-    ),
-    "profile": (int | None, None, PROFILE_HELP),
-    "verify_data": (str, "first", one_of(VERIFY_DATA, VERIFY_DATA_HELP)),
-    "allow_links": (bool, False, ALLOW_LINKS_HELP),
-}
-TRAINING: Definitions = {
-    "replicas": (
-        int | None,
+        "Allow files of the dataset to be symbolic links to files outside its directory",
+        topic="Run",
+        resumable=True,
+    )
+    replicas: int | None = setting(
         None,
         "Number of replicas that a global batch of batch_size x gradient_accumulation_steps x "
         "replicas samples assumes; default: the number of processes. Fewer processes each compute "
         "more micro-batches",
-    ),
-    "max_grad_norm": (
-        float | None,
+        least=1,
+    )
+    max_grad_norm: float | None = setting(
         None,
         "Clip gradients so that their joint 2-norm is at most this; default: no clipping",
-    ),
-    "ema_decay": (
-        float | None,
-        None,
-        "Test an EMA of the weights, with this decay; default: no EMA",
-    ),
-    "pipeline_splits": (
-        tuple[str, ...],
+        above=0,
+    )
+    ema_decay: float | None = setting(
+        None, "Test an EMA of the weights, with this decay; default: no EMA", least=0, below=1
+    )
+    pipeline_splits: tuple[str, ...] = setting(
         (),
         "Names of the stages at which a new part of the pipeline begins. With --replicas R and R "
         "processes per part, each process holds one part; with at most R processes, each runs all "
         "parts",
-    ),
-    "pipeline_schedule": (
-        str,
+        resumable=True,
+    )
+    pipeline_schedule: str = setting(
         "gpipe",
-        one_of(
-            PIPELINE_SCHEDULES,
-            "Order of micro-batches in a pipeline of processes: gpipe, all forward passes first; "
-            "1f1b, forward and backward passes in turn; sequential, one micro-batch at a time",
-        ),
-    ),
-    "no_validation": (bool, False, "Run no tests during training"),
-}
-FILES: Definitions = {
-    "load_checkpoint_path": (str | None, None, "Checkpoint, or directory of checkpoints, to load"),
-    "save_checkpoint_path": (str | None, None, "Directory in which to save checkpoints"),
-    "ckpts_per_epoch": (
-        float | None,
+        "Order of micro-batches in a pipeline of processes: gpipe, all forward passes first; "
+        "1f1b, forward and backward passes in turn; sequential, one micro-batch at a time",
+        choices=PIPELINE_SCHEDULES,
+        resumable=True,
+    )
+    no_validation: bool = setting(False, "Run no tests during training", resumable=True)
+    ckpts_per_epoch: float | None = setting(
         None,
         "Number of checkpoints per epoch, instead of --checkpoint_freq; may be a fraction",
-    ),
-    "keep_checkpoints": (int, 1000, "Number of latest checkpoints to keep besides the best"),
-    "weight_avg_exp": (
-        float | None,
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    weight_avg_exp: float | None = setting(
         None,
         "Save an average V of the checkpoints' weights W after training: V = this * V + (1 - "
         "this) * W for each checkpoint in turn; default: no average",
-    ),
-    "resume": (
-        bool,
-        False,
-        "Resume from the last checkpoint in --save_checkpoint_path, if there is one",
-    ),
-    **LOG_FLAGS,
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+CONFIGS: tuple[tuple[str, type], ...] = (
+    ("Precision", PrecisionConfig),
+    ("Execution", ExecutionConfig),
+    ("Optimizer", NetworkOptimizerConfig),
+    ("Learning rate", CurveConfig),
+    ("Training", TrainConfig),
+    ("Training", NetworkRunConfig),
+    ("Run", SessionConfig),
+    ("Checkpoints and files", CheckpointConfig),
+)
+TOPICS = ("Run", "Data", "Text", "Training", "Checkpoints and files", "Inference benchmark")
+# What the trainings of image and language networks do not have, or describe differently.
+WITHOUT = (
+    *("amp", "amp_dtype", "auc_threshold", "early_stop"),
+    *("plateau_patience", "plateau_factor"),
+)
+DEFAULTS = {"keep_checkpoints": 1000}
+HELPS = {
+    "save_checkpoint_path": "Directory in which to save checkpoints",
+    "precision": "fp32, bf16 or fp16, or the bits of matrix products and of weights, such as "
+    "16.32; default: fp32",
+    "half_dtype": "16-bit type of --precision 16.16 and 16.32; default: fp16 on cuda, otherwise "
+    "bf16",
+    "loss_scale": "Static loss scale in fp16",
+    "gradient_accumulation_steps": "Number of micro-batches that each replica computes in a step",
 }
 
-# Flags that a resumed run may change: its length, locations, and its reports.
-RESUME_MAY_CHANGE = frozenset(
-    [
-        *("mode", "epochs", "max_steps", "resume", "backend", "rank_timeout", "verify_data"),
-        *("dataset", "allow_links"),
-        *("log_path", "load_checkpoint_path", "init_checkpoint", "save_checkpoint_path"),
-        *("checkpoint_freq", "ckpts_per_epoch", "keep_checkpoints", "no_validation"),
-        *(
-            "print_freq",
-            "verdict",
-            "test_freq",
-            "test_after",
-            "test_batch_size",
-            "benchmark_warmup_steps",
-        ),
-        *("results", "repeat", "help", "weight_avg_exp", "deterministic"),
-        *("pipeline_splits", "pipeline_schedule", "profile"),
-        *("tensorboard", "mlflow"),
-    ]
-)
+
+def network_flags(*configs: tuple[str, type]) -> ConfigFlags:
+    """Returns the command line of a network, whose own configurations come first."""
+    return ConfigFlags((*configs, *CONFIGS), TOPICS, DEFAULTS, HELPS, WITHOUT)
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """SplitConfig of a global batch among the processes.
+    """Division of a global batch among the processes.
 
     Attributes:
         global_batch: samples of an optimization step.
@@ -268,14 +180,6 @@ def batch_plan(values: Values, processes: int) -> BatchPlan:
     return BatchPlan(whole, accumulation, note)
 
 
-def check_choices(values: Values, choices: Mapping[str, Sequence[str | None]]) -> None:
-    """Raises ValueError for a flag with a value that it cannot have."""
-    for flag, allowed in choices.items():
-        if values[flag] not in allowed:
-            shown = ", ".join(choice for choice in allowed if choice)
-            raise ValueError(f"--{flag} {values[flag]}: expected one of {shown}")
-
-
 def check(values: Values, training_modes: Sequence[str]) -> None:
     """Raises ValueError for flags that contradict each other in any network's training."""
     saves = bool(values["save_checkpoint_path"])
@@ -287,5 +191,3 @@ def check(values: Values, training_modes: Sequence[str]) -> None:
             raise ValueError(f"--{flag} {values[flag]} needs --save_checkpoint_path")
     if values["repeat"] < 2:
         raise ValueError(f"--repeat {values['repeat']}: expected 2 or more; the first is left out")
-    if values["max_grad_norm"] is not None and not values["max_grad_norm"] > 0:
-        raise ValueError(f"--max_grad_norm {values['max_grad_norm']}: expected a number above 0")

@@ -15,8 +15,8 @@ from dlrm import __version__
 from dlrm.command_line import fail
 from dlrm.distributed import World, agreed, check_same, choose_device
 from dlrm.files import check_all_local
+from dlrm.flags import HelpAsked, Values, help_of_absl, show
 from dlrm.scripts.common import session
-from dlrm.scripts.common.config_flags import HelpAsked, Values, help_of_absl, show
 from dlrm.scripts.common.profiling import StepProfiler
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint, run_directory

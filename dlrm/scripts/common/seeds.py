@@ -9,12 +9,13 @@ import torch
 
 from dlrm.command_line import aligned, say
 from dlrm.data.clicks.batch import Dataset
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import launch
+from dlrm.flags import Values
 from dlrm.locks import remove_unused
 from dlrm.metrics.table import SHOWN
 from dlrm.model.ensemble import Ensemble
-from dlrm.scripts.common.config_flags import Values
 from dlrm.serving.loading import load_one
 from dlrm.serving.predictor import Predictor
 from dlrm.train.checkpoints.checkpoint import read_progress

@@ -6,15 +6,16 @@ from absl import flags
 
 from dlrm.command_line import say
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.config import DataConfig
 from dlrm.data.tables.files import KINDS
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.verification import VERIFY_DATA
 from dlrm.scripts.common import table_flags
-from dlrm.scripts.common.config_flags import ALLOW_LINKS_HELP, VERIFY_DATA_HELP
 from dlrm.scripts.common.table_flags import TEXT_FLAGS, define_format_flags, text_format
 from dlrm.serving.loading import load
 from dlrm.serving.predictor import BATCH_SIZE, Predictor
 from dlrm.serving.sources import SourceConfig
+from dlrm.settings import settings_of
 
 FLAGS = flags.FLAGS
 CSV_FLAGS = ("columns", "header", "input_format", *TEXT_FLAGS)
@@ -46,8 +47,10 @@ def define_source_flags(dataset: str) -> None:
         "stand for other values",
     )
     flags.DEFINE_enum("split", "test", _SPLITS, "Split of the dataset to score")
-    flags.DEFINE_enum("verify_data", "first", list(VERIFY_DATA), VERIFY_DATA_HELP)
-    flags.DEFINE_boolean("allow_links", False, ALLOW_LINKS_HELP)
+    flags.DEFINE_enum(
+        "verify_data", "first", list(VERIFY_DATA), settings_of(DataConfig)["verify_data"].help
+    )
+    flags.DEFINE_boolean("allow_links", False, settings_of(DataConfig)["allow_links"].help)
     flags.DEFINE_enum("dataset_type", "split", ["split", "binary"], "Type of the dataset")
     flags.DEFINE_integer("batch_size", BATCH_SIZE, "Number of rows scored at a time", lower_bound=1)
     flags.DEFINE_enum(

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
+from dlrm.flags import HelpAsked
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import dlrm_flags
-from dlrm.scripts.common.config_flags import HelpAsked
 from dlrm.scripts.common.network_flags import batch_plan
 from dlrm.systems.measurement import RULES, Rule
 from dlrm.systems.rows import System

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from dlrm.settings import check_settings, setting
+from dlrm.train.optim.config import NETWORK_OPTIMIZER_NAMES
 from dlrm.train.optim.lamb import LAMB_FLAVOURS, Lamb
 from dlrm.train.optim.rmsprop import RMSpropTF
 
@@ -20,51 +22,51 @@ class NetworkOptimizerConfig:
     """The optimizer of a network without tables; field names are those of the flags.
 
     Attributes:
-        optimizer: "sgd"; "momentum" or "nesterov": torch's SGD with it; "rmsprop_tf": see
-            `RMSpropTF`; "adam" or, with decoupled weight decay, "adamw"; "lamb": see `Lamb`.
-        momentum: momentum of "momentum", "nesterov" and "rmsprop_tf".
-        rmsprop_decay: decay rate of the mean squares of "rmsprop_tf".
-        optimizer_eps: added to the denominator; None: 1e-3 for "rmsprop_tf", 1e-6 for "lamb",
-            otherwise 1e-8.
         adam_betas: decay rates of the moments of "adam", "adamw" and "lamb".
-        lamb_flavour: one of `LAMB_FLAVOURS`.
-        lamb_max_weight_norm: clamps the norm of weights that scales a step of "lamb"; None: none.
-        weight_decay: gradients grow by this times the weights, except for "adamw" and "lamb".
-        decay_norm_and_bias: decay weights of norms and biases as well.
 
     Raises:
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    optimizer: str = "momentum"
-    momentum: float = 0.9
-    rmsprop_decay: float = 0.9
-    optimizer_eps: float | None = None
+    optimizer: str = setting(
+        "momentum", "Optimizer of all weights", choices=NETWORK_OPTIMIZER_NAMES
+    )
+    momentum: float = setting(
+        0.9, "Momentum of --optimizer momentum, nesterov and rmsprop_tf", least=0, below=1
+    )
+    rmsprop_decay: float = setting(
+        0.9, "Decay rate of the mean squares of --optimizer rmsprop_tf", least=0, below=1
+    )
+    optimizer_eps: float | None = setting(
+        None,
+        "Added to the optimizer's denominator; default: 1e-3 for rmsprop_tf, 1e-6 for lamb, "
+        "otherwise 1e-8",
+        above=0,
+    )
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    lamb_flavour: str = "nvlamb"
-    lamb_max_weight_norm: float | None = None
-    weight_decay: float = 0.0
-    decay_norm_and_bias: bool = False
+    lamb_flavour: str = setting(
+        "nvlamb",
+        "Variant of LAMB; nvlamb: NVIDIA's and Habana's; popart: Graphcore's; paper: another name "
+        "of nvlamb",
+        choices=LAMB_FLAVOURS,
+    )
+    lamb_max_weight_norm: float | None = setting(
+        None,
+        "Upper limit of the weight norm that scales a step of --optimizer lamb; default: none",
+        above=0,
+    )
+    weight_decay: float = setting(
+        0.0, "Weight decay; decoupled for adamw and lamb, otherwise added to the gradients", least=0
+    )
+    decay_norm_and_bias: bool = setting(
+        False, "Apply weight decay to biases and weights of norms as well"
+    )
 
     def __post_init__(self) -> None:
-        if self.optimizer not in NETWORK_OPTIMIZERS:
-            raise ValueError(
-                f"--optimizer {self.optimizer}: expected one of {tuple(NETWORK_OPTIMIZERS)}"
-            )
-        shares = {"momentum": self.momentum, "rmsprop_decay": self.rmsprop_decay}
-        for flag, value in (*shares.items(), *(("adam_betas", beta) for beta in self.adam_betas)):
-            if not 0 <= value < 1:
-                raise ValueError(f"--{flag} {value}: expected 0 or more, less than 1")
-        if not 0 <= self.weight_decay < math.inf:
-            raise ValueError(f"--weight_decay {self.weight_decay}: expected 0 or more")
-        for flag in ("optimizer_eps", "lamb_max_weight_norm"):
-            value = getattr(self, flag)
-            if value is not None and not 0 < value < math.inf:
-                raise ValueError(f"--{flag} {value}: expected a number above 0")
-        if self.lamb_flavour not in LAMB_FLAVOURS:
-            raise ValueError(
-                f"--lamb_flavour {self.lamb_flavour}: expected one of {tuple(LAMB_FLAVOURS)}"
-            )
+        check_settings(self)
+        for beta in self.adam_betas:
+            if not 0 <= beta < 1:
+                raise ValueError(f"adam_betas {beta}: expected 0 or more, less than 1")
 
     @property
     def max_grad_norm(self) -> float | None:

@@ -18,8 +18,6 @@ from dlrm import ops
 from dlrm.train.optim.base import DefersUpdates, LossScaled, Weights, without_wrapper
 from dlrm.train.optim.missed_steps import MissedSteps
 
-L2_MODES = ("all", "looked_up")
-
 
 def table_optimizer(
     kind: str,

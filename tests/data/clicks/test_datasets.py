@@ -10,7 +10,8 @@ import torch
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Batch
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.prefetch import batch_order, prefetch
 
@@ -330,25 +331,28 @@ def test_the_feature_specification_may_have_another_name(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"dataset_type": "parquet"}, "--dataset_type: expected one of split, .*'parquet'"),
+        ({"dataset_type": "parquet"}, "--dataset_type parquet: expected one of split, "),
         ({"dataset": None}, "--dataset: .* for --dataset_type split"),
-        ({"batch_size": 0}, "--batch_size: expected an integer of 1 or more, got 0"),
-        ({"test_batch_size": -1}, "--test_batch_size: .* got -1"),
-        ({"dataset_subset": 0.0}, r"--dataset_subset: .*\(0, 1\], got 0"),
-        ({"dataset_subset": 1.5}, "--dataset_subset: .* got 1.5"),
-        ({"set_aside": -0.1}, r"--set_aside: expected a share in \[0, 1\), got -0.1"),
+        ({"batch_size": 0}, "--batch_size 0: expected 1 or more"),
+        ({"test_batch_size": -1}, "--test_batch_size -1: expected 1"),
+        ({"dataset_subset": 0.0}, "--dataset_subset 0.0: expected a number above 0, 1 at most"),
+        ({"dataset_subset": 1.5}, "--dataset_subset 1.5: expected"),
+        ({"set_aside": -0.1}, "--set_aside -0.1: expected 0 or more, less than 1"),
         (
             {"set_aside": 0.1, "dataset": None, "dataset_type": "synthetic_gpu"},
             "--set_aside 0.1: expected rows of a dataset, got --dataset_type synthetic_gpu",
         ),
-        ({"seed": -1}, "--seed: .* got -1"),
-        ({"num_numerical_features": -1}, "--num_numerical_features: .* got -1"),
-        ({"synthetic_ids": "zipf"}, "--synthetic_ids: expected one of uniform, power_law"),
+        ({"seed": -1}, "--seed -1: expected 0"),
+        ({"num_numerical_features": -1}, "--num_numerical_features -1: expected 0"),
+        ({"synthetic_ids": "zipf"}, "--synthetic_ids zipf: expected one of uniform, power_law"),
         ({"synthetic_dataset_num_entries": 0}, "--synthetic_dataset_num_entries"),
-        ({"synthetic_dataset_table_sizes": [3, 0]}, "--synthetic_dataset_table_sizes: .* got 0"),
+        (
+            {"synthetic_dataset_table_sizes": [3, 0]},
+            "--synthetic_dataset_table_sizes 3,0: expected 1",
+        ),
         (
             {"synthetic_dataset_table_sizes": [3, 2147483647]},
-            "--synthetic_dataset_table_sizes: expected at most 2147483646, got 2147483647",
+            "--synthetic_dataset_table_sizes 2147483647: .* 2147483646 at most",
         ),
         ({"synthetic_dataset_use_feature_spec": True}, "--synthetic_dataset_use_feature_spec"),
         (

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from dlrm.data.clicks.batch import Batch, Shard
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.prefetch import prefetch

@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from dlrm.data.clicks.batch import Shard, Sharded
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World
 
 HOTNESS = 38

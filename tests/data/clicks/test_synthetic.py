@@ -5,7 +5,8 @@ import pytest
 import torch
 
 from dlrm.data.clicks.batch import Shard, Sharded
-from dlrm.data.clicks.datasets import DataConfig, open_datasets
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import write_dataset_manifest
 from dlrm.data.clicks.synthetic import SyntheticDataset, write_synthetic_dataset
@@ -141,7 +142,7 @@ def test_hotness_reaches_the_dataset_and_is_checked():
         ValueError, match="--synthetic_dataset_hotness: .*one for each of 26.*got 2"
     ):
         open_datasets(DataConfig(**config, synthetic_dataset_hotness=[3, 4]))
-    with pytest.raises(ValueError, match="--synthetic_dataset_hotness: expected an integer of 1"):
+    with pytest.raises(ValueError, match="--synthetic_dataset_hotness 3,0: expected 1"):
         DataConfig(**config, synthetic_dataset_hotness=[3, 0])
     with pytest.raises(
         ValueError, match="--synthetic_dataset_hotness: .*synthetic_disk, got split"
@@ -314,7 +315,10 @@ def test_tables_of_mlperf_have_its_rows():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"synthetic_dataset": "movielens"}, "--synthetic_dataset: expected one of mlperf"),
+        (
+            {"synthetic_dataset": "movielens"},
+            "--synthetic_dataset movielens: expected one of mlperf",
+        ),
         (
             {"synthetic_dataset": "mlperf", "dataset_type": "synthetic_random"},
             "--synthetic_dataset mlperf: expected --dataset_type synthetic_gpu or synthetic_disk",
@@ -323,7 +327,10 @@ def test_tables_of_mlperf_have_its_rows():
             {"synthetic_dataset": "mlperf", "synthetic_dataset_hotness": [3]},
             "--synthetic_dataset mlperf contradicts --synthetic_dataset_hotness",
         ),
-        ({"synthetic_dataset_max_table_size": 0}, "--synthetic_dataset_max_table_size: .* got 0"),
+        (
+            {"synthetic_dataset_max_table_size": 0},
+            "--synthetic_dataset_max_table_size 0: expected 1",
+        ),
     ],
 )
 def test_impossible_published_shapes_are_refused(options, message):

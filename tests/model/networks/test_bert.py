@@ -14,8 +14,9 @@ from dlrm.model.networks.bert import (
     BertForQuestionAnswering,
     BertForSequenceClassification,
 )
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig, executable, recompute
-from dlrm.train.precision import PrecisionConfig
+from dlrm.train.precision import autocast, cast_weights
 
 pytestmark = pytest.mark.long
 POPART = {"vocab_size": 30400, "attention_bias": False, "norm_eps": 1e-3}
@@ -322,8 +323,8 @@ def test_half_precision_is_about_the_same(kind, precision, device):
     expected = logits_of(filled_bert.build(kind).to(device)(*inputs))
     network = with_dropout(kind, 0.0).float().to(device)
     config = PrecisionConfig(precision=precision)
-    config.cast_weights(network, device)
-    with config.autocast(device):
+    cast_weights(config, network, device)
+    with autocast(config, device):
         outputs = logits_of(network(*inputs))
         sum(out.float().square().mean() for out in outputs).backward()
     for actual, exact in zip(outputs, expected, strict=True):

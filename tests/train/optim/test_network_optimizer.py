@@ -8,10 +8,11 @@ import torch
 from torch import nn
 
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.lamb import LAMB_FLAVOURS
 from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
-from dlrm.train.precision import LossScaler, PrecisionConfig
+from dlrm.train.precision import LossScaler, autocast, cast_weights, loss_scaler
 
 STEPS = 20
 FLAVOURS = ["nvlamb", "popart"]
@@ -40,7 +41,7 @@ def gradients():
         ]
 
 
-def loss_scaler(device, scale=None, max_grad_norm=None):
+def scaler_of(device, scale=None, max_grad_norm=None):
     scalar = None if scale is None else torch.tensor(scale, device=device)
     return LossScaler(scalar, max_grad_norm)
 
@@ -131,7 +132,7 @@ def assert_equal(model, other):
 def test_twenty_steps_follow_the_formula(kind, decay, decay_all, scale, device):
     model = network(device=device)
     config = config_of(kind, weight_decay=decay, decay_norm_and_bias=decay_all)
-    train(model, config, loss_scaler(device, scale))
+    train(model, config, scaler_of(device, scale))
     assert_follows(model, formula(kind, decay, decay_all))
 
 
@@ -164,7 +165,7 @@ def test_options_reach_the_formula(kind, flags, options, device):
 @pytest.mark.parametrize("kind", ["momentum", "rmsprop_tf", "adamw", *FLAVOURS])
 def test_clipping_by_norm_comes_first(kind, limit, scale, device):
     model = network(device=device)
-    train(model, config_of(kind, weight_decay=0.1), loss_scaler(device, scale, limit))
+    train(model, config_of(kind, weight_decay=0.1), scaler_of(device, scale, limit))
     assert_follows(model, formula(kind, 0.1, clip=limit))
 
 
@@ -173,7 +174,7 @@ def test_overflows_leave_no_trace(kind, device):
     fresh, broken = (network(torch.float32, device) for _ in range(2))
     for model, overflows in ((fresh, {}), (broken, {0: np.inf, 2: np.nan})):
         optimizer = network_optimizer(config_of(kind, weight_decay=0.1), model)
-        scaler = loss_scaler(device, 64.0)
+        scaler = scaler_of(device, 64.0)
         for step, values in enumerate(list(gradients())[:3]):
             if step in overflows:
                 bad = [value.copy() for value in values]
@@ -226,16 +227,16 @@ def test_half_precision_weights_are_kept_but_for_norms():
     model = network(torch.float32)
     nn.init.normal_(model[2].weight)  # 0 would stop the gradients of the others
     precision = PrecisionConfig(precision="16.16", half_dtype="bf16")
-    precision.cast_weights(model, "cpu")
+    cast_weights(precision, model, "cpu")
     kinds = {name: p.dtype for name, p in model.named_parameters()}
     assert {n for n, dtype in kinds.items() if dtype == torch.float32} == {"1.weight", "1.bias"}
     optimizer = network_optimizer(NetworkOptimizerConfig("rmsprop_tf"), model)
     set_learning_rate([optimizer], 0.1)
     before = [p.detach().clone() for p in model.parameters()]
-    with precision.autocast("cpu"):
+    with autocast(precision, "cpu"):
         loss = model(torch.randn(4, 5)).float().square().mean()
-    precision.scaler("cpu").backward(loss)
-    precision.scaler("cpu").step([optimizer])
+    loss_scaler(precision, "cpu").backward(loss)
+    loss_scaler(precision, "cpu").step([optimizer])
     assert not any(map(torch.equal, model.parameters(), before))
     assert {name: p.dtype for name, p in model.named_parameters()} == kinds
 
@@ -264,8 +265,8 @@ def test_every_precision_has_its_dtype(precision, half, device, dtype):
         (lambda: NetworkOptimizerConfig(momentum=1.0), "--momentum 1.0"),
         (lambda: NetworkOptimizerConfig(weight_decay=-1), "--weight_decay -1"),
         (lambda: NetworkOptimizerConfig(optimizer_eps=0.0), "--optimizer_eps 0.0"),
-        (lambda: NetworkOptimizerConfig(adam_betas=(0.9, 1.0)), "--adam_betas 1.0"),
-        (lambda: NetworkOptimizerConfig("lamb", adam_betas=(1.0, 0.9)), "--adam_betas 1.0"),
+        (lambda: NetworkOptimizerConfig(adam_betas=(0.9, 1.0)), "adam_betas 1.0"),
+        (lambda: NetworkOptimizerConfig("lamb", adam_betas=(1.0, 0.9)), "adam_betas 1.0"),
         (
             lambda: NetworkOptimizerConfig("lamb", lamb_flavour="lion"),
             "--lamb_flavour lion: expected one of .*nvlamb",

@@ -11,11 +11,12 @@ from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.mlp import mlp
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS, table_optimizer
-from dlrm.train.precision import LossScaler, PrecisionConfig
+from dlrm.train.precision import LossScaler, loss_scaler
 
 SIZES = (5, 30)
 
@@ -31,7 +32,7 @@ def embedding(device: str = "cpu", **changes) -> torch.nn.Module:
     return DLRM(config, World(device=device)).embeddings
 
 
-def loss_scaler(device: str, scale: float | None) -> LossScaler:
+def scaler_of(device: str, scale: float | None) -> LossScaler:
     return LossScaler(None if scale is None else torch.tensor(scale, device=device))
 
 
@@ -100,7 +101,7 @@ def test_bfloat16_tables_are_updated_as_float32_ones(kind, scale, native, device
     assert narrow.weight.dtype == torch.bfloat16
     assert torch.equal(torch.cat(narrow.tables()), full.weight)  # exactly the same initial values
     random = torch.Generator().manual_seed(1)
-    scaler = loss_scaler(device, scale)
+    scaler = scaler_of(device, scale)
     optimizers = [
         table_optimizer(kind, [module.weight], native=True, low=module.lower_halves())
         for module in (narrow, full)
@@ -182,7 +183,7 @@ def test_checks_and_casts_of_many_tensors_are_one_launch_each():
         table_optimizer("sgd", [table.weight], native=True),
         dense_optimizer("sgd", layers.parameters()),
     ]
-    scaler = loss_scaler("cpu", 8.0)
+    scaler = scaler_of("cpu", 8.0)
     loss = table(torch.tensor([[1, 2]]), torch.float16).float().sum()
     loss = loss + layers(torch.ones(1, 3)).float().sum()
     in_backward = launches(lambda: scaler.backward(loss))
@@ -200,7 +201,7 @@ def test_a_loss_scale_changes_nothing(kind, native, device):
     plain, scaled = embedding(device), embedding(device)
     expected = train(plain, table_optimizer(kind, [plain.weight], native))
     optimizer = table_optimizer(kind, [scaled.weight], native)
-    actual = train(scaled, optimizer, loss_scaler(device, 1024.0))  # a power of two: exact
+    actual = train(scaled, optimizer, scaler_of(device, 1024.0))  # a power of two: exact
     same = 0 if device == "cpu" else 1e-4  # GPUs vary the order of sums
     torch.testing.assert_close(actual, expected, atol=same, rtol=same)
 
@@ -217,7 +218,7 @@ def test_one_infinite_gradient_skips_every_parameter(kind, dense_first, device):
     ]
     set_learning_rate(optimizers, 0.1)
     loss = module(ids, torch.float32).sum() + dense(ones).sum()
-    scaler = loss_scaler(device, 1024.0)
+    scaler = scaler_of(device, 1024.0)
     scaler.backward(loss)
     broken = dense.weight.grad if dense_first else module.weight.grad._values()
     broken[0, 0] = float("inf")
@@ -238,7 +239,7 @@ def test_many_large_half_precision_gradients_are_no_overflow(device):
     before = module.weight.detach().clone()
     optimizer = table_optimizer("sgd", [module.weight], native=True)
     set_learning_rate([optimizer], 1.0)
-    scaler = loss_scaler(device, 1.0)
+    scaler = scaler_of(device, 1.0)
     ids = torch.zeros(40_000, 2, dtype=torch.long, device=device)
     scaler.backward((module(ids, torch.float16) * 300).sum(dtype=torch.float32))
     scaler.step([optimizer])  # the 2-norm of these gradients is beyond float16, none of them is
@@ -271,7 +272,7 @@ def test_amp_chooses_the_dtype_and_scales_fp16_only(config, device, dtype, scale
     assert config.dtype(device) == dtype
     assert PrecisionConfig(amp=True).dtype("cuda:1") == torch.float16
     if device == "cpu":
-        assert (config.scaler(device).scale is not None) == scaled
+        assert (loss_scaler(config, device).scale is not None) == scaled
 
 
 @pytest.mark.parametrize(

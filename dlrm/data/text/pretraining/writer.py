@@ -34,6 +34,7 @@ from dlrm.files import staged_directory
 from dlrm.limits import check_processes
 from dlrm.manifest import crc32
 from dlrm.mapped_files import map_file
+from dlrm.settings import setting
 
 INPUT_FORMATS = (*TEXT_FORMATS, "hdf5", "popart")
 OUTPUT_FORMATS = ("shards", "hdf5")
@@ -50,8 +51,6 @@ class PretrainingTextConfig(RowConfig):
     """The options of a dataset made from raw text; field names are those of the flags.
 
     Attributes:
-        vocab_file: WordPiece vocabulary, one token per line.
-        lower_case: convert text to lower case and strip accents.
         dupe_factor: number of times that each document is cut and masked, each time differently.
         input_format: "sentences" or "wikitext" (see `raw_text`), or prepared rows: NVIDIA's and
             Habana's "hdf5", or Graphcore's "popart", of these lengths.
@@ -63,8 +62,8 @@ class PretrainingTextConfig(RowConfig):
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    vocab_file: str = ""
-    lower_case: bool = True
+    vocab_file: str = setting("", "WordPiece vocabulary, one token per line")
+    lower_case: bool = setting(True, "Convert text to lower case and strip accents")
     dupe_factor: int = 5
     input_format: str = "sentences"
     output_format: str = "shards"

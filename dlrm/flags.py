@@ -1,15 +1,19 @@
-"""Flags made from fields of configurations, which define their names, defaults and types."""
+"""Flags made from the settings of configurations, which describe themselves."""
 
 import re
 import signal
 import types
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields
+from collections.abc import Container, Iterable, Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from absl import flags
 
-from dlrm.scripts.common.command import parse_flags
+from dlrm.command_line import raise_file_limit
+from dlrm.files import check_all_local, check_local
+from dlrm.manifest import check_lines
+from dlrm.settings import Setting, defaults_of, settings_of
 
 Config = TypeVar("Config")
 
@@ -30,93 +34,77 @@ class UsageError(ValueError):
     """An unknown flag, a value that a flag cannot have, or an argument that is not a flag."""
 
 
-@dataclass(frozen=True)
-class Help:
-    """The help of a flag whose value is checked where it is parsed.
-
-    Attributes:
-        text: the help; absl adds the expected values.
-        choices: the only values that the flag takes.
-        least, most: bounds of a number, both included.
-        short_name: another name.
-    """
-
-    text: str
-    choices: Iterable[str] | None = None
-    least: float | None = None
-    most: float | None = None
-    short_name: str | None = None
-
-    def options(self) -> dict[str, Any]:
-        """Returns the arguments of a flag's definition besides name, default and text."""
-        given = {
-            "enum_values": None if self.choices is None else list(self.choices),
-            "lower_bound": self.least,
-            "upper_bound": self.most,
-            "short_name": self.short_name,
-        }
-        return {name: value for name, value in given.items() if value is not None}
-
-
-Definitions = dict[str, tuple[Any, Any, str | Help]]  # name -> (type, default, help)
-
-
 class ConfigFlags:
-    """The command line of a command: fields of configurations, flags of its own, and --help.
+    """The command line of a command: a flag for each setting of its configurations, and --help.
 
     The flags are not absl's global ones, so that several commands can live in one process.
 
     Args:
-        own: topic -> flags that are not fields, with types as in a field. The help shows these
-            topics first, in this order; a topic may have fields only.
-        configs: (topic, configuration) -> the name and help of each field that is a flag.
+        configs: (topic, configuration), where the topic is the heading in the help of settings that
+            have none of their own. A setting of several configurations is one flag, of the first.
+        topics: headings in the order of the help; others follow.
         defaults: other defaults, by name.
+        helps: other texts of the help, by name.
+        without: settings that the command does not have.
     """
 
     def __init__(
         self,
-        own: Mapping[str, Definitions],
-        configs: Mapping[tuple[str, type], Mapping[str, str | Help]],
+        configs: Iterable[tuple[str, type]],
+        topics: Sequence[str] = (),
         defaults: Mapping[str, Any] | None = None,
+        helps: Mapping[str, str] | None = None,
+        without: Container[str] = (),
     ):
+        self.settings: dict[str, Setting] = {}
         self._flags = flags.FlagValues()
         self._types: dict[str, Any] = {}
-        self._topics = list(dict.fromkeys([*own, *(topic for topic, _ in configs)]))
         for name, full in (("help", False), ("helpshort", False), ("helpfull", True)):
             flags.DEFINE_flag(_HelpFlag(name, full), flag_values=self._flags)
-        for topic, definitions in own.items():
-            for name, definition in definitions.items():
-                self._define(topic, name, *definition)
-        for (topic, config), helps in configs.items():
-            by_field = {field.name: _default(field) for field in fields(config)}
-            kinds = get_type_hints(config)
-            for name, text in helps.items():
-                self._define(topic, name, kinds[name], by_field[name], text)
+        for topic, config in configs:
+            kinds, by_default = get_type_hints(config), defaults_of(config)
+            for name, own in settings_of(config).items():
+                if name in without or name in self.settings:
+                    continue
+                text = (helps or {}).get(name, own.help)
+                own = replace(own, topic=own.topic or topic, help=text)
+                self.settings[name] = own
+                self._define(name, kinds[name], by_default[name], own)
+        self.topics = list(dict.fromkeys([*topics, *(s.topic for s in self.settings.values())]))
         for name, value in (defaults or {}).items():
             self._flags.set_default(name, value)
 
-    def _define(self, topic: str, name: str, kind: Any, default: Any, text: str | Help) -> None:
-        told = text if isinstance(text, Help) else Help(text)
+    def named(self, **roles: bool) -> frozenset[str]:
+        """Returns the flags whose settings have a role, such as `resumable=True`."""
+        return frozenset(
+            name
+            for name, own in self.settings.items()
+            if all(getattr(own, role) == value for role, value in roles.items())
+        )
+
+    def _define(self, name: str, kind: Any, default: Any, own: Setting) -> None:
         optional, kind = kind, _without_none(kind)
         self._types[name] = kind
-        options = {**told.options(), "flag_values": self._flags}
+        options: dict[str, Any] = {"flag_values": self._flags, "short_name": own.short_name}
+        if kind in (int, float):
+            options |= {"lower_bound": own.least, "upper_bound": own.most}
         if get_origin(kind) is tuple:
             listed = None if default is None else [str(value) for value in default]
-            flags.DEFINE_list(name, listed, told.text, **options)
+            flags.DEFINE_list(name, listed, own.help, **options)
         elif kind is int and optional is not int and default is not None:
-            serializer: Any = flags.ArgumentSerializer()
-            flags.DEFINE(
-                _IntegerOrNone(), name, default, told.text, serializer=serializer, **options
-            )
+            parser, serializer = _IntegerOrNone(own.least, own.most), flags.ArgumentSerializer()
+            flags.DEFINE(parser, name, default, own.help, self._flags, serializer)
+        elif own.choices is not None:
+            flags.DEFINE_enum(name, default, list(own.choices), own.help, **options)
         else:
             define: Any = {
                 bool: flags.DEFINE_boolean,
                 int: flags.DEFINE_integer,
                 float: flags.DEFINE_float,
-                str: flags.DEFINE_string if told.choices is None else flags.DEFINE_enum,
+                str: flags.DEFINE_string,
             }[kind]
-            define(name, default, help=told.text, **options)
-        self._flags.register_key_flag_for_module(topic, self._flags[name])
+            define(name, default, own.help, **options)
+        self._flags.register_key_flag_for_module(own.topic, self._flags[name])
 
     def parse(self, arguments: Sequence[str]) -> "Values":
         """Returns the values of a command line, without the command's name.
@@ -155,7 +143,7 @@ class ConfigFlags:
         Args:
             defaults: texts to show instead of a flag's default, by name.
         """
-        text = "\n".join(self._flags.module_help(topic) for topic in self._topics)
+        text = "\n".join(self._flags.module_help(topic) for topic in self.topics)
         for name, default in (defaults or {}).items():
             told = rf"(\n +--(?:\[no\])?{name}:(?:(?!\n +--)[\s\S])*?)\(default: '[^']*'\)"
             text = re.sub(told, rf"\1(default: {default})", text)
@@ -182,46 +170,6 @@ class _HelpFlag(flags.BooleanFlag):
 class _IntegerOrNone(flags.IntegerParser):
     def parse(self, argument: Any) -> Any:
         return None if argument in (None, "None", "none") else super().parse(argument)
-
-
-VERIFY_DATA_HELP = (
-    "Compare the dataset's files with its checksums: first, before their first use; always, in "
-    "every run; never"
-)
-LOG_FLAGS: Definitions = {
-    "log_path": (
-        str,
-        "./log.json",
-        "Path of the log; the curves are saved next to it. Default with --save_checkpoint_path: "
-        "log.json in that directory",
-    ),
-    "tensorboard": (
-        str | None,
-        None,
-        "Directory to write TensorBoard events to: flags, scalars, curves and the model card",
-    ),
-    "mlflow": (
-        str | None,
-        None,
-        "URI of an MLflow server or store to send flags, scalars, curves and the model card to",
-    ),
-}
-VERDICT_HELP = (
-    "Print after each line of training how the steps spent their time, what limits them, and a "
-    "flag to try"
-)
-PROFILE_HELP = Help(
-    "Record this many training steps, after a warm-up of --benchmark_warmup_steps or 5 steps, "
-    "whichever is more: writes a trace and a picture beside the log, and prints the longest "
-    "operators",
-    least=1,
-)
-ALLOW_LINKS_HELP = "Allow files of the dataset to be symbolic links to files outside its directory"
-
-
-def one_of(choices: Iterable[str], text: str) -> str:
-    """Returns the help of a flag with these values only, in absl's form."""
-    return f"<{'|'.join(choices)}>: {text}"
 
 
 def show(text: str) -> None:
@@ -258,12 +206,46 @@ class Values(dict[str, Any]):
         return cls(**{**own, **others})
 
 
-def _default(field: Field) -> Any:
-    return None if field.default is MISSING else field.default
-
-
 def _without_none(kind: Any) -> Any:
     """Returns `int` for `int | None`."""
     if get_origin(kind) in (Union, types.UnionType):
         (kind,) = (one for one in get_args(kind) if one is not type(None))
     return kind
+
+
+def parse_flags(values: flags.FlagValues, arguments: list[str]) -> list[str]:
+    """Parses flags, those of `--flagfile` too, at the start of a command; returns the rest.
+
+    Raises:
+        ValueError: an unknown flag, a value that a flag cannot have, a URI where a path is
+            expected, or a file without flags.
+    """
+    raise_file_limit()
+    _check_flag_files(arguments)
+    try:
+        rest = values(arguments)
+    except flags.Error as error:
+        if isinstance(error.__context__, FileNotFoundError):
+            check_local(error.__context__.filename, "--flagfile")
+        raise ValueError(str(error).removeprefix("ERROR:: ")) from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"--flagfile: expected text in UTF-8, got byte {error.start}") from None
+    except RecursionError:
+        raise ValueError("--flagfile: expected files that do not name each other") from None
+    given = (values[name] for name in values if values[name].present)
+    check_all_local((f"--{flag.name}", flag.value) for flag in given)
+    check_all_local(("", argument) for argument in rest[1:])
+    return rest
+
+
+def _check_flag_files(words: list[str], outer: tuple[Path, ...] = ()) -> None:
+    """Compares flag files, and those that they name, with their checksums, if they have any."""
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word == "--":
+            return
+        if found := re.fullmatch(r"--?flagfile(?:=(.*))?", word):
+            path = Path(following if found[1] is None else found[1]).expanduser()
+            if path.is_file() and path not in outer:
+                check_lines(path)
+                lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+                _check_flag_files([line.strip() for line in lines], (*outer, path))

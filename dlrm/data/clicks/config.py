@@ -1,0 +1,258 @@
+"""The data that a training reads, as a configuration without torch."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from dlrm.data.clicks import layout
+from dlrm.data.verification import VERIFY_DATA
+from dlrm.limits import check_features, check_memory
+from dlrm.settings import check_settings, setting
+
+# Each type and its reader; "memmap" is NVIDIA's name of 2020, "parametric" that of 2021.
+DATASET_TYPES = {
+    "split": "split",
+    "memmap": "split",
+    "parametric": "split",
+    "binary": "binary",
+    "synthetic_gpu": "synthetic_gpu",
+    "synthetic_random": "synthetic_random",
+    "synthetic_disk": "synthetic_disk",
+}
+IDS = ("uniform", "power_law")
+_MULTI_HOT = ("synthetic_random", "synthetic_gpu", "synthetic_disk")
+_DEFAULT_TABLE_SIZES = (100_000,) * 26
+
+
+class NamedShape(NamedTuple):
+    """Shape of a published multi-hot dataset, whose samples have `hotness` ids of each table."""
+
+    table_sizes: tuple[int, ...]
+    hotness: tuple[int, ...]
+
+
+SHAPES = {
+    # DLRM-DCNv2 of MLPerf Training: the arguments of materialize_synthetic_multihot_dataset.py in
+    # mlcommons/training, recommendation_v2/torchrec_dlrm.
+    "mlperf": NamedShape(
+        table_sizes=(
+            *(40_000_000, 39_060, 17_295, 7_424, 20_265, 3, 7_122, 1_543, 63, 40_000_000),
+            *(3_067_956, 405_282, 10, 2_209, 11_938, 155, 4, 976, 14, 40_000_000, 40_000_000),
+            *(40_000_000, 590_152, 12_973, 108, 36),
+        ),
+        hotness=(3, 2, 1, 2, 6, 1, 1, 1, 1, 7, 3, 8, 1, 6, 9, 5, 1, 1, 1, 12, 100, 27, 10, 3, 1, 1),
+    ),
+}
+
+
+@dataclass(frozen=True)
+class DataConfig:
+    """The data to read, and the way to read them; field names are those of the flags.
+
+    Attributes:
+        device: device on which synthetic_gpu makes its batches.
+
+    Raises:
+        ValueError: an impossible value; the message names the flag, the expectation and the value.
+    """
+
+    dataset: str | None = setting(None, "Directory of the dataset", resumable=True)
+    dataset_type: str = setting(
+        "split",
+        "Type of the dataset; memmap and parametric are other names of split. synthetic_random "
+        "has fractions instead of clicks as targets",
+        choices=DATASET_TYPES,
+    )
+    feature_spec: str = setting(
+        layout.FEATURE_SPEC, "Name of the file in --dataset that describes its features"
+    )
+    batch_size: int = setting(32768, "Samples of a training batch, all processes together", least=1)
+    test_batch_size: int = setting(
+        32768,
+        "Samples of a test or validation batch, all processes together",
+        resumable=True,
+        least=1,
+    )
+    shuffle_batch_order: bool = setting(
+        False, "Read the training batches in random order", short_name="shuffle"
+    )
+    dataset_subset: float | None = setting(
+        None, "Fraction of the training batches to use, in (0,1]; default: all", above=0, most=1
+    )
+    set_aside: float = setting(
+        0.0,
+        "Share of the training rows, the last ones, that choose the best weights instead of "
+        "training, for a dataset without validation rows, whose test rows then report; default: "
+        "0, or 0.1 with --recipe auto",
+        least=0,
+        below=1,
+    )
+    seed: int = setting(12345, "Random seed", topic="Run", least=0, most=2**63 - 1)
+    num_numerical_features: int = setting(
+        13,
+        "Number of numerical features of a binary or synthetic dataset; ignored for others, which "
+        "state theirs",
+        least=0,
+    )
+    synthetic_dataset_dir: str = setting(
+        "/tmp/dlrm_sythetic_dataset",
+        "Directory that --dataset_type synthetic_disk writes to",
+        topic="Synthetic data",
+        resumable=True,
+    )
+    synthetic_dataset_table_sizes: tuple[int, ...] = setting(
+        _DEFAULT_TABLE_SIZES,
+        "Rows of each embedding table of the synthetic dataset",
+        topic="Synthetic data",
+        least=1,
+        most=layout.MAX_CARDINALITY,
+    )
+    synthetic_dataset_num_entries: int = setting(
+        2**25, "Samples per epoch of the synthetic dataset", topic="Synthetic data", least=1
+    )
+    synthetic_dataset_numerical_features: int | None = setting(
+        None,
+        "Number of numerical features of the synthetic dataset; default: --num_numerical_features",
+        topic="Synthetic data",
+        least=0,
+    )
+    synthetic_dataset_use_feature_spec: bool = setting(
+        False,
+        "Take the shapes of the synthetic dataset from --dataset and --feature_spec",
+        topic="Synthetic data",
+    )
+    synthetic_dataset: str | None = setting(
+        None,
+        "Use the table sizes and the ids per sample of a published dataset, for synthetic_gpu and "
+        "synthetic_disk; mlperf: MLPerf's DLRM-DCNv2",
+        topic="Synthetic data",
+        choices=SHAPES,
+    )
+    synthetic_dataset_max_table_size: int | None = setting(
+        None,
+        "Maximum rows of a synthetic table; default: no limit",
+        topic="Synthetic data",
+        least=1,
+    )
+    synthetic_dataset_hotness: tuple[int, ...] | None = setting(
+        None,
+        "Maximum ids per sample and synthetic table, one number for all tables or one per table; "
+        "each sample draws 1 to this many; default: always one id",
+        topic="Synthetic data",
+        least=1,
+    )
+    synthetic_ids: str = setting(
+        "uniform",
+        "Distribution of the ids of the synthetic dataset",
+        topic="Synthetic data",
+        choices=IDS,
+    )
+    device: str = "cpu"
+    verify_data: str = setting(
+        "first",
+        "Compare the dataset's files with its checksums: first, before their first use; always, "
+        "in every run; never",
+        choices=VERIFY_DATA,
+        resumable=True,
+    )
+    allow_links: bool = setting(
+        False,
+        "Allow files of the dataset to be symbolic links to files outside its directory",
+        resumable=True,
+    )
+    sample_weights: bool = setting(
+        True, "Weight samples in the loss and in test metrics, if the dataset has weights"
+    )
+
+    def __post_init__(self) -> None:
+        for flag in ("synthetic_dataset_table_sizes", "synthetic_dataset_hotness"):
+            if (sizes := getattr(self, flag)) is not None:
+                # A list from the command line becomes a tuple: the configuration stays hashable.
+                object.__setattr__(self, flag, tuple(sizes))
+        check_settings(self)
+        for flag in ("num_numerical_features", "synthetic_dataset_numerical_features"):
+            check_features(f"--{flag}", getattr(self, flag) or 0)
+        self._check_named_shape()
+        self._check_memory()
+        self._check_dataset()
+
+    @property
+    def synthetic_sizes(self) -> tuple[int, ...]:
+        """Rows of each synthetic table."""
+        named, limit = (
+            SHAPES.get(self.synthetic_dataset or ""),
+            self.synthetic_dataset_max_table_size,
+        )
+        sizes = named.table_sizes if named else self.synthetic_dataset_table_sizes
+        return sizes if limit is None else tuple(min(size, limit) for size in sizes)
+
+    @property
+    def synthetic_hotness(self) -> tuple[int, ...] | None:
+        """Returns the maximum ids of a synthetic sample, like `synthetic_dataset_hotness`."""
+        named = SHAPES.get(self.synthetic_dataset or "")
+        return named.hotness if named else self.synthetic_dataset_hotness
+
+    @property
+    def has_clicks(self) -> bool:
+        """Returns whether labels are clicks, 0 or 1; fractions, the alternative, have no AUC."""
+        return self.dataset_type != "synthetic_random"
+
+    def _check_named_shape(self) -> None:
+        if (name := self.synthetic_dataset) is None:
+            return
+        if self.dataset_type not in ("synthetic_gpu", "synthetic_disk"):
+            raise ValueError(
+                f"--synthetic_dataset {name}: expected --dataset_type synthetic_gpu or "
+                f"synthetic_disk, got {self.dataset_type}"
+            )
+        flags = {
+            "table_sizes": self.synthetic_dataset_table_sizes != _DEFAULT_TABLE_SIZES,
+            "hotness": self.synthetic_dataset_hotness is not None,
+            "use_feature_spec": self.synthetic_dataset_use_feature_spec,
+        }
+        if given := [f"--synthetic_dataset_{flag}" for flag, is_set in flags.items() if is_set]:
+            raise ValueError(
+                f"--synthetic_dataset {name} contradicts {given[0]}; "
+                "--synthetic_dataset_max_table_size limits its tables"
+            )
+
+    def _check_memory(self) -> None:
+        """Refuses random batches that are larger than the memory."""
+        tables, bags = self.synthetic_sizes, self.synthetic_hotness or (1,)
+        most = bags[0] * len(tables) if len(bags) == 1 else sum(bags)
+        ids = most if self.synthetic_dataset else most / 2  # half of it on average
+        samples = max(self.batch_size, self.test_batch_size)
+        if self.dataset_type.startswith("synthetic"):
+            samples = min(samples, self.synthetic_dataset_num_entries)
+            what = f"--synthetic_dataset_hotness {','.join(map(str, bags[:4]))}, {samples} samples"
+            check_memory(int(4 * ids * samples), what)
+
+    def _check_dataset(self) -> None:
+        if self.synthetic_dataset_hotness is not None and self.dataset_type not in _MULTI_HOT:
+            kinds = f"{', '.join(_MULTI_HOT[:-1])} or {_MULTI_HOT[-1]}"
+            raise ValueError(
+                f"--synthetic_dataset_hotness: expected --dataset_type {kinds}, got "
+                f"{self.dataset_type}"
+            )
+        if self.dataset_type == "synthetic_random" and self.synthetic_ids != "uniform":
+            raise ValueError(
+                f"--synthetic_ids {self.synthetic_ids}: expected uniform for --dataset_type "
+                "synthetic_random"
+            )
+        synthetic = self.dataset_type.startswith("synthetic")
+        if synthetic and self.set_aside:
+            raise ValueError(
+                f"--set_aside {self.set_aside}: expected rows of a dataset, got --dataset_type "
+                f"{self.dataset_type}"
+            )
+        if not synthetic and self.synthetic_dataset_use_feature_spec:
+            raise ValueError(
+                "--synthetic_dataset_use_feature_spec: expected --dataset_type synthetic_gpu, "
+                f"synthetic_random or synthetic_disk, got {self.dataset_type}"
+            )
+        if self.dataset is None and (not synthetic or self.synthetic_dataset_use_feature_spec):
+            reason = (
+                "--synthetic_dataset_use_feature_spec"
+                if synthetic
+                else f"--dataset_type {self.dataset_type}"
+            )
+            raise ValueError(f"--dataset: expected the dataset's directory for {reason}, got none")

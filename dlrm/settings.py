@@ -1,0 +1,117 @@
+"""Settings: fields of configurations that describe themselves, from which flags follow.
+
+A configuration is a frozen dataclass. A field made by `setting` has its meaning, the values that it
+takes and its role in checkpoints beside its default. Flags, help, checks, the part of a run that
+stays the same when it resumes, and the reference pages follow. Only the standard library is
+imported, so that help is quick.
+"""
+
+import math
+from collections.abc import Iterable
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The description of a field; see `setting`."""
+
+    help: str
+    topic: str = ""
+    choices: tuple[str, ...] | None = None
+    least: float | None = None
+    most: float | None = None
+    above: float | None = None
+    below: float | None = None
+    short_name: str | None = None
+    architecture: bool = False
+    resumable: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Raises ValueError for a value, or an item of a list, that the setting does not take."""
+        for item in value if isinstance(value, list | tuple) else [value]:
+            if item is not None and not self._takes(item):
+                raise ValueError(f"--{name} {_listed(value)}: expected {self._expected()}")
+
+    def _takes(self, value: Any) -> bool:
+        if self.choices is not None:
+            return value in self.choices
+        if isinstance(value, str | bool):  # also "max", of a flag that is otherwise a number
+            return self.least is self.most is self.above is self.below is None
+        return (
+            math.isfinite(value)
+            and (self.least is None or value >= self.least)
+            and (self.most is None or value <= self.most)
+            and (self.above is None or value > self.above)
+            and (self.below is None or value < self.below)
+        )
+
+    def _expected(self) -> str:
+        if self.choices is not None:
+            return f"one of {', '.join(self.choices)}"
+        bounds = {
+            "{} or more": self.least,
+            "a number above {}": self.above,
+            "{} at most": self.most,
+            "less than {}": self.below,
+        }
+        told = [text.format(bound) for text, bound in bounds.items() if bound is not None]
+        return ", ".join(told) or "a finite number"
+
+
+def setting(
+    default: Any,
+    help: str,
+    *,
+    choices: Iterable[str] | None = None,
+    **others: Any,
+) -> Any:
+    """Returns a field of a configuration with its description.
+
+    Args:
+        default: the field's default.
+        help: what the user gets by it; the help adds choices and default.
+        choices: the only values that it takes.
+        others: `topic` is a heading of the help, if it is not that of the configuration. `least`
+            and `most` are bounds of a number, or of each number of a list, both included; `above`
+            and `below` are excluded. `short_name` is another name of the flag. A checkpoint
+            determines settings that are `architecture`, and a resumed run may change those that are
+            `resumable`.
+    """
+    names = None if choices is None else tuple(choices)
+    return field(default=default, metadata={"setting": Setting(help, choices=names, **others)})
+
+
+def settings_of(*configs: type) -> dict[str, Setting]:
+    """Returns the settings of configurations by name, in the order of their fields."""
+    return {
+        field.name: field.metadata["setting"]
+        for config in configs
+        for field in fields(config)
+        if "setting" in field.metadata
+    }
+
+
+def check_settings(config: Any) -> None:
+    """Raises ValueError for a value that its setting does not take; for `__post_init__`."""
+    for name, described in settings_of(type(config)).items():
+        described.check(name, getattr(config, name))
+
+
+def architecture_of(*configs: type) -> tuple[str, ...]:
+    """Returns the names of the settings that a checkpoint determines."""
+    return tuple(name for name, own in settings_of(*configs).items() if own.architecture)
+
+
+def defaults_of(*configs: type) -> dict[str, Any]:
+    """Returns the default of each setting."""
+    return {
+        field.name: field.default
+        for config in configs
+        for field in fields(config)
+        if "setting" in field.metadata and field.default is not MISSING
+    }
+
+
+def _listed(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)

@@ -1,0 +1,227 @@
+"""Length, reports and precision of a training; the configurations import no torch."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from dlrm.settings import check_settings, setting
+
+if TYPE_CHECKING:
+    import torch
+
+HALF_DTYPES = ("fp16", "bf16")
+PRECISIONS = ("fp32", "bf16", "fp16", "16.16", "16.32", "32.32")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """Length and reports of a training; field names are those of the command line's flags.
+
+    Raises:
+        ValueError: a value is impossible; the message names flag and value.
+    """
+
+    epochs: int = setting(1, "Number of passes over the training set", resumable=True, least=1)
+    max_steps: int | None = setting(
+        None,
+        "Stop after exactly this many optimization steps; default: no limit",
+        resumable=True,
+        least=1,
+    )
+    print_freq: int = setting(
+        200, "Optimization steps between printed lines", resumable=True, least=1
+    )
+    test_freq: int | None = setting(
+        None,
+        "Optimization steps between tests; default: test after each epoch",
+        resumable=True,
+        least=1,
+    )
+    test_after: float = setting(
+        0.0, "Run no test before this many epochs; may be a fraction", resumable=True, least=0
+    )
+    checkpoint_freq: int | None = setting(
+        None,
+        "Optimization steps between checkpoints; default: best and last only",
+        topic="Checkpoints and files",
+        resumable=True,
+        least=1,
+    )
+    auc_threshold: float | None = setting(
+        None, "Stop when a test reaches this AUC; default: never", above=0, most=1, resumable=True
+    )
+    plateau_patience: int | None = setting(
+        None,
+        "Multiply the learning rate by --plateau_factor after this many tests in a row without a "
+        "new best AUC; default: never",
+        topic="Learning rate",
+        least=1,
+    )
+    plateau_factor: float = setting(
+        0.1,
+        "Factor of --plateau_patience, between 0 and 1",
+        topic="Learning rate",
+        above=0,
+        below=1,
+    )
+    early_stop: int | None = setting(
+        None,
+        "Stop after this many tests in a row without a new best AUC, and keep the best weights; "
+        "default: never",
+        least=1,
+        resumable=True,
+    )
+    benchmark_warmup_steps: int = setting(
+        0, "Initial steps that the throughput leaves out", resumable=True, least=0
+    )
+    gradient_accumulation_steps: int = setting(
+        1,
+        "Split each batch into this many micro-batches, computed one after another, which takes "
+        "less memory",
+        least=1,
+    )
+    verdict: bool = setting(
+        True,
+        "Print after each line of training how the steps spent their time, what limits them, and "
+        "a flag to try",
+        resumable=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+    def num_steps(self, steps_per_epoch: int) -> int:
+        """Returns the steps of the whole run."""
+        steps = self.epochs * steps_per_epoch
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+
+@dataclass(frozen=True)
+class PrecisionConfig:
+    """Precision of a network; field names are those of the command line's flags.
+
+    Raises:
+        ValueError: values do not fit together; the message names flag and value.
+    """
+
+    amp: bool = setting(False, "Compute in half precision (automatic mixed precision)")
+    amp_dtype: str | None = setting(
+        None, "Type of --amp; default: fp16 on cuda, otherwise bf16", choices=HALF_DTYPES
+    )
+    loss_scale: float = setting(1024.0, "Static loss scale of --amp in fp16", least=0, above=0)
+    tf32: bool = setting(True, "Allow TensorFloat-32 in float32 matrix products on cuda")
+    precision: str | None = setting(
+        None,
+        "Type of the model, instead of --amp: fp32, bf16 or fp16, or the bits of matrix products "
+        "and of weights, such as 16.32",
+        choices=PRECISIONS,
+    )
+    half_dtype: str | None = setting(
+        None, "16-bit type of --precision 16.32; default: as for --amp", choices=HALF_DTYPES
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.precision is not None and self.amp:
+            raise ValueError(f"--precision {self.precision} contradicts --amp: give one of them")
+        if self.half_dtype is not None and self.precision not in ("16.16", "16.32"):
+            raise ValueError(f"--half_dtype {self.half_dtype} needs --precision 16.16 or 16.32")
+        if self.amp_dtype is not None and not self.amp:
+            raise ValueError(f"--amp_dtype {self.amp_dtype} needs --amp")
+
+    def dtype(self, device: str) -> "torch.dtype":
+        """Returns the dtype to compute in on a device."""
+        import torch  # only a run needs it
+
+        half_dtypes = {"fp16": torch.float16, "bf16": torch.bfloat16}
+        half = "fp16" if device.startswith("cuda") else "bf16"
+        if self.precision in half_dtypes:
+            return half_dtypes[self.precision]
+        if self.precision in ("16.16", "16.32"):
+            return half_dtypes[self.half_dtype or half]
+        return half_dtypes[self.amp_dtype or half] if self.amp else torch.float32
+
+
+@dataclass(frozen=True)
+class SessionConfig:
+    """The processes of a run, and its reports; field names are those of the flags.
+
+    Raises:
+        ValueError: a value is impossible; the message names flag and value.
+    """
+
+    base_device: str | None = setting(
+        None, "Device to run on: cuda, cuda:<index> or cpu; default: cuda if available"
+    )
+    backend: str = setting(
+        "nccl",
+        "torch.distributed backend of processes on cuda; processes on the CPU use gloo",
+        resumable=True,
+    )
+    deterministic: bool = setting(
+        False,
+        "Make runs on cuda reproducible bit for bit; runs on the CPU always are",
+        resumable=True,
+    )
+    rank_timeout: float = setting(
+        1800.0,
+        "Seconds without progress after which the run reports the rank that hangs, and ends",
+        least=1,
+        resumable=True,
+    )
+    profile: int | None = setting(
+        None,
+        "Record this many training steps, after a warm-up of --benchmark_warmup_steps or 5 steps, "
+        "whichever is more: writes a trace and a picture beside the log, and prints the longest "
+        "operators",
+        least=1,
+        resumable=True,
+    )
+    log_path: str = setting(
+        "./log.json",
+        "Path of the log; the curves are saved next to it. Default with --save_checkpoint_path: "
+        "log.json in that directory",
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    tensorboard: str | None = setting(
+        None,
+        "Directory to write TensorBoard events to: flags, scalars, curves and the model card",
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    mlflow: str | None = setting(
+        None,
+        "URI of an MLflow server or store to send flags, scalars, curves and the model card to",
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """The checkpoints that a run loads and saves; field names are those of the flags.
+
+    Raises:
+        ValueError: a value is impossible; the message names flag and value.
+    """
+
+    load_checkpoint_path: str | None = setting(
+        None, "Checkpoint, or directory of checkpoints, to load", resumable=True
+    )
+    save_checkpoint_path: str | None = setting(
+        None, "Directory in which to save the best and the last checkpoint", resumable=True
+    )
+    keep_checkpoints: int = setting(
+        1, "Number of latest checkpoints to keep besides the best", least=1, resumable=True
+    )
+    resume: bool = setting(
+        False,
+        "Resume from the last checkpoint in --save_checkpoint_path, if there is one",
+        resumable=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
