@@ -70,7 +70,8 @@ class ConfigFlags:
                 own = replace(own, topic=own.topic or topic, help=text)
                 self.settings[name] = own
                 self._define(name, kinds[name], by_default[name], own)
-        self.topics = list(dict.fromkeys([*topics, *(s.topic for s in self.settings.values())]))
+        used = dict.fromkeys(own.topic for own in self.settings.values())
+        self.topics = list(dict.fromkeys([*(t for t in topics if t in used), *used]))
         for name, value in (defaults or {}).items():
             self._flags.set_default(name, value)
 

@@ -49,7 +49,7 @@ DIST_MAIN: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class CommandConfig:
-    """What the command does; field names are those of the flags."""
+    """The task of the command, and sources of other flags; field names are those of the flags."""
 
     mode: str = setting("train", "Task to perform", choices=MODES, resumable=True)
     preset: str | None = setting(

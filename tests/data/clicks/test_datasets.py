@@ -352,7 +352,7 @@ def test_the_feature_specification_may_have_another_name(tmp_path):
         ),
         (
             {"synthetic_dataset_table_sizes": [3, 2147483647]},
-            "--synthetic_dataset_table_sizes 2147483647: .* 2147483646 at most",
+            "--synthetic_dataset_table_sizes 3,2147483647: .* 2147483646 at most",
         ),
         ({"synthetic_dataset_use_feature_spec": True}, "--synthetic_dataset_use_feature_spec"),
         (
