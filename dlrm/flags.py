@@ -3,19 +3,21 @@
 import re
 import signal
 import types
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from absl import flags
 
-from dlrm.command_line import raise_file_limit
+from dlrm.command_line import fail, raise_file_limit
 from dlrm.files import check_all_local, check_local
 from dlrm.manifest import check_lines
 from dlrm.settings import Setting, defaults_of, settings_of
 
 Config = TypeVar("Config")
+# torch.distributed.launch without --use_env passes it to each process; the environment has it.
+_LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
 
 
 class HelpAsked(Exception):  # noqa: N818  # no error
@@ -171,6 +173,30 @@ class _HelpFlag(flags.BooleanFlag):
 class _IntegerOrNone(flags.IntegerParser):
     def parse(self, argument: Any) -> Any:
         return None if argument in (None, "None", "none") else super().parse(argument)
+
+
+def parsed_or_help(
+    arguments: Sequence[str],
+    parse: Callable[[list[str]], "Values"],
+    help_text: Callable[[], str],
+) -> "Values | None":
+    """Returns the flags of a training command; None after showing its help.
+
+    An error of the flags ends the process.
+
+    Args:
+        arguments: arguments after the command's name.
+        parse: parses them.
+        help_text: returns the help.
+    """
+    try:
+        return parse([word for word in arguments if not _LOCAL_RANK.fullmatch(word)])
+    except HelpAsked as asked:
+        hint = "Try --helpfull to get a list of all flags."
+        show(f"{help_text()}\n\n{help_of_absl() if asked.full else hint}")
+        return None
+    except ValueError as error:
+        fail(error)
 
 
 def show(text: str) -> None:

@@ -103,6 +103,11 @@ def architecture_of(*configs: type) -> tuple[str, ...]:
     return tuple(name for name, own in settings_of(*configs).items() if own.architecture)
 
 
+def resumable_of(*configs: type) -> frozenset[str]:
+    """Returns the names of the settings that a resumed run may change."""
+    return frozenset(name for name, own in settings_of(*configs).items() if own.resumable)
+
+
 def defaults_of(*configs: type) -> dict[str, Any]:
     """Returns the default of each setting."""
     return {

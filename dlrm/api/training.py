@@ -1,87 +1,56 @@
 """`dlrm.fit`: from a table in memory, or a dataset, to a trained model."""
 
-import dlrm.environment  # first: torch reads it when it is loaded
-
 # isort: split
 import os
 import tempfile
 import warnings
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import fields
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-import dlrm
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
 from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
 from dlrm.api.recipe import BATCH_SIZE, Facts, auto, describe
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.datasets import Datasets, open_datasets
+from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local
-from dlrm.model.config import DLRMConfig
-from dlrm.model.dlrm import DLRM
+from dlrm.flags import Values
 from dlrm.serving.loading import load
 from dlrm.serving.predictor import Predictor
-from dlrm.store.config import TableStoreConfig
+from dlrm.settings import defaults_of, settings_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
-from dlrm.tasks.click_training import (
-    ClickTraining,
-    agree_on_memory,
-    fingerprint,
-    roles_of,
-    set_aside_note,
-    table_store,
-)
-from dlrm.tasks.config import StepConfig
-from dlrm.tasks.numerical_edges import fit_edges
-from dlrm.tasks.recommendation import Recommendation
+from dlrm.tasks.click_run import ClickRun
+from dlrm.tasks.config import CLICK_CONFIGS, ClickCheckpointConfig
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
-from dlrm.train.config import PrecisionConfig, TrainConfig
+from dlrm.train.config import PrecisionConfig
 from dlrm.train.log import RunLog
-from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.reports.roles import Roles
-from dlrm.train.schedule import ScheduleConfig, check_schedule, idle_steps_note
+from dlrm.train.schedule import check_schedule, idle_steps_note
 from dlrm.train.trainer import Trainer
 
-_CONFIGS = (
-    DLRMConfig,
-    DataConfig,
-    TrainConfig,
-    ScheduleConfig,
-    OptimizerConfig,
-    PrecisionConfig,
-    TableStoreConfig,
-    StepConfig,
-)
-_OF_THE_DATA = {
-    "table_sizes",
-    "table_poolings",
-    "num_numerical_features",
-    "dataset",
-    "dataset_type",
-    "device",
+_OF_THE_COMMAND = {
+    *("dataset", "dataset_type", "num_numerical_features"),
+    *("base_device", "backend", "rank_timeout"),
+    *("profile", "log_path", "tensorboard", "mlflow", "deterministic"),
+    *settings_of(ClickCheckpointConfig),
 }
-_Config = TypeVar("_Config")
-
-
-def _settings(configs: Iterable[type]) -> list[str]:
-    """Returns the names of the fields that a caller may choose."""
-    names = dict.fromkeys(field.name for config in configs for field in fields(config))
-    return [n for n in names if n not in _OF_THE_DATA and not n.startswith("synthetic_")]
-
-
+_CONFIGS = tuple(config for _, config in CLICK_CONFIGS)
+SETTINGS = tuple(
+    name
+    for name in settings_of(*_CONFIGS)
+    if name not in _OF_THE_COMMAND and not name.startswith("synthetic_")
+)
 _AT_THE_END = 1 << 62  # steps between tests: only the last step is tested
-SETTINGS = tuple(_settings(_CONFIGS))
 
 
 def fit(
@@ -282,57 +251,28 @@ def _trained(
     log: RunLog,
 ) -> tuple[dict[str, float], Roles]:
     """Trains and returns the summary, and the roles of the rows in it."""
-    training = ClickTraining(
-        data=_config(DataConfig, values, dataset=str(dataset.path), device=device),
-        train=_config(TrainConfig, values),
-        schedule=_config(ScheduleConfig, values),
-        optimizers=_config(OptimizerConfig, values),
-        precision=_config(PrecisionConfig, values),
-        tables=_config(TableStoreConfig, values),
-        step=_config(StepConfig, values),
-    )
-    datasets = open_datasets(training.data)
-    if idle := idle_steps_note(training.schedule, training.train.num_steps(len(datasets.train))):
-        warnings.warn(idle, stacklevel=4)
-    architecture = _config(
-        DLRMConfig,
-        values,
-        table_sizes=tuple(datasets.train.table_sizes),
-        num_numerical_features=datasets.train.num_numerical,
-        table_poolings=datasets.train.poolings,
-    )
-    world, optimizers = World(device=device), training.optimizers
-    trained = None if optimizers.freeze_embeddings else optimizers.embedding_optimizer
-    saved_in = checkpoints.path if checkpoints else None
-    fixed = () if saved_in and training.may_have_store else ("table_store",)
-    agree_on_memory(architecture, trained, world, fixed, tables=training.tables)
-    store = table_store(
-        training.tables, architecture, optimizers, world, checkpoints=saved_in, read=datasets
-    )
-    dtype, seed = training.precision.dtype(device), training.data.seed
-    task = Recommendation(architecture, world, dtype, seed, store=store)
-    task.model.random = torch.Generator(device).manual_seed(seed)
-    without_bins = fit_edges(task.model, datasets.train, dataset.path / layout.TRANSFORM, world)
-    trainer = Trainer(
-        task=task,
-        world=world,
-        log=log,
-        checkpoints=checkpoints,
-        run=_recorded(training, task.model, datasets, dataset.is_temporary),
-        **training.trainer_arguments(task, datasets.train),
-    )
-    for note in filter(None, (without_bins, set_aside_note(datasets, keeps_best=True))):
-        log.line(note)
-    if store is not None:
-        log.line(f"{saved_in}: checkpoints refer to the rows in {store.directory}; save copies all")
-    with bad_ids_named(datasets, str(dataset.path)):
-        try:
-            results = trainer.fit(*training.batches(datasets, task))
-        finally:
-            if store is not None:
-                store.close()
-    roles = trainer.roles
-    check_scores(task, datasets, str(dataset.path), roles.reports or roles.chooses)
+    saved_in = str(checkpoints.path) if checkpoints else None
+    own = {"dataset": str(dataset.path), "save_checkpoint_path": saved_in}
+    settings = Values({**defaults_of(*_CONFIGS), **values, **own}, frozenset(values))
+    fixed = () if saved_in else ("table_store",)
+    with ClickRun.open(settings, World(device=device), fixed=fixed) as run:
+        seed, schedule = run.config.data.seed, run.config.schedule
+        run.task.model.random = torch.Generator(device).manual_seed(seed)
+        datasets = run.own_part()
+        if idle := idle_steps_note(schedule, run.config.train.num_steps(len(datasets.train))):
+            warnings.warn(idle, stacklevel=4)
+        if dataset.is_temporary:  # it is gone when the checkpoint is read, so it is not named
+            run.values = Values({**run.values, "dataset": None}, run.values.given)
+        trainer = Trainer(log=log, checkpoints=checkpoints, **run.trainer_arguments(datasets.train))
+        for note in run.notes:
+            log.line(note)
+        if run.task.model.store is not None:
+            rows = run.config.tables.table_store
+            log.line(f"{saved_in}: checkpoints refer to the rows in {rows}; save copies all")
+        with bad_ids_named(datasets, str(dataset.path)):
+            results = trainer.fit(*run.batches(datasets))
+        roles = trainer.roles
+        check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)
     return results, roles
 
 
@@ -348,30 +288,3 @@ def _checkpoints(path: Path, dataset: Dataset) -> Iterator[CheckpointDirectory]:
         yield checkpoints
     finally:
         checkpoints.release()
-
-
-def _recorded(
-    training: ClickTraining, model: DLRM, datasets: Datasets, is_temporary: bool
-) -> dict[str, Any]:
-    """Returns the configuration of the run in the form that the command's checkpoints store.
-
-    A temporary dataset is gone when the checkpoint is read, so it is not named.
-    """
-    flags: dict[str, Any] = {}
-    for config in (*vars(training).values(), model.config):
-        flags |= vars(config)
-    flags["mlp_products"] = model.products
-    flags["dataset"] = None if is_temporary else os.path.abspath(flags["dataset"])
-    return {
-        "dlrm_version": dlrm.__version__,
-        "flags": flags,
-        "dataset": fingerprint(datasets.train),
-        "splits": datasets.rows(),
-        "roles": roles_of(datasets).facts(),
-    }
-
-
-def _config(kind: type[_Config], values: Mapping[str, Any], **own: Any) -> _Config:
-    """Makes a configuration from the values that are among its fields."""
-    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
-    return kind(**({name: values[name] for name in names if name in values} | own))

@@ -1,13 +1,25 @@
-"""The steps of a DLRM's training, and the checkpoints that it begins with; without torch."""
+"""The configuration of a run of a DLRM, without torch."""
 
 from dataclasses import dataclass
+from typing import Any
 
-from dlrm.settings import check_settings, setting
-from dlrm.train.config import CheckpointConfig
+from dlrm.data.clicks.config import DataConfig
+from dlrm.flags import Values
+from dlrm.model.config import DLRMConfig
+from dlrm.settings import check_settings, resumable_of, setting
+from dlrm.store.config import TableStoreConfig
+from dlrm.train.config import CheckpointConfig, PrecisionConfig, SessionConfig, TrainConfig
+from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.schedule import ScheduleConfig, check_schedule
 
 OVERLAPS = ("none", "stale")
 AUTO_PRODUCTS = "auto"
-PRODUCTS = ("native", "torch")
+# NVIDIA's switches for Adam, and the flag that each stands for.
+ADAM_SWITCHES = {
+    "Adam_embedding_optimizer": "embedding_optimizer",
+    "Adam_MLP_optimizer": "mlp_optimizer",
+}
+NATIVE, TORCH = PRODUCTS = ("native", "torch")
 CLICK_EXECUTIONS = ("eager", "graph", "lazy")
 
 
@@ -109,3 +121,102 @@ class ClickCheckpointConfig(CheckpointConfig):
         "Write checkpoints while training continues; needs memory for a copy of the state",
         resumable=True,
     )
+
+
+@dataclass(frozen=True)
+class ClickConfig:
+    """The configuration of a DLRM's training on a dataset of clicks.
+
+    Attributes:
+        data: the rows to read, and how to read them.
+        train: length and reports of the training.
+        schedule: schedule of the learning rate.
+        optimizers: optimizers of the tables and of the rest.
+        precision: precision of the network.
+        step: computation of the steps and tests.
+        tables: location of the rows that are not in memory.
+
+    Raises:
+        ValueError: values do not fit together; the message names flag and value.
+    """
+
+    data: DataConfig
+    train: TrainConfig
+    schedule: ScheduleConfig
+    optimizers: OptimizerConfig
+    precision: PrecisionConfig
+    step: StepConfig = StepConfig()
+    tables: TableStoreConfig = TableStoreConfig()
+
+    def __post_init__(self) -> None:
+        self._check_overlap()
+        l2, rate = self.optimizers.embedding_l2, self.schedule.lr
+        if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
+            raise ValueError(
+                f"--embedding_l2 {l2}: with sgd at --lr {rate} weights change their signs at every "
+                f"step; expected less than {1 / rate:.3g}"
+            )
+
+    def _check_overlap(self) -> None:
+        if self.step.overlap == "none":
+            return
+        parts, l2 = self.train.gradient_accumulation_steps, self.optimizers.embedding_l2
+        if self.tables.table_store is not None:
+            raise ValueError(
+                f"--overlap stale contradicts --table_store {self.tables.table_store}: rows that "
+                "are looked up ahead may leave the memory before they are updated"
+            )
+        if parts > 1:
+            raise ValueError(
+                f"--overlap stale contradicts --gradient_accumulation_steps {parts}: it looks up "
+                "whole batches"
+            )
+        if l2 and self.optimizers.embedding_l2_mode == "all":
+            raise ValueError(
+                f"--overlap stale contradicts --embedding_l2 {l2} of all rows, which brings rows "
+                "up to date before they are looked up; --embedding_l2_mode looked_up does not"
+            )
+
+    @property
+    def may_have_store(self) -> bool:
+        """Returns whether the training allows rows of tables to be in a store."""
+        l2_of_all = self.optimizers.embedding_l2 and self.optimizers.embedding_l2_mode == "all"
+        return self.step.overlap == "none" and not l2_of_all
+
+    @classmethod
+    def from_values(cls, values: Values, **data: Any) -> "ClickConfig":
+        """Returns the configuration of some settings.
+
+        Args:
+            values: all settings of `CLICK_CONFIGS`.
+            data: other values of `DataConfig`.
+
+        Raises:
+            ValueError: settings are impossible or contradict each other; the message names them.
+        """
+        check_schedule(values["schedule"], values.given)
+        return cls(
+            data=values.config(DataConfig, **data),
+            train=values.config(TrainConfig),
+            schedule=values.config(ScheduleConfig),
+            optimizers=values.config(OptimizerConfig),
+            precision=values.config(PrecisionConfig),
+            step=values.config(StepConfig),
+            tables=values.config(TableStoreConfig),
+        )
+
+
+# Everything that opens a run, as (topic of the help, configuration).
+CLICK_CONFIGS: tuple[tuple[str, type], ...] = (
+    ("Run", SessionConfig),
+    ("Precision", PrecisionConfig),
+    ("Data", DataConfig),
+    ("Model", DLRMConfig),
+    ("Training", TrainConfig),
+    ("Training", StepConfig),
+    ("Learning rate", ScheduleConfig),
+    ("Tables larger than memory", TableStoreConfig),
+    ("Optimizers", OptimizerConfig),
+    ("Checkpoints and files", ClickCheckpointConfig),
+)
+RESUMABLE = resumable_of(*(config for _, config in CLICK_CONFIGS))

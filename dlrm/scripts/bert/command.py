@@ -26,17 +26,17 @@ from dlrm.data.text.squad import (
 )
 from dlrm.distributed import Pipelines, World, gather
 from dlrm.files import MANIFEST
-from dlrm.flags import Values
+from dlrm.flags import Values, parsed_or_help
 from dlrm.model.networks.bert import SIZES, BertConfig
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.bert.largest_batch import largest_batch
 from dlrm.scripts.bert.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.scripts.common import network, network_flags
-from dlrm.scripts.common import run as driver
 from dlrm.scripts.common.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
-from dlrm.scripts.common.network import EmptyLoader, NetworkSetup
-from dlrm.scripts.common.run import Watch
+from dlrm.scripts.common.network import EmptyLoader, NetworkRun
+from dlrm.scripts.common.session import Session, exit_with
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
+from dlrm.tasks.run import known_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_bert_weights
@@ -53,17 +53,36 @@ AnyTask = PreTraining | QuestionAnswering | SequenceClassification
 
 
 def main(arguments: list[str]) -> None:
-    driver.main(arguments, bert_flags.parse, lambda: f"{__doc__}\n{bert_flags.help_text()}", run)
+    values = parsed_or_help(
+        arguments, bert_flags.parse, lambda: f"{__doc__}\n{bert_flags.help_text()}"
+    )
+    if values is not None:
+        exit_with(lambda: run(values), values["save_checkpoint_path"])
 
 
 def run(values: Values) -> dict[str, float]:
-    """Runs the mode of the flags and returns the summary; see `dlrm.scripts.common.run`."""
-    return network.run_network(values, bert_flags.TRAINING, _set_up, _notices, _act)
+    """Runs the mode of the flags and returns the summary, on every rank.
+
+    Raises:
+        ValueError, OSError, FloatingPointError: the user's error; the message names it.
+        OtherRankError: another rank raises one of these.
+        StoppedError: the training was stopped by a signal.
+    """
+    with Session(values) as session:
+        divided = network.join_pipelines(session, bert_flags.TRAINING)
+        with session.agreed():
+            text_run = _open(session.values, divided)
+        # Ranks drop out different activations.
+        torch.manual_seed(text_run.values["seed"] + session.world.rank)
+        session.watch(text_run, _notices(text_run))
+        summary = _MODES[values["mode"]](text_run, session)
+        session.log.summary(summary)
+    return summary
 
 
 @dataclass(kw_only=True)
-class TextSetup(NetworkSetup):
-    """See `NetworkSetup`.
+class TextRun(NetworkRun):
+    """See `NetworkRun`.
 
     Attributes:
         train, test: rows; None if there are none.
@@ -77,25 +96,16 @@ class TextSetup(NetworkSetup):
     initial: list[str] = field(default_factory=list)
 
 
-def _act(setup: TextSetup, watch: Watch) -> dict[str, float]:
-    mode = setup.values["mode"]
-    if mode == "evaluate":
-        return _evaluate(setup, watch)
-    if mode == "inference_benchmark":
-        return _benchmark_inference(setup, watch)
-    return _train(setup, watch)
-
-
-def _set_up(values: Values, pipelines: Pipelines) -> TextSetup:
+def _open(values: Values, pipelines: Pipelines) -> TextRun:
     checkpoint = _checkpoint(values)
     known = checkpoint or _own_checkpoint(values["init_checkpoint"])
-    known = driver.known_checkpoint(values, known)
+    known = known_checkpoint(values, known)
     names: tuple[str, ...] = bert_flags.ARCHITECTURE
     if checkpoint and values["mode"] in ("evaluate", "inference_benchmark"):
         names += bert_flags.INPUT
-    values = driver.with_saved_flags(values, known, names)
+    values = with_saved_flags(values, known, names)
     values, by_recipe = bert_flags.resolved(values)
-    values = driver.with_saved_flags(values, known, names)  # and not the recipe's
+    values = with_saved_flags(values, known, names)  # and not the recipe's
     bert_flags.check(values)
     world, replicas = pipelines.world, pipelines.replicas
     _check_task_of(checkpoint, values["task"])
@@ -117,7 +127,7 @@ def _set_up(values: Values, pipelines: Pipelines) -> TextSetup:
         sources = open_sources(values, vocab_is_fixed)
     plan = network_flags.batch_plan(values, replicas.size)
     network.divide(task, values, pipelines, plan)
-    return TextSetup(
+    return TextRun(
         values=values,
         world=world,
         pipelines=pipelines,
@@ -240,50 +250,50 @@ def _fingerprint(values: Values, train: TextSource | None) -> dict[str, Any]:
     return {"rows": train.num_samples, "length": train.length, "lengths' CRC-32": checksum}
 
 
-def _notices(setup: TextSetup) -> Iterator[str]:
+def _notices(run: TextRun) -> Iterator[str]:
     """Yields notices about the run, and where it differs from what the flags suggest."""
-    values = setup.values
+    values = run.values
     shape = values.config(BertConfig).shape
     known = SIZES[values["size"]] == shape
     name = values["size"] if known else f"{shape.num_layers} x {shape.hidden_size}"
-    yield network.device_line(setup, f"BERT {name} for {values['task']}")
-    yield from network.common_notices(setup)
-    for name, source in (("train", setup.train), ("test", setup.test)):
+    yield network.device_line(run, f"BERT {name} for {values['task']}")
+    yield from network.common_notices(run)
+    for name, source in (("train", run.train), ("test", run.test)):
         if source is not None:
             mean = float(np.mean(source.lengths))
             yield (
                 f"{name}: {source.num_samples:,} rows of {mean:.0f} tokens on average, "
                 f"{source.length} at most"
             )
-    if isinstance(setup.test, SentencePairs) and setup.test.labels is not None:
-        majority = majority_baseline(setup.test.labels)
+    if isinstance(run.test, SentencePairs) and run.test.labels is not None:
+        majority = majority_baseline(run.test.labels)
         yield (
             f"test: always the more frequent class: accuracy {majority['accuracy']:.6f}  "
             f"f1 {majority['f1']:.6f}"
         )
-    if values["length_window"] and setup.train and values["data"] == "dataset":
+    if values["length_window"] and run.train and values["data"] == "dataset":
         yield (
             f"note: --length_window {values['length_window']}: of so many batches at a time the "
             "rows are sorted by length, so that there is less padding"
         )
     if values["init_checkpoint"]:
-        lacking = f", but for {', '.join(setup.initial)}" if setup.initial else ""
+        lacking = f", but for {', '.join(run.initial)}" if run.initial else ""
         yield f"weights from {values['init_checkpoint']}{lacking}"
-    elif setup.checkpoint is None and values["mode"] == "inference_benchmark":
+    elif run.checkpoint is None and values["mode"] == "inference_benchmark":
         yield "note: no --load_checkpoint_path, so these are the initial weights"
     elif values["resume"]:
         return  # another line reports the checkpoint
-    elif setup.checkpoint is None and values["mode"] == "finetune":
+    elif run.checkpoint is None and values["mode"] == "finetune":
         yield "note: no --init_checkpoint, so the training begins with initial weights"
-    elif setup.checkpoint is None and values["phase"] == 2:
+    elif run.checkpoint is None and values["phase"] == 2:
         yield "note: --phase 2 without --load_checkpoint_path begins with initial weights"
 
 
-def _loader(setup: TextSetup, source: TextSource, batch_size: int, train: bool) -> Any:
+def _loader(run: TextRun, source: TextSource, batch_size: int, train: bool) -> Any:
     """Returns the batches; training leaves out a short last one, and graphs have fixed shapes."""
-    values, is_graph = setup.values, setup.values["execution"] == "graph"
+    values, is_graph = run.values, run.values["execution"] == "graph"
     window = values["length_window"] if train else 0 if is_graph else _TEST_WINDOW
-    of_one_shape = is_graph or (train and setup.pipelines.parts.size > 1)
+    of_one_shape = is_graph or (train and run.pipelines.parts.size > 1)
     loader = TextLoader(
         source,
         batch_size,
@@ -291,24 +301,24 @@ def _loader(setup: TextSetup, source: TextSource, batch_size: int, train: bool) 
         drop_last=train,
         window=window,
         cut=not of_one_shape,
-        parts=setup.plan.accumulation if train else 1,
+        parts=run.plan.accumulation if train else 1,
         seed=values["seed"],
-        world=setup.pipelines.replicas,
+        world=run.pipelines.replicas,
     )
-    return SameBatch(loader, setup.world.device) if values["data"] == "synthetic" else loader
+    return SameBatch(loader, run.world.device) if values["data"] == "synthetic" else loader
 
 
-def _test_loader(setup: TextSetup) -> Loader:
-    if setup.test is None:
+def _test_loader(run: TextRun) -> Loader:
+    if run.test is None:
         return EmptyLoader()
-    return _loader(setup, setup.test, setup.values["test_batch_size"], train=False)
+    return _loader(run, run.test, run.values["test_batch_size"], train=False)
 
 
-def _train(setup: TextSetup, watch: Watch) -> dict[str, float]:
-    values = setup.values
-    assert setup.train is not None
-    train = _loader(setup, setup.train, setup.plan.global_batch, train=True)
-    config = network.train_config(setup, len(train))
+def _train(run: TextRun, session: Session) -> dict[str, float]:
+    values = run.values
+    assert run.train is not None
+    train = _loader(run, run.train, run.plan.global_batch, train=True)
+    config = network.train_config(run, len(train))
     num_steps = values["total_steps"] or config.epochs * len(train)
     if values["total_steps"]:
         stop = min(num_steps, config.max_steps or num_steps)
@@ -316,16 +326,16 @@ def _train(setup: TextSetup, watch: Watch) -> dict[str, float]:
         epochs = min(config.epochs, needed) if "epochs" in values.given else needed
         config = replace(config, epochs=epochs, max_steps=stop)
     if (own := config.num_steps(len(train))) < num_steps:
-        watch.log.line(f"the run has {own} of the {num_steps} steps of the learning rate's curve")
+        session.log.line(f"the run has {own} of the {num_steps} steps of the learning rate's curve")
 
-    def begin(trainer: Trainer) -> None:
-        if values["phase"] == 2 and setup.checkpoint:
-            _begin_phase_2(trainer, setup.checkpoint, values["seed"], watch.log)
-        else:
-            driver.load_weights(setup, trainer.parameters, watch.log)
-
-    test = _test_loader(setup)
-    return network.train(setup, watch, train, test, config, num_steps, begin)
+    trainer = network.trainer(run, session, train, config, num_steps)
+    if session.resume(run, trainer):
+        pass  # it has its weights
+    elif values["phase"] == 2 and run.checkpoint:
+        _begin_phase_2(trainer, run.checkpoint, values["seed"], session.log)
+    else:
+        session.load_weights(run, trainer.parameters)
+    return network.train(run, session, trainer, train, _test_loader(run))
 
 
 def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -> None:
@@ -338,25 +348,25 @@ def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -
     log.line(f"phase 2: weights and moments from {checkpoint}; steps and rates begin anew")
 
 
-def _evaluate(setup: TextSetup, watch: Watch) -> dict[str, float]:
+def _evaluate(run: TextRun, session: Session) -> dict[str, float]:
     """Tests a checkpoint, or all checkpoints of a directory; writes the answers of the best."""
-    values, path, log = setup.values, setup.values["load_checkpoint_path"], watch.log
-    test = _test_loader(setup)
+    values, path, log = run.values, run.values["load_checkpoint_path"], session.log
+    test = _test_loader(run)
     if path is not None and not _is_one(path):
         results = Path(values["results"] or Path(path, "evaluation.csv"))
         names = (values["test_dataset"], values["dataset"], values["data"])
-        tested_on = name_of(next(name for name in names if name), _test_facts(setup))
-        best = validate_all(setup.task, test, path, results, setup.world, log, tested_on)
+        tested_on = name_of(next(name for name in names if name), _test_facts(run))
+        best = validate_all(run.task, test, path, results, run.world, log, tested_on)
         summary = best.summary()
-        if setup.scorer:  # its answers may be those of an earlier evaluation
-            load_tested(setup.task, best.path, best.weights, setup.world)
-            setup.scorer.best = -1.0, {}
-            setup.task.evaluate(Watched(test, "answers", log.quiet))
+        if run.scorer:  # its answers may be those of an earlier evaluation
+            load_tested(run.task, best.path, best.weights, run.world)
+            run.scorer.best = -1.0, {}
+            run.task.evaluate(Watched(test, "answers", log.quiet))
     else:
-        driver.load_weights(setup, Parameters(setup.task.model), log)
-        metrics = setup.task.evaluate(Watched(test, "test", log.quiet))
+        session.load_weights(run, Parameters(run.task.model))
+        metrics = run.task.evaluate(Watched(test, "test", log.quiet))
         summary = {f"test_{name}": value for name, value in metrics.items()}
-    answers = setup.scorer.best[1] if setup.scorer else {}
+    answers = run.scorer.best[1] if run.scorer else {}
     if answers:
         file = Path(values["predictions"] or Path(values["log_path"]).with_name("predictions.json"))
         write_predictions(file, answers)
@@ -364,9 +374,9 @@ def _evaluate(setup: TextSetup, watch: Watch) -> dict[str, float]:
     return summary
 
 
-def _test_facts(setup: TextSetup) -> dict[str, Any]:
+def _test_facts(run: TextRun) -> dict[str, Any]:
     """Returns everything that the metrics of a test depend on besides the checkpoint."""
-    values, test = setup.values, setup.test
+    values, test = run.values, run.test
     facts = {flag: values[flag] for flag in (*bert_flags.ARCHITECTURE, *bert_flags.INPUT)}
     if isinstance(test, SquadFeatures):
         facts["questions"] = test.questions
@@ -379,15 +389,23 @@ def _test_facts(setup: TextSetup) -> dict[str, Any]:
     return facts
 
 
-def _benchmark_inference(setup: TextSetup, watch: Watch) -> dict[str, float]:
-    values, world = setup.values, setup.world
-    assert setup.test is not None
-    driver.load_weights(setup, Parameters(setup.task.model), watch.log)
-    loader = _loader(setup, setup.test, values["batch_size"] * world.size, train=False)
+def _benchmark_inference(run: TextRun, session: Session) -> dict[str, float]:
+    values, world = run.values, run.world
+    assert run.test is not None
+    session.load_weights(run, Parameters(run.task.model))
+    loader = _loader(run, run.test, values["batch_size"] * world.size, train=False)
     unread = values["latency"] == "minimum"
     if unread and isinstance(loader, TextLoader):
         loader = ReadWhenAsked(loader, world.device)
-    return network.time_inference(setup, watch.log, loader, "sequences", with_reading=unread)
+    return network.time_inference(run, session.log, loader, "sequences", with_reading=unread)
+
+
+_MODES = {
+    "pretrain": _train,
+    "finetune": _train,
+    "evaluate": _evaluate,
+    "inference_benchmark": _benchmark_inference,
+}
 
 
 def start() -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from dlrm.data.images.augmentation import Augmentation
@@ -22,46 +23,55 @@ from dlrm.data.images.loader import (
 )
 from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
-from dlrm.flags import Values
+from dlrm.flags import Values, parsed_or_help
 from dlrm.manifest import crc32
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import network, network_flags
-from dlrm.scripts.common import run as driver
 from dlrm.scripts.common.all_checkpoints import checkpoints_of, name_of, validate_all
-from dlrm.scripts.common.network import EmptyLoader, NetworkSetup
-from dlrm.scripts.common.run import Watch
+from dlrm.scripts.common.network import EmptyLoader, NetworkRun
+from dlrm.scripts.common.session import Session, exit_with
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
+from dlrm.tasks.run import known_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.pretrained import load_weights
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader
-from dlrm.train.trainer import Trainer
 
 TRAINING = ("train", "benchmark_training")
 _LOADED_BYTES = 1 << 30  # of prefetched batches
 
 
 def main(arguments: list[str]) -> None:
-    driver.main(arguments, cnn_flags.parse, lambda: f"{__doc__}\n{cnn_flags.FLAGS.help()}", run)
+    values = parsed_or_help(
+        arguments, cnn_flags.parse, lambda: f"{__doc__}\n{cnn_flags.FLAGS.help()}"
+    )
+    if values is not None:
+        exit_with(lambda: run(values), values["save_checkpoint_path"])
 
 
 def run(values: Values) -> dict[str, float]:
-    """Runs the mode of the flags and returns the summary; see `dlrm.scripts.common.run`."""
-    return network.run_network(values, TRAINING, _set_up, _notices, _act)
+    """Runs the mode of the flags and returns the summary, on every rank.
+
+    Raises:
+        ValueError, OSError, FloatingPointError: the user's error; the message names it.
+        OtherRankError: another rank raises one of these.
+        StoppedError: the training was stopped by a signal.
+    """
+    with Session(values) as session:
+        divided = network.join_pipelines(session, TRAINING)
+        with session.agreed():
+            image_run = _open(session.values, divided)
+        # Ranks drop out different activations.
+        torch.manual_seed(image_run.values["seed"] + session.world.rank)
+        session.watch(image_run, _notices(image_run))
+        summary = _MODES[values["mode"]](image_run, session)
+        session.log.summary(summary)
+    return summary
 
 
-def _act(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
-    mode = setup.values["mode"]
-    if mode == "validate":
-        return _validate(setup, watch)
-    if mode == "benchmark_inference":
-        return _benchmark_inference(setup, watch)
-    return _train(setup, watch)
-
-
-def _set_up(values: Values, pipelines: Pipelines) -> NetworkSetup:
+def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
     plan = network_flags.batch_plan(values, pipelines.replicas.size)
     values = cnn_flags.resolved(values, plan.global_batch)
     _check(values)
@@ -71,8 +81,8 @@ def _set_up(values: Values, pipelines: Pipelines) -> NetworkSetup:
         checkpoint = checkpoints_of(values["restore_path"])[0]
         _check_validated(values, checkpoint)
     taken = (*cnn_flags.ARCHITECTURE, *(("precision", "half_dtype") if validated else ()))
-    known = driver.known_checkpoint(values, checkpoint)
-    values = driver.with_saved_flags(values, known, taken)
+    known = known_checkpoint(values, checkpoint)
+    values = with_saved_flags(values, known, taken)
     if values["data"] == "dataset":
         classes = ImageDataset(
             values["dataset"], "test", values["verify_data"], values["allow_links"]
@@ -95,7 +105,7 @@ def _set_up(values: Values, pipelines: Pipelines) -> NetworkSetup:
     if values["init_checkpoint"]:
         load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
     network.divide(task, values, pipelines, plan)
-    return NetworkSetup(
+    return NetworkRun(
         values=values,
         world=pipelines.world,
         pipelines=pipelines,
@@ -141,11 +151,11 @@ def _shown(classes: Sequence[str]) -> str:
     return ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
 
 
-def _notices(setup: NetworkSetup) -> Iterator[str]:
+def _notices(run: NetworkRun) -> Iterator[str]:
     """Yields notices about the run, and where it differs from what the flags suggest."""
-    values = setup.values
-    yield network.device_line(setup, values["model"])
-    yield from network.common_notices(setup)
+    values = run.values
+    yield network.device_line(run, values["model"])
+    yield from network.common_notices(run)
     for flag in ("mixup_alpha", "cutmix_lambda"):
         if values["data"] == "synthetic" and flag in values.given:
             yield (
@@ -154,7 +164,7 @@ def _notices(setup: NetworkSetup) -> Iterator[str]:
             )
     if values["init_checkpoint"]:
         yield f"weights from {values['init_checkpoint']}"
-    elif setup.checkpoint is None and values["mode"] == "benchmark_inference":
+    elif run.checkpoint is None and values["mode"] == "benchmark_inference":
         yield "note: no --load_checkpoint_path, so these are the initial weights"
 
 
@@ -170,9 +180,9 @@ class _Float32:
         return images.float(), labels
 
 
-def _loader(setup: NetworkSetup, split: str, batch_size: int) -> Loader:
+def _loader(run: NetworkRun, split: str, batch_size: int) -> Loader:
     """Returns the batches of a split; training leaves out a short last one."""
-    values, world, train = setup.values, setup.pipelines.replicas, split == "train"
+    values, world, train = run.values, run.pipelines.replicas, split == "train"
     size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
     count = values["synthetic_dataset_num_entries"]
     if values["data"] == "synthetic":
@@ -194,30 +204,29 @@ def _loader(setup: NetworkSetup, split: str, batch_size: int) -> Loader:
         batch_size,
         shuffle=train,
         drop_last=train,
-        num_partners=setup.task.augmentation.num_partners if train else 0,
+        num_partners=run.task.augmentation.num_partners if train else 0,
         seed=seed,
         world=world,
         depth=max(1, min(4, _LOADED_BYTES // max(read, 1))),
     )
 
 
-def _train(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
-    values = setup.values
-    train = _loader(setup, "train", setup.plan.global_batch)
+def _train(run: NetworkRun, session: Session) -> dict[str, float]:
+    values = run.values
+    train = _loader(run, "train", run.plan.global_batch)
     tested = not (values["no_validation"] or values["mode"] == "benchmark_training")
-    test = _loader(setup, "test", values["test_batch_size"]) if tested else EmptyLoader()
-    config = _train_config(setup, len(train))
+    test = _loader(run, "test", values["test_batch_size"]) if tested else EmptyLoader()
+    config = _train_config(run, len(train))
 
-    def begin(trainer: Trainer) -> None:
-        driver.load_weights(setup, trainer.parameters, watch.log)
+    trainer = network.trainer(run, session, train, config, config.epochs * len(train))
+    if not session.resume(run, trainer):
+        session.load_weights(run, trainer.parameters)
         trainer.progress.step = trainer.progress.tested_step = values["start_epoch"] * len(train)
-
-    num_steps = config.epochs * len(train)
-    return network.train(setup, watch, train, test, config, num_steps, begin)
+    return network.train(run, session, trainer, train, test)
 
 
-def _train_config(setup: NetworkSetup, steps_per_epoch: int) -> TrainConfig:
-    values, config = setup.values, network.train_config(setup, steps_per_epoch)
+def _train_config(run: NetworkRun, steps_per_epoch: int) -> TrainConfig:
+    values, config = run.values, network.train_config(run, steps_per_epoch)
     if values["mode"] != "benchmark_training":
         return config
     steps = config.max_steps or 120
@@ -235,23 +244,31 @@ def _fingerprint(values: Values) -> dict[str, Any]:
     return {"images": train.num_samples, "classes": train.classes, "size": train.size}
 
 
-def _validate(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
-    values = setup.values
-    test = _loader(setup, "test", values["test_batch_size"])
+def _validate(run: NetworkRun, session: Session) -> dict[str, float]:
+    values = run.values
+    test = _loader(run, "test", values["test_batch_size"])
     results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
     facts = {flag: values[flag] for flag in (*cnn_flags.ARCHITECTURE, "precision", "half_dtype")}
     if values["data"] == "dataset":
         facts["dataset"] = crc32(Path(values["dataset"], MANIFEST))
     tested_on = name_of(values["dataset"] or values["data"], facts)
     return validate_all(
-        setup.task, test, values["restore_path"], results, setup.world, watch.log, tested_on
+        run.task, test, values["restore_path"], results, run.world, session.log, tested_on
     ).summary()
 
 
-def _benchmark_inference(setup: NetworkSetup, watch: Watch) -> dict[str, float]:
-    driver.load_weights(setup, Parameters(setup.task.model), watch.log)
-    loader = _loader(setup, "test", setup.values["batch_size"] * setup.world.size)
-    return network.time_inference(setup, watch.log, loader, "images")
+def _benchmark_inference(run: NetworkRun, session: Session) -> dict[str, float]:
+    session.load_weights(run, Parameters(run.task.model))
+    loader = _loader(run, "test", run.values["batch_size"] * run.world.size)
+    return network.time_inference(run, session.log, loader, "images")
+
+
+_MODES = {
+    "train": _train,
+    "benchmark_training": _train,
+    "validate": _validate,
+    "benchmark_inference": _benchmark_inference,
+}
 
 
 def start() -> None:

@@ -9,8 +9,8 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE
-from dlrm.scripts.common import run
-from dlrm.scripts.common.dlrm_flags import ADAM_SWITCHES
+from dlrm.tasks.config import ADAM_SWITCHES
+from dlrm.tasks.run import known_checkpoint, saved_flags
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 
@@ -27,7 +27,7 @@ def with_recipe(values: Values) -> tuple[Values, str | None]:
     if values["recipe"] is None:
         return values, None
     _check(values)
-    resumed, loaded = run.known_checkpoint(values, None), values["load_checkpoint_path"]
+    resumed, loaded = known_checkpoint(values, None), values["load_checkpoint_path"]
     aside = _set_aside(values, resumed)
     facts = Facts.from_dataset(_open(values, **aside).train)
     given = {name: values[name] for name in values.given}
@@ -35,10 +35,10 @@ def with_recipe(values: Values) -> tuple[Values, str | None]:
         if values[switch]:
             given.setdefault(flag, "adam")
     if loaded and not resumed:
-        given = run.saved_flags(find_checkpoint(loaded), ARCHITECTURE) | given
+        given = saved_flags(find_checkpoint(loaded), ARCHITECTURE) | given
     settings = aside | auto(facts, given)
     if resumed:
-        settings |= run.saved_flags(resumed, settings.keys() - given.keys())
+        settings |= saved_flags(resumed, settings.keys() - given.keys())
     filled = Values(values.filled(settings), values.given | settings.keys())
     return filled, describe(facts, settings, given)
 
@@ -48,7 +48,7 @@ def _set_aside(values: Values, resumed: Path | None) -> dict[str, float]:
     if "set_aside" in values.given:
         return {"set_aside": values["set_aside"]}
     if resumed:  # a run from before the flag set nothing aside
-        return {"set_aside": 0.0} | run.saved_flags(resumed, ["set_aside"])
+        return {"set_aside": 0.0} | saved_flags(resumed, ["set_aside"])
     return set_aside_default(_open(values).rows())
 
 

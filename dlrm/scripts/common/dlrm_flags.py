@@ -9,18 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrm.api.defaults import RECIPES
-from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import ConfigFlags, UsageError, Values
-from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.choices import interaction_names
 from dlrm.serving.network.runtimes import RUNTIMES
-from dlrm.settings import setting, settings_of
-from dlrm.store.config import TableStoreConfig
+from dlrm.settings import setting
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
-from dlrm.tasks.config import ClickCheckpointConfig, StepConfig
-from dlrm.train.config import PrecisionConfig, SessionConfig, TrainConfig
-from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.schedule import ScheduleConfig
+from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS
 
 MODES = ("train", "test", "inference_benchmark")
 # The defaults of NVIDIA's program of October 2021 and later, on one GPU and on several, if they
@@ -118,37 +112,10 @@ class CommandConfig:
     )
 
 
-_CONFIGS = (
-    ("Run", CommandConfig),
-    ("Run", SessionConfig),
-    ("Precision", PrecisionConfig),
-    ("Data", DataConfig),
-    ("Model", DLRMConfig),
-    ("Training", TrainConfig),
-    ("Training", StepConfig),
-    ("Learning rate", ScheduleConfig),
-    ("Tables larger than memory", TableStoreConfig),
-    ("Optimizers", OptimizerConfig),
-    ("Checkpoints and files", ClickCheckpointConfig),
-)
 _TOPICS = (
     *("Run", "Precision", "Data", "Synthetic data", "Model", "Training", "Learning rate"),
     *("Optimizers", "Checkpoints and files", "Inference benchmark", "Tables larger than memory"),
 )
-RESUME_MAY_CHANGE = frozenset(
-    name for name, own in settings_of(*(config for _, config in _CONFIGS)).items() if own.resumable
-)
-
-# Flags in which the ranks of a run may differ: locations of the same data.
-RANKS_MAY_DIFFER = frozenset(["dataset", "synthetic_dataset_dir", "log_path", "output_dir"])
-
-# NVIDIA's switches for Adam, and the flag that each stands for.
-ADAM_SWITCHES = {
-    "Adam_embedding_optimizer": "embedding_optimizer",
-    "Adam_MLP_optimizer": "mlp_optimizer",
-}
-
-
 # Parts of errors about NVIDIA's earlier flags, and their replacements here.
 _GONE = {
     "--mode=prof-train": "--mode train --profile 10 records steps",
@@ -165,7 +132,7 @@ _GONE = {
 
 def make_flags(defaults: Mapping[str, Any] | None = None) -> ConfigFlags:
     """Returns the command line, with other defaults for some flags."""
-    return ConfigFlags(_CONFIGS, _TOPICS, defaults)
+    return ConfigFlags((("Run", CommandConfig), *CLICK_CONFIGS), _TOPICS, defaults)
 
 
 def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
@@ -187,7 +154,8 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
         raise
     interaction_names(values["interaction_op"])
     values = Values(dict(sorted(values.items())), values.given)
-    return _with_preset(values.filled(NVIDIA_2021 if values["defaults"] == "2021" else {}))
+    values = values.filled(NVIDIA_2021 if values["defaults"] == "2021" else {})
+    return _with_switches(_with_preset(values))
 
 
 def _with_preset(values: Values) -> Values:
@@ -204,16 +172,15 @@ def _is_of_data(name: str) -> bool:
     return name.startswith("synthetic_") or name in ("dataset_type", "num_numerical_features")
 
 
-def optimizer_config(values: Values) -> OptimizerConfig:
-    """Returns the optimizers, with NVIDIA's two switches for Adam translated to our flags.
+def _with_switches(values: Values) -> Values:
+    """Translates NVIDIA's switches for Adam to the flags that they stand for.
 
     Raises:
-        ValueError: a switch and the flag it stands for contradict each other.
+        ValueError: a switch and its flag contradict each other.
     """
-    chosen = {}
     for switch, flag in ADAM_SWITCHES.items():
         if values[switch]:
             if flag in values.given and values[flag] != "adam":
                 raise ValueError(f"--{switch} contradicts --{flag} {values[flag]}")
-            chosen[flag] = "adam"
-    return values.config(OptimizerConfig, **chosen)
+            values = Values({**values, flag: "adam"}, values.given)
+    return values

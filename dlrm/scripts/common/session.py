@@ -1,12 +1,12 @@
-"""Sessions of training commands: joining the world, ending with an exit code, resuming."""
+"""Sessions of training commands: from joining the world to the summary, with an exit code."""
 
 import ctypes
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from dlrm.distributed import (
     OtherRankError,
     World,
     agreed,
+    check_same,
     choose_device,
     from_first,
     join_world,
@@ -25,7 +26,15 @@ from dlrm.distributed import (
     shutdown,
 )
 from dlrm.documents import one_line
-from dlrm.train.checkpoints.checkpoint import check_unchanged, read_config
+from dlrm.flags import Values
+from dlrm.scripts.common.profiling import StepProfiler
+from dlrm.tasks.run import USER_ERRORS, Run
+from dlrm.train.checkpoints.checkpoint import (
+    Parameters,
+    check_unchanged,
+    load_checkpoint,
+    read_config,
+)
 from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,
     checkpoint_in_use,
@@ -35,17 +44,183 @@ from dlrm.train.checkpoints.directory import (
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
+from dlrm.train.reports.trackers import open_trackers
 from dlrm.train.trainer import Trainer
+from dlrm.train.watchdog import Watchdog
 
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL: stopped by a signal and saved; the same command with --resume continues
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
-USER_ERRORS = (ValueError, OSError, FloatingPointError)
 _LESS_MEMORY = (
     "A smaller --batch_size needs less, and --gradient_accumulation_steps computes it in parts; "
     "python -m dlrm.scripts.doctor says what is free"
 )
 _LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
+
+
+class Session:
+    """A command's part in a run of several processes; a context that ends the run.
+
+    `watch` opens the attributes after `world`.
+
+    Attributes:
+        values: the flags, with the path of the log.
+        world: the processes.
+        log: destination of reports.
+        dog: detects a rank that hangs.
+        checkpoints: directory of a training's checkpoints; None saves nothing.
+
+    Args:
+        values: the flags.
+        check: raises errors about the flags of a rank.
+        ranks_may_differ: flags that may differ between ranks.
+
+    Raises:
+        ValueError, OSError: the user's error; the message names it.
+        OtherRankError: another rank raises one of these.
+    """
+
+    log: RunLog
+    dog: Watchdog
+    checkpoints: CheckpointDirectory | None
+
+    def __init__(
+        self,
+        values: Values,
+        check: Callable[[Values, World], object] = lambda values, world: None,
+        ranks_may_differ: frozenset[str] = frozenset(),
+    ) -> None:
+        self.values = values = _with_log_path(values)
+        set_deterministic(values["deterministic"])
+        given = "backend" in values.given
+        self.world = join(values["base_device"], values["backend"], given, values["rank_timeout"])
+        with self.agreed():
+            check(values, self.world)
+        shared = {f"--{k}": v for k, v in values.items() if k not in ranks_may_differ}
+        check_same(shared, self.world)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
+        self._profiler: StepProfiler | None = None
+        self.at_the_end = ExitStack()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.at_the_end.__exit__(*exception)
+
+    def agreed(self) -> AbstractContextManager:
+        """Returns a context in which an error of the user ends all ranks."""
+        return agreed(self.world, *USER_ERRORS)
+
+    def watch(self, run: Run, lines: Iterable[str]) -> None:
+        """Opens the log, the watchdog and the checkpoints of a run, and reports how it begins.
+
+        Args:
+            run: the run.
+            lines: lines about it.
+        """
+        values, world = run.values, self.world
+        with self.agreed():
+            if values["profile"] and not run.trains:
+                raise ValueError(
+                    f"--profile {values['profile']} contradicts --mode {values['mode']}: only a "
+                    "training takes steps"
+                )
+            self.log = RunLog(values["log_path"], quiet=world.rank > 0)
+        self.at_the_end.enter_context(self.log)
+        _open_trackers(run, self.log)
+        check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
+        self.dog = self.at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
+        self.checkpoints = self._checkpoints(run) if run.trains else None
+        self.log.parameters(dict(values))
+        for line in lines:
+            self.log.line(line)
+        if values["profile"]:
+            self._profiler = _profiler(run, self.log)
+            self.at_the_end.callback(self._profiler.close)
+
+    def beat(self, step: int) -> None:
+        """Reports that training has reached a step."""
+        self.dog.beat(step)
+        if self._profiler:
+            self._profiler.beat(step)
+
+    def load_weights(self, run: Run, parameters: Parameters) -> bool:
+        """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
+        if run.checkpoint:
+            load_checkpoint(run.checkpoint, parameters, world=self.world)
+            self.log.line(f"weights from {run.checkpoint}")
+        return run.checkpoint is not None
+
+    def resume(self, run: Run, trainer: Trainer) -> bool:
+        """Resumes from the last checkpoint, if `--resume` is given and there is one."""
+        return self.values["resume"] and resume(trainer, self.log, run.frozen)
+
+    def train(self, run: Run, trainer: Trainer, *batches: Any) -> dict[str, float]:
+        """Trains until the end or until SIGTERM, and returns the summary.
+
+        Args:
+            run: the run.
+            trainer: its trainer.
+            batches: the arguments of `Trainer.fit`.
+        """
+        with stopped_by_sigterm(trainer):
+            summary = trainer.fit(*batches)
+        self.dog.rest()
+        if self._profiler:
+            self._profiler.finish()
+        if run.values["mode"] != "benchmark_training":
+            report_files(trainer, self.log, run.values["log_path"])
+        return summary
+
+    def _checkpoints(self, run: Run) -> CheckpointDirectory | None:
+        """Returns the directory of `--save_checkpoint_path`, if given, until the run ends."""
+        values = run.values
+        if not values["save_checkpoint_path"]:
+            return None
+        checkpoints = CheckpointDirectory(
+            values["save_checkpoint_path"],
+            values["keep_checkpoints"],
+            run.transform,
+            self.world,
+            values.get("async_checkpoint", False),
+            self.dog.beat,
+        )
+        new_or_resumed(checkpoints, values["resume"])
+        self.at_the_end.callback(checkpoints.release)
+        return checkpoints
+
+
+def _with_log_path(values: Values) -> Values:
+    """Puts the log beside the checkpoints, if some are saved and --log_path is not given."""
+    folder = values["save_checkpoint_path"]
+    if not folder:
+        return values
+    return values.filled({"log_path": str(Path(folder, Path(values["log_path"]).name))})
+
+
+def _open_trackers(run: Run, log: RunLog) -> None:
+    """Opens `--tensorboard` and `--mlflow` for training, on the first rank."""
+    values = run.values
+    asked = [name for name in ("tensorboard", "mlflow") if values[name]]
+    if asked and not run.trains:
+        log.line(f"note: --{asked[0]} is not used: only a training reports to trackers")
+    elif asked and run.world.rank == 0:
+        name = run_directory(Path(values["log_path"]).absolute().parent).name
+        trackers = open_trackers(values["tensorboard"], values["mlflow"], name, log.line)
+        log.trackers = [*trackers]
+
+
+def _profiler(run: Run, log: RunLog) -> StepProfiler:
+    values, world = run.values, run.world
+    return StepProfiler(
+        values["profile"],
+        values["benchmark_warmup_steps"],
+        Path(values["log_path"]).absolute().parent,
+        world.rank,
+        world.device,
+        log.line,
+    )
 
 
 def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:

@@ -1,0 +1,292 @@
+"""A run of `main` or `dist_main`: training, testing or timing a DLRM."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrm import ops
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import Datasets
+from dlrm.data.clicks.layout import TRANSFORM, WEIGHT_FILE
+from dlrm.data.transform.stored import facts_file
+from dlrm.data.transform.transform import Transform
+from dlrm.distributed import World, agreed
+from dlrm.flags import Values
+from dlrm.metrics.table import metrics_note
+from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
+from dlrm.scripts.common.dlrm_flags import CommandConfig
+from dlrm.scripts.common.inference_benchmark import inference_benchmark
+from dlrm.scripts.common.seeds import train_seeds
+from dlrm.scripts.common.session import VARIES, Session, held_checkpoint
+from dlrm.serving.network.recalibration import load_recalibration
+from dlrm.settings import resumable_of
+from dlrm.tasks.bad_rows import bad_ids_named, check_scores
+from dlrm.tasks.click_run import ClickRun
+from dlrm.tasks.config import ADAM_SWITCHES, ClickConfig
+from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
+from dlrm.train.execution import why_not_lazy
+from dlrm.train.log import Watched
+from dlrm.train.metrics import one_class_note
+from dlrm.train.schedule import idle_steps_note, short_run_advice
+from dlrm.train.trainer import Trainer
+
+_RESUMABLE = resumable_of(CommandConfig)
+# Flags in which the ranks of a run may differ: locations of the same data.
+RANKS_MAY_DIFFER = frozenset(["dataset", "synthetic_dataset_dir", "log_path", "output_dir"])
+
+
+def run(values: Values) -> dict[str, float]:
+    """Runs the mode of the flags and returns the summary, on every rank.
+
+    Raises:
+        ValueError, OSError, FloatingPointError: the user's error; the message names it.
+        OtherRankError: another rank raises one of these.
+        StoppedError: the training was stopped by a signal.
+    """
+    if values["seeds"]:
+        return train_seeds(values, run)
+    values, chosen = with_recipe(values)
+    with Session(values, _check, RANKS_MAY_DIFFER) as session:
+        values, world = session.values, session.world
+        torch.manual_seed(values["seed"] + world.rank)  # of dropout, which differs between ranks
+        held = held_checkpoint(values["load_checkpoint_path"], world)
+        checkpoint = session.at_the_end.enter_context(held)
+        opened = ClickRun.open(values, world, checkpoint, values["mode"], _RESUMABLE)
+        click_run = session.at_the_end.enter_context(opened)
+        session.watch(click_run, _notices(click_run, chosen))
+        with bad_ids_named(click_run.whole, click_run.data_name):
+            summary = _MODES[values["mode"]](click_run, session)
+        session.log.summary(summary)
+    return summary
+
+
+def _check(values: Values, world: World) -> None:
+    """Raises ValueError for flags that are impossible or contradict each other."""
+    ClickConfig.from_values(values)
+    mode = values["mode"]
+    if values["auc_threshold"] is not None and not values.config(DataConfig).has_clicks:
+        raise ValueError(
+            f"--auc_threshold {values['auc_threshold']}: the targets of --dataset_type "
+            f"{values['dataset_type']} are fractions, of which there is no AUC"
+        )
+    if values["precision"] == "16.16":
+        raise ValueError(
+            "--precision 16.16: a DLRM keeps float32 weights; 16.32 computes in half precision, "
+            "and --embedding_dtype bf16 narrows the tables"
+        )
+    store = values["table_store"]
+    if store is not None and mode == "inference_benchmark":
+        raise ValueError(f"--table_store {store} contradicts --mode {mode}: rows would be on disk")
+    if store is not None and mode == "test" and not values["load_checkpoint_path"]:
+        raise ValueError(f"--table_store {store} --mode {mode} needs --load_checkpoint_path")
+    if mode == "inference_benchmark" and world.size > 1:
+        raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
+    if mode != "train" and values["resume"]:
+        raise ValueError(f"--resume contradicts --mode {mode}: only training goes on")
+    if values["resume"] and not values["save_checkpoint_path"]:
+        raise ValueError("--resume needs --save_checkpoint_path, where the checkpoints are")
+    if values["checkpoint_freq"] and not values["save_checkpoint_path"]:
+        freq = values["checkpoint_freq"]
+        raise ValueError(f"--checkpoint_freq {freq} needs --save_checkpoint_path")
+    if values["load_optimizer_state"] and (mode != "train" or not values["load_checkpoint_path"]):
+        raise ValueError(
+            "--load_optimizer_state: expected --mode train and --load_checkpoint_path, whose state "
+            "is loaded"
+        )
+    if values["early_stop"] and not values["save_checkpoint_path"]:
+        raise ValueError(
+            f"--early_stop {values['early_stop']} needs --save_checkpoint_path, which the best "
+            "weights are restored from"
+        )
+
+
+def _notices(run: ClickRun, chosen: str | None) -> Iterator[str]:
+    """Returns lines about the run, and about flags that are accepted but have no effect.
+
+    Args:
+        run: the run.
+        chosen: a line about the choices of a recipe.
+    """
+    if chosen:
+        yield chosen
+    values, device = run.values, run.world.device
+    if "output_dir" in values.given:
+        yield "note: --output_dir is not used; checkpoints go to --save_checkpoint_path"
+    if run.unrecorded:
+        yield (
+            f"note: --cuda_graphs is not used; {run.unrecorded}. Steps run eagerly, with the "
+            "same results"
+        )
+    yield from _execution_notices(run)
+    if not run.task.has_clicks:
+        yield "note: the targets are fractions and no clicks, so tests report no AUC, the loss only"
+    is_half = run.config.precision.dtype(device) == torch.float16
+    if "loss_scale" in values.given and not is_half:
+        yield "note: --loss_scale is not used; it is for fp16 only"
+    if run.trains and values["overlap"] == "stale":
+        yield (
+            "note: --overlap stale: rows are looked up before the update of the step before, but "
+            "for the first step of an epoch and after a checkpoint; results differ from those of "
+            "--overlap none"
+        )
+    yield from run.notes
+    if _has_weights(values, "train" if run.trains else "test"):
+        yield _said_of_weights(values)
+    if (kept := _kept_negatives(values["dataset"])) < 1:
+        yield (
+            f"note: training rows are {kept:g} of those with label 0, so probabilities and "
+            "calibration below are too high; `dlrm.scripts.evaluate --sampling_rate "
+            f"{kept:g}` corrects them"
+        )
+    varies = run.trains and run.task.updates_vary(run.config.optimizers)
+    if varies and not values["deterministic"]:
+        yield VARIES
+    if run.checkpoint and (made := load_recalibration(run.checkpoint)):
+        yield _said_of_recalibration(run, made.kind)
+    yield _describe(run.task, run.whole, run.world)
+
+
+def _has_weights(values: Values, split: str) -> bool:
+    return bool(values["dataset"]) and Path(values["dataset"], split, WEIGHT_FILE).is_file()
+
+
+def _said_of_weights(values: Values) -> str:
+    if not values["sample_weights"]:
+        return "note: --nosample_weights: every row counts once, though the dataset has weights"
+    return "note: the dataset's sample weights weight the loss and the metrics of tests"
+
+
+def _said_of_recalibration(run: ClickRun, kind: str) -> str:
+    if not run.trains:
+        return (
+            f"note: scores are without the recalibration ({kind}) of {run.checkpoint}; "
+            "dlrm.scripts.evaluate and dlrm.scripts.predict apply it"
+        )
+    return (
+        f"note: the recalibration ({kind}) of {run.checkpoint} is not carried over: it "
+        "fits the scores of those weights; dlrm.scripts.evaluate --recalibrated_checkpoint makes "
+        "one for the trained model"
+    )
+
+
+def _kept_negatives(dataset: str | None) -> float:
+    """Returns the share of training rows with label 0 that preprocessing kept."""
+    folder = Path(dataset, TRANSFORM) if dataset else None
+    if folder is None or not facts_file(folder).is_file():
+        return 1.0
+    return Transform.load(folder).keep_negatives
+
+
+def _execution_notices(run: ClickRun) -> Iterator[str]:
+    values = run.values
+    if run.task.execution == "lazy":
+        yield "--execution lazy: torch's lazy backend runs the MLPs and the interaction"
+    elif values["execution"] == "lazy":
+        yield (
+            f"--execution lazy: torch's lazy backend cannot run: {why_not_lazy(run.world.device)}"
+            "; so the step is compiled (as graph)"
+        )
+    if values["execution"] != "eager" and "optimized_mlp" in values.given:
+        yield f"note: --optimized_mlp is not used; --execution {values['execution']} chooses"
+
+
+def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
+    config, held = task.model.config, {id(weight) for weight, _ in task.table_parameters()}
+    rows = sum(config.embedding_rows)
+    dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
+    weights = dense + rows * (config.embedding_dim + config.wide)
+    splits = {"train": 0, "test": 0, "validation": 0, **datasets.rows()}  # in this order
+    shown = ", ".join(f"{split} {count:,}" for split, count in splits.items())
+    device = world.device
+    if device == "cpu":
+        native = ops.instruction_set() if ops.native_available() else "plain torch"
+        device += f" ({torch.get_num_threads()} threads, operators: {native})"
+    if world.size > 1:
+        counts = ", ".join(str(len(tables)) for tables in task.model.tables_by_rank)
+        device += f"  processes: {world.size}, with {counts} tables"
+    return (
+        f"device: {device}  parameters: {weights:,} ({len(datasets.train.table_sizes)} tables, "
+        f"{rows:,} rows)  rows: {shown}"
+    )
+
+
+def _train(run: ClickRun, session: Session) -> dict[str, float]:
+    datasets, values = run.own_part(), run.values
+    trainer = Trainer(
+        log=session.log,
+        checkpoints=session.checkpoints,
+        beat=session.beat,
+        **run.trainer_arguments(datasets.train),
+    )
+    batches = run.batches(datasets)
+    if not session.resume(run, trainer):
+        _begin(run, session, trainer, len(batches.train))
+    summary: dict[str, Any] = session.train(run, trainer, *batches)
+    roles = batches.roles
+    # The trainer checks the scores of other tests.
+    check_scores(run.task, run.whole, run.data_name, roles.reports or roles.chooses)
+    if note := metrics_note(summary):
+        session.log.line(note)
+    if values["recipe"] is not None or values["set_aside"]:  # NVIDIA's summary has no roles
+        summary |= roles.facts()
+    return summary
+
+
+def _begin(run: ClickRun, session: Session, trainer: Trainer, steps_per_epoch: int) -> None:
+    """Loads the weights that a new run begins with, and reports a schedule that does not fit."""
+    values, line, schedule = run.values, session.log.line, run.config.schedule
+    if run.checkpoint:
+        with_state = values["load_optimizer_state"]
+        load_checkpoint(run.checkpoint, trainer.parameters, world=run.world, optimizers=with_state)
+        loaded = "weights and optimizer state" if with_state else "weights"
+        line(f"{loaded} from {run.checkpoint}; the run starts at step 0")
+    choices = {"lr", *ADAM_SWITCHES, *ADAM_SWITCHES.values()}
+    by_default = not choices & values.given
+    num_steps = run.config.train.num_steps(steps_per_epoch)
+    recipe = takes_recipe(values)
+    if advice := short_run_advice(schedule, num_steps, by_default, recipe):
+        line(f"note: {advice}")
+    if idle := idle_steps_note(schedule, num_steps):
+        line(f"note: {idle}")
+
+
+def _load_weights(run: ClickRun, session: Session) -> None:
+    parameters = averaged(Parameters(run.task.model, run.task.table_parameters()))
+    if not session.load_weights(run, parameters):
+        session.log.line("note: no --load_checkpoint_path, so these are the initial weights")
+
+
+def _test(run: ClickRun, session: Session) -> dict[str, float]:
+    data, task, log = run.own_part().test, run.task, session.log
+    _load_weights(run, session)
+    test = Batches(data, run.world.device, slots=task.slots())
+    with agreed(run.world, ValueError):
+        if not test.num_samples:
+            raise ValueError(f"{run.values['dataset']}: the test split has no rows")
+    began = time.perf_counter()
+    metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: session.dog.beat(0)))
+    seconds = time.perf_counter() - began
+    check_scores(task, run.whole, run.data_name, "test")
+    shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
+    log.line(f"Finished testing: {shown}")
+    weighted = run.values["sample_weights"] and _has_weights(run.values, "test")
+    for note in (metrics_note(metrics), one_class_note(metrics, test.num_samples, weighted)):
+        if note:
+            log.line(note)
+    return metrics | {
+        "avg_inference_latency": seconds / len(test),
+        "average_test_throughput": test.num_samples / seconds,
+    }
+
+
+def _time(run: ClickRun, session: Session) -> dict[str, float]:
+    test = run.own_part().test
+    _load_weights(run, session)
+    return inference_benchmark(run.task, test, run.values, session.log)
+
+
+_MODES = {"train": _train, "test": _test, "inference_benchmark": _time}

@@ -1,0 +1,67 @@
+"""Flags that could make a DLRM's steps faster, by the part of the step that limits them."""
+
+import os
+
+import torch
+
+from dlrm.host_cores import idle_cores
+from dlrm.model.config import FUSED_TYPES
+from dlrm.model.tables.placement import AUTO
+from dlrm.step_clock import DATA, EXCHANGE, LOOKUP, PRODUCTS, STORE, UPDATE
+from dlrm.tasks.config import ClickConfig
+from dlrm.tasks.recommendation import Recommendation
+
+_SHORT_STEP = 1e9  # operations: some milliseconds of one core
+
+
+def advice(config: ClickConfig, task: Recommendation) -> dict[str, str]:
+    """Returns a flag to try for each part of a step, if one is left to try."""
+    model, cuda = task.model.config, task.world.device.startswith("cuda")
+    half = config.precision.dtype(task.world.device) != torch.float32
+    narrow = model.embedding_dtype != "fp32"
+    random = config.data.dataset_type == "synthetic_gpu" and not cuda
+    # Eager steps of a GPU may take as long as their launches do, which no part shows.
+    recording = ("--cuda_graphs", cuda and task.recorder is None)
+    flags = {
+        DATA: [
+            ("--dataset_type synthetic_disk", random),
+            ("--verify_data first", config.data.verify_data == "always"),
+            ("reading from a faster disk or with more cores", True),
+        ],
+        EXCHANGE: [
+            ("--placement auto", model.placement != AUTO),
+            ("--amp", not half),
+            ("--overlap stale", config.step.overlap == "none"),
+            ("a larger --batch_size", True),
+        ],
+        STORE: [("more --table_memory", True)],
+        PRODUCTS: [
+            recording,
+            ("OMP_NUM_THREADS=1, since other programs use the cores", _is_crowded(config, task)),
+            ("--amp", not half),
+        ],
+        LOOKUP: [
+            recording,
+            ("--embedding_dtype bf16", not narrow and model.embedding_type in FUSED_TYPES),
+        ],
+        UPDATE: [
+            recording,
+            ("--embedding_type joint_fused", model.embedding_type not in FUSED_TYPES),
+            ("--embedding_dtype bf16", not narrow),
+        ],
+    }
+    return {
+        part: next(flag for flag, helps in found if helps)
+        for part, found in flags.items()
+        if any(helps for _, helps in found)
+    }
+
+
+def _is_crowded(config: ClickConfig, task: Recommendation) -> bool:
+    """Returns whether steps are so short, and cores so busy, that one thread is no slower."""
+    weights = sum(weight.numel() for weight in task.parameter_groups()["dense"])
+    short = 6 * weights * config.data.batch_size < _SHORT_STEP
+    if not short or task.world.device != "cpu" or torch.get_num_threads() == 1:
+        return False
+    idle = idle_cores() if os.getloadavg()[0] > 1 else None  # it takes a fifth of a second
+    return idle is not None and idle < torch.get_num_threads() - 0.5

@@ -1,0 +1,105 @@
+"""The memory of a DLRM's tables, and the store of rows that are not in it."""
+
+import os
+from collections.abc import Collection
+
+from dlrm.data.clicks.datasets import Datasets
+from dlrm.distributed import World, agreed
+from dlrm.distributed.placement import Placement
+from dlrm.host_memory import host_memory, machine
+from dlrm.model.config import DLRMConfig
+from dlrm.store.config import TableStoreConfig, bytes_of, shown
+from dlrm.store.row_store import RowStore, limited_store
+from dlrm.tasks.footprint import Memory, agree_that_tables_fit
+from dlrm.tasks.planning.costs import stored_row_bytes
+from dlrm.tasks.planning.stored import StoredTables, check_storable
+from dlrm.train.optim.config import OptimizerConfig
+
+
+def agree_on_memory(
+    config: DLRMConfig,
+    optimizer: str | None,
+    world: World,
+    fixed: Collection[str] = (),
+    placement: Placement | None = None,
+    tables: TableStoreConfig | None = None,
+) -> None:
+    """Checks the memory of all processes; see `dlrm.tasks.footprint.agree_that_tables_fit`.
+
+    For tables in a store, it checks the memory that they may use.
+    """
+    memory = host_memory()
+    if tables is not None and tables.table_memory is not None:
+        with agreed(world, ValueError):
+            limit = bytes_of(tables.table_memory)
+            if memory and limit > memory[0]:
+                raise ValueError(
+                    f"--table_memory {tables.table_memory}: {shown(memory[0])} of "
+                    f"{shown(memory[1])} are free on the host"
+                )
+        return
+    host = Memory("the host", machine(), *memory) if memory else None
+    agree_that_tables_fit(config, optimizer, world, host, fixed, placement)
+
+
+def table_store(
+    config: TableStoreConfig,
+    architecture: DLRMConfig,
+    optimizers: OptimizerConfig | None,
+    world: World,
+    placement: Placement | None = None,
+    checkpoints: str | os.PathLike | None = None,
+    read: Datasets | None = None,
+) -> RowStore | None:
+    """Returns the store for rows that are not in memory, or None if all are.
+
+    Args:
+        config: memory limit and location of the store.
+        architecture: architecture of the model.
+        optimizers: optimizers of the training; None without a training.
+        world: the processes.
+        placement: placement of the tables; None follows `architecture`.
+        checkpoints: directory of the run's checkpoints, or None.
+        read: datasets whose batches must fit in the memory; without `optimizers` only the test
+            rows count. None skips this check.
+
+    Raises:
+        ValueError: memory is too small for the store or for the rows of a batch, or tables in a
+            store do not work with another setting.
+    """
+    if config.table_memory is None:
+        return None
+    placement = placement or architecture.placed(world.size)
+    flag = f"--table_store {config.table_store}"
+    if world.device != "cpu":
+        raise ValueError(
+            f"{flag}: expected --base_device cpu, got {world.device}: rows are read into the "
+            "memory of the host"
+        )
+    check_storable(flag, architecture, placement)
+    l2 = optimizers.embedding_l2 if optimizers is not None else 0.0
+    if optimizers is not None and l2 and optimizers.embedding_l2_mode == "all":
+        raise ValueError(
+            f"{flag} contradicts --embedding_l2 {l2:g}, which changes every row before each test "
+            "and checkpoint; use --embedding_l2_mode looked_up"
+        )
+    kind = None
+    if optimizers is not None and not optimizers.freeze_embeddings:
+        kind = optimizers.embedding_optimizer
+    size = stored_row_bytes(architecture, kind)
+    rows, own = architecture.embedding_rows, placement.tables_by_rank()[world.rank]
+    tables = {table: rows[table] for table in own}
+    store = limited_store(config, tables, size, world.rank, world.size, checkpoints)
+    if read is not None and read.train.one_id_each:
+        stored = StoredTables(tuple(tables.values()), size, str(config.table_memory))
+        _check_batches(stored, read, trains=optimizers is not None)
+    return store
+
+
+def _check_batches(stored: StoredTables, read: Datasets, trains: bool) -> None:
+    trained = min(read.train.batch_size, read.train.num_samples) if trains else 0
+    stored.check_batch("--batch_size", trained)
+    for data in (read.test, *((read.validation, read.set_aside) if trains else ())):
+        if data is not None:
+            tested = min(data.batch_size, data.num_samples)
+            stored.check_batch("--test_batch_size", tested, trained)

@@ -1,0 +1,404 @@
+"""A run of a DLRM: its data and model, on which all ranks agree, and its training.
+
+The commands, `dlrm.fit`, seeds and searches open their runs here.
+"""
+
+import zlib
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import Dataset, Shard
+from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
+from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
+from dlrm.data.transform.difference import compare_transforms
+from dlrm.distributed import World, agreed, check_same
+from dlrm.distributed.placement import Placement
+from dlrm.documents import printable
+from dlrm.flags import Values
+from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
+from dlrm.model.tables.placement import AUTO
+from dlrm.ops.library import cuda_kernels_available
+from dlrm.tasks.advice import advice
+from dlrm.tasks.click_memory import agree_on_memory, table_store
+from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
+from dlrm.tasks.config import ADAM_SWITCHES, AUTO_PRODUCTS, RESUMABLE, TORCH, ClickConfig
+from dlrm.tasks.numerical_edges import fit_edges
+from dlrm.tasks.planning.costs import Workload
+from dlrm.tasks.planning.machines import machine_of
+from dlrm.tasks.planning.planner import Limits, mean_ids, plan
+from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation, check_optimizer
+from dlrm.tasks.run import USER_ERRORS, Run, known_checkpoint, saved_flags, with_saved_flags
+from dlrm.train.checkpoints.checkpoint import Parameters, read_config
+from dlrm.train.cuda_graph import CudaRecorder, why_none_records
+from dlrm.train.ema import EMA
+from dlrm.train.execution import why_not_lazy
+from dlrm.train.precision import loss_scaler
+
+
+@dataclass(kw_only=True)
+class ClickRun(Run):
+    """A DLRM, its data and its training; see `Run`.
+
+    Attributes:
+        config: the configuration.
+        whole: the dataset as a single process would read it.
+        notes: lines about the dataset, its numerical fields and the source of the architecture.
+        unrecorded: why `--cuda_graphs` is not used, if it is not.
+    """
+
+    config: ClickConfig
+    whole: Datasets
+    notes: list[str]
+    unrecorded: str | None
+    task: Recommendation
+
+    @classmethod
+    def open(
+        cls,
+        values: Values,
+        world: World,
+        checkpoint: Path | None = None,
+        mode: str = "train",
+        resumable: Collection[str] = (),
+        fixed: Collection[str] = (),
+    ) -> "ClickRun":
+        """Opens the data and makes the model, on all ranks in step.
+
+        Args:
+            values: all settings of `CLICK_CONFIGS`.
+            world: the processes.
+            checkpoint: checkpoint of `--load_checkpoint_path`, which is in use during the run.
+            mode: "train", "test" or "inference_benchmark".
+            resumable: other settings in `values` that a resumed run may change.
+            fixed: settings that the caller cannot change where memory is short.
+
+        Raises:
+            ValueError, OSError: the user's error; the message names it.
+            OtherRankError: another rank raises one of these.
+        """
+        return _Opening(values, world, checkpoint, mode, resumable, fixed).run()
+
+    def __enter__(self) -> "ClickRun":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.task.model.store is not None:
+            self.task.model.store.close()  # or the view that has replaced it
+
+    @property
+    def data_name(self) -> str:
+        """The dataset, for messages."""
+        return self.values["dataset"] or f"--dataset_type {self.values['dataset_type']}"
+
+    def recorded(self) -> dict[str, Any]:
+        own = {"splits": self.whole.rows(), "roles": roles_of(self.whole).facts()}
+        return super().recorded() | own
+
+    def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
+        kept = super().frozen(run)
+        kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names
+        for switch, flag in ADAM_SWITCHES.items():
+            if kept.pop(f"--{switch}", False):  # earlier versions recorded the switch alone
+                kept[f"--{flag}"] = "adam"
+        return kept
+
+    def own_part(self) -> Datasets:
+        """Returns this rank's part of the dataset.
+
+        Raises:
+            ValueError, OSError: a file that is compared as a whole is damaged.
+            OtherRankError: a file of another rank is damaged.
+        """
+        world, model = self.world, self.task.model
+        shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_alone)
+        with agreed(world, ValueError, OSError):
+            datasets = open_datasets(self.config.data, shard)
+            for dataset in datasets if self.trains else [datasets.test]:
+                if dataset is not None:
+                    dataset.check_files()
+            if self.trains:  # these are in the fingerprint that a resumed run compares
+                for index in (0, len(datasets.train) - 1):
+                    datasets.train.batch(index)
+        return datasets
+
+    def batches(self, datasets: Datasets) -> SplitBatches:
+        """Returns the batches of datasets in their roles, training rows in the configured order."""
+        device, roles = self.world.device, roles_of(datasets)
+        trained, tested = (self.task.slots(trains) for trains in (True, False))
+        order = self.config.data.shuffle_batch_order, self.config.data.seed
+        batches = Batches(datasets.train, device, *order, trained)
+        named = datasets.named()
+        reports = named[roles.reports] if roles.reports else None
+        stale = self.config.step.overlap == "stale"
+        return SplitBatches(
+            LookedUpAhead(batches, self.task) if stale else batches,
+            Batches(named[roles.chooses], device, slots=tested),
+            Batches(reports, device, slots=tested) if reports else None,
+            roles,
+        )
+
+    def trainer_arguments(self, train: Dataset) -> dict[str, Any]:
+        """Returns the arguments of a `Trainer` besides its reports and checkpoints.
+
+        Args:
+            train: the training rows.
+        """
+        config, task = self.config, self.task
+        one_look_up = train.one_id_each and config.train.gradient_accumulation_steps == 1
+        num_steps = config.train.num_steps(len(train))
+        return {
+            "task": task,
+            "world": self.world,
+            "run": self.recorded(),
+            "optimizers": task.optimizers(config.optimizers, one_look_up),
+            "schedule": config.schedule.rates(num_steps, len(train)),
+            "config": config.train,
+            "scaler": loss_scaler(
+                config.precision,
+                self.world.device,
+                config.step.max_grad_norm,
+                counted_elsewhere=task.counted_elsewhere(),
+            ),
+            "recorder": task.recorder,
+            "ema": self._ema(),
+            "advice": advice(config, task),
+            "after_save": task.forget_ahead,
+            "accumulate": task.accumulate,
+        }
+
+    def _ema(self) -> EMA | None:
+        if self.config.step.ema_decay is None:
+            return None
+        # An EMA of tables would read and write all of their rows in every step.
+        dense = Parameters(self.task.model, self.task.table_parameters()).dense()
+        return EMA(self.task.model, self.config.step.ema_decay, dense)
+
+
+class _Opening:
+    """Opens a run; see `ClickRun.open`."""
+
+    def __init__(
+        self,
+        values: Values,
+        world: World,
+        checkpoint: Path | None,
+        mode: str,
+        resumable: Collection[str],
+        fixed: Collection[str],
+    ) -> None:
+        self.values, self.world, self.checkpoint = values, world, checkpoint
+        self.mode, self.trains = mode, mode == "train"
+        self.resumable, self.fixed = {*RESUMABLE, *resumable}, fixed
+        with agreed(world, *USER_ERRORS):
+            if not self.trains:  # a test weights rows as the training's tests did
+                self.values = with_saved_flags(values, checkpoint, ["sample_weights"])
+            self.config = ClickConfig.from_values(self.values, device=world.device)
+            self.resumed = known_checkpoint(self.values, None)
+            self.known = self.resumed or checkpoint
+
+    def run(self) -> ClickRun:
+        whole, world = self._datasets(), self.world
+        with agreed(world, *USER_ERRORS):
+            self._check_numericals(whole)
+            fitted = fitted_directory(self.config.data)
+            notes = [self._compared(fitted)]
+            asked, self.values = (
+                self.values,
+                with_saved_flags(self.values, self.known, ARCHITECTURE),
+            )
+            architecture = self.values.config(
+                DLRMConfig,
+                table_sizes=tuple(whole.train.table_sizes),
+                num_numerical_features=whole.train.num_numerical,
+                table_poolings=_poolings(self.known, whole.train),
+            )
+        with agreed(world, *USER_ERRORS):
+            placement = self._placed(architecture, whole)
+        content = zlib.crc32(repr(placement.pieces).encode())
+        check_same({"the placement of the tables": f"CRC-32 {content:08x}"}, world)
+        self._agree_on_memory(architecture, placement)
+        read = whole.train if self.trains else whole.test
+        unrecorded = self._unrecorded(read, placement)
+        with agreed(world, *USER_ERRORS):
+            task = self._task(architecture, unrecorded, placement, whole)
+            told_by = fingerprint(read)
+            self._choose_products(task)
+        transform = fitted / layout.TRANSFORM if fitted else None
+        if self.known is None and self.trains:
+            notes.append(fit_edges(task.model, whole.train, transform, world))
+        saves = bool(self.values["save_checkpoint_path"])
+        notes = [printable(note) for note in notes if note]
+        notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []
+        changed = [f"{n} {self.values[n]}" for n in ARCHITECTURE if self.values[n] != asked[n]]
+        if changed:
+            notes.append(f"architecture from {self.known}: {', '.join(changed)}")
+        return ClickRun(
+            values=self.values,
+            world=world,
+            task=task,
+            trains=self.trains,
+            checkpoint=self.checkpoint,
+            dataset=told_by,
+            may_change=self._may_change(),
+            transform=transform if transform and transform.is_dir() else None,
+            config=self.config,
+            whole=whole,
+            notes=notes,
+            unrecorded=unrecorded,
+        )
+
+    def _datasets(self) -> Datasets:
+        """Opens the whole dataset on every rank, first on rank 0, which may have to write it."""
+        # Each rank compares the part that it reads, in `own_part`.
+        config = self.values.config(DataConfig, device=self.world.device, verify_data="never")
+        for turn in (self.world.rank == 0, self.world.rank > 0):
+            with agreed(self.world, *USER_ERRORS):
+                if turn:
+                    datasets = open_datasets(config)
+        return datasets
+
+    def _check_numericals(self, datasets: Datasets) -> None:
+        asked, found = self.values["num_numerical_features"], datasets.train.num_numerical
+        if "num_numerical_features" in self.values.given and asked != found:
+            raise ValueError(f"--num_numerical_features {asked}: the dataset has {found}")
+
+    def _compared(self, fitted: Path | None) -> str | None:
+        """Refuses, on rank 0, a dataset whose ids mean other values; returns a line to print."""
+        if self.known is None or self.world.rank > 0:
+            return None
+        return compare_transforms(
+            self.known,
+            fitted,
+            self.values["allow_other_transform"],
+            self.values["verify_data"],
+            self.values["allow_links"],
+        )
+
+    def _placed(self, architecture: DLRMConfig, whole: Datasets) -> Placement:
+        """Returns the placement of the tables; "auto" uses the planner."""
+        chosen, data, world = self.config.optimizers, self.config.data, self.world
+        optimizer = chosen.embedding_optimizer if self.trains else None
+        if architecture.placement == AUTO and world.size > 1:
+            workload = Workload(
+                architecture,
+                data.batch_size if self.trains else data.test_batch_size,
+                optimizer,
+                chosen.mlp_optimizer,
+                mean_ids(whole.train),
+                self.config.precision.dtype(world.device) != torch.float32,
+            )
+            limits = Limits(world.size, fixed_shapes=self.config.step.cuda_graphs)
+            placement = plan(workload, limits, machine_of(world.device))
+        else:
+            placement = architecture.placed(world.size)
+        if optimizer is not None and not chosen.freeze_embeddings:
+            check_optimizer(placement, chosen)
+        return placement
+
+    def _agree_on_memory(self, architecture: DLRMConfig, placement: Placement) -> None:
+        chosen = self.config.optimizers
+        updated = self.trains and not chosen.freeze_embeddings
+        fixed = [*self.fixed]
+        fixed += ["embedding_dim", "max_table_size"] if self.known else []
+        fixed += ["embedding_optimizer", "base_device"] if self.resumed else []
+        fixed += ["processes"] if self.mode == "inference_benchmark" else []
+        may_have_store = {
+            "train": self.config.may_have_store,
+            "test": self.checkpoint is not None,
+            "inference_benchmark": False,
+        }
+        fixed += [] if may_have_store[self.mode] else ["table_store"]
+        optimizer = chosen.embedding_optimizer if updated else None
+        tables = self.config.tables
+        agree_on_memory(architecture, optimizer, self.world, fixed, placement, tables)
+
+    def _unrecorded(self, read: Dataset, placement: Placement) -> str | None:
+        """Returns the reason why no rank uses --cuda_graphs, or None if all do or none is to."""
+        why_not = None
+        with agreed(self.world, *USER_ERRORS):
+            if self.config.step.cuda_graphs:
+                why_not = _why_not_recorded(self.values, self.world, read, placement)
+        return why_none_records(why_not, self.world)
+
+    def _task(
+        self,
+        architecture: DLRMConfig,
+        unrecorded: str | None,
+        placement: Placement,
+        whole: Datasets,
+    ) -> Recommendation:
+        config, world, step = self.config, self.world, self.config.step
+        recorded, kind = step.cuda_graphs and unrecorded is None, architecture.embedding_type
+        if recorded and self.trains and kind not in FUSED_TYPES:
+            raise ValueError(
+                f"--cuda_graphs needs --embedding_type joint_fused, got {kind}: "
+                "torch's optimizers of sparse gradients wait for the GPU at every step"
+            )
+        lazy = step.execution == "lazy" and not why_not_lazy(world.device)
+        execution = "graph" if step.execution == "lazy" and not lazy else step.execution
+        store = table_store(
+            config.tables,
+            architecture,
+            config.optimizers if self.trains else None,
+            world,
+            placement,
+            self.values["save_checkpoint_path"],
+            whole,
+        )
+        return Recommendation(
+            architecture,
+            world,
+            dtype=config.precision.dtype(world.device),
+            seed=config.data.seed,
+            auc_on_cpu=step.auc_device == "CPU",
+            optimized_mlp=step.optimized_mlp,
+            recorder=CudaRecorder(world.device) if recorded else None,
+            execution=execution,
+            has_clicks=config.data.has_clicks,
+            placement=placement,
+            store=store,
+        )
+
+    def _choose_products(self, task: Recommendation) -> None:
+        """Sets whose products the MLPs use, those of a resumed run first; they are recorded."""
+        if self.world.device != "cpu":
+            return
+        asked, model = self.values["mlp_products"], task.model
+        if asked == AUTO_PRODUCTS and self.resumed:  # runs from before the flag used torch's
+            asked = saved_flags(self.resumed, ["mlp_products"]).get("mlp_products", TORCH)
+        if asked != AUTO_PRODUCTS:
+            model.products = asked
+        self.values = Values({**self.values, "mlp_products": model.products}, self.values.given)
+
+    def _may_change(self) -> frozenset[str]:
+        """Returns what a resumed run may change: its length only if no rate depends on it."""
+        length = {"epochs", "max_steps"} if self.config.schedule.knows_the_run else set()
+        return frozenset(self.resumable - length)
+
+
+def _poolings(checkpoint: Path | None, data: Dataset) -> tuple[str | None, ...] | None:
+    """Returns the poolings of the checkpoint's training data, otherwise of this dataset."""
+    saved = read_config(checkpoint)["dataset"].get("poolings") if checkpoint else None
+    return data.poolings if saved is None else tuple(saved)
+
+
+def _why_not_recorded(
+    values: Values, world: World, data: Dataset, placement: Placement
+) -> str | None:
+    """Returns the reason why this rank cannot use --cuda_graphs, or None if it can."""
+    if world.device == "cpu":
+        return "it is for GPUs"
+    if world.size > 1 and values["backend"] != "nccl":
+        return f"--backend {values['backend']} waits for the GPU"
+    if not data.one_id_each:
+        return "batches with several ids a table differ in shape"
+    if values["embedding_l2"]:
+        return "--embedding_l2 counts steps on the host"
+    if any(piece.copied or not piece.has_all_rows for piece in placement.pieces):
+        return "copies and divided rows send as many rows as a batch has of them"
+    return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"
