@@ -50,7 +50,7 @@ from dlrm.store.config import TableStoreConfig
 from dlrm.store.layout import Block
 from dlrm.store.row_slots import THREADS
 from dlrm.store.row_store import RowStore
-from dlrm.tasks.click_training import table_store
+from dlrm.tasks.click_memory import table_store
 from dlrm.tasks.planning.costs import Workload, costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan

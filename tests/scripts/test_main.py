@@ -16,8 +16,7 @@ from small_dataset import MODEL, RUN, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
-from dlrm.scripts.common import dlrm_setup
-from dlrm.tasks import click_training
+from dlrm.tasks import click_memory, click_run
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -452,8 +451,8 @@ def test_what_is_frozen_stays_as_it_was(command):
 def recording(monkeypatch):
     """Lets the command record operators on the CPU as it records CUDA graphs on a GPU."""
     recorder = OpRecorder()
-    monkeypatch.setattr(dlrm_setup, "CudaRecorder", lambda device: recorder)
-    monkeypatch.setattr(dlrm_setup, "_why_not_recorded", lambda *_: None)
+    monkeypatch.setattr(click_run, "CudaRecorder", lambda device: recorder)
+    monkeypatch.setattr(click_run, "_why_not_recorded", lambda *_: None)
     return recorder
 
 
@@ -583,7 +582,7 @@ def test_a_test_names_the_row_without_a_finite_score(command, trained, tmp_path)
 
 
 def test_a_validation_row_without_a_finite_score_ends_the_run(command, dataset, monkeypatch):
-    whole, rows = main.Recommendation.infer, {"test": 1500, "validation": 1501}
+    whole, rows = click_run.Recommendation.infer, {"test": 1500, "validation": 1501}
     seen = 0
 
     def infer(task, batch):
@@ -594,7 +593,7 @@ def test_a_validation_row_without_a_finite_score_ends_the_run(command, dataset, 
             logits[3] = float("nan")
         return logits
 
-    monkeypatch.setattr(main.Recommendation, "infer", infer)
+    monkeypatch.setattr(click_run.Recommendation, "infer", infer)
     with pytest.raises(ValueError, match=f"{dataset}: validation row 803: expected a finite score"):
         command("--epochs=1")
 
@@ -652,13 +651,13 @@ def test_micro_batches_and_clipping_train_as_well(command):
 def test_the_row_optimizer_knows_the_tables_where_a_step_looks_up_once(
     command, monkeypatch, flags, expected
 ):
-    told, make = [], main.Recommendation.optimizers
+    told, make = [], click_run.Recommendation.optimizers
 
     def optimizers(task, config, one_look_up):
         told.append(one_look_up)
         return make(task, config, one_look_up)
 
-    monkeypatch.setattr(main.Recommendation, "optimizers", optimizers)
+    monkeypatch.setattr(click_run.Recommendation, "optimizers", optimizers)
     command(*flags)
     assert told == [expected]
 
@@ -686,11 +685,11 @@ def test_what_makes_no_sense_for_a_dlrm_is_refused(command, flag, message):
 def test_tables_that_do_not_fit_are_refused_before_they_are_made(
     command, monkeypatch, arguments, needed, free, proposed
 ):
-    monkeypatch.setattr(dlrm_setup, "Recommendation", None)
-    monkeypatch.setattr(click_training, "host_memory", lambda: (needed, 2**30))
+    monkeypatch.setattr(click_run, "Recommendation", None)
+    monkeypatch.setattr(click_memory, "host_memory", lambda: (needed, 2**30))
     with pytest.raises(TypeError):  # it fits and is built
         command(*arguments)
-    monkeypatch.setattr(click_training, "host_memory", lambda: (free, 2**30))
+    monkeypatch.setattr(click_memory, "host_memory", lambda: (free, 2**30))
     with pytest.raises(ValueError, match="the embedding tables need .* on the host") as raised:
         command(*arguments)
     assert proposed in str(raised.value)
@@ -700,7 +699,7 @@ def test_tables_that_do_not_fit_are_refused_before_they_are_made(
 
 def test_a_checkpoints_architecture_is_not_proposed_to_change(command, monkeypatch):
     command("--max_steps=1", "--save_checkpoint_path=run")
-    monkeypatch.setattr(click_training, "host_memory", lambda: (383 * 18, 2**30))
+    monkeypatch.setattr(click_memory, "host_memory", lambda: (383 * 18, 2**30))
     with pytest.raises(ValueError, match="What fits: --embedding_optimizer sgd$"):
         command("--load_checkpoint_path=run")
     with pytest.raises(ValueError, match="No other value of one flag"):
@@ -766,16 +765,16 @@ def test_a_resumed_run_keeps_the_matrix_products_it_was_started_with(command):
 
 
 def test_a_run_from_before_the_native_products_goes_on_with_torchs(command, monkeypatch):
-    recorded = dlrm_setup.DLRMSetup.recorded
+    recorded = click_run.ClickRun.recorded
 
-    def without_products(setup):
-        found = recorded(setup)
+    def without_products(run):
+        found = recorded(run)
         del found["flags"]["mlp_products"]
         return found
 
     saving = ("--save_checkpoint_path=run", "--base_device=cpu")
     with monkeypatch.context() as earlier:
-        earlier.setattr(dlrm_setup.DLRMSetup, "recorded", without_products)
+        earlier.setattr(click_run.ClickRun, "recorded", without_products)
         command("--max_steps=2", "--mlp_products=torch", *saving)
     assert "mlp_products" not in read_config(find_checkpoint("run"))["flags"]
     command("--max_steps=3", "--resume", *saving)

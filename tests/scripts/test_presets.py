@@ -74,13 +74,14 @@ def test_every_execution_gives_the_losses_of_eager(command, how, precision, caps
 def test_where_torch_has_no_lazy_backend_the_step_is_compiled_and_the_run_says_so(
     command, monkeypatch, capsys
 ):
-    from dlrm.scripts.common import dlrm_setup
+    from dlrm.scripts.common import click_command
+    from dlrm.tasks import click_run
 
     compiled = []
     monkeypatch.setitem(
         execution.MODULE_EXECUTIONS, "graph", lambda part: compiled.append(part) or part
     )
-    for module in (main, dlrm_setup):
+    for module in (click_command, click_run):
         monkeypatch.setattr(module, "why_not_lazy", lambda device: "no ts_backend")
     command("--execution=lazy", "--max_steps=2")
     assert len(compiled) == 2

@@ -16,7 +16,7 @@ import dlrm
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import compare, main
-from dlrm.scripts.common import dlrm_flags, run
+from dlrm.scripts.common import auto_flags, dlrm_flags
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 EXPECTED = Path(__file__).with_name("without_recipe.json")
@@ -173,7 +173,7 @@ def test_what_an_older_recipe_trained_on_is_what_its_resumed_run_trains_on(
 ):
     monkeypatch.chdir(tmp_path)
     train(two_splits, "--recipe=auto", "--set_aside=0", "--max_steps=20")
-    monkeypatch.setattr(run, "saved_flags", without_share(run.saved_flags))
+    monkeypatch.setattr(auto_flags, "saved_flags", without_share(auto_flags.saved_flags))
     summary = train(two_splits, "--recipe=auto", "--resume", "--max_steps=30")
     assert (summary["chosen_on"], "never_chosen_on" in summary) == ("test", False)
 

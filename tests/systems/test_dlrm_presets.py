@@ -13,6 +13,7 @@ from dlrm.model.layers.cross import Cross
 from dlrm.scripts.common import dlrm_flags
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.train.config import TrainConfig
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate
 
 pytestmark = pytest.mark.long
@@ -60,7 +61,7 @@ def test_the_medium_run_is_10000_fresh_batches_at_one_rate():
     assert config.print_freq == 50
     schedule = values.config(ScheduleConfig)
     assert {learning_rate(schedule, step) for step in (1, 2, 5000, 10_000)} == {1e-5}
-    chosen = dlrm_flags.optimizer_config(values)
+    chosen = values.config(OptimizerConfig)
     assert (chosen.embedding_optimizer, chosen.mlp_optimizer) == ("adagrad", "adagrad")
     assert (values["pooling"], values["interaction_op"]) == ("sum", "cat")
 
@@ -103,9 +104,9 @@ def test_every_preset_names_flags_with_values_of_their_kind():
 def test_flags_take_precedence_over_a_preset():
     values = medium("--lr=0.5", "--batch_size=32", "--embedding_optimizer=sgd")
     assert (values["lr"], values["batch_size"]) == (0.5, 32)
-    assert dlrm_flags.optimizer_config(values).embedding_optimizer == "sgd"
+    assert values.config(OptimizerConfig).embedding_optimizer == "sgd"
     assert values["embedding_dim"] == 64
-    assert dlrm_flags.optimizer_config(medium("--Adam_MLP_optimizer")).mlp_optimizer == "adam"
+    assert medium("--Adam_MLP_optimizer").config(OptimizerConfig).mlp_optimizer == "adam"
 
 
 def test_a_preset_takes_precedence_over_the_defaults_of_a_command():

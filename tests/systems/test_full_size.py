@@ -15,11 +15,11 @@ from dlrm.data.images.augmentation import Augmentation
 from dlrm.model.config import DLRMConfig
 from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts.cnn import command as cnn
-from dlrm.scripts.common import dlrm_flags
 from dlrm.systems.catalogue import CATALOGUE
 from dlrm.tasks.images import ImageLossConfig, NetworkConfig
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig, partition
+from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig, ScheduleConfig, learning_rate_curve
 
@@ -97,7 +97,7 @@ def test_a_click_model_builds_at_full_size(row):
     data = values.config(DataConfig)
     for config in (PrecisionConfig, ScheduleConfig, TrainConfig):
         values.config(config)
-    dlrm_flags.optimizer_config(values)
+    values.config(OptimizerConfig)
     sizes = data.synthetic_dataset_table_sizes
     count = click_network(values.config(DLRMConfig, table_sizes=sizes))
     assert count == CLICK_PARAMETERS[sum(sizes)]

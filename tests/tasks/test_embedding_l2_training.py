@@ -9,7 +9,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.click_training import ClickTraining
+from dlrm.tasks.config import ClickConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import PrecisionConfig, TrainConfig
@@ -141,7 +141,7 @@ def test_one_that_was_saved_at_the_same_steps_has_the_same_bits(kind, tmp_path):
 
 def test_l2_that_turns_signs_at_the_highest_rate_is_refused():
     with pytest.raises(ValueError, match="--embedding_l2 0.1: with sgd at --lr 28.0 weights chan"):
-        ClickTraining(
+        ClickConfig(
             DataConfig(dataset="."),
             TrainConfig(),
             ScheduleConfig(),

@@ -13,7 +13,8 @@ from dlrm.model.config import DLRMConfig
 from dlrm.step_clock import DATA, STORE, step_clock
 from dlrm.store.config import TableStoreConfig
 from dlrm.store.memory import memory_of
-from dlrm.tasks.click_training import SplitBatches, table_store
+from dlrm.tasks.click_memory import table_store
+from dlrm.tasks.click_splits import SplitBatches
 from dlrm.tasks.planning.costs import row_bytes
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint

@@ -13,7 +13,7 @@ from dlrm.data.text.pretraining.writer import PretrainingTextConfig, write_shard
 from dlrm.model.networks.bert import BertConfig, BertForQuestionAnswering
 from dlrm.scripts.bert import command as bert
 from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.common import run as driver
+from dlrm.scripts.common import network
 
 pytestmark = pytest.mark.long
 SMALL = ("--num_layers=1", "--hidden_size=16", "--num_heads=2", "--intermediate_size=32")
@@ -146,7 +146,7 @@ def test_phase_2_takes_weights_and_moments_and_begins_anew(tmp_path, capsys, mon
     common = ("--recipe=gaudi", "--no_validation")
     pretrain(*common, "--total_steps=3", "--save_checkpoint_path=p1")
     begun = {}
-    trainers = driver.Trainer
+    trainers = network.Trainer
 
     class Watched(trainers):
         def fit(self, *loaders):
@@ -161,7 +161,7 @@ def test_phase_2_takes_weights_and_moments_and_begins_anew(tmp_path, capsys, mon
             begun["step"] = self.progress.step
             return super().fit(*loaders)
 
-    monkeypatch.setattr(driver, "Trainer", Watched)
+    monkeypatch.setattr(network, "Trainer", Watched)
     longer = ("--phase=2", "--max_seq_length=32", "--total_steps=3", "--load_checkpoint_path=p1")
     pretrain(*common, *longer, "--save_checkpoint_path=p2")
     assert begun["step"] == 0

@@ -4,11 +4,10 @@ import pytest
 import torch
 
 from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.datasets import open_datasets
 from dlrm.model.config import DLRMConfig
 from dlrm.step_clock import PRODUCTS
-from dlrm.tasks import click_training
-from dlrm.tasks.click_training import ClickTraining
+from dlrm.tasks import advice
+from dlrm.tasks.config import ClickConfig
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
@@ -25,12 +24,12 @@ def advice_for_products(batch_size):
         batch_size=batch_size,
         device="cpu",
     )
-    training = ClickTraining(
+    chosen = ClickConfig(
         data, TrainConfig(), ScheduleConfig(), OptimizerConfig(), PrecisionConfig()
     )
     config = DLRMConfig(SIZES, embedding_dim=8, bottom_mlp_sizes=(16, 8), top_mlp_sizes=(32, 1))
     task = Recommendation(config)
-    return training.trainer_arguments(task, open_datasets(data).train)["advice"][PRODUCTS]
+    return advice.advice(chosen, task)[PRODUCTS]
 
 
 @pytest.mark.parametrize(
@@ -47,7 +46,7 @@ def test_one_thread_is_advised_for_short_steps_on_busy_cores(
     batch_size, threads, idle, advised, monkeypatch
 ):
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    monkeypatch.setattr(click_training, "idle_cores", lambda: idle)
-    monkeypatch.setattr(click_training.os, "getloadavg", lambda: (5.0, 5.0, 5.0))
-    advice = advice_for_products(batch_size)
-    assert ("OMP_NUM_THREADS=1, since other programs use the cores" in advice) == advised
+    monkeypatch.setattr(advice, "idle_cores", lambda: idle)
+    monkeypatch.setattr(advice.os, "getloadavg", lambda: (5.0, 5.0, 5.0))
+    told = advice_for_products(batch_size)
+    assert ("OMP_NUM_THREADS=1, since other programs use the cores" in told) == advised
