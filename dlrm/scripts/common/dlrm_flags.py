@@ -11,7 +11,7 @@ from typing import Any
 from dlrm.api.defaults import RECIPES
 from dlrm.flags import ConfigFlags, UsageError, Values
 from dlrm.model.layers.choices import interaction_names
-from dlrm.serving.network.runtimes import RUNTIMES
+from dlrm.serving.network.platforms import RUNTIMES
 from dlrm.settings import setting
 from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS

@@ -9,7 +9,8 @@ from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.flags import Values
-from dlrm.serving.network.runtimes import RUNTIMES, open_runtimes
+from dlrm.serving.network.platforms import RUNTIMES
+from dlrm.serving.network.runtimes import open_runtimes
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.benchmark import Latency, measure_inference
 from dlrm.train.cuda_graph import CALLS_BEFORE

@@ -10,13 +10,14 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
-from torch import Tensor, nn
 
 from dlrm.serving.server.reader import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
+
+if TYPE_CHECKING:  # torch is imported by what needs it, since the help of commands names platforms
+    from torch import Tensor, nn
 
 Score = Callable[..., np.ndarray]  # `Inputs.arrays` -> scores [rows, 1]
 INPUTS = (NUMERICAL, IDS, LENGTHS, WEIGHTS)
@@ -49,7 +50,7 @@ class Platform(ABC):
     packages: tuple[str, ...] = ()
 
     @abstractmethod
-    def write(self, module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+    def write(self, module: "nn.Module", example: "tuple[Tensor, ...]", directory: Path) -> None:
         """Writes a network into a directory.
 
         Args:
@@ -74,7 +75,9 @@ class Onnx(Platform):
     runtime: str | None = "onnx"
     packages = ("onnx", "onnxscript", "onnxruntime")
 
-    def write(self, module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+    def write(self, module: "nn.Module", example: "tuple[Tensor, ...]", directory: Path) -> None:
+        import torch
+
         _require(*self.packages)
         (directory / ONNX).mkdir(parents=True)
         # Otherwise they report each node, and missing packages that are not needed.
@@ -124,7 +127,9 @@ class TorchScript(Platform):
         self.runtime = "torchscript" if how == "trace" else None
         self._traced = how == "trace"
 
-    def write(self, module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+    def write(self, module: "nn.Module", example: "tuple[Tensor, ...]", directory: Path) -> None:
+        import torch
+
         with torch.no_grad(), warnings.catch_warnings():
             # Triton's PyTorch backend reads TorchScript, which torch warns is deprecated.
             warnings.simplefilter("ignore", DeprecationWarning)
@@ -132,6 +137,8 @@ class TorchScript(Platform):
             torch.jit.save(made, os.fspath(directory / self.file))
 
     def open(self, directory: Path) -> Score:
+        import torch
+
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             return _score_by(torch.jit.load(os.fspath(directory / self.file)))
@@ -143,17 +150,23 @@ class AOTInductor(Platform):
     name, help = "aot", "AOTInductor, which takes a minute to compile"
     file, runtime = "model.pt2", "aot"
 
-    def write(self, module: nn.Module, example: tuple[Tensor, ...], directory: Path) -> None:
+    def write(self, module: "nn.Module", example: "tuple[Tensor, ...]", directory: Path) -> None:
+        import torch
+
         path = os.fspath(directory / self.file)
         with torch.no_grad():
             program = torch.export.export(module, example, dynamic_shapes=_dynamic(example, 1))
             torch._inductor.aoti_compile_and_package(program, package_path=path)
 
     def open(self, directory: Path) -> Score:
+        import torch
+
         return _score_by(torch._inductor.aoti_load_package(os.fspath(directory / self.file)))
 
 
 def _score_by(module: Callable[..., Any]) -> Score:
+    import torch
+
     @torch.inference_mode()
     def score(*arrays: np.ndarray) -> np.ndarray:
         return module(*map(torch.from_numpy, arrays)).numpy()
@@ -161,8 +174,10 @@ def _score_by(module: Callable[..., Any]) -> Score:
     return score
 
 
-def _dynamic(example: tuple[Tensor, ...], least: int | None = None) -> tuple[dict, ...]:
+def _dynamic(example: "tuple[Tensor, ...]", least: int | None = None) -> tuple[dict, ...]:
     """Returns the dynamic dimensions of each input: rows and, for bags, the total number of ids."""
+    import torch
+
     batch = {0: torch.export.Dim("batch", min=least)}
     if len(example) == 2:
         return batch, batch
@@ -182,3 +197,5 @@ def _require(*packages: str) -> None:
 
 _ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"), AOTInductor())
 PLATFORMS: dict[str, Platform] = {one.name: one for one in _ALL}
+# What `--inference_benchmark_runtimes` measures besides the model as trained.
+RUNTIMES = {"eager": "plain torch"} | {p.runtime: p.help for p in _ALL if p.runtime}

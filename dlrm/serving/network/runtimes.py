@@ -15,7 +15,6 @@ from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
 _EXPORTED = {one.runtime: one for one in PLATFORMS.values() if one.runtime}
-RUNTIMES = {"eager": "plain torch", **{name: one.help for name, one in _EXPORTED.items()}}
 Predict = Callable[[Batch], object]
 
 
@@ -29,7 +28,7 @@ def open_runtimes(
 
     Args:
         model: a trained network, on the CPU, like the runtimes.
-        names: names in `RUNTIMES`.
+        names: names in `dlrm.serving.network.platforms.RUNTIMES`.
         example: a batch like all others: with one id per table or lengths, and any weights of ids.
         note: called with the reason for each that is left out.
     """
