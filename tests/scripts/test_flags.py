@@ -9,11 +9,13 @@ import pytest
 
 from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import HelpAsked
-from dlrm.model.config import DLRMConfig
+from dlrm.model.config import ARCHITECTURE, DLRMConfig
 from dlrm.model.networks.bert import BertConfig
 from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import dlrm_flags
+from dlrm.settings import settings_of
+from dlrm.tasks.config import CLICK_CONFIGS, RESUMABLE
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
@@ -377,3 +379,31 @@ def test_the_help_of_bert_says_each_default_once():
     twice = [name for name, text in told.items() if text.count("default") > 1 and " --" not in text]
     assert twice == []
     assert re.search(r"--mode: <[^>]*>: Task to perform; required --", shown)
+
+
+# Settings of the model that change no network: a checkpoint does not determine them.
+NO_ARCHITECTURE = {
+    *("dropout", "embedding_init", "embedding_init_scale", "embedding_init_std", "embedding_type"),
+    *("numerical_sigma", "output_init", "placement"),
+}
+# What a resumed run must keep besides the architecture.
+FROZEN = {
+    *("amp", "amp_dtype", "base_device", "batch_size", "dataset_subset", "dataset_type"),
+    *("decay_end_lr", "decay_power", "decay_start_step", "decay_steps", "ema_decay"),
+    *("embedding_l2", "embedding_l2_mode", "embedding_optimizer", "feature_spec"),
+    *("freeze_embeddings", "freeze_mlps", "gradient_accumulation_steps", "half_dtype"),
+    *("loss_scale", "lr", "max_grad_norm", "mlp_optimizer", "mlp_products"),
+    *("num_numerical_features", "overlap", "plateau_factor", "plateau_patience", "precision"),
+    *("sample_weights", "schedule", "seed", "set_aside", "shuffle_batch_order"),
+    *("synthetic_dataset", "synthetic_dataset_hotness", "synthetic_dataset_max_table_size"),
+    *("synthetic_dataset_num_entries", "synthetic_dataset_numerical_features"),
+    *("synthetic_dataset_table_sizes", "synthetic_dataset_use_feature_spec", "synthetic_ids"),
+    *("tf32", "warmup", "warmup_factor", "warmup_steps", "warmup_unit", "weight_decay"),
+}
+
+
+def test_every_setting_is_architecture_or_frozen_or_may_change():
+    """A new setting is entered here, so that its role in checkpoints is chosen and not forgotten."""
+    assert {*settings_of(DLRMConfig)} - {*ARCHITECTURE} == NO_ARCHITECTURE
+    own = {*settings_of(*(config for _, config in CLICK_CONFIGS))}
+    assert own - RESUMABLE == {*ARCHITECTURE} | NO_ARCHITECTURE - {"placement"} | FROZEN
