@@ -36,27 +36,31 @@ class Groups(NamedTuple):
         """Returns the AUC of each group."""
         return self.ordered / (2.0 * self.negatives * self.positives)
 
+    def means(self, times: np.ndarray) -> dict[str, float]:
+        """Returns the mean AUC, weighted with rows (Zhu et al., 2017) and with clicks.
 
-class GroupedAUC(NamedTuple):
-    """The mean AUC of groups with both classes; NaN without any.
+        Args:
+            times: how often each group counts, `[groups]`.
 
-    Attributes:
-        by_impressions: each group weighted with its rows (Zhu et al., 2017).
-        by_clicks: each group weighted with its clicks.
-        groups: number of counted groups.
-        rows: rows in them, or the sum of their weights.
-    """
-
-    by_impressions: float
-    by_clicks: float
-    groups: int
-    rows: float
+        Returns:
+            The metrics by name; NaN without groups.
+        """
+        auc, rows = self.auc, self.negatives + self.positives
+        return {
+            "gauc_by_impressions": _mean(auc, times * rows),
+            "gauc_by_clicks": _mean(auc, times * self.positives),
+        }
 
 
-def grouped_auc(
+def _mean(values: np.ndarray, weights: np.ndarray) -> float:
+    total = float(weights.sum())
+    return float(values @ weights) / total if total else math.nan
+
+
+def all_groups(
     scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
-) -> GroupedAUC:
-    """Returns the exact grouped AUC; groups of one class, such as single rows, are left out.
+) -> Groups:
+    """Returns all groups with both classes; groups of one class, such as single rows, are left out.
 
     Args:
         scores: `[rows]`, float32; other types are rounded to it.
@@ -67,26 +71,6 @@ def grouped_auc(
     Raises:
         ValueError: see `RankedRows`; or groups are not `[rows]` integers.
     """
-    parts = [_sums(part) for part in count_groups(scores, labels, groups, weights)]
-    impressions, clicks, rows, positives, counted = (math.fsum(s) for s in zip(*parts, strict=True))
-    return GroupedAUC(
-        impressions / rows if rows else math.nan,
-        clicks / positives if positives else math.nan,
-        int(counted),
-        rows,
-    )
-
-
-def _sums(part: Groups) -> tuple[float, float, float, float, float]:
-    auc, rows = part.auc, part.negatives + part.positives
-    weighted = float(auc @ rows), float(auc @ part.positives)
-    return *weighted, float(rows.sum()), float(part.positives.sum()), float(len(auc))
-
-
-def all_groups(
-    scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
-) -> Groups:
-    """Returns all groups with both classes; arguments and errors are those of `grouped_auc`."""
     parts = list(count_groups(scores, labels, groups, weights))
     return Groups(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
 

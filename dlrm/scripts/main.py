@@ -19,6 +19,7 @@ from dlrm.data.clicks.layout import TRANSFORM, WEIGHT_FILE
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed
+from dlrm.metrics.clicks import one_class_note
 from dlrm.metrics.table import metrics_note
 from dlrm.scripts.common import dlrm_flags, session
 from dlrm.scripts.common import run as driver
@@ -35,7 +36,6 @@ from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import RunLog, Watched
-from dlrm.train.metrics import one_class_note
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer

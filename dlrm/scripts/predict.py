@@ -28,6 +28,7 @@ from dlrm.command_line import say
 from dlrm.data.clicks import layout
 from dlrm.documents import cell
 from dlrm.files import make_directories, staged_file
+from dlrm.metrics.clicks import click_metrics, one_class_note
 from dlrm.metrics.table import metrics_note
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import EngineError
@@ -44,7 +45,6 @@ from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spa
 from dlrm.serving.importance import contributions
 from dlrm.serving.predictor import Predictor, field_names, probability
 from dlrm.serving.sources import SourceBlock, check_source, taken, value_shares
-from dlrm.train.metrics import click_metrics, one_class_note
 
 FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")

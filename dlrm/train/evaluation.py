@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from torch import nn
 
 from dlrm.distributed import World
+from dlrm.metrics.table import cost
 from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
@@ -100,8 +101,7 @@ class Evaluation:
         if math.isnan(metrics[metric]):
             self._log.line(f"note: {metric} is undefined, the {name} set has one class only")
         best = progress.best.get(metric, math.nan)
-        sign = -1 if metric == self._task.loss_metric else 1
-        if not (math.isnan(best) or sign * metrics[metric] > sign * best):
+        if not (math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)):
             return False
         epochs = progress.step / self._steps_per_epoch
         progress.best = {**metrics, "step": progress.step, "epoch": epochs}

@@ -14,6 +14,7 @@ import torch
 from dlrm.distributed import World, agreed, from_first
 from dlrm.documents import read_json
 from dlrm.files import write_atomically
+from dlrm.metrics.table import cost
 from dlrm.train.checkpoints.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.checkpoints.state import read_tensors
 from dlrm.train.ema import average_in_order
@@ -138,7 +139,9 @@ def validate_all(
     finite = {key: row for key, row in here.items() if math.isfinite(row[task.loss_metric])}
     if not finite:
         raise ValueError(f"{directory}: no checkpoint has a finite {task.loss_metric}")
-    (best, which, _), row = max(finite.items(), key=lambda item: item[1][task.metric])
+    (best, which, _), row = min(
+        finite.items(), key=lambda item: cost(task.metric, item[1][task.metric])
+    )
     log.line(f"best: {best} ({which}); all are in {results}")
     return Best(Path(directory, best), which, row)
 

@@ -12,6 +12,7 @@ from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.distributed import launch
 from dlrm.locks import remove_unused
+from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.table import SHOWN
 from dlrm.model.ensemble import Ensemble
 from dlrm.scripts.common.config_flags import Values
@@ -21,7 +22,6 @@ from dlrm.train.checkpoints.checkpoint import read_progress
 from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint, step_directory
 from dlrm.train.checkpoints.ensemble import write_ensemble
 from dlrm.train.log import RunLog
-from dlrm.train.metrics import click_metrics
 
 _MOST = 1000
 
