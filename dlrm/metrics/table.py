@@ -4,7 +4,7 @@ No other module knows the direction of a metric.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 HIGHER, LOWER = math.inf, -math.inf
@@ -119,6 +119,11 @@ def title(name: str) -> str:
     """Returns the name of a metric in sentences, or the given name if it has none."""
     metric = METRICS.get(name)
     return metric.title or name if metric else name
+
+
+def line_of(metrics: Mapping[str, float]) -> str:
+    """Returns the metrics of a test as the logs and commands print them."""
+    return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
 
 
 def legend(names: Iterable[str]) -> dict[str, str]:

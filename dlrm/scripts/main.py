@@ -20,7 +20,7 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed
 from dlrm.metrics.clicks import one_class_note
-from dlrm.metrics.table import metrics_note
+from dlrm.metrics.table import line_of, metrics_note
 from dlrm.scripts.common import dlrm_flags, session
 from dlrm.scripts.common import run as driver
 from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
@@ -240,8 +240,7 @@ def _test(setup: DLRMSetup, data: Dataset, watch: Watch) -> dict[str, float]:
     metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: watch.dog.beat(0)))
     seconds = time.perf_counter() - began
     check_scores(task, setup.whole, setup.data_name, "test")
-    shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
-    log.line(f"Finished testing: {shown}")
+    log.line(f"Finished testing: {line_of(metrics)}")
     weighted = setup.values["sample_weights"] and _has_weights(setup.values, "test")
     for note in (metrics_note(metrics), one_class_note(metrics, test.num_samples, weighted)):
         if note:

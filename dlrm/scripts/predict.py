@@ -29,7 +29,7 @@ from dlrm.data.clicks import layout
 from dlrm.documents import cell
 from dlrm.files import make_directories, staged_file
 from dlrm.metrics.clicks import click_metrics, one_class_note
-from dlrm.metrics.table import metrics_note
+from dlrm.metrics.table import line_of, metrics_note
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
@@ -272,7 +272,7 @@ def _counts_rows_once(source: str) -> str | None:
 def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
     metrics = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}
-    print("  ".join(f"{name} {value:.6f}" for name, value in known.items()))
+    print(line_of(known))
     for note in (metrics_note(known), one_class_note(metrics, len(labels))):
         if note:
             say(note)

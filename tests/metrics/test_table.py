@@ -70,7 +70,7 @@ def test_other_keys_are_of_none():
 
 
 def test_a_click_model_reports_metrics_of_the_table(trained):
-    """What `compare` sorts by needs a direction; a metric without a row would have the default."""
+    """Without a row, `compare` and the choice of weights would take the default direction."""
     lines = (trained.checkpoint.parent / "log.json").read_text().splitlines()
     data = [json.loads(line.removeprefix("DLLL ")).get("data") for line in lines[1:]]
     names = {name for values in data if values for name in values}
