@@ -1,7 +1,7 @@
 """Grouped AUC: how well scores order the rows of each user, averaged over the users.
 
 Rows are sorted once by (group, score, label), packed in 64 bits each, and counted some hundred
-thousand at a time, so that 100 million rows need 0.8 GiB of extra memory.
+thousand at a time, so that 100 million rows need 0.9 GiB of extra memory.
 """
 
 import math
