@@ -18,7 +18,7 @@ _MOST_GROUPS = 1 << (64 - _SCORE_BITS)
 
 
 class Groups(NamedTuple):
-    """Groups that have both classes, ascending; `[groups]` each.
+    """Groups of rows, ascending; `[groups]` each.
 
     Attributes:
         group: its number.
@@ -35,6 +35,11 @@ class Groups(NamedTuple):
     def auc(self) -> np.ndarray:
         """Returns the AUC of each group."""
         return self.ordered / (2.0 * self.negatives * self.positives)
+
+    def of_both_classes(self) -> "Groups":
+        """Returns the groups that have rows of both classes."""
+        held = (self.negatives > 0) & (self.positives > 0)
+        return Groups(*(array[held] for array in self))
 
     def means(self, times: np.ndarray) -> dict[str, float]:
         """Returns the mean AUC, weighted with rows (Zhu et al., 2017) and with clicks.
@@ -71,14 +76,6 @@ def all_groups(
     Raises:
         ValueError: see `RankedRows`; or groups are not `[rows]` integers.
     """
-    parts = list(count_groups(scores, labels, groups, weights))
-    return Groups(*(np.concatenate(arrays) for arrays in zip(*parts, strict=True)))
-
-
-def count_groups(
-    scores: np.ndarray, labels: np.ndarray, groups: np.ndarray, weights: np.ndarray | None = None
-) -> Iterator[Groups]:
-    """Yields the groups with both classes, ascending, in one or more parts."""
     check_rows(scores, labels, weights)
     if groups.shape != labels.shape or groups.dtype.kind not in "iu":
         raise ValueError(
@@ -93,11 +90,10 @@ def count_groups(
     else:
         order = np.argsort(keys)
         keys, weights = keys[order], weights[order].astype(np.float64)
-    for part in _counted(keys, weights):
-        held = (part.negatives > 0) & (part.positives > 0)
-        number, *counts = (array[held] for array in part)
-        number = number.astype(np.int64)
-        yield Groups(first[number] if codes is not None else number + first[:1], *counts)
+    parts = [part.of_both_classes() for part in _counted(keys, weights)]
+    number, *counts = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
+    number = number.astype(np.int64)
+    return Groups(first[number] if codes is not None else number + first[:1], *counts)
 
 
 def _codes(groups: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:

@@ -20,5 +20,5 @@ class Latency(NamedTuple):
     @classmethod
     def of(cls, seconds: Sequence[float]) -> "Latency":
         """Returns the statistics of one or more latencies."""
-        found = np.percentile(seconds, (50, 95, 99, 99.9)).tolist()
-        return cls(float(np.mean(seconds)), min(seconds), *found, max(seconds))
+        p50, p95, p99, p999 = np.percentile(seconds, (50, 95, 99, 99.9)).tolist()
+        return cls(float(np.mean(seconds)), min(seconds), p50, p95, p99, p999, max(seconds))
