@@ -21,7 +21,7 @@ import torch.distributed as dist
 from sklearn.metrics import roc_auc_score
 
 from dlrm.distributed import World
-from dlrm.train.auc import roc_auc
+from dlrm.metrics.auc import roc_auc
 
 
 def rows(count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -3,8 +3,8 @@
     python benchmarks/grouped_auc.py [--rows 100000000] [--rounds 3]
 
 Groups are users: a few have most of the rows. Both sides run in turn in every round, on one thread,
-and the medians are compared. Memory is the peak of the process while `grouped_auc` runs, beyond
-scores, labels and groups.
+and the medians are compared. Memory is the peak of the process during grouped AUC, beyond scores,
+labels and groups.
 """
 
 import argparse
@@ -16,8 +16,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dlrm.metrics.grouped import grouped_auc
-from dlrm.train.auc import roc_auc
+from dlrm.metrics.auc import roc_auc
+from dlrm.metrics.grouped import all_groups
 
 
 def rows(count: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -77,13 +77,14 @@ if __name__ == "__main__":
         seconds["AUC"].append(time.perf_counter() - began)
         with Peak() as peak:
             began = time.perf_counter()
-            found = grouped_auc(scores, labels, users)
+            found = all_groups(scores, labels, users)
+            by_rows, by_clicks = found.means(np.ones(len(found.group))).values()
             seconds["grouped AUC"].append(time.perf_counter() - began)
         most = max(most, peak.bytes)
     usual = statistics.median(seconds["AUC"])
     print(
-        f"{options.rows:,} rows, {found.groups:,} users of both classes; AUC {area:.6f}, by "
-        f"impressions {found.by_impressions:.6f}, by clicks {found.by_clicks:.6f}\n"
+        f"{options.rows:,} rows, {len(found.group):,} users of both classes; AUC {area:.6f}, by "
+        f"impressions {by_rows:.6f}, by clicks {by_clicks:.6f}\n"
         f"medians of {options.rounds} rounds, one thread; memory beyond the rows "
         f"{most / 2**30:.2f} GiB\n"
     )

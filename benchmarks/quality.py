@@ -50,10 +50,10 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.workers import process_pool
 from dlrm.documents import read_json
 from dlrm.files import write_atomically
-from dlrm.metrics.table import METRICS, SHOWN
+from dlrm.metrics.clicks import click_metrics
+from dlrm.metrics.table import METRICS, SHOWN, cost
 from dlrm.scripts.simulate_logs import Simulation, simulate
 from dlrm.scripts.tune.space import Space
-from dlrm.train.metrics import click_metrics
 
 HELD_OUT = 0.2  # of the training rows, by which tuning judges
 _ADULT = (
@@ -204,7 +204,8 @@ def contend(job: Job) -> dict[str, Any]:
     if job.space is not None:
         space = Space.from_dict(job.space, SETTINGS, "--space")
     trials = _tuned(kind, rows, space, job) if space.searched else []
-    settings = max(trials, key=lambda one: one["auc"])["settings"] if trials else {**space.fixed}
+    fixed = {"settings": {**space.fixed}}
+    settings = min(trials, key=lambda one: cost("auc", one["auc"]), default=fixed)["settings"]
     tuned = time.perf_counter()
     contender = kind(Rows(job.train, None, job.schema), job.threads)
     labels = labels_of(job.test, job.schema)

@@ -40,10 +40,11 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
 from dlrm.files import errors_named, write_array
+from dlrm.metrics.clicks import click_metrics
+from dlrm.metrics.latency import Latency
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.reader import RAW, max_rows, named
-from dlrm.train.metrics import click_metrics
 
 OUTPUT = "output__0"
 
@@ -289,7 +290,8 @@ def measure(
     all_scores, all_labels, seconds = zip(*(done[index] for index in sorted(done)), strict=True)
     scores = np.concatenate(all_scores)
     labels = None if all_labels[0] is None else np.concatenate(all_labels)
-    percentiles = (np.percentile(seconds, (50, 95, 99)) * 1e3).tolist()
+    latency = Latency.of(seconds)
+    percentiles = (1e3 * value for value in (latency.p50, latency.p95, latency.p99))
     figures = Figures(concurrency, len(done), len(scores), *percentiles, len(scores) / wall)
     return figures, scores, labels
 

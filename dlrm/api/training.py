@@ -207,7 +207,7 @@ def judge_settings(
         settings: as in `fit`; see `SETTINGS`.
 
     Returns:
-        The metrics of the test rows, see `dlrm.train.metrics.click_metrics`.
+        The metrics of the test rows, see `dlrm.metrics.clicks.click_metrics`.
 
     Raises:
         TypeError, FileNotFoundError, ValueError, FloatingPointError: as in `fit`.

@@ -1,1 +1,1 @@
-"""Metrics of scores, computed in numpy from rows that were scored offline."""
+"""Metrics: the table of all, those of tests over ranks, and those of rows scored offline."""

@@ -135,24 +135,13 @@ def _measure(
     """Returns: how often each row and each group occurs -> metrics."""
     if groups is None:
         return lambda counts, _: model.metrics(counts)
-    auc, impressions, clicks = groups.auc, groups.negatives + groups.positives, groups.positives
     place = groups.group.astype(np.int64)
 
     def measure(counts: np.ndarray | None, drawn: np.ndarray | None) -> dict[str, float]:
         assert drawn is not None
-        times = drawn[place]
-        return {
-            **model.metrics(counts),
-            "gauc_by_impressions": _mean(auc, times * impressions),
-            "gauc_by_clicks": _mean(auc, times * clicks),
-        }
+        return {**model.metrics(counts), **groups.means(drawn[place])}
 
     return measure
-
-
-def _mean(values: np.ndarray, weights: np.ndarray) -> float:
-    total = float(weights.sum())
-    return float(values @ weights) / total if total else math.nan
 
 
 def _differences(

@@ -1,8 +1,8 @@
 """Metrics of scored rows: each is a sum over the rows in the order of their scores.
 
 The rows are sorted once; a metric under other weights, such as those of a bootstrap replicate,
-takes a few passes over them. Training computes its own metrics on the device and over ranks, in
-`dlrm.train.metrics`; both agree where they overlap.
+takes a few passes over them. `dlrm.metrics.clicks` computes those that training reports on the
+device and over ranks; both agree where they overlap.
 """
 
 import math
@@ -79,17 +79,13 @@ class RankedRows:
         """
         weight = self._weights(counts)
         curve = self._curve(weight)
-        rows, clicks = curve.rows, curve.clicks
-        rate, loss = _ratio(clicks, rows), _ratio(float(weight @ self._losses), rows)
-        entropy = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
+        loss, predicted = float(weight @ self._losses), float(weight @ self.probabilities)
         found = {
             "auc": curve.auc(),
-            "log_loss": loss,
-            "normalized_entropy": _ratio(loss, entropy),
-            "calibration": _ratio(float(weight @ self.probabilities), clicks),
+            **metrics_of_sums(curve.rows, loss, curve.clicks, predicted),
             "ece": curve.calibration_error(self.probabilities[self._ends]),
             "pr_auc": curve.average_precision(),
-            "rmse": math.sqrt(_ratio(float(weight @ self._errors), rows)),
+            "rmse": math.sqrt(_ratio(float(weight @ self._errors), curve.rows)),
         }
         for top in TOPS:
             gain = curve.gain(top)
@@ -147,6 +143,24 @@ class RankedRows:
         if self._has_ties:
             total, clicks = total[self._ends], clicks[self._ends]
         return Curve(total, clicks)
+
+
+def metrics_of_sums(rows: float, loss: float, clicks: float, predicted: float) -> dict[str, float]:
+    """Returns log loss, normalized entropy and calibration; NaN where one is undefined.
+
+    Args:
+        rows: number of rows, or the sum of their weights; also the others are weighted sums.
+        loss: sum of the negative log-likelihoods, nats.
+        clicks: sum of the labels.
+        predicted: sum of the probabilities.
+    """
+    rate, log_loss = _ratio(clicks, rows), _ratio(loss, rows)
+    entropy = -sum(p * math.log(p) for p in (rate, 1 - rate) if p > 0)
+    return {
+        "log_loss": log_loss,
+        "normalized_entropy": _ratio(log_loss, entropy),
+        "calibration": _ratio(predicted, clicks),
+    }
 
 
 def _ratio(value: float, divisor: float) -> float:

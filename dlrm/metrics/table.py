@@ -1,11 +1,15 @@
-"""The table of metrics: what each one means, who reports it, and which values are better."""
+"""The table of metrics: what each one means, who reports it, its unit, and which values are better.
+
+No other module knows the direction of a metric.
+"""
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 HIGHER, LOWER = math.inf, -math.inf
 TESTS, EVALUATE, IMAGES, TEXT = "clicks", "clicks, by `evaluate`", "images", "text"
+SPEED = "speed"
 TOPS = (0.01, 0.05, 0.1, 0.2)  # shares of the rows, highest scores first
 
 
@@ -16,16 +20,18 @@ class Metric(NamedTuple):
         meaning: its definition, in a line.
         ideal: `HIGHER` or `LOWER` if such values are better; otherwise the value that is right.
         of: the tests that report it: `TESTS` of click models, which `evaluate` repeats, `EVALUATE`
-            alone, or those of networks for `IMAGES` or `TEXT`.
+            alone, or those of networks for `IMAGES` or `TEXT`; `SPEED` of any run.
         greatest: the greatest possible value.
         title: its name in sentences, if summaries of tests show it.
+        unit: unit in the log, if it has one.
     """
 
     meaning: str
-    ideal: float = HIGHER
+    ideal: float
     of: str = EVALUATE
     greatest: float = math.inf
     title: str = ""
+    unit: str = ""
 
     @property
     def better(self) -> str:
@@ -50,7 +56,8 @@ _LIFT = "that share of the clicks over k %, the share in rows taken at random"
 METRICS = {
     "auc": Metric(
         "share of (negative, positive) pairs in the right order; ties count half",
-        of=TESTS,
+        HIGHER,
+        TESTS,
         greatest=1.0,
         title="AUC",
     ),
@@ -64,35 +71,59 @@ METRICS = {
         LOWER,
         greatest=1.0,
     ),
-    "pr_auc": Metric("area under precision and recall (average precision)", greatest=1.0),
+    "pr_auc": Metric("area under precision and recall (average precision)", HIGHER, greatest=1.0),
     "rmse": Metric("root mean squared error of the probabilities", LOWER, greatest=1.0),
     "gauc_by_impressions": Metric(
-        "AUC within groups that have both classes, averaged by their rows", greatest=1.0
+        "AUC within groups that have both classes, averaged by their rows", HIGHER, greatest=1.0
     ),
     "gauc_by_clicks": Metric(
-        "AUC within groups that have both classes, averaged by their clicks", greatest=1.0
+        "AUC within groups that have both classes, averaged by their clicks", HIGHER, greatest=1.0
     ),
-    **{f"gain{at(top)}": Metric(_GAIN, greatest=1.0) for top in TOPS},
-    **{f"lift{at(top)}": Metric(_LIFT, greatest=1 / top) for top in TOPS},
-    "top1": Metric("share of images whose class is the likeliest", of=IMAGES),
-    "top5": Metric("share of images whose class is one of the five likeliest", of=IMAGES),
-    "masked_accuracy": Metric("share of masked tokens that are predicted", of=TEXT),
+    **{f"gain{at(top)}": Metric(_GAIN, HIGHER, greatest=1.0) for top in TOPS},
+    **{f"lift{at(top)}": Metric(_LIFT, HIGHER, greatest=1 / top) for top in TOPS},
+    "top1": Metric("share of images whose class is the likeliest", HIGHER, IMAGES),
+    "top5": Metric("share of images whose class is one of the five likeliest", HIGHER, IMAGES),
+    "masked_accuracy": Metric("share of masked tokens that are predicted", HIGHER, TEXT),
     "masked_loss": Metric("mean cross-entropy of masked tokens", LOWER, TEXT),
-    "next_sentence_accuracy": Metric("share of pairs whose order is predicted", of=TEXT),
-    "exact_match": Metric("SQuAD: answers that are exactly right, in percent", of=TEXT),
-    "accuracy": Metric("pairs of sentences: share of right classes", of=TEXT),
-    "f1": Metric("SQuAD: F1 of an answer's words, in percent; pairs: F1 of class 1", of=TEXT),
-    "accuracy_and_f1": Metric("pairs of sentences: mean of accuracy and F1", of=TEXT),
+    "next_sentence_accuracy": Metric("share of pairs whose order is predicted", HIGHER, TEXT),
+    "exact_match": Metric("SQuAD: answers that are exactly right, in percent", HIGHER, TEXT),
+    "accuracy": Metric("pairs of sentences: share of right classes", HIGHER, TEXT),
+    "f1": Metric("SQuAD: F1 of an answer's words, in percent; pairs: F1 of class 1", HIGHER, TEXT),
+    "accuracy_and_f1": Metric("pairs of sentences: mean of accuracy and F1", HIGHER, TEXT),
     "loss": Metric("mean cross-entropy; in pre-training the sum of both", LOWER, "networks"),
+    "throughput": Metric("samples a second", HIGHER, SPEED, unit="samples/s"),
+    "latency": Metric("seconds that a batch takes", LOWER, SPEED, unit="s"),
+    "step_time": Metric("mean seconds of a training step", LOWER, SPEED, unit="s"),
 }
 SHOWN = [name for name, metric in METRICS.items() if metric.title]  # by summaries
 TESTED = [name for name, metric in METRICS.items() if metric.of == TESTS]
 
 
 def metric_of(key: str) -> Metric | None:
-    """Returns the metric of a key of a log, such as `test_auc`; None if it is of none."""
+    """Returns the metric of a key of a log, such as `test_auc`; None if it is of none.
+
+    Keys of a batch size end in `_batch_` and that size.
+    """
+    key = key.partition("_batch_")[0]
     names = [name for name in METRICS if key == name or key.endswith(f"_{name}")]
     return METRICS[max(names, key=len)] if names else None
+
+
+def cost(key: str, value: float) -> float:
+    """Returns a number that is lower for a better value; without a metric the higher is better."""
+    metric = metric_of(key)
+    return metric.cost(value) if metric else -value
+
+
+def title(name: str) -> str:
+    """Returns the name of a metric in sentences, or the given name if it has none."""
+    metric = METRICS.get(name)
+    return metric.title or name if metric else name
+
+
+def line_of(metrics: Mapping[str, float]) -> str:
+    """Returns the metrics of a test as the logs and commands print them."""
+    return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
 
 
 def legend(names: Iterable[str]) -> dict[str, str]:

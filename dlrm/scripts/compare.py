@@ -6,13 +6,12 @@
 A run is the directory of --save_checkpoint_path, one that contains it as `checkpoints/`, or a
 single checkpoint. Its `log.json` is read if it is beside the checkpoints. Metrics are those of the
 best test. --output writes a page with the same table, sortable, and the curves of all runs in one
-chart, with a picture of the curves and all numbers as JSON beside it.
+chart, with all numbers as JSON beside it.
 """
 
 import argparse
 import html
 import json
-import logging
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,12 +21,12 @@ from dlrm.command_line import Parser, aligned, exit_code_of, say
 from dlrm.documents import printable
 from dlrm.files import check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
-from dlrm.metrics.table import metric_of
-from dlrm.pages import COLOURS, Line, chart, document, scrolled
+from dlrm.metrics.table import cost
+from dlrm.pages import Line, chart, document, scrolled
 from dlrm.train.checkpoints.runs import Run, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
-HTML, JSON, PNG = "comparison.html", "comparison.json", "comparison.png"
+HTML, JSON = "comparison.html", "comparison.json"
 _KIND = "comparison"  # kind in the manifest of a page
 _SPEED = "average_train_throughput"
 _MOST_CURVES = 6
@@ -78,9 +77,7 @@ def run(options: argparse.Namespace) -> None:
             text = json.dumps({"runs": facts}, indent=1) + "\n"
             (directory / JSON).write_text(text, encoding="utf-8")
             (directory / HTML).write_text(page(runs, columns), encoding="utf-8")
-            problem = draw(runs, columns, directory / PNG)
             write_manifest(directory, _KIND)
-        say(problem or f"picture: {options.output / PNG}")
         say(f"page: {options.output / HTML}")
 
 
@@ -92,7 +89,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--output",
         type=Path,
-        help="directory to write the page, the picture and the JSON to; an earlier one is replaced",
+        help="directory to write the page and the JSON to; an earlier one is replaced",
     )
     return parser.parse_args(arguments)
 
@@ -125,14 +122,13 @@ def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Ru
     known = {name for one in runs for name in (*one.metrics, *one.flags)}
     if key not in known:
         raise ValueError(f"--sort {key}: expected a metric or a flag, such as {', '.join(columns)}")
-    metric = metric_of(key)
 
     def place(one: Run) -> tuple[Any, ...]:
         value = one.metrics.get(key, one.flags.get(key))
         if isinstance(value, int | float):
             if key in one.flags:
                 return 0, value, ""
-            return 0, metric.cost(value) if metric else -value, ""
+            return 0, cost(key, value), ""
         return (1, 0, str(value)) if value is not None else (2, 0, "")
 
     return sorted(runs, key=place)
@@ -192,35 +188,6 @@ def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
 def _tested(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
     """Returns the first metric of any run's tests."""
     return next((n for n in columns if any(n in e for r in runs for e in r.tests)), None)
-
-
-def draw(runs: Sequence[Run], columns: Sequence[str], path: Path) -> str | None:
-    """Draws the curves of runs in one picture; returns None, or the reason for having none."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    try:
-        import matplotlib
-    except ImportError:
-        return "no picture: matplotlib is missing (pip install matplotlib)"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    shown = runs[:_MOST_CURVES]
-    panels = [("training loss", "loss", "curve")]
-    if metric := _tested(shown, columns):
-        panels.append((f"test {metric}", metric, "tests"))
-    size = (6.5 * len(panels), 4.6)
-    figure, axes = pyplot.subplots(
-        1, len(panels), figsize=size, layout="constrained", squeeze=False
-    )
-    for axis, (title, name, kind) in zip(axes[0], panels, strict=True):
-        for colour, line in zip(COLOURS, _lines(shown, name, kind), strict=False):
-            axis.plot(line.x, line.y, "o-" if line.dots else "-", color=colour, label=line.name)
-        axis.set(title=title, xlabel="step", ylabel=name)
-        axis.grid(alpha=0.3)
-    axes[0][0].legend()
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return None
 
 
 def _cell(text: str) -> str:

@@ -28,7 +28,8 @@ from dlrm.command_line import say
 from dlrm.data.clicks import layout
 from dlrm.documents import cell
 from dlrm.files import make_directories, staged_file
-from dlrm.metrics.table import metrics_note
+from dlrm.metrics.clicks import click_metrics, one_class_note
+from dlrm.metrics.table import line_of, metrics_note
 from dlrm.preproc.execution.choice import open_engine
 from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
@@ -44,7 +45,6 @@ from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spa
 from dlrm.serving.importance import contributions
 from dlrm.serving.predictor import Predictor, field_names, probability
 from dlrm.serving.sources import SourceBlock, check_source, taken, value_shares
-from dlrm.train.metrics import click_metrics, one_class_note
 
 FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")
@@ -272,7 +272,7 @@ def _counts_rows_once(source: str) -> str | None:
 def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
     metrics = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}
-    print("  ".join(f"{name} {value:.6f}" for name, value in known.items()))
+    print(line_of(known))
     for note in (metrics_note(known), one_class_note(metrics, len(labels))):
         if note:
             say(note)

@@ -16,6 +16,7 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.frames import open_frame
 from dlrm.files import MANIFEST, check_local, check_outside, staged_directory
 from dlrm.locks import in_use, unreplaced
+from dlrm.metrics.clicks import click_metrics, unscored_text
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
@@ -29,7 +30,6 @@ from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
-from dlrm.train.metrics import click_metrics, unscored_text
 
 BATCH_SIZE = 32768  # the default of --test_batch_size
 
@@ -118,7 +118,7 @@ class Predictor:
         Returns:
             `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
             predicting the share of positive rows; `calibration`, predicted over observed positive
-            rows. See `dlrm.train.metrics.click_metrics`.
+            rows. See `dlrm.metrics.clicks.click_metrics`.
 
         Raises:
             ValueError: the model was not trained on a table, the table has no rows, a column is

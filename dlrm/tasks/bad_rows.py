@@ -8,8 +8,8 @@ import torch
 
 from dlrm.data.clicks.datasets import Datasets
 from dlrm.distributed import agreed
+from dlrm.metrics.clicks import unscored_text
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.metrics import unscored_text
 
 _OF_AN_ID = re.compile("embedding(_bag)?: id ")
 

@@ -14,6 +14,7 @@ from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
+from dlrm.metrics.clicks import click_metrics, fraction_metrics
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
 from dlrm.ops.library import cuda_kernels_available
@@ -25,7 +26,6 @@ from dlrm.train.cuda_graph import GraphedCallable, Recorder
 from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.log import Loader
-from dlrm.train.metrics import click_metrics, fraction_metrics
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.rows import RowOptimizer, table_optimizer

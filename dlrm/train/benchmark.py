@@ -1,32 +1,19 @@
-"""Training and inference speed of a model: throughput and latency percentiles."""
+"""Training and inference speed of a model: throughput and latency."""
 
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
+from dlrm.metrics.latency import Latency
 from dlrm.step_clock import StepClock
-
-
-@dataclass(frozen=True)
-class Latency:
-    """Statistics of the seconds that a batch takes, and the throughput."""
-
-    mean: float
-    p50: float
-    p95: float
-    p99: float
-    samples_per_second: float
 
 
 @torch.inference_mode()
 def measure_inference(
     predict: Callable[[Any], Any],
     batches: Iterable[Any],
-    batch_size: int,
     warmup: int = 10,
     device: str = "cpu",
 ) -> Latency:
@@ -35,7 +22,6 @@ def measure_inference(
     Args:
         predict: the model.
         batches: the batches; the first `warmup` of them are not counted.
-        batch_size: samples of a batch.
         warmup: number of calls to discard.
         device: device to wait for after every call.
 
@@ -49,12 +35,9 @@ def measure_inference(
         if device.startswith("cuda"):
             torch.cuda.synchronize()
         seconds.append(time.perf_counter() - began)
-    counted = np.array(seconds[warmup:])
-    if not len(counted):
+    if len(seconds) <= warmup:
         raise ValueError(f"expected more than {warmup} batches to measure, got {len(seconds)}")
-    p50, p95, p99 = np.percentile(counted, (50, 95, 99)).tolist()
-    mean = float(counted.mean())
-    return Latency(mean, p50, p95, p99, batch_size / mean)
+    return Latency.of(seconds[warmup:])
 
 
 class Stopwatch:

@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from torch import nn
 
 from dlrm.distributed import World
+from dlrm.metrics.table import cost, line_of
 from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
@@ -94,15 +95,14 @@ class Evaluation:
         progress.tested_step = progress.step
         epoch, index = divmod(progress.step - 1, self._steps_per_epoch)
         name = self._roles.chooses
-        self._log.line(f"Epoch {epoch} step {index}. {name}: {_shown(metrics)}  ({seconds:.1f} s)")
+        self._log.line(f"Epoch {epoch} step {index}. {name}: {line_of(metrics)}  ({seconds:.1f} s)")
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
         self._log.step(epoch, index, tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
         if math.isnan(metrics[metric]):
             self._log.line(f"note: {metric} is undefined, the {name} set has one class only")
         best = progress.best.get(metric, math.nan)
-        sign = -1 if metric == self._task.loss_metric else 1
-        if not (math.isnan(best) or sign * metrics[metric] > sign * best):
+        if not (math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)):
             return False
         epochs = progress.step / self._steps_per_epoch
         progress.best = {**metrics, "step": progress.step, "epoch": epochs}
@@ -110,10 +110,10 @@ class Evaluation:
 
     def is_enough(self, score: float) -> bool:
         """Returns whether a score has reached the threshold, and reports it."""
-        threshold = self._config.auc_threshold
-        if threshold is None or not score >= threshold:
+        threshold, metric = self._config.auc_threshold, self._task.metric
+        if threshold is None or not cost(metric, score) <= cost(metric, threshold):
             return False
-        self._log.line(f"{self._task.metric} {score:.6f} has reached --auc_threshold {threshold}")
+        self._log.line(f"{metric} {score:.6f} has reached --auc_threshold {threshold}")
         return True
 
     def is_stale(self) -> bool:
@@ -183,7 +183,7 @@ class Evaluation:
         for name, metrics in results.items():
             # The last weights were not chosen, so their test needs no role.
             role = f", {roles.of(name)}" if has_best or name == roles.reports else ""
-            self._log.line(f"Final weights ({which}). {name}{role}: {_shown(metrics)}")
+            self._log.line(f"Final weights ({which}). {name}{role}: {line_of(metrics)}")
         return results
 
     def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:
@@ -193,7 +193,3 @@ class Evaluation:
 
 def _tests(count: int) -> str:
     return f"{count} test{'s' * (count > 1)}"
-
-
-def _shown(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())

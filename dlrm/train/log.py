@@ -14,9 +14,8 @@ from tqdm import tqdm
 
 from dlrm.documents import one_line
 from dlrm.files import errors_named
+from dlrm.metrics.table import metric_of
 from dlrm.train.reports.trackers import Outcome, Tracker
-
-UNITS = {"throughput": "samples/s", "latency": "s"}
 
 
 class StoppedError(Exception):
@@ -142,7 +141,8 @@ def _outcome(error: BaseException | None) -> Outcome:
 
 
 def _unit(name: str) -> str:
-    return next((unit for word, unit in UNITS.items() if word in name), "")
+    metric = metric_of(name)
+    return metric.unit if metric else ""
 
 
 class Loader(Protocol):

@@ -16,8 +16,8 @@ class Task(Protocol):
 
     Attributes:
         model: the network.
-        metric: the entry of `evaluate` that selects the best checkpoint; greater is better, unless
-            it is the loss.
+        metric: the entry of `evaluate` that selects the best checkpoint, by its direction in
+            `dlrm.metrics.table`.
         loss_metric: the entry that is the test loss.
     """
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from sklearn.metrics import roc_auc_score
 
 from dlrm.metrics import grouped
-from dlrm.metrics.grouped import all_groups, grouped_auc
+from dlrm.metrics.grouped import all_groups
 
 
 def of_each_group(scores, labels, groups, weights):
@@ -25,18 +25,18 @@ def of_each_group(scores, labels, groups, weights):
 def check(scores, labels, groups, weights=None):
     ones = np.ones(len(scores)) if weights is None else weights
     expected = list(of_each_group(scores, labels, groups, ones))
-    found = grouped_auc(scores, labels, groups, weights)
-    assert (found.groups, found.rows) == (len(expected), sum(rows for _, _, rows, _ in expected))
-    of_groups = all_groups(scores, labels, groups, weights)
-    assert of_groups.group.tolist() == [number for number, *_ in expected]
+    found = all_groups(scores, labels, groups, weights)
+    assert found.group.tolist() == [number for number, *_ in expected]
+    assert (found.negatives + found.positives).tolist() == [rows for _, _, rows, _ in expected]
+    by_rows, by_clicks = found.means(np.ones(len(expected))).values()
     if not expected:
-        assert math.isnan(found.by_impressions)
-        assert math.isnan(found.by_clicks)
+        assert math.isnan(by_rows)
+        assert math.isnan(by_clicks)
         return
     numbers, aucs, rows, clicks = zip(*expected, strict=True)
-    np.testing.assert_allclose(of_groups.auc, aucs, rtol=1e-12)
-    assert found.by_impressions == pytest.approx(np.average(aucs, weights=rows), rel=1e-12)
-    assert found.by_clicks == pytest.approx(np.average(aucs, weights=clicks), rel=1e-12)
+    np.testing.assert_allclose(found.auc, aucs, rtol=1e-12)
+    assert by_rows == pytest.approx(np.average(aucs, weights=rows), rel=1e-12)
+    assert by_clicks == pytest.approx(np.average(aucs, weights=clicks), rel=1e-12)
 
 
 @settings(max_examples=150)
@@ -69,6 +69,6 @@ def test_many_rows_of_unequal_groups():
 
 def test_what_are_no_groups_is_named():
     with pytest.raises(ValueError, match=r"groups: expected \[2\] integers, got \[3\] of int64"):
-        grouped_auc(np.zeros(2), np.array([0, 1]), np.array([1, 2, 3]))
+        all_groups(np.zeros(2), np.array([0, 1]), np.array([1, 2, 3]))
     with pytest.raises(ValueError, match="row 1: expected a finite number as its score"):
-        grouped_auc(np.array([0, math.nan]), np.array([0, 1]), np.array([1, 1]))
+        all_groups(np.array([0, math.nan]), np.array([0, 1]), np.array([1, 1]))

@@ -12,9 +12,9 @@ from sklearn.metrics import (
     roc_auc_score,
 )
 
+from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.ranked import BINS, RankedRows
 from dlrm.metrics.table import METRICS, TOPS
-from dlrm.train.metrics import click_metrics
 
 
 def rows(count, levels=None, weighted=False, seed=0):

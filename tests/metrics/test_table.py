@@ -1,24 +1,28 @@
 """The table of metrics names what is computed, and says which values are better."""
 
+import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
+from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.judged import ScoredRows, judge
+from dlrm.metrics.latency import Latency
 from dlrm.metrics.table import (
     EVALUATE,
     METRICS,
     SHOWN,
     TESTED,
     TESTS,
+    cost,
     legend,
     metric_of,
     metrics_note,
 )
 from dlrm.tasks import images, language
-from dlrm.train.metrics import click_metrics
+from dlrm.train.checkpoints.runs import find_runs, read_run
 
 LABELS = np.tile([0.0, 1.0, 0.0], 20)
 
@@ -52,6 +56,7 @@ def test_better_scores_cost_less_in_every_metric():
         ("best_validation_loss", "loss"),
         ("test_log_loss", "log_loss"),
         ("lift@5%", "lift@5%"),
+        ("average_train_throughput", "throughput"),
     ],
 )
 def test_keys_of_a_log_are_of_a_metric(key, name):
@@ -59,8 +64,29 @@ def test_keys_of_a_log_are_of_a_metric(key, name):
 
 
 def test_other_keys_are_of_none():
-    assert metric_of("average_train_throughput") is None
+    assert metric_of("best_epoch") is None
     assert metric_of("closs") is None
+    assert cost("score", 2) < cost("score", 1)  # the higher is better
+
+
+def test_a_click_model_reports_metrics_of_the_table(trained):
+    """Without a row, `compare` and the choice of weights would take the default direction."""
+    lines = (trained.checkpoint.parent / "log.json").read_text().splitlines()
+    data = [json.loads(line.removeprefix("DLLL ")).get("data") for line in lines[1:]]
+    names = {name for values in data if values for name in values}
+    names |= read_run(find_runs([trained.checkpoint])[0]).metrics.keys()
+    assert {"step_time", "test_calibration", "best_auc", "average_test_throughput"} <= names
+    settings = {"lr", "best_epoch"} | {name for name in names if name.startswith("share_")}
+    assert not [name for name in sorted(names - settings) if metric_of(name) is None]
+
+
+@pytest.mark.parametrize("end", ["", "_batch_64", "_batch_64_onnx"])
+def test_speed_has_a_direction_and_a_unit(end):
+    assert metric_of(f"mean_inference_throughput{end}").unit == "samples/s"
+    for name in Latency._fields:
+        key = f"{name}_inference_latency{end}"
+        assert metric_of(key).unit == "s"
+        assert cost(key, 2) > cost(key, 1)
 
 
 def test_what_costs_least_is_right():

@@ -47,7 +47,7 @@ def test_the_lowest_loss_comes_first(runs, capsys, key):
     assert fast < slow
 
 
-def test_the_page_has_the_table_and_all_curves(runs, tmp_path, capsys, curves):
+def test_the_page_has_the_table_and_all_curves(runs, tmp_path, capsys):
     said(capsys, runs, f"--output={tmp_path / 'out'}")
     text = (tmp_path / "out/comparison.html").read_text()
     assert text.count("<tr>") == 3
@@ -57,7 +57,6 @@ def test_the_page_has_the_table_and_all_curves(runs, tmp_path, capsys, curves):
     assert "http" not in text
     facts = json.loads((tmp_path / "out/comparison.json").read_text())
     assert len(facts["runs"][0]["curve"]) >= 25
-    assert (tmp_path / "out/comparison.png").read_bytes().startswith(b"\x89PNG")
 
 
 def test_runs_without_a_test_or_a_checkpoint_are_said(runs, trained, tmp_path, capsys):

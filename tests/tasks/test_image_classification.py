@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from dlrm.data.images.augmentation import Augmentation, Prepared
 from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.distributed import World
+from dlrm.metrics.table import METRICS
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
@@ -119,6 +120,7 @@ def test_evaluation_counts_hits_whatever_the_batches(batch_size, device):
         logits = subject(classifier.augmentation.evaluate(images))
     ranked = logits.argsort(dim=1, descending=True)
     found = classifier.evaluate(loader(batch_size, world=world))
+    assert classifier.metric in found.keys() <= METRICS.keys()
     assert found["top1"] == (ranked[:, 0] == labels).sum().item() / 24
     assert found["top5"] == (ranked[:, :5] == labels[:, None]).any(1).sum().item() / 24
     assert found["loss"] == pytest.approx(F.cross_entropy(logits, labels).item(), rel=1e-5)

@@ -10,6 +10,7 @@ from small_texts import LENGTH, STILL, WORDS, Rows, small
 
 from dlrm.data.text.loader import NO_TOKEN, TextLoader
 from dlrm.distributed import World
+from dlrm.metrics.table import METRICS
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import PrecisionConfig, TrainConfig
@@ -215,6 +216,12 @@ def test_a_resumed_run_is_bit_for_bit_the_same(kind, tmp_path):
         one, two = (tmp_path / d / "step-000000008" / file for d in ("whole", "cut"))
         assert one.read_bytes() == two.read_bytes(), file
     assert json.dumps(resumed.progress.history) == json.dumps(whole.progress.history)
+
+
+@pytest.mark.parametrize("kind", TASKS)
+def test_evaluation_reports_metrics_of_the_table(kind):
+    found = make(kind).evaluate(TextLoader(Rows(3), 2))
+    assert {kind.metric, kind.loss_metric} <= found.keys() <= METRICS.keys()
 
 
 def test_evaluation_of_pretraining_is_over_masked_tokens_and_rows(device):

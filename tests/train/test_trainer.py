@@ -141,6 +141,14 @@ def test_the_best_weights_are_kept_and_judged_once_on_validation(tmp_path):
     assert all(map(torch.equal, task.weights(), best.weights()))  # the model has the best weights
 
 
+@pytest.mark.parametrize(("metric", "epoch"), [("log_loss", 1), ("auc", 3), ("calibration", 2)])
+def test_the_direction_of_a_metric_chooses_the_best(metric, epoch):
+    task = Line(scores=[0.2, 0.9, 2.0])
+    scored, task.metric, task.loss_metric = task.evaluate, metric, metric
+    task.evaluate = lambda loader: {metric: scored(loader)["score"]}
+    assert trainer(task, epochs=3).fit(Points(), Points(2))["best_epoch"] == epoch
+
+
 def test_a_run_made_longer_keeps_its_best_checkpoint(tmp_path):
     scores = {5: 0.1, 10: 0.9, 12: 0.5, 15: 0.6, 20: 0.7}
     for steps in (10, 12, 15, 20):

@@ -7,6 +7,7 @@ from typing import Any
 
 from dlrm.files import MANIFEST
 from dlrm.locks import in_use
+from dlrm.metrics.table import line_of
 from dlrm.model.config import ARCHITECTURE
 from dlrm.train.checkpoints.diff import shape_of, statistics, weights_of
 from dlrm.train.checkpoints.directory import (
@@ -158,13 +159,9 @@ def lines_of_run(found: dict[str, Any]) -> list[str]:
         mark = "  <- best" if checkpoint["best"] else ""
         lines.append(
             f"  {checkpoint['name']}  {_size(checkpoint['bytes'])}  "
-            f"{_shown(checkpoint['metrics']) or 'not tested at this step'}{mark}"
+            f"{line_of(checkpoint['metrics']) or 'not tested at this step'}{mark}"
         )
     return lines
-
-
-def _shown(metrics: dict[str, float]) -> str:
-    return "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
 
 
 def lines_of_checkpoint(found: dict[str, Any]) -> list[str]:
@@ -174,8 +171,8 @@ def lines_of_checkpoint(found: dict[str, Any]) -> list[str]:
     lines = [
         f"{found['path']}: a checkpoint of {found['format']}, {_size(found['bytes'])}"
         + (", the CRC-32 of every file is right" if found["crc_checked"] else ""),
-        f"step {found['step']}: {_shown(found['metrics']) or 'not tested at this step'}",
-        f"best so far: step {best['step']}, epoch {best['epoch']}  {_shown(best['metrics'])}"
+        f"step {found['step']}: {line_of(found['metrics']) or 'not tested at this step'}",
+        f"best so far: step {best['step']}, epoch {best['epoch']}  {line_of(best['metrics'])}"
         if best["metrics"]
         else "best so far: nothing tested",
         f"architecture: {architecture}",

@@ -14,6 +14,7 @@ import torch
 from dlrm.distributed import World, agreed, from_first
 from dlrm.documents import read_json
 from dlrm.files import write_atomically
+from dlrm.metrics.table import cost, line_of
 from dlrm.train.checkpoints.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.checkpoints.state import read_tensors
 from dlrm.train.ema import average_in_order
@@ -129,8 +130,7 @@ def validate_all(
                 continue
             progress = load_tested(task, path, weights, world)
             metrics = task.evaluate(Watched(test, path.name, log.quiet))
-            shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
-            log.line(f"{path.name} ({weights}): {shown}")
+            log.line(f"{path.name} ({weights}): {line_of(metrics)}")
             known[key] = {"step": progress["step"], **metrics}
             if world.rank == 0:
                 _write_results(results, known)
@@ -138,7 +138,9 @@ def validate_all(
     finite = {key: row for key, row in here.items() if math.isfinite(row[task.loss_metric])}
     if not finite:
         raise ValueError(f"{directory}: no checkpoint has a finite {task.loss_metric}")
-    (best, which, _), row = max(finite.items(), key=lambda item: item[1][task.metric])
+    (best, which, _), row = min(
+        finite.items(), key=lambda item: cost(task.metric, item[1][task.metric])
+    )
     log.line(f"best: {best} ({which}); all are in {results}")
     return Best(Path(directory, best), which, row)
 

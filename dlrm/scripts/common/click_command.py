@@ -15,7 +15,8 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed
 from dlrm.flags import Values
-from dlrm.metrics.table import metrics_note
+from dlrm.metrics.clicks import one_class_note
+from dlrm.metrics.table import line_of, metrics_note
 from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
 from dlrm.scripts.common.dlrm_flags import CommandConfig
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
@@ -30,7 +31,6 @@ from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import Watched
-from dlrm.train.metrics import one_class_note
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 
@@ -271,8 +271,7 @@ def _test(run: ClickRun, session: Session) -> dict[str, float]:
     metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: session.dog.beat(0)))
     seconds = time.perf_counter() - began
     check_scores(task, run.whole, run.data_name, "test")
-    shown = "  ".join(f"{name} {value:.6f}" for name, value in metrics.items())
-    log.line(f"Finished testing: {shown}")
+    log.line(f"Finished testing: {line_of(metrics)}")
     weighted = run.values["sample_weights"] and _has_weights(run.values, "test")
     for note in (metrics_note(metrics), one_class_note(metrics, test.num_samples, weighted)):
         if note:

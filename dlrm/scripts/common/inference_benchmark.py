@@ -9,10 +9,11 @@ from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.flags import Values
+from dlrm.metrics.latency import Latency
 from dlrm.serving.network.platforms import RUNTIMES
 from dlrm.serving.network.runtimes import open_runtimes
 from dlrm.tasks.recommendation import Batches, Recommendation
-from dlrm.train.benchmark import Latency, measure_inference
+from dlrm.train.benchmark import measure_inference
 from dlrm.train.cuda_graph import CALLS_BEFORE
 from dlrm.train.log import RunLog
 
@@ -56,11 +57,9 @@ def inference_benchmark(
                 end = f"batch_{size}" if name == "native" else f"batch_{size}_{name}"
                 for which in ("mean", "p50", "p95", "p99"):
                     summary[f"{which}_inference_latency_{end}"] = getattr(latency, which)
-                summary[f"mean_inference_throughput_{end}"] = latency.samples_per_second
+                rate = summary[f"mean_inference_throughput_{end}"] = size / latency.mean
                 times = (f"{1e3 * t:10.3f}" for t in (latency.p50, latency.p95, latency.p99))
-                log.line(
-                    f"{size:>6}  {name:<12}{''.join(times)}{latency.samples_per_second:12,.0f}"
-                )
+                log.line(f"{size:>6}  {name:<12}{''.join(times)}{rate:12,.0f}")
     return summary
 
 
@@ -86,4 +85,4 @@ def _latency(predict: Callable[[Batch], Any], size: int, values: Values, device:
     # Batches are read before timing starts, since reading would use the same cores.
     with closing(batches.repeated(min(steps, -(-_HELD_ROWS // size)))) as repeated:
         held = list(repeated)
-    return measure_inference(predict, islice(cycle(held), steps), size, warmup, device)
+    return measure_inference(predict, islice(cycle(held), steps), warmup, device)

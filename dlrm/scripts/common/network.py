@@ -12,6 +12,7 @@ import torch
 from dlrm.distributed import Pipelines, all_sum, pipelines
 from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.flags import Values
+from dlrm.metrics.latency import Latency
 from dlrm.scripts.common.all_checkpoints import average_checkpoints
 from dlrm.scripts.common.network_flags import BatchPlan, pipeline_parts
 from dlrm.scripts.common.session import VARIES, Session
@@ -235,14 +236,8 @@ def time_inference(
         if index:
             rates.append(rate)
             seconds += batches
-    p50, p95, p99, p999 = np.percentile(seconds, (50, 95, 99, 99.9)).tolist()
+    latency = Latency.of(seconds)._asdict().items()
     return {
         "mean_inference_throughput": float(np.mean(rates)),
-        "mean_inference_latency": float(np.mean(seconds)),
-        "min_inference_latency": min(seconds),
-        "p50_inference_latency": p50,
-        "p95_inference_latency": p95,
-        "p99_inference_latency": p99,
-        "p999_inference_latency": p999,
-        "max_inference_latency": max(seconds),
+        **{f"{name}_inference_latency": value for name, value in latency},
     }

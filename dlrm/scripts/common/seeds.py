@@ -14,6 +14,7 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import launch
 from dlrm.flags import Values
 from dlrm.locks import remove_unused
+from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.table import SHOWN
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.loading import load_one
@@ -22,7 +23,6 @@ from dlrm.train.checkpoints.checkpoint import read_progress
 from dlrm.train.checkpoints.directory import all_checkpoints, find_checkpoint, step_directory
 from dlrm.train.checkpoints.ensemble import write_ensemble
 from dlrm.train.log import RunLog
-from dlrm.train.metrics import click_metrics
 
 _MOST = 1000
 

@@ -4,7 +4,7 @@
     python -m dlrm.scripts.evaluate --checkpoint RUN --input day_7,day_8 --slices "categorical 3"
 
 Every metric has an interval. --output writes the results as one self-contained page,
-`evaluation.html`, with `evaluation.json` and `evaluation.png` beside it.
+`evaluation.html`, with `evaluation.json` beside it.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -28,7 +28,7 @@ from dlrm.scripts.common.command import no_arguments
 from dlrm.scripts.common.source_flags import define_source_flags, open_predictor, source_config
 from dlrm.scripts.evaluate.columns import Columns, of_dataset, of_files, of_table
 from dlrm.scripts.evaluate.lines import lines_of
-from dlrm.scripts.evaluate.page import HTML, PNG, curves_of, write_files
+from dlrm.scripts.evaluate.page import HTML, curves_of, write_files
 from dlrm.scripts.evaluate.rows import Collected, collect
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.network.recalibration import (
@@ -106,7 +106,7 @@ def define_flags() -> None:
     flags.DEFINE_string(
         "output",
         None,
-        "Directory to write the page, the picture and the JSON to; an earlier one is replaced",
+        "Directory to write the page and the JSON to; an earlier one is replaced",
     )
     flags.DEFINE_boolean(
         "importance",
@@ -176,9 +176,8 @@ def run() -> None:
 
 def _write(facts: dict[str, Any]) -> None:
     with staged_directory(FLAGS.output, replace=_KIND) as directory:
-        problem = write_files(directory, facts)
+        write_files(directory, facts)
         write_manifest(directory, _KIND)
-    say(problem or f"picture: {Path(FLAGS.output) / PNG}")
     say(f"page: {Path(FLAGS.output) / HTML}")
 
 

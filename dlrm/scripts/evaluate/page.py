@@ -1,7 +1,6 @@
-"""The results of an evaluation as files: a self-contained page, JSON, and a picture."""
+"""The results of an evaluation as files: a self-contained page, and JSON."""
 
 import json
-import logging
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,10 +8,10 @@ from typing import Any
 
 from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.table import METRICS, SHOWN, legend
-from dlrm.pages import COLOURS, Line, chart, document, side_bars, table, whiskers
+from dlrm.pages import Line, chart, document, side_bars, table, whiskers
 from dlrm.scripts.evaluate.lines import metric_table, slice_table, where
 
-HTML, JSON, PNG = "evaluation.html", "evaluation.json", "evaluation.png"
+HTML, JSON = "evaluation.html", "evaluation.json"
 _MOST_BARS = 40
 _LONGEST = 24  # maximum characters of a slice's name beside a chart
 
@@ -30,11 +29,10 @@ def curves_of(ranked: RankedRows) -> dict[str, Any]:
     }
 
 
-def write_files(directory: Path, facts: dict[str, Any]) -> str | None:
-    """Writes JSON, page and picture; returns the reason for having no picture, or None."""
+def write_files(directory: Path, facts: dict[str, Any]) -> None:
+    """Writes JSON and page."""
     (directory / JSON).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
     (directory / HTML).write_text(page(facts), encoding="utf-8")
-    return _draw(facts, directory / PNG)
 
 
 def page(facts: dict[str, Any]) -> str:
@@ -223,40 +221,3 @@ def _note(text: str) -> str:
 
 def _list(values: Any) -> list[float | None]:
     return [round(float(v), 8) if math.isfinite(v) else None for v in values]
-
-
-def _draw(facts: dict[str, Any], path: Path) -> str | None:
-    """Draws the curves; returns None, or the reason for having no picture."""
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    try:
-        import matplotlib
-    except ImportError:
-        return "no picture: matplotlib is missing (pip install matplotlib)"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4.4), layout="constrained")
-    labels = ["this model", "the other"]
-    for colour, name, one in zip(COLOURS, labels, facts["curves"], strict=False):
-        bins, gain, recall = (one[k] for k in ("reliability", "gain", "precision_recall"))
-        axes[0].plot(bins["predicted"], bins["observed"], "o-", color=colour, label=name)
-        axes[1].plot(
-            gain["rows"], [math.nan if y is None else y for y in gain["clicks"]], color=colour
-        )
-        axes[2].plot(recall["recall"], recall["precision"], color=colour)
-    most = max(axes[0].get_xlim()[1], axes[0].get_ylim()[1])
-    axes[0].plot([0, most], [0, most], "--", color="#888", label="perfect")
-    axes[1].plot([0, 1], [0, 1], "--", color="#888")
-    names = (
-        ("Reliability", "predicted click rate", "observed click rate"),
-        ("Gain", "share of the rows, highest scores first", "share of the clicks"),
-        ("Precision and recall", "recall", "precision"),
-    )
-    for axis, (title, x, y) in zip(axes, names, strict=True):
-        axis.set(title=title, xlabel=x, ylabel=y)
-        axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.suptitle(f"{facts['checkpoint']}\n{_summary(facts)}", fontsize=10)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
-    return None

@@ -21,7 +21,7 @@ from dlrm.data.workers import InOrder, workers
 from dlrm.documents import brief
 from dlrm.files import make_directories, write_atomically
 from dlrm.manifest import read_sealed, sealed_json
-from dlrm.metrics.table import METRICS, SHOWN
+from dlrm.metrics.table import METRICS, SHOWN, cost
 from dlrm.scripts.tune.folds import Part, write_part
 
 # Metrics of which either higher or lower values are better.
@@ -93,7 +93,7 @@ def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
     """Returns trials by the rung that they reached, and by a metric there, the best first."""
 
     def place(trial: Trial) -> tuple[int, float, int]:
-        value = METRICS[metric].cost(trial.mean(metric))
+        value = cost(metric, trial.mean(metric))
         return -trial.rung, math.inf if math.isnan(value) else value, trial.number
 
     return sorted(trials, key=place)

@@ -7,13 +7,13 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from dlrm.metrics.clicks import click_metrics
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.serving.network.exportable import exportable
 from dlrm.serving.network.platforms import Score
 from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.train.metrics import click_metrics
 
 _BATCH = 4096
 
@@ -45,7 +45,7 @@ class Agreement(NamedTuple):
 
     @property
     def log_loss_change(self) -> float:
-        """Returns the change of the log loss; lower is better."""
+        """Returns the change of the log loss."""
         return self.log_loss - self.log_loss_before
 
 

@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dlrm.metrics.table import title as title_of
 from dlrm.train.reports.roles import CHOSEN
 
 _TRAINING, _TEST, _RATE = "#1f5f9e", "#b4500f", "#5c5c5c"
@@ -61,7 +62,7 @@ def draw_curves(
     panels: list[tuple[str, list[tuple[str, str, Entries, str]]]] = [
         ("loss", [("training", _TRAINING, trained, "loss"), (tested, _TEST, tests, loss_metric)]),
         ("learning rate", [("", _RATE, rates, "lr")]),
-        (f"{tested} {metric.upper()} ({CHOSEN})", [("", _TEST, tests, metric)]),
+        (f"{tested} {title_of(metric)} ({CHOSEN})", [("", _TEST, tests, metric)]),
     ]
     for axis, (label, lines) in zip(axes, panels, strict=True):
         _draw_panel(axis, lines, best_step)

@@ -12,9 +12,9 @@ from ranks import Ranks
 from sklearn.metrics import roc_auc_score
 
 from dlrm.distributed import OtherRankError
-from dlrm.train import auc
-from dlrm.train.auc import frequent_pairs, ordered_pairs, roc_auc, sample_stride
-from dlrm.train.metrics import click_metrics
+from dlrm.metrics import auc
+from dlrm.metrics.auc import frequent_pairs, ordered_pairs, roc_auc, sample_stride
+from dlrm.metrics.clicks import click_metrics
 
 SIZES = (2, 3, 4)
 EXACT = 1e-12  # both sides are ratios of integers below 2**53; only the last division rounds

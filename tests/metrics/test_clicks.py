@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import log_loss, roc_auc_score
 
-from dlrm.train.auc import roc_auc
-from dlrm.train.metrics import click_metrics, fraction_metrics
+from dlrm.metrics.auc import roc_auc
+from dlrm.metrics.clicks import click_metrics, fraction_metrics
 
 # Both sides are ratios of integers below 2**53; only the last division rounds.
 EXACT = 1e-12
