@@ -57,6 +57,11 @@ class Piece(NamedTuple):
         return self.has_all_rows and self.has_all_columns and not self.copied
 
 
+def rows_held(held: int | Piece) -> int:
+    """Returns the rows that a rank holds of a table, which is given by its rows or by a piece."""
+    return held if isinstance(held, int) else held.num_rows
+
+
 @dataclass(frozen=True)
 class Placement:
     """A placement: the pieces of all tables, and their ranks.

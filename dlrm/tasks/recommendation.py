@@ -13,7 +13,7 @@ from dlrm import ops
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World, gather
-from dlrm.distributed.placement import Piece, Placement
+from dlrm.distributed.placement import Piece, Placement, rows_held
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
 from dlrm.ops.library import cuda_kernels_available
@@ -347,9 +347,7 @@ class Recommendation:
             sizes: dict[Tensor, list[int]] = {}
             if one_look_up and self.model.store is None:
                 sizes = {
-                    weight: [
-                        held if isinstance(held, int) else held.num_rows for held in own.values()
-                    ]
+                    weight: [*map(rows_held, own.values())]
                     for weight, own in self.table_parameters()
                     if all(_is_looked_up_once(held) for held in own.values())
                 }

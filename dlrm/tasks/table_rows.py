@@ -21,7 +21,7 @@ from dlrm.data.transform.difference import check_extends
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.model.config import DLRMConfig
-from dlrm.model.tables.embedding import initial_rows
+from dlrm.model.tables.initial import initial_rows
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.writer import link_or_copy

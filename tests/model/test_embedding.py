@@ -11,7 +11,8 @@ from torch.utils._pytree import tree_leaves
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.tables.embedding import JointEmbedding, MultiTableEmbedding
+from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.multi_table import MultiTableEmbedding
 
 LARGE = DLRMConfig(  # the first table has four million values and the last has no rows
     table_sizes=(130_001, 5, 0),
@@ -42,7 +43,7 @@ def test_a_table_has_the_values_of_one_draw(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkeypatch):
     """Lets all threads fill it; the first stream is the one a smaller table would use."""
-    monkeypatch.setattr("dlrm.model.tables.embedding._ROWS_OF_A_STREAM", 1000)
+    monkeypatch.setattr("dlrm.model.tables.initial._ROWS_OF_A_STREAM", 1000)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:

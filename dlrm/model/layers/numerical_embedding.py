@@ -56,7 +56,7 @@ class NumericalEmbedding(nn.Module):
         return self
 
     def _drawn(self, name: str, *shape: int, bound: float) -> nn.Parameter:
-        values = torch.empty(shape, device="cpu")
+        values = torch.empty(shape)
         values.uniform_(-bound, bound, generator=generator(self._seed, f"numerical.{name}"))
         return nn.Parameter(values)
 
@@ -74,7 +74,7 @@ class Binned(NumericalEmbedding):
         super().__init__(num_fields, dim, options, seed)
         self.bins = options.bins
         self.edges: Tensor
-        equal = torch.linspace(0, 1, self.bins + 1, device="cpu")
+        equal = torch.linspace(0, 1, self.bins + 1)
         self.register_buffer("edges", equal.repeat(num_fields, 1))
 
     @torch.no_grad()
@@ -157,7 +157,7 @@ class Periodic(NumericalEmbedding):
     def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
         super().__init__(num_fields, dim, options, seed)
         count = options.frequencies
-        frequencies = torch.empty(num_fields, count, device="cpu")
+        frequencies = torch.empty(num_fields, count)
         frequencies.normal_(0, options.sigma, generator=generator(seed, "numerical.frequencies"))
         self.frequencies = nn.Parameter(frequencies)
         bound = (2 * count) ** -0.5

@@ -8,9 +8,10 @@ adds these vectors.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, cast
+from itertools import accumulate
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,26 +19,11 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.distributed import World, exchange, gather_rows, part
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.tables.embedding import JointEmbedding
+from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables
 
 
-class Jagged(NamedTuple):
-    """The ids of a look-up.
-
-    Attributes:
-        ids: `[batch, tables]` or, with `lengths`, `[total]`, bag after bag.
-        lengths: number of ids of each bag, `[batch, tables]`; None is one id each.
-        weights: with `lengths`, a factor for the row of each id, `[total]`; None is 1.
-        pooling: "sum" or "mean".
-    """
-
-    ids: Tensor
-    lengths: Tensor | None = None
-    weights: Tensor | None = None
-    pooling: str = "sum"
-
-
-class DividedEmbedding(nn.Module):
+class DividedEmbedding(Tables):
     """The pieces of all tables that a rank holds.
 
     Args:
@@ -76,13 +62,26 @@ class DividedEmbedding(nn.Module):
         self._layout = _Layout(placement, world.device)
         self._no_atoms = torch.zeros(1, 0, dtype=dtype, device=world.device, requires_grad=True)
 
-    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """Returns the parameters that hold pieces, each with its pieces by table, in order."""
+    def table_parameters(self) -> TableParameters:
         return [one for group in self._own() for one in group.tables.table_parameters()]
 
-    def lower_halves(self) -> dict[Tensor, Tensor]:
-        """Returns the lower halves of the values of each bfloat16 weight."""
-        return {k: v for group in self._own() for k, v in group.tables.lower_halves().items()}
+    def wide_twin(self) -> Tables:
+        return DividedEmbedding(
+            self.placement.of_one_column(),
+            self.world,
+            init_scale=0.0,
+            first_number=len(self.placement.table_rows),
+            read=self.placement.tables_by_rank()[self.world.rank],
+        )
+
+    def look_up(
+        self,
+        bags: Jagged,
+        dtype: torch.dtype,
+        samples_by_rank: Sequence[int] | None = None,
+        graph: bool = True,
+    ) -> Callable[[], Tensor]:
+        return self(bags, dtype, samples_by_rank)
 
     def _own(self) -> "list[_Group]":
         return cast("list[_Group]", list(self.groups))
@@ -90,17 +89,9 @@ class DividedEmbedding(nn.Module):
     def forward(
         self, bags: Jagged, dtype: torch.dtype, samples_by_rank: Sequence[int] | None = None
     ) -> Callable[[], Tensor]:
-        """Looks up, and starts to send every rank the vectors of its samples.
+        """Does the same as `look_up`.
 
-        Args:
-            bags: bags of the tables that this rank reads. For tables of which it only holds a copy,
-                it uses the bags of its own samples.
-            dtype: dtype of the vectors.
-            samples_by_rank: number of samples of each rank in the batch; None is `World.part`.
-
-        Returns:
-            A function that waits and returns the vectors of all tables, `[own samples, tables,
-            dim]`.
+        Of tables of which this rank only holds a copy, it uses the bags of its own samples.
         """
         batch = len(bags.ids if bags.lengths is None else bags.lengths)
         own = part(batch, self.world.rank, self.world.size)
@@ -153,9 +144,8 @@ class _Group(nn.Module):
         self.copied, self.bounded, width = _kind(pieces[0])
         numbered = {first_number + piece.table: piece for piece in pieces}
         rows = {number: piece.num_rows for number, piece in numbered.items()}
-        device, native = world.device, True
         self.tables = JointEmbedding(
-            rows, width, seed, init_scale, native, dtype, device, init_std, numbered
+            rows, width, seed, init_scale, True, dtype, world, init_std, numbered
         )
         columns = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
@@ -175,14 +165,14 @@ class _Group(nn.Module):
             "_low": low,
             "_high": high,
         }.items():
-            self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
+            self.register_buffer(name, torch.tensor(values, device=world.device), persistent=False)
 
     def places(self, number: int, read: Sequence[int]) -> list[list[int]]:
         """Returns the `pieces` of `ops.joint_embedding_pieces` for the weight of this number."""
-        offsets = self.tables.table_offsets[:-1].tolist()
+        offsets = accumulate((piece.num_rows for piece in self.pieces), initial=0)
         return [
             [number, read.index(piece.table), *piece.rows, piece.shape[0], offset]
-            for piece, offset in zip(self.pieces, offsets, strict=True)
+            for piece, offset in zip(self.pieces, offsets, strict=False)
         ]
 
     def forward(self, bags: Jagged, samples: slice, dtype: torch.dtype, world: World) -> Tensor:

@@ -1,20 +1,22 @@
 """Embedding tables partly in memory: weights consist of slots, which a store assigns to rows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.distributed.placement import Piece
-from dlrm.model.tables.embedding import _Tables, initial_rows
+from dlrm.distributed import World
+from dlrm.model.tables.initial import initial_rows
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
 from dlrm.store.layout import Block
 
 
-class StoredEmbedding(_Tables):
+class StoredEmbedding(WholeTables):
     """A `JointEmbedding` over the slots that a `RowStore` assigns to the rows of a batch.
 
-    The weight is one table of slots, so operators and optimizers need not know the store.
+    The weight is one table of slots, so operators and optimizers need not know the store. Look-ups
+    take slots instead of ids; `rows` gives the records of ids in the store.
 
     Args:
         tables: rows of each table, by number, as in the store.
@@ -22,6 +24,7 @@ class StoredEmbedding(_Tables):
         slots: number of rows in memory.
         seed, init_scale, init_std: initialization, see `JointEmbedding`.
         dtype: dtype of the weight, float32 or bfloat16; see `JointEmbedding`.
+        world, tables_by_rank: see `WholeTables`.
     """
 
     def __init__(
@@ -33,33 +36,47 @@ class StoredEmbedding(_Tables):
         init_scale: float = 1.0,
         dtype: torch.dtype = torch.float32,
         init_std: float | None = None,
+        world: World = World(),
+        tables_by_rank: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(tables, dim, "cpu")
-        self._initial = (seed, init_scale, init_std)
-        self.weight = nn.Parameter(torch.zeros(slots, dim, dtype=dtype))
-        low = torch.zeros(slots, dim, dtype=torch.int16) if dtype == torch.bfloat16 else None
+        super().__init__(tables, dim, world, tables_by_rank)
+        self._initial, self.slots = (seed, init_scale, init_std), slots
+        self.weight = nn.Parameter(torch.zeros(slots, dim, dtype=dtype, device=world.device))
+        half = dtype == torch.bfloat16
+        low = torch.zeros_like(self.weight, dtype=torch.int16) if half else None
         self.weight_low: Tensor | None
         self.register_buffer("weight_low", low)
         self.slot_offsets: Tensor
-        self.register_buffer("slot_offsets", torch.tensor([0, slots]), persistent=False)
+        offsets = torch.tensor([0, slots], device=world.device)
+        self.register_buffer("slot_offsets", offsets, persistent=False)
 
     def initial(self) -> Iterator[Block]:
         """Yields the initial rows of all tables."""
-        begins = dict(zip(self._numbered, self.table_offsets.tolist(), strict=False))
+        begin = 0
         for number, rows in self._numbered.items():
             for first, values in initial_rows(number, (rows, self.dim), *self._initial):
                 fields = {"weight": values}
                 if self.weight_low is not None:
                     fields["weight"], fields["low"] = ops.split_float32(values)
-                yield Block(begins[number] + first, len(values), fields)
+                yield Block(begin + first, len(values), fields)
+            begin += rows
 
-    def lower_halves(self) -> dict[Tensor, Tensor]:
-        """Returns the lower halves of the weight's values, by weight, if it is bfloat16."""
-        return {} if self.weight_low is None else {self.weight: self.weight_low}
-
-    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+    def table_parameters(self) -> TableParameters:
         """Returns the weight with the rows of each table in the store, by number, in order."""
         return [(self.weight, self._numbered)]
+
+    def wide_twin(self) -> Tables:
+        return StoredEmbedding(slots=self.slots, **self._of_twin())
+
+    def rows(self, bags: Jagged) -> Tensor:
+        """Returns the records in the store of the rows that a batch looks up, `[look-ups]` int64.
+
+        Raises:
+            RuntimeError: an id is outside its table.
+        """
+        name = "joint_embedding" if bags.lengths is None else "joint_embedding_bag"
+        self.check(bags.ids, bags.lengths, name)
+        return super().rows(bags)
 
     def forward(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up slots `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
@@ -76,7 +93,7 @@ class StoredEmbedding(_Tables):
         dtype: torch.dtype,
         weights: Tensor | None = None,
     ) -> Tensor:
-        """Does the same as `forward` for bags of slots; see `ops.joint_embedding_bag`."""
+        """Does the same as `forward` for bags of slots."""
         found = ops.joint_embedding_bag(
             self.weight,
             slots,

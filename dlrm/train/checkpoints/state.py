@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from dlrm.distributed import World
-from dlrm.distributed.placement import Piece
+from dlrm.distributed.placement import Piece, rows_held
 from dlrm.documents import brief, read_json
 from dlrm.store.row_slots import RowSlots
 
@@ -104,7 +104,7 @@ class Parameters:
             begin = 0
             for number, held in tables.items():
                 piece = held if isinstance(held, Piece) else None
-                end = begin + (held.num_rows if isinstance(held, Piece) else held)
+                end = begin + rows_held(held)
                 yield TablePart(number, parameter, begin, end, piece)
                 begin = end
 

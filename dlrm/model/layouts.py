@@ -1,0 +1,56 @@
+"""Makes the tables of a model in the layout of its configuration."""
+
+from typing import Any
+
+from dlrm.distributed import World
+from dlrm.distributed.placement import Placement
+from dlrm.model.config import EMBEDDING_DTYPES, FUSED_TYPES, DLRMConfig
+from dlrm.model.tables.divided import DividedEmbedding
+from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.layout import Tables
+from dlrm.model.tables.multi_table import MultiTableEmbedding
+from dlrm.model.tables.stored import StoredEmbedding
+from dlrm.store.row_store import RowStore
+
+
+def make_tables(
+    config: DLRMConfig,
+    placement: Placement,
+    world: World = World(),
+    seed: int = 0,
+    store: RowStore | None = None,
+) -> Tables:
+    """Returns the tables of vectors, or pieces of them, that a process holds.
+
+    Args:
+        config: the architecture.
+        placement: placement of the tables.
+        world: the processes; the tables are made on its device.
+        seed: seed of the initial values.
+        store: holds the rows that are not in memory; it gets the initial ones. None: all are.
+
+    Raises:
+        ValueError: tables are divided or copied, and the configuration's layout has only whole
+            tables.
+    """
+    dtype = EMBEDDING_DTYPES[config.embedding_dtype]
+    options: dict[str, Any] = {"seed": seed, "init_scale": config.embedding_init_scale}
+    options["init_std"] = config.embedding_init_std if config.embedding_init == "normal" else None
+    options["world"] = world
+    if not placement.is_whole:
+        if config.embedding_type not in FUSED_TYPES:
+            raise ValueError(
+                f"--placement {config.placement} divides tables or copies them, which needs "
+                f"--embedding_type joint_fused, got {config.embedding_type}"
+            )
+        return DividedEmbedding(placement, dtype=dtype, **options)
+    options["tables_by_rank"] = by_rank = placement.tables_by_rank()
+    own = {table: config.embedding_rows[table] for table in by_rank[world.rank]}
+    whole = own, config.embedding_dim
+    if store is not None:
+        stored = StoredEmbedding(*whole, slots=store.slots, dtype=dtype, **options)
+        store.initial = stored.initial
+        return stored
+    if config.embedding_type == "multi_table":
+        return MultiTableEmbedding(*whole, **options)
+    return JointEmbedding(*whole, native=config.embedding_type != "joint", dtype=dtype, **options)

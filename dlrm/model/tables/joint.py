@@ -1,0 +1,165 @@
+"""The layout with all tables in one weight."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, nn
+
+from dlrm import ops
+from dlrm.distributed import World
+from dlrm.distributed.placement import Piece
+from dlrm.model.layers.hooks import has_hooks, is_hooked
+from dlrm.model.tables.initial import initialize_tables
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
+
+
+class JointEmbedding(WholeTables):
+    """All tables in one weight `[sum of table_sizes, dim]`, one after the other.
+
+    Args:
+        tables: rows of each table, by table number; initial values depend on the number.
+        dim: columns of every table.
+        seed: seed of the initial values, U(-s, s) with s = init_scale / sqrt(rows of the table).
+        init_scale: see `seed`.
+        init_std: if given, the initial values are N(0, init_std) instead.
+        native: look up with `ops.joint_embedding`, which checks ids and casts the output, instead
+            of `nn.Embedding`'s kernel.
+        dtype: dtype of the weight, float32 or bfloat16. With a bfloat16 weight the buffer
+            `weight_low` has the lower halves of float32 values (`ops.split_float32`), which the row
+            optimizers update and look-ups never read.
+        world: the processes; the tables are made on its device, without a full copy elsewhere.
+        pieces: by table number, the piece of a table that this rank holds, if it does not hold all
+            of it. `tables` are then the rows of the pieces and `dim` their columns; the values are
+            those of the table.
+        tables_by_rank: see `WholeTables`.
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[int, int],
+        dim: int,
+        seed: int = 0,
+        init_scale: float = 1.0,
+        native: bool = True,
+        dtype: torch.dtype = torch.float32,
+        world: World = World(),
+        init_std: float | None = None,
+        pieces: Mapping[int, Piece] | None = None,
+        tables_by_rank: Sequence[Sequence[int]] | None = None,
+    ):
+        super().__init__(tables, dim, world, tables_by_rank)
+        self.native = native
+        offsets = [0, *accumulate(self.table_sizes)]
+        weight = torch.empty(offsets[-1], dim, dtype=dtype, device=world.device)
+        self.weight = nn.Parameter(weight)
+        self.weight_low: Tensor | None
+        low = torch.empty_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
+        self.register_buffer("weight_low", low)
+        own = [slice(begin, end) for begin, end in pairwise(offsets)]
+        lows = [None if low is None else low[part] for part in own]
+        self._pieces = pieces
+        whole = [None if pieces is None else pieces[number] for number in tables]
+        parts = [weight[part] for part in own]
+        initialize_tables(parts, lows, list(tables), seed, init_scale, init_std, whole)
+
+    def tables(self) -> list[Tensor]:
+        """Returns the tables, `[rows, dim]` float32: views of the weight, or its joined halves."""
+        tables = self.weight.detach().split(self.table_sizes)
+        if self.weight_low is None:
+            return list(tables)
+        return list(map(ops.join_float32, tables, self.weight_low.split(self.table_sizes)))
+
+    def table_parameters(self) -> TableParameters:
+        return [(self.weight, self._pieces or self._numbered)]
+
+    def wide_twin(self) -> Tables:
+        return JointEmbedding(native=self.native, **self._of_twin())
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        if self.native:
+            return ops.joint_embedding(self.weight, ids, self.table_offsets, dtype=dtype)
+        self.check(ids)
+        rows = ids + self.table_offsets[:-1]
+        return nn.functional.embedding(rows, self.weight, sparse=True).to(dtype)
+
+    def operands(self) -> tuple[Tensor, Tensor] | None:
+        replaced = getattr(self.forward, "__func__", None) is not _FORWARD
+        alone = self.native and not replaced and not has_hooks(self)
+        return (self.weight, self.table_offsets) if alone else None
+
+    def look_up(
+        self,
+        bags: Jagged,
+        dtype: torch.dtype,
+        samples_by_rank: Sequence[int] | None = None,
+        graph: bool = True,
+    ) -> Callable[[], Tensor]:
+        alone = not graph and bags.lengths is None and self.world.size == 1
+        found = self._without_graph(bags.ids, dtype) if alone else None
+        return found or super().look_up(bags, dtype, samples_by_rank)
+
+    def _without_graph(self, ids: Tensor, dtype: torch.dtype) -> "LookUp | None":
+        """Looks up ids `[batch, tables]`; None if autograd or a hook is needed."""
+        weight = self.weight
+        if self.operands() is None or is_hooked(weight):
+            return None
+        if weight.requires_grad and weight.grad_dtype not in (None, dtype):
+            return None
+        vectors = ops.joint_embedding(weight.detach(), ids, self.table_offsets, dtype=dtype)
+        return LookUp(self, ids, vectors)
+
+    def pool(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        pooling: str,
+        dtype: torch.dtype,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        look_up = ops.joint_embedding_bag if self.native else ops.joint_embedding_bag_reference
+        if not self.native:
+            self.check(ids, lengths)
+        return look_up(
+            self.weight,
+            ids,
+            lengths,
+            self.table_offsets,
+            sample_weights=weights,
+            pooling=pooling,
+            dtype=dtype,
+        )
+
+
+_FORWARD = JointEmbedding.forward  # neither overridden nor replaced
+
+
+@dataclass
+class LookUp:
+    """Vectors without a graph; a call returns them.
+
+    Attributes:
+        tables: where they are from.
+        ids: `[batch, tables]`.
+        vectors: `[batch, tables, dim]`.
+    """
+
+    tables: JointEmbedding
+    ids: Tensor
+    vectors: Tensor
+
+    def __call__(self) -> Tensor:
+        return self.vectors
+
+    def add_gradient(self, grad: Tensor) -> None:
+        """Adds a gradient of the vectors to that of the weight, as autograd would."""
+        weight = self.tables.weight
+        if not weight.requires_grad:
+            return
+        offsets = self.tables.table_offsets
+        sparse = ops.joint_embedding_gradient(weight.shape, self.ids, offsets, grad)
+        if weight.grad is None:
+            weight.grad = sparse
+        else:
+            weight.grad += sparse

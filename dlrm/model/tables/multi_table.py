@@ -1,0 +1,88 @@
+"""The layout with a weight for each table."""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from dlrm import ops
+from dlrm.distributed import World
+from dlrm.model.tables.initial import initialize_tables
+from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.layout import TableParameters, Tables, WholeTables
+
+
+class MultiTableEmbedding(WholeTables):
+    """One `nn.Embedding` per feature, in float32; for the arguments see `JointEmbedding`."""
+
+    def __init__(
+        self,
+        tables: Mapping[int, int],
+        dim: int,
+        seed: int = 0,
+        init_scale: float = 1.0,
+        world: World = World(),
+        init_std: float | None = None,
+        tables_by_rank: Sequence[Sequence[int]] | None = None,
+    ):
+        super().__init__(tables, dim, world, tables_by_rank)
+        device = world.device
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
+            for size in self.table_sizes
+        )
+        nothing = [None] * len(tables)
+        initialize_tables(self.tables(), nothing, list(tables), seed, init_scale, init_std, nothing)
+
+    def tables(self) -> list[Tensor]:
+        """Returns the weights, one per table, `[rows, dim]`."""
+        return [weight.detach() for weight, _ in self.table_parameters()]
+
+    def table_parameters(self) -> TableParameters:
+        held = zip(self.embeddings.parameters(), self._numbered.items(), strict=True)
+        return [(weight, {number: size}) for weight, (number, size) in held]
+
+    def wide_twin(self) -> Tables:
+        return JointEmbedding(native=False, **self._of_twin())
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        self.check(ids)
+        wide = ids.long()
+        vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
+        return self._stack(vectors, len(ids), dtype)
+
+    def pool(
+        self,
+        ids: Tensor,
+        lengths: Tensor,
+        pooling: str,
+        dtype: torch.dtype,
+        weights: Tensor | None = None,
+    ) -> Tensor:
+        self.check(ids, lengths)
+        bags = ops.bags_of_ids(ids, lengths)
+        tables, wide, vectors = bags % max(lengths.shape[1], 1), ids.long(), []
+        mode = pooling
+        if weights is not None and pooling == "mean":  # torch supports weights for sums only
+            mode, weights = "sum", weights / lengths.flatten()[bags]
+        for i, weight in enumerate(self.embeddings.parameters()):
+            own, chosen = lengths[:, i].long(), tables == i
+            begins = own.cumsum(0) - own
+            factors = None if weights is None else weights[chosen]
+            vectors.append(
+                nn.functional.embedding_bag(
+                    wide[chosen],
+                    weight,
+                    begins,
+                    mode=mode,
+                    sparse=True,
+                    per_sample_weights=factors,
+                )
+            )
+        return self._stack(vectors, len(lengths), dtype)
+
+    def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
+        if vectors:
+            return torch.stack(vectors, dim=1).to(dtype)
+        device = self.table_offsets.device
+        return torch.zeros(batch, 0, self.dim, dtype=dtype, device=device, requires_grad=True)
