@@ -358,6 +358,10 @@ class DLRM(nn.Module):
         """
         return [one for tables in self._all_tables() for one in tables.table_parameters()]
 
+    def one_row_each(self) -> dict[Tensor, list[int]]:
+        """Returns the rows of the tables of some weights; see `Tables.one_row_each`."""
+        return {k: v for one in self._all_tables() for k, v in one.one_row_each().items()}
+
     def table_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> dict[int, int]:
         """Returns the bytes of this process's rows of each table; see `Tables.table_bytes`."""
         return {k: v for one in self._all_tables() for k, v in one.table_bytes(state_bytes).items()}

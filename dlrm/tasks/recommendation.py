@@ -13,7 +13,7 @@ from dlrm import ops
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World, gather
-from dlrm.distributed.placement import Piece, Placement, rows_held
+from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
 from dlrm.ops.library import cuda_kernels_available
@@ -344,13 +344,7 @@ class Recommendation:
         if groups["tables"] and not config.freeze_embeddings:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
-            sizes: dict[Tensor, list[int]] = {}
-            if one_look_up and self.model.store is None:
-                sizes = {
-                    weight: [*map(rows_held, own.values())]
-                    for weight, own in self.table_parameters()
-                    if all(_is_looked_up_once(held) for held in own.values())
-                }
+            sizes = self.model.one_row_each() if one_look_up else {}
             tables = table_optimizer(
                 config.embedding_optimizer,
                 groups["tables"],
@@ -395,11 +389,6 @@ def _looked_up(
 ) -> tuple[Tensor, Tensor | None, Sequence[int] | None, Tensor | None]:
     """Returns the arguments of `DLRM.look_up` from a batch."""
     return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
-
-
-def _is_looked_up_once(held: int | Piece) -> bool:
-    """Returns whether every sample looks up one row of a table, or of its piece."""
-    return isinstance(held, int) or (held.has_all_rows and not held.copied)
 
 
 def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:

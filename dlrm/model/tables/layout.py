@@ -91,6 +91,17 @@ class Tables(nn.Module):
         named = ((weight, f"{name}_low") for name, weight in self.named_parameters())
         return {weight: low[name] for weight, name in named if name in low}
 
+    def one_row_each(self) -> dict[Tensor, list[int]]:
+        """Returns the rows of the tables of each weight that `ops.row_sgd_` may rely on.
+
+        A sample with one id per table looks up one row of each of them.
+        """
+        return {
+            weight: [*map(rows_held, tables.values())]
+            for weight, tables in self.table_parameters()
+            if all(_has_all_rows(held) for held in tables.values())
+        }
+
     def table_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> dict[int, int]:
         """Returns the bytes of the rows that this process holds of each table, by number.
 
@@ -107,6 +118,10 @@ class Tables(nn.Module):
             for number, held in tables.items():
                 found[number] = found.get(number, 0) + row * rows_held(held)
         return found
+
+
+def _has_all_rows(held: int | Piece) -> bool:
+    return isinstance(held, int) or (held.has_all_rows and not held.copied)
 
 
 class WholeTables(Tables):

@@ -65,6 +65,10 @@ class StoredEmbedding(WholeTables):
         """Returns the weight with the rows of each table in the store, by number, in order."""
         return [(self.weight, self._numbered)]
 
+    def one_row_each(self) -> dict[Tensor, list[int]]:
+        """Returns an empty dict: any slot may have a row of any table."""
+        return {}
+
     def wide_twin(self) -> Tables:
         return StoredEmbedding(slots=self.slots, **self._of_twin())
 
