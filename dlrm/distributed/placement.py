@@ -32,6 +32,10 @@ class Piece(NamedTuple):
     rank: int | None
     shape: tuple[int, int]
 
+    @classmethod
+    def of_whole_table(cls, table: int, rows: int, dim: int, rank: int | None) -> "Piece":
+        return cls(table, (0, rows), (0, dim), rank, (rows, dim))
+
     @property
     def num_rows(self) -> int:
         return self.rows[1] - self.rows[0]
@@ -55,11 +59,6 @@ class Piece(NamedTuple):
     @property
     def is_whole(self) -> bool:
         return self.has_all_rows and self.has_all_columns and not self.copied
-
-
-def rows_held(held: int | Piece) -> int:
-    """Returns the rows that a rank holds of a table, which is given by its rows or by a piece."""
-    return held if isinstance(held, int) else held.num_rows
 
 
 @dataclass(frozen=True)
@@ -95,7 +94,7 @@ class Placement:
     ) -> "Placement":
         """Returns the placement of whole tables, each on one rank."""
         pieces = (
-            Piece(table, (0, table_rows[table]), (0, dim), rank, (table_rows[table], dim))
+            Piece.of_whole_table(table, table_rows[table], dim, rank)
             for rank, tables in enumerate(tables_by_rank)
             for table in tables
         )

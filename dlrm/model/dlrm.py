@@ -115,13 +115,14 @@ class DLRM(nn.Module):
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
         self.numerical_embedding: NumericalEmbedding | None = None
         if config.numerical_embedding != NO_EMBEDDING:
+            own = config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
             kind = NUMERICAL_EMBEDDINGS[config.numerical_embedding]
-            self.numerical_embedding = kind(inputs, dim, _numerical_options(config), seed)
+            self.numerical_embedding = kind(inputs, dim, NumericalOptions(*own), seed)
         self.interact, self.cross = interactions(config, self.bottom_mlp.num_vectors, seed)
         width, padding = self.interact.width, self.interact.padding
         regularised = (config.batch_norm, config.dropout)
         self.top_mlp = mlp(width, hidden, seed, "top_mlp", *options, *regularised)
-        last = (hidden[-1] if hidden else width) + self._cross_width()
+        last = (hidden[-1] if hidden else width) + (self.cross.width if self.cross else 0)
         self.output = output_layer(last, seed, "output", config.output_init, config.ensemble)
         self.adapters: Adapters | None = None
         if config.ensemble > 1:
@@ -307,23 +308,24 @@ class DLRM(nn.Module):
         """
         if self.store is None:  # otherwise these are slots
             categorical = self._hashed(categorical, lengths)
-        bags = self._bags(categorical, lengths, id_weights)
+        pooling = self._pooling or "sum"
+        bags = Jagged(categorical, lengths, id_weights, pooling, samples_by_rank)
+        if lengths is not None and self._pooling is None:
+            bags = self._as_sums(bags)
         with part(LOOKUP):
-            found = [self.embeddings.look_up(bags, self.dtype, samples_by_rank, graph)]
+            found = [self.embeddings.look_up(bags, self.dtype, graph)]
             if self.wide is not None:
-                found.append(self.wide.look_up(bags, torch.float32, samples_by_rank, graph))
+                found.append(self.wide.look_up(bags, torch.float32, graph))
             return found
 
-    def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Jagged:
-        """Returns the look-up of a batch; with mixed poolings, means become weighted sums."""
-        pooling = self._pooling
-        if lengths is None:
-            return Jagged(ids)
-        if pooling is None:
-            counts = torch.where(self.mean_tables, lengths, 1).clamp(min=1)
-            shares = counts.float().reciprocal().flatten()[ops.bags_of_ids(ids, lengths)]
-            pooling, weights = "sum", shares if weights is None else shares * weights
-        return Jagged(ids, lengths, weights, pooling)
+    def _as_sums(self, bags: Jagged) -> Jagged:
+        """Returns bags of tables with mixed poolings, whose means become weighted sums."""
+        assert bags.lengths is not None
+        counts = torch.where(self.mean_tables, bags.lengths, 1).clamp(min=1)
+        bag_of = ops.bags_of_ids(bags.ids, bags.lengths)
+        shares = counts.float().reciprocal().flatten()[bag_of]
+        weights = shares if bags.weights is None else shares * bags.weights
+        return bags._replace(weights=weights, pooling="sum")
 
     def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns the rows of a joint table that a batch looks up; see `Tables.rows`."""
@@ -374,11 +376,8 @@ class DLRM(nn.Module):
 
         What leaves it enters the top MLP or, from parallel cross layers, the last layer.
         """
-        interact = self.interact
-        return interact.num_vectors * interact.dim, interact.width + self._cross_width()
-
-    def _cross_width(self) -> int:
-        return 0 if self.cross is None else self.cross.width
+        interact, crossed = self.interact, self.cross.width if self.cross else 0
+        return interact.num_vectors * interact.dim, interact.width + crossed
 
     @property
     def products(self) -> str:
@@ -445,9 +444,3 @@ def _listed_tensors(parameters: NetworkParameters) -> list[Tensor]:
 
 
 _FORWARD = DLRM.forward  # neither overridden nor replaced
-
-
-def _numerical_options(config: DLRMConfig) -> NumericalOptions:
-    return NumericalOptions(
-        config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
-    )

@@ -6,6 +6,7 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import EMBEDDING_DTYPES, FUSED_TYPES, DLRMConfig
 from dlrm.model.tables.divided import DividedEmbedding
+from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
 from dlrm.model.tables.layout import Tables
 from dlrm.model.tables.multi_table import MultiTableEmbedding
@@ -34,21 +35,21 @@ def make_tables(
             tables.
     """
     dtype = EMBEDDING_DTYPES[config.embedding_dtype]
-    options: dict[str, Any] = {"seed": seed, "init_scale": config.embedding_init_scale}
-    options["init_std"] = config.embedding_init_std if config.embedding_init == "normal" else None
-    options["world"] = world
+    std = config.embedding_init_std if config.embedding_init == "normal" else None
+    initial = Initial(seed, config.embedding_init_scale, std)
     if not placement.is_whole:
         if config.embedding_type not in FUSED_TYPES:
             raise ValueError(
                 f"--placement {config.placement} divides tables or copies them, which needs "
                 f"--embedding_type joint_fused, got {config.embedding_type}"
             )
-        return DividedEmbedding(placement, dtype=dtype, **options)
-    options["tables_by_rank"] = by_rank = placement.tables_by_rank()
+        return DividedEmbedding(placement, world, initial, dtype)
+    by_rank = placement.tables_by_rank()
     own = {table: config.embedding_rows[table] for table in by_rank[world.rank]}
-    whole = own, config.embedding_dim
+    whole = own, config.embedding_dim, initial
+    options: dict[str, Any] = {"world": world, "tables_by_rank": by_rank}
     if store is not None:
-        stored = StoredEmbedding(*whole, slots=store.slots, dtype=dtype, **options)
+        stored = StoredEmbedding(*whole, store.slots, dtype=dtype, **options)
         store.initial = stored.initial
         return stored
     if config.embedding_type == "multi_table":

@@ -298,7 +298,7 @@ class Recommendation:
             "dense": [p for p in self.model.parameters() if id(p) not in held],
         }
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
         return self.model.table_parameters()
 
     def counted_elsewhere(self) -> list[nn.Parameter]:
@@ -306,8 +306,7 @@ class Recommendation:
         return [
             weight
             for weight, own in self.table_parameters()
-            if self.world.rank
-            and any(isinstance(held, Piece) and held.copied for held in own.values())
+            if self.world.rank and any(piece.copied for piece in own.values())
         ]
 
     def updates_vary(self, config: OptimizerConfig) -> bool:

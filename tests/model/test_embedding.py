@@ -11,6 +11,7 @@ from torch.utils._pytree import tree_leaves
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
+from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
 from dlrm.model.tables.multi_table import MultiTableEmbedding
 
@@ -92,16 +93,16 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
-    expected = layout({0: 700, 3: 5, 1: 31}, 3, seed=3).tables()
+    expected = layout({0: 700, 3: 5, 1: 31}, 3, Initial(seed=3)).tables()
     torch.set_num_threads(3)
-    tables = layout({0: 700, 3: 5, 1: 31}, 3, seed=3).tables()
+    tables = layout({0: 700, 3: 5, 1: 31}, 3, Initial(seed=3)).tables()
     assert all(map(torch.equal, tables, expected))
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_default_device(layout):
-    expected = layout({0: 7, 1: 5}, 3, seed=3).tables()
+    expected = layout({0: 7, 1: 5}, 3, Initial(seed=3)).tables()
     with torch.device("meta"):  # like a GPU's: a CPU generator cannot fill its tensors
-        tables = layout({0: 7, 1: 5}, 3, seed=3).tables()
+        tables = layout({0: 7, 1: 5}, 3, Initial(seed=3)).tables()
     assert all(map(torch.equal, tables, expected))

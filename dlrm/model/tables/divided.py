@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.distributed import World, exchange, gather_rows, part
 from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.model.tables.layout import Jagged, TableParameters, Tables
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables, Vectors
 
 
 class DividedEmbedding(Tables):
@@ -29,7 +30,7 @@ class DividedEmbedding(Tables):
     Args:
         placement: the ranks of all pieces.
         world: the ranks, of which there are several.
-        seed, init_scale, dtype, init_std: as in `JointEmbedding`.
+        initial, dtype: as in `JointEmbedding`.
         first_number: number of the first table; initial values depend on table numbers, and tables
             are saved under them.
         read: the tables whose ids this rank takes; None are those of which it holds a piece.
@@ -39,10 +40,8 @@ class DividedEmbedding(Tables):
         self,
         placement: Placement,
         world: World,
-        seed: int = 0,
-        init_scale: float = 1.0,
+        initial: Initial,
         dtype: torch.dtype = torch.float32,
-        init_std: float | None = None,
         first_number: int = 0,
         read: Sequence[int] | None = None,
     ):
@@ -53,7 +52,7 @@ class DividedEmbedding(Tables):
         for piece in placement.of_rank(world.rank):
             groups.setdefault(_kind(piece), []).append(piece)
         self.groups = nn.ModuleList(
-            _Group(groups[kind], read, first_number, seed, init_scale, dtype, world, init_std)
+            _Group(groups[kind], read, first_number, initial, dtype, world)
             for kind in sorted(groups)
         )
         self._held = [group for group in self._own() if not group.copied]
@@ -69,31 +68,24 @@ class DividedEmbedding(Tables):
         return DividedEmbedding(
             self.placement.of_one_column(),
             self.world,
-            init_scale=0.0,
+            Initial(scale=0.0),
             first_number=len(self.placement.table_rows),
             read=self.placement.tables_by_rank()[self.world.rank],
         )
 
-    def look_up(
-        self,
-        bags: Jagged,
-        dtype: torch.dtype,
-        samples_by_rank: Sequence[int] | None = None,
-        graph: bool = True,
-    ) -> Callable[[], Tensor]:
-        return self(bags, dtype, samples_by_rank)
+    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
+        return self(bags, dtype)
 
     def _own(self) -> "list[_Group]":
         return cast("list[_Group]", list(self.groups))
 
-    def forward(
-        self, bags: Jagged, dtype: torch.dtype, samples_by_rank: Sequence[int] | None = None
-    ) -> Callable[[], Tensor]:
+    def forward(self, bags: Jagged, dtype: torch.dtype) -> Vectors:
         """Does the same as `look_up`.
 
         Of tables of which this rank only holds a copy, it uses the bags of its own samples.
         """
         batch = len(bags.ids if bags.lengths is None else bags.lengths)
+        samples_by_rank = bags.samples_by_rank
         own = part(batch, self.world.rank, self.world.size)
         if samples_by_rank is not None:
             begin = sum(samples_by_rank[: self.world.rank])
@@ -133,20 +125,16 @@ class _Group(nn.Module):
         pieces: Sequence[Piece],
         read: Sequence[int],
         first_number: int,
-        seed: int,
-        init_scale: float,
+        initial: Initial,
         dtype: torch.dtype,
         world: World,
-        init_std: float | None,
     ):
         super().__init__()
         self.pieces = pieces
         self.copied, self.bounded, width = _kind(pieces[0])
         numbered = {first_number + piece.table: piece for piece in pieces}
         rows = {number: piece.num_rows for number, piece in numbered.items()}
-        self.tables = JointEmbedding(
-            rows, width, seed, init_scale, True, dtype, world, init_std, numbered
-        )
+        self.tables = JointEmbedding(rows, width, initial, True, dtype, world, numbered)
         columns = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
@@ -185,15 +173,7 @@ class _Group(nn.Module):
         def look_up(weight: Tensor) -> Tensor:
             if own.lengths is None:
                 return ops.joint_embedding(weight, own.ids, offsets, dtype=dtype)
-            return ops.joint_embedding_bag(
-                weight,
-                own.ids,
-                own.lengths,
-                offsets,
-                sample_weights=own.weights,
-                pooling=own.pooling,
-                dtype=dtype,
-            )
+            return own.pooled(weight, offsets, dtype)
 
         if self.copied and torch.is_grad_enabled():
             return _OfCopies.apply(weight, look_up, world)
@@ -210,7 +190,7 @@ class _Group(nn.Module):
         return Jagged((ids - self._first)[here], here.to(torch.int8))
 
     def _several(self, bags: Jagged, samples: slice) -> Jagged:
-        ids, lengths, weights, pooling = bags
+        ids, lengths, weights, pooling, _ = bags
         assert lengths is not None
         if self._all and not self.bounded and samples == slice(0, len(lengths)):
             return bags
@@ -223,7 +203,7 @@ class _Group(nn.Module):
 
     def _within_bounds(self, bags: Jagged) -> Jagged:
         """Drops the ids of rows that other pieces hold."""
-        ids, lengths, weights, pooling = bags
+        ids, lengths, weights, pooling, _ = bags
         assert lengths is not None
         bag_of = ops.bags_of_ids(ids, lengths)
         piece, ids = bag_of % lengths.shape[1], ids.long()

@@ -1,6 +1,6 @@
 """The layout with all tables in one weight."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -11,8 +11,8 @@ from dlrm import ops
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.model.layers.hooks import has_hooks, is_hooked
-from dlrm.model.tables.initial import initialize_tables
-from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
+from dlrm.model.tables.initial import Initial
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables, Vectors, WholeTables
 
 
 class JointEmbedding(WholeTables):
@@ -21,9 +21,7 @@ class JointEmbedding(WholeTables):
     Args:
         tables: rows of each table, by table number; initial values depend on the number.
         dim: columns of every table.
-        seed: seed of the initial values, U(-s, s) with s = init_scale / sqrt(rows of the table).
-        init_scale: see `seed`.
-        init_std: if given, the initial values are N(0, init_std) instead.
+        initial: initial values.
         native: look up with `ops.joint_embedding`, which checks ids and casts the output, instead
             of `nn.Embedding`'s kernel.
         dtype: dtype of the weight, float32 or bfloat16. With a bfloat16 weight the buffer
@@ -40,16 +38,14 @@ class JointEmbedding(WholeTables):
         self,
         tables: Mapping[int, int],
         dim: int,
-        seed: int = 0,
-        init_scale: float = 1.0,
+        initial: Initial,
         native: bool = True,
         dtype: torch.dtype = torch.float32,
         world: World = World(),
-        init_std: float | None = None,
         pieces: Mapping[int, Piece] | None = None,
         tables_by_rank: Sequence[Sequence[int]] | None = None,
     ):
-        super().__init__(tables, dim, world, tables_by_rank)
+        super().__init__(tables, dim, world, tables_by_rank, pieces)
         self.native = native
         offsets = [0, *accumulate(self.table_sizes)]
         weight = torch.empty(offsets[-1], dim, dtype=dtype, device=world.device)
@@ -59,10 +55,7 @@ class JointEmbedding(WholeTables):
         self.register_buffer("weight_low", low)
         own = [slice(begin, end) for begin, end in pairwise(offsets)]
         lows = [None if low is None else low[part] for part in own]
-        self._pieces = pieces
-        whole = [None if pieces is None else pieces[number] for number in tables]
-        parts = [weight[part] for part in own]
-        initialize_tables(parts, lows, list(tables), seed, init_scale, init_std, whole)
+        initial.fill([weight[part] for part in own], lows, self._held)
 
     def tables(self) -> list[Tensor]:
         """Returns the tables, `[rows, dim]` float32: views of the weight, or its joined halves."""
@@ -72,7 +65,7 @@ class JointEmbedding(WholeTables):
         return list(map(ops.join_float32, tables, self.weight_low.split(self.table_sizes)))
 
     def table_parameters(self) -> TableParameters:
-        return [(self.weight, self._pieces or self._numbered)]
+        return [(self.weight, self._held)]
 
     def wide_twin(self) -> Tables:
         return JointEmbedding(native=self.native, **self._of_twin())
@@ -89,16 +82,10 @@ class JointEmbedding(WholeTables):
         alone = self.native and not replaced and not has_hooks(self)
         return (self.weight, self.table_offsets) if alone else None
 
-    def look_up(
-        self,
-        bags: Jagged,
-        dtype: torch.dtype,
-        samples_by_rank: Sequence[int] | None = None,
-        graph: bool = True,
-    ) -> Callable[[], Tensor]:
+    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
         alone = not graph and bags.lengths is None and self.world.size == 1
         found = self._without_graph(bags.ids, dtype) if alone else None
-        return found or super().look_up(bags, dtype, samples_by_rank)
+        return found or super().look_up(bags, dtype)
 
     def _without_graph(self, ids: Tensor, dtype: torch.dtype) -> "LookUp | None":
         """Looks up ids `[batch, tables]`; None if autograd or a hook is needed."""
@@ -110,25 +97,12 @@ class JointEmbedding(WholeTables):
         vectors = ops.joint_embedding(weight.detach(), ids, self.table_offsets, dtype=dtype)
         return LookUp(self, ids, vectors)
 
-    def pool(
-        self,
-        ids: Tensor,
-        lengths: Tensor,
-        pooling: str,
-        dtype: torch.dtype,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        look_up = ops.joint_embedding_bag if self.native else ops.joint_embedding_bag_reference
-        if not self.native:
-            self.check(ids, lengths)
-        return look_up(
-            self.weight,
-            ids,
-            lengths,
-            self.table_offsets,
-            sample_weights=weights,
-            pooling=pooling,
-            dtype=dtype,
+    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+        if self.native:
+            return bags.pooled(self.weight, self.table_offsets, dtype)
+        self.check(bags.ids, bags.lengths)
+        return bags.pooled(
+            self.weight, self.table_offsets, dtype, ops.joint_embedding_bag_reference
         )
 
 

@@ -13,9 +13,11 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World, exchange
-from dlrm.distributed.placement import Piece, rows_held
+from dlrm.distributed.placement import Piece
+from dlrm.model.tables.initial import Initial
 
-TableParameters = list[tuple[nn.Parameter, Mapping[int, int | Piece]]]
+TableParameters = list[tuple[nn.Parameter, Mapping[int, Piece]]]
+Vectors = Callable[[], Tensor]  # waits, and returns them
 
 
 class Jagged(NamedTuple):
@@ -26,30 +28,43 @@ class Jagged(NamedTuple):
         lengths: number of ids of each bag, `[batch, tables]`; None is one id each.
         weights: with `lengths`, a factor for the row of each id, `[total]`; None is 1.
         pooling: "sum" or "mean".
+        samples_by_rank: number of samples of each process in the batch; None is `World.part`.
     """
 
     ids: Tensor
     lengths: Tensor | None = None
     weights: Tensor | None = None
     pooling: str = "sum"
+    samples_by_rank: Sequence[int] | None = None
+
+    def pooled(
+        self,
+        weight: Tensor,
+        offsets: Tensor,
+        dtype: torch.dtype,
+        look_up: Callable[..., Tensor] = ops.joint_embedding_bag,
+    ) -> Tensor:
+        """Returns the vectors of bags with lengths from a joint table of some offsets."""
+        return look_up(
+            weight,
+            self.ids,
+            self.lengths,
+            offsets,
+            sample_weights=self.weights,
+            pooling=self.pooling,
+            dtype=dtype,
+        )
 
 
 class Tables(nn.Module):
     """Base of the layouts: the tables, or the pieces of tables, that a process holds."""
 
-    def look_up(
-        self,
-        bags: Jagged,
-        dtype: torch.dtype,
-        samples_by_rank: Sequence[int] | None = None,
-        graph: bool = True,
-    ) -> Callable[[], Tensor]:
+    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
         """Looks up, and starts to send every process the vectors of its samples.
 
         Args:
             bags: bags of the tables that this process reads, for the batch of all processes.
             dtype: dtype of the vectors.
-            samples_by_rank: number of samples of each process in the batch; None is `World.part`.
             graph: False returns a `LookUp`, if the layout has one for these bags.
 
         Returns:
@@ -66,10 +81,7 @@ class Tables(nn.Module):
         raise NotImplementedError
 
     def table_parameters(self) -> TableParameters:
-        """Returns the parameters that hold tables, each with its tables by number, in order.
-
-        A whole table is given by its number of rows, others by the piece.
-        """
+        """Returns the parameters that hold tables, each with its pieces by table, in order."""
         raise NotImplementedError
 
     def wide_twin(self) -> "Tables":
@@ -97,9 +109,9 @@ class Tables(nn.Module):
         A sample with one id per table looks up one row of each of them.
         """
         return {
-            weight: [*map(rows_held, tables.values())]
-            for weight, tables in self.table_parameters()
-            if all(_has_all_rows(held) for held in tables.values())
+            weight: [piece.num_rows for piece in own.values()]
+            for weight, own in self.table_parameters()
+            if all(piece.has_all_rows and not piece.copied for piece in own.values())
         }
 
     def table_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> dict[int, int]:
@@ -113,15 +125,11 @@ class Tables(nn.Module):
                 `RowOptimizer.state_bytes`; by default tables are not trained.
         """
         found: dict[int, int] = {}
-        for weight, tables in self.table_parameters():
+        for weight, own in self.table_parameters():
             row = 4 * weight.shape[1] + state_bytes(weight.shape[1])
-            for number, held in tables.items():
-                found[number] = found.get(number, 0) + row * rows_held(held)
+            for number, piece in own.items():
+                found[number] = found.get(number, 0) + row * piece.num_rows
         return found
-
-
-def _has_all_rows(held: int | Piece) -> bool:
-    return isinstance(held, int) or (held.has_all_rows and not held.copied)
 
 
 class WholeTables(Tables):
@@ -132,6 +140,7 @@ class WholeTables(Tables):
         dim: columns of every table.
         world: the processes.
         tables_by_rank: table numbers of each process; None is one process.
+        held: the pieces of the tables; None is all of each.
     """
 
     def __init__(
@@ -140,11 +149,15 @@ class WholeTables(Tables):
         dim: int,
         world: World = World(),
         tables_by_rank: Sequence[Sequence[int]] | None = None,
+        held: Mapping[int, Piece] | None = None,
     ) -> None:
         super().__init__()
         self.dim, self.table_sizes = dim, list(tables.values())
         self.world, self.tables_by_rank = world, tables_by_rank or [[*range(len(tables))]]
-        self._numbered = dict(tables)
+        self._held = held or {
+            table: Piece.of_whole_table(table, rows, dim, world.rank)
+            for table, rows in tables.items()
+        }
         self.table_offsets: Tensor
         offsets = torch.tensor([0, *accumulate(self.table_sizes)], device=world.device)
         self.register_buffer("table_offsets", offsets, persistent=False)
@@ -153,30 +166,13 @@ class WholeTables(Tables):
         """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
         raise NotImplementedError
 
-    def pool(
-        self,
-        ids: Tensor,
-        lengths: Tensor,
-        pooling: str,
-        dtype: torch.dtype,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """Does the same as `forward` for bags of ids; see `ops.joint_embedding_bag`."""
+    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+        """Does the same as `forward` for bags with lengths; see `ops.joint_embedding_bag`."""
         raise NotImplementedError
 
-    def look_up(
-        self,
-        bags: Jagged,
-        dtype: torch.dtype,
-        samples_by_rank: Sequence[int] | None = None,
-        graph: bool = True,
-    ) -> Callable[[], Tensor]:
-        ids, lengths, weights, pooling = bags
-        if lengths is None:
-            own = self(ids, dtype=dtype)
-        else:
-            own = self.pool(ids, lengths, pooling, dtype, weights)
-        return exchange(own, self.tables_by_rank, self.world, samples_by_rank)
+    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
+        own = self(bags.ids, dtype=dtype) if bags.lengths is None else self.pool(bags, dtype)
+        return exchange(own, self.tables_by_rank, self.world, bags.samples_by_rank)
 
     def rows(self, bags: Jagged) -> Tensor:
         begins = self.table_offsets[:-1]
@@ -216,9 +212,9 @@ class WholeTables(Tables):
         """Returns the arguments of the wide term."""
         number = sum(map(len, self.tables_by_rank))
         return {
-            "tables": {number + table: rows for table, rows in self._numbered.items()},
+            "tables": {number + table: held.num_rows for table, held in self._held.items()},
             "dim": 1,
-            "init_scale": 0.0,
+            "initial": Initial(scale=0.0),
             "world": self.world,
             "tables_by_rank": self.tables_by_rank,
         }

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World
-from dlrm.model.tables.initial import initialize_tables
+from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.model.tables.layout import TableParameters, Tables, WholeTables
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
 
 
 class MultiTableEmbedding(WholeTables):
@@ -19,10 +19,8 @@ class MultiTableEmbedding(WholeTables):
         self,
         tables: Mapping[int, int],
         dim: int,
-        seed: int = 0,
-        init_scale: float = 1.0,
+        initial: Initial,
         world: World = World(),
-        init_std: float | None = None,
         tables_by_rank: Sequence[Sequence[int]] | None = None,
     ):
         super().__init__(tables, dim, world, tables_by_rank)
@@ -31,16 +29,15 @@ class MultiTableEmbedding(WholeTables):
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
             for size in self.table_sizes
         )
-        nothing = [None] * len(tables)
-        initialize_tables(self.tables(), nothing, list(tables), seed, init_scale, init_std, nothing)
+        initial.fill(self.tables(), [None] * len(tables), self._held)
 
     def tables(self) -> list[Tensor]:
         """Returns the weights, one per table, `[rows, dim]`."""
         return [weight.detach() for weight, _ in self.table_parameters()]
 
     def table_parameters(self) -> TableParameters:
-        held = zip(self.embeddings.parameters(), self._numbered.items(), strict=True)
-        return [(weight, {number: size}) for weight, (number, size) in held]
+        held = zip(self.embeddings.parameters(), self._held.items(), strict=True)
+        return [(weight, {number: piece}) for weight, (number, piece) in held]
 
     def wide_twin(self) -> Tables:
         return JointEmbedding(native=False, **self._of_twin())
@@ -51,20 +48,15 @@ class MultiTableEmbedding(WholeTables):
         vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
         return self._stack(vectors, len(ids), dtype)
 
-    def pool(
-        self,
-        ids: Tensor,
-        lengths: Tensor,
-        pooling: str,
-        dtype: torch.dtype,
-        weights: Tensor | None = None,
-    ) -> Tensor:
+    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+        ids, lengths, weights, pooling, _ = bags
+        assert lengths is not None
         self.check(ids, lengths)
-        bags = ops.bags_of_ids(ids, lengths)
-        tables, wide, vectors = bags % max(lengths.shape[1], 1), ids.long(), []
+        bag_of = ops.bags_of_ids(ids, lengths)
+        tables, wide, vectors = bag_of % max(lengths.shape[1], 1), ids.long(), []
         mode = pooling
         if weights is not None and pooling == "mean":  # torch supports weights for sums only
-            mode, weights = "sum", weights / lengths.flatten()[bags]
+            mode, weights = "sum", weights / lengths.flatten()[bag_of]
         for i, weight in enumerate(self.embeddings.parameters()):
             own, chosen = lengths[:, i].long(), tables == i
             begins = own.cumsum(0) - own

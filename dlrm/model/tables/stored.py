@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World
-from dlrm.model.tables.initial import initial_rows
+from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
 from dlrm.store.layout import Block
 
@@ -22,7 +22,7 @@ class StoredEmbedding(WholeTables):
         tables: rows of each table, by number, as in the store.
         dim: columns of every table.
         slots: number of rows in memory.
-        seed, init_scale, init_std: initialization, see `JointEmbedding`.
+        initial: initial values, which the store gets.
         dtype: dtype of the weight, float32 or bfloat16; see `JointEmbedding`.
         world, tables_by_rank: see `WholeTables`.
     """
@@ -31,16 +31,14 @@ class StoredEmbedding(WholeTables):
         self,
         tables: Mapping[int, int],
         dim: int,
+        initial: Initial,
         slots: int,
-        seed: int = 0,
-        init_scale: float = 1.0,
         dtype: torch.dtype = torch.float32,
-        init_std: float | None = None,
         world: World = World(),
         tables_by_rank: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__(tables, dim, world, tables_by_rank)
-        self._initial, self.slots = (seed, init_scale, init_std), slots
+        self._initial, self.slots = initial, slots
         self.weight = nn.Parameter(torch.zeros(slots, dim, dtype=dtype, device=world.device))
         half = dtype == torch.bfloat16
         low = torch.zeros_like(self.weight, dtype=torch.int16) if half else None
@@ -53,17 +51,17 @@ class StoredEmbedding(WholeTables):
     def initial(self) -> Iterator[Block]:
         """Yields the initial rows of all tables."""
         begin = 0
-        for number, rows in self._numbered.items():
-            for first, values in initial_rows(number, (rows, self.dim), *self._initial):
+        for number, piece in self._held.items():
+            for first, values in self._initial.rows(number, piece.shape):
                 fields = {"weight": values}
                 if self.weight_low is not None:
                     fields["weight"], fields["low"] = ops.split_float32(values)
                 yield Block(begin + first, len(values), fields)
-            begin += rows
+            begin += piece.num_rows
 
     def table_parameters(self) -> TableParameters:
         """Returns the weight with the rows of each table in the store, by number, in order."""
-        return [(self.weight, self._numbered)]
+        return [(self.weight, self._held)]
 
     def one_row_each(self) -> dict[Tensor, list[int]]:
         """Returns an empty dict: any slot may have a row of any table."""
@@ -89,22 +87,8 @@ class StoredEmbedding(WholeTables):
         )
         return found.view(*slots.shape, self.dim)
 
-    def pool(
-        self,
-        slots: Tensor,
-        lengths: Tensor,
-        pooling: str,
-        dtype: torch.dtype,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """Does the same as `forward` for bags of slots."""
-        found = ops.joint_embedding_bag(
-            self.weight,
-            slots,
-            lengths.reshape(-1, 1),
-            self.slot_offsets,
-            sample_weights=weights,
-            pooling=pooling,
-            dtype=dtype,
-        )
-        return found.view(*lengths.shape, self.dim)
+    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+        assert bags.lengths is not None
+        slots = bags._replace(lengths=bags.lengths.reshape(-1, 1))
+        found = slots.pooled(self.weight, self.slot_offsets, dtype)
+        return found.view(*bags.lengths.shape, self.dim)
