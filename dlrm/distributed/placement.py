@@ -32,10 +32,6 @@ class Piece(NamedTuple):
     rank: int | None
     shape: tuple[int, int]
 
-    @classmethod
-    def of_whole_table(cls, table: int, rows: int, dim: int, rank: int | None) -> "Piece":
-        return cls(table, (0, rows), (0, dim), rank, (rows, dim))
-
     @property
     def num_rows(self) -> int:
         return self.rows[1] - self.rows[0]
@@ -59,6 +55,10 @@ class Piece(NamedTuple):
     @property
     def is_whole(self) -> bool:
         return self.has_all_rows and self.has_all_columns and not self.copied
+
+    def of_one_column(self) -> "Piece":
+        """Returns the piece of a one-column table that has the same rows."""
+        return self._replace(columns=(0, 1), shape=(self.shape[0], 1))
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Placement:
     ) -> "Placement":
         """Returns the placement of whole tables, each on one rank."""
         pieces = (
-            Piece.of_whole_table(table, table_rows[table], dim, rank)
+            Piece(table, (0, table_rows[table]), (0, dim), rank, (table_rows[table], dim))
             for rank, tables in enumerate(tables_by_rank)
             for table in tables
         )
@@ -123,11 +123,7 @@ class Placement:
 
     def of_one_column(self) -> "Placement":
         """Returns the placement of one-column tables whose rows are where the first columns are."""
-        pieces = (
-            piece._replace(columns=(0, 1), shape=(piece.shape[0], 1))
-            for piece in self.pieces
-            if piece.columns[0] == 0
-        )
+        pieces = (piece.of_one_column() for piece in self.pieces if piece.columns[0] == 0)
         return Placement(self.table_rows, 1, self.num_ranks, tuple(pieces))
 
     def _check(self, table: int, pieces: Sequence[Piece]) -> None:

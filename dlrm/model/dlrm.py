@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -91,7 +91,7 @@ class DLRM(nn.Module):
         with torch.device("meta" if world.device == "meta" else "cpu"):  # not the caller's
             self._make_buffers()
             self._make_network(seed, optimized_mlp)
-        self._unchanged: _Unchanged | None = None
+        self._unchanged: _Unchanged | None = None  # in a block of `weights_unchanged`
         self.to(world.device)
 
     def _make_buffers(self) -> None:
@@ -410,31 +410,17 @@ class DLRM(nn.Module):
         with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
             parameters = self._parameters_of_one_call(self.table_rows.device)
             if parameters is not None and not self.training:
-                self._unchanged = _Unchanged(parameters, self._tables_alone())
+                alone = self.wide is None and self.numerical_embedding is None
+                self._unchanged = parameters, self.embeddings.operands() if alone else None
             try:
                 yield
             finally:
                 self._unchanged = None
 
-    def _tables_alone(self) -> tuple[Tensor, Tensor] | None:
-        """Returns the tables' weight and offsets if their rows are all that the network takes."""
-        alone = self.wide is None and self.numerical_embedding is None
-        return self.embeddings.operands() if alone else None
-
 
 NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]
-
-
-class _Unchanged(NamedTuple):
-    """Kept in a block of `weights_unchanged`.
-
-    Attributes:
-        parameters: those of `ops.network`.
-        tables: weight and offsets of the tables that it can look up itself.
-    """
-
-    parameters: NetworkParameters
-    tables: tuple[Tensor, Tensor] | None
+# Parameters of `ops.network`; weight and offsets of the tables, if it can look them up itself.
+_Unchanged = tuple[NetworkParameters, tuple[Tensor, Tensor] | None]
 
 
 def _listed_tensors(parameters: NetworkParameters) -> list[Tensor]:

@@ -44,10 +44,9 @@ def make_tables(
                 f"--embedding_type joint_fused, got {config.embedding_type}"
             )
         return DividedEmbedding(placement, world, initial, dtype)
-    by_rank = placement.tables_by_rank()
-    own = {table: config.embedding_rows[table] for table in by_rank[world.rank]}
-    whole = own, config.embedding_dim, initial
-    options: dict[str, Any] = {"world": world, "tables_by_rank": by_rank}
+    held = {piece.table: piece for piece in placement.of_rank(world.rank)}
+    whole = held, placement.dim, initial
+    options: dict[str, Any] = {"world": world, "tables_by_rank": placement.tables_by_rank()}
     if store is not None:
         stored = StoredEmbedding(*whole, store.slots, dtype=dtype, **options)
         store.initial = stored.initial

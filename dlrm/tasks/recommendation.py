@@ -344,15 +344,8 @@ class Recommendation:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
             sizes = self.model.one_row_each() if one_look_up else {}
-            tables = table_optimizer(
-                config.embedding_optimizer,
-                groups["tables"],
-                native,
-                low,
-                sizes,
-                config.embedding_l2,
-                config.embedding_l2_mode,
-            )
+            kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
+            tables = table_optimizer(kind, groups["tables"], native, low, sizes, *l2)
             self._deferring = None
             if isinstance(tables, RowOptimizer) and tables.defers:
                 self._deferring = tables

@@ -64,6 +64,5 @@ class _CrossLayer(nn.Module):
 
 
 def _normal(shape: tuple[int, int], name: str, seed: int) -> nn.Parameter:
-    values = torch.empty(shape)
-    values.normal_(0, (2 / sum(shape)) ** 0.5, generator=generator(seed, name))
-    return nn.Parameter(values)
+    std, random = (2 / sum(shape)) ** 0.5, generator(seed, name)
+    return nn.Parameter(torch.empty(shape).normal_(0, std, generator=random))

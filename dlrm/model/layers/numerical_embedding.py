@@ -56,9 +56,8 @@ class NumericalEmbedding(nn.Module):
         return self
 
     def _drawn(self, name: str, *shape: int, bound: float) -> nn.Parameter:
-        values = torch.empty(shape)
-        values.uniform_(-bound, bound, generator=generator(self._seed, f"numerical.{name}"))
-        return nn.Parameter(values)
+        random = generator(self._seed, f"numerical.{name}")
+        return nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=random))
 
 
 class Binned(NumericalEmbedding):
@@ -157,9 +156,8 @@ class Periodic(NumericalEmbedding):
     def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
         super().__init__(num_fields, dim, options, seed)
         count = options.frequencies
-        frequencies = torch.empty(num_fields, count)
-        frequencies.normal_(0, options.sigma, generator=generator(seed, "numerical.frequencies"))
-        self.frequencies = nn.Parameter(frequencies)
+        random, values = generator(seed, "numerical.frequencies"), torch.empty(num_fields, count)
+        self.frequencies = nn.Parameter(values.normal_(0, options.sigma, generator=random))
         bound = (2 * count) ** -0.5
         self.weight = self._drawn("weight", num_fields, 2 * count, dim, bound=bound)
         self.bias = self._drawn("bias", num_fields, dim, bound=bound)

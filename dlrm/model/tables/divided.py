@@ -74,16 +74,7 @@ class DividedEmbedding(Tables):
         )
 
     def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
-        return self(bags, dtype)
-
-    def _own(self) -> "list[_Group]":
-        return cast("list[_Group]", list(self.groups))
-
-    def forward(self, bags: Jagged, dtype: torch.dtype) -> Vectors:
-        """Does the same as `look_up`.
-
-        Of tables of which this rank only holds a copy, it uses the bags of its own samples.
-        """
+        """See `Tables`; tables that are only copied are looked up for own samples alone."""
         batch = len(bags.ids if bags.lengths is None else bags.lengths)
         samples_by_rank = bags.samples_by_rank
         own = part(batch, self.world.rank, self.world.size)
@@ -99,6 +90,9 @@ class DividedEmbedding(Tables):
         sent = looked_up.view(batch, looked_up.shape[1] // self._layout.atom, self._layout.atom)
         received = exchange(sent, self._layout.atoms_by_rank, self.world, samples_by_rank)
         return lambda: self._layout.assembled(received(), copied)
+
+    def _own(self) -> "list[_Group]":
+        return cast("list[_Group]", list(self.groups))
 
     def _looked_up(self, bags: Jagged, batch: int, dtype: torch.dtype) -> Tensor:
         """Returns the vectors of all pieces except copies, concatenated, `[batch, columns]`."""
@@ -133,8 +127,7 @@ class _Group(nn.Module):
         self.pieces = pieces
         self.copied, self.bounded, width = _kind(pieces[0])
         numbered = {first_number + piece.table: piece for piece in pieces}
-        rows = {number: piece.num_rows for number, piece in numbered.items()}
-        self.tables = JointEmbedding(rows, width, initial, True, dtype, world, numbered)
+        self.tables = JointEmbedding(numbered, width, initial, True, dtype, world)
         columns = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max

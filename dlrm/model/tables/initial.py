@@ -28,17 +28,6 @@ class Initial(NamedTuple):
     scale: float = 1.0
     std: float | None = None
 
-    def _drawing(self, rows: int) -> Callable[[Tensor, torch.Generator], object]:
-        """Returns a function that draws values of a table of some rows."""
-        if (std := self.std) is not None:
-            return lambda values, random: values.normal_(0, std, generator=random)
-        bound = self.scale / max(rows, 1) ** 0.5
-        return lambda values, random: values.uniform_(-bound, bound, generator=random)
-
-    def _random(self, number: int, begin: int) -> torch.Generator:
-        """Returns the generator of a table's rows from `begin` on, the first row of a stream."""
-        return generator(self.seed, f"table.{number}.{begin}" if begin else f"table.{number}")
-
     def fill(
         self, tables: Sequence[Tensor], lows: Sequence[Tensor | None], pieces: Mapping[int, Piece]
     ) -> None:
@@ -57,16 +46,14 @@ class Initial(NamedTuple):
         parts = []
         for table, low, (number, piece) in zip(tables, lows, pieces.items(), strict=True):
             (first, last), (rows, dim) = piece.rows, piece.shape
-            draw = self._drawing(rows)
             for begin in range(0, rows, _ROWS_OF_A_STREAM):
                 end = min(begin + _ROWS_OF_A_STREAM, rows)
                 own = slice(max(begin, first) - first, min(end, last) - first)
                 if own.start >= own.stop:
                     continue
-                random, skipped = self._random(number, begin), own.start + first - begin
-                columns = slice(*piece.columns)
-                stream = _Stream(random, draw, end - begin, dim, skipped, columns)
-                parts.append((table[own], None if low is None else low[own], stream))
+                stream = self._stream(number, begin, rows), (end - begin, dim)
+                place = own.start + first - begin, slice(*piece.columns)
+                parts.append((table[own], None if low is None else low[own], *stream, *place))
         # Several threads already split the halves.
         threads = torch.get_num_threads() if not any(low is not None for low in lows) else 1
         if threads == 1:
@@ -90,48 +77,56 @@ class Initial(NamedTuple):
             The number of the first row, and rows, `[some, columns]` float32.
         """
         rows, dim = shape
-        draw, at_once = self._drawing(rows), max(1, _VALUES_AT_ONCE // dim)
+        at_once = max(1, _VALUES_AT_ONCE // dim)
         for begin in range(first // _ROWS_OF_A_STREAM * _ROWS_OF_A_STREAM, rows, _ROWS_OF_A_STREAM):
-            random, end = self._random(number, begin), min(begin + _ROWS_OF_A_STREAM, rows)
+            draw, end = self._stream(number, begin, rows), min(begin + _ROWS_OF_A_STREAM, rows)
             for row in range(begin, end, at_once):
                 values = torch.empty(min(at_once, end - row), dim, device="cpu")
-                draw(values, random)
+                draw(values)
                 yield row, values
 
+    def _stream(self, number: int, begin: int, rows: int) -> Callable[[Tensor], object]:
+        """Returns a function that draws the next values of a stream.
 
-class _Stream(NamedTuple):
-    """A stream of random rows, and the part of it that a table takes.
+        Args:
+            number, rows: number and rows of the table.
+            begin: the first row of the stream.
+        """
+        random = generator(self.seed, f"table.{number}.{begin}" if begin else f"table.{number}")
+        if (std := self.std) is not None:
+            return lambda values: values.normal_(0, std, generator=random)
+        bound = self.scale / max(rows, 1) ** 0.5
+        return lambda values: values.uniform_(-bound, bound, generator=random)
 
-    Attributes:
-        random, draw: generator and function that draw the values.
-        rows, dim: shape of everything that is drawn.
-        first: the first row taken.
-        columns: the columns taken.
+
+def _fill(
+    table: Tensor,
+    low: Tensor | None,
+    draw: Callable[[Tensor], object],
+    shape: tuple[int, int],
+    first: int,
+    columns: slice,
+) -> None:
+    """Fills rows with those of a stream from its row `first` on, some at a time.
+
+    Args:
+        table, low: the rows, and their lower halves if they are bfloat16.
+        draw, shape: draws rows of the stream; all of them have this shape.
+        first, columns: part of the stream that is taken.
     """
-
-    random: torch.Generator
-    draw: Callable[[Tensor, torch.Generator], object]
-    rows: int
-    dim: int
-    first: int
-    columns: slice
-
-
-def _fill(rows: Tensor, low: Tensor | None, stream: _Stream) -> None:
-    """Draws rows from a generator, some at a time."""
-    at_once = max(1, _VALUES_AT_ONCE // stream.dim)
-    in_place = rows.shape == (stream.rows, stream.dim) and rows.is_cpu and low is None
-    with torch.inference_mode(rows.is_inference()):  # each thread has a mode of its own
-        for begin in range(0, stream.first + len(rows), at_once):
-            drawn = (min(at_once, stream.rows - begin), stream.dim)
-            target = slice(max(begin - stream.first, 0), max(begin + drawn[0] - stream.first, 0))
-            part = rows[target]
-            values = part if in_place else torch.empty(drawn, device="cpu")
-            stream.draw(values, stream.random)
+    at_once = max(1, _VALUES_AT_ONCE // shape[1])
+    in_place = table.shape == shape and table.device.type == "cpu" and low is None
+    with torch.inference_mode(table.is_inference()):  # each thread has a mode of its own
+        for begin in range(0, first + len(table), at_once):
+            drawn = min(at_once, shape[0] - begin)
+            target = slice(max(begin - first, 0), max(begin + drawn - first, 0))
+            part = table[target]
+            values = part if in_place else torch.empty(drawn, shape[1], device="cpu")
+            draw(values)
             if in_place or not len(part):
                 continue
-            taken = max(stream.first - begin, 0)
-            values = values[taken : taken + len(part), stream.columns].contiguous()
+            taken = max(first - begin, 0)
+            values = values[taken : taken + len(part), columns].contiguous()
             if low is not None:
                 values, rest = ops.split_float32(values)
                 low[target].copy_(rest)

@@ -19,33 +19,26 @@ class JointEmbedding(WholeTables):
     """All tables in one weight `[sum of table_sizes, dim]`, one after the other.
 
     Args:
-        tables: rows of each table, by table number; initial values depend on the number.
-        dim: columns of every table.
+        held, dim, world, tables_by_rank: see `WholeTables`; other ranks may hold further pieces.
         initial: initial values.
         native: look up with `ops.joint_embedding`, which checks ids and casts the output, instead
             of `nn.Embedding`'s kernel.
         dtype: dtype of the weight, float32 or bfloat16. With a bfloat16 weight the buffer
             `weight_low` has the lower halves of float32 values (`ops.split_float32`), which the row
             optimizers update and look-ups never read.
-        world: the processes; the tables are made on its device, without a full copy elsewhere.
-        pieces: by table number, the piece of a table that this rank holds, if it does not hold all
-            of it. `tables` are then the rows of the pieces and `dim` their columns; the values are
-            those of the table.
-        tables_by_rank: see `WholeTables`.
     """
 
     def __init__(
         self,
-        tables: Mapping[int, int],
+        held: Mapping[int, Piece],
         dim: int,
         initial: Initial,
         native: bool = True,
         dtype: torch.dtype = torch.float32,
         world: World = World(),
-        pieces: Mapping[int, Piece] | None = None,
         tables_by_rank: Sequence[Sequence[int]] | None = None,
     ):
-        super().__init__(tables, dim, world, tables_by_rank, pieces)
+        super().__init__(held, dim, world, tables_by_rank)
         self.native = native
         offsets = [0, *accumulate(self.table_sizes)]
         weight = torch.empty(offsets[-1], dim, dtype=dtype, device=world.device)
@@ -55,7 +48,7 @@ class JointEmbedding(WholeTables):
         self.register_buffer("weight_low", low)
         own = [slice(begin, end) for begin, end in pairwise(offsets)]
         lows = [None if low is None else low[part] for part in own]
-        initial.fill([weight[part] for part in own], lows, self._held)
+        initial.fill([weight[part] for part in own], lows, held)
 
     def tables(self) -> list[Tensor]:
         """Returns the tables, `[rows, dim]` float32: views of the weight, or its joined halves."""
@@ -98,12 +91,9 @@ class JointEmbedding(WholeTables):
         return LookUp(self, ids, vectors)
 
     def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
-        if self.native:
-            return bags.pooled(self.weight, self.table_offsets, dtype)
-        self.check(bags.ids, bags.lengths)
-        return bags.pooled(
-            self.weight, self.table_offsets, dtype, ops.joint_embedding_bag_reference
-        )
+        if not self.native:
+            self.check(bags.ids, bags.lengths)
+        return bags.pooled(self.weight, self.table_offsets, dtype, self.native)
 
 
 _FORWARD = JointEmbedding.forward  # neither overridden nor replaced

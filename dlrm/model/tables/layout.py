@@ -38,13 +38,10 @@ class Jagged(NamedTuple):
     samples_by_rank: Sequence[int] | None = None
 
     def pooled(
-        self,
-        weight: Tensor,
-        offsets: Tensor,
-        dtype: torch.dtype,
-        look_up: Callable[..., Tensor] = ops.joint_embedding_bag,
+        self, weight: Tensor, offsets: Tensor, dtype: torch.dtype, native: bool = True
     ) -> Tensor:
-        """Returns the vectors of bags with lengths from a joint table of some offsets."""
+        """Returns the vectors of bags with lengths; see `ops.joint_embedding_bag`."""
+        look_up = ops.joint_embedding_bag if native else ops.joint_embedding_bag_reference
         return look_up(
             weight,
             self.ids,
@@ -136,28 +133,23 @@ class WholeTables(Tables):
     """Base of the layouts of whole tables: looks up this process's tables, and exchanges vectors.
 
     Args:
-        tables: rows of each of this process's tables, by table number.
+        held: this process's tables, as pieces, by table number; initial values depend on it.
         dim: columns of every table.
-        world: the processes.
+        world: the processes; tables are made on its device, without a full copy elsewhere.
         tables_by_rank: table numbers of each process; None is one process.
-        held: the pieces of the tables; None is all of each.
     """
 
     def __init__(
         self,
-        tables: Mapping[int, int],
+        held: Mapping[int, Piece],
         dim: int,
         world: World = World(),
         tables_by_rank: Sequence[Sequence[int]] | None = None,
-        held: Mapping[int, Piece] | None = None,
     ) -> None:
         super().__init__()
-        self.dim, self.table_sizes = dim, list(tables.values())
-        self.world, self.tables_by_rank = world, tables_by_rank or [[*range(len(tables))]]
-        self._held = held or {
-            table: Piece.of_whole_table(table, rows, dim, world.rank)
-            for table, rows in tables.items()
-        }
+        self.dim, self.table_sizes = dim, [piece.num_rows for piece in held.values()]
+        self.world, self.tables_by_rank = world, tables_by_rank or [[*range(len(held))]]
+        self._held = held
         self.table_offsets: Tensor
         offsets = torch.tensor([0, *accumulate(self.table_sizes)], device=world.device)
         self.register_buffer("table_offsets", offsets, persistent=False)
@@ -194,25 +186,24 @@ class WholeTables(Tables):
         if lengths is not None:
             ops.check_bags(name, ids, lengths, self.table_offsets)
             return
-        if ids.shape[1] != len(self.table_sizes):
-            raise ValueError(
-                f"{name}: expected ids of {len(self.table_sizes)} tables, got {ids.shape}"
-            )
+        sizes = self.table_sizes
+        if ids.shape[1] != len(sizes):
+            raise ValueError(f"{name}: expected ids of {len(sizes)} tables, got {ids.shape}")
         if ids.is_cuda or not ids.numel():
             return
-        wrong = (ids < 0) | (ids >= torch.tensor(self.table_sizes))
+        wrong = (ids < 0) | (ids >= torch.tensor(sizes))
         if wrong.any():
             row, table = wrong.nonzero()[0].tolist()
             raise RuntimeError(
                 f"{name}: id {ids[row, table].item()} of table {table} in batch row {row}: "
-                f"expected 0 <= id < {self.table_sizes[table]}"
+                f"expected 0 <= id < {sizes[table]}"
             )
 
     def _of_twin(self) -> dict[str, Any]:
         """Returns the arguments of the wide term."""
         number = sum(map(len, self.tables_by_rank))
         return {
-            "tables": {number + table: held.num_rows for table, held in self._held.items()},
+            "held": {number + table: piece.of_one_column() for table, piece in self._held.items()},
             "dim": 1,
             "initial": Initial(scale=0.0),
             "world": self.world,

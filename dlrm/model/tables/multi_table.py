@@ -1,12 +1,14 @@
 """The layout with a weight for each table."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World
+from dlrm.distributed.placement import Piece
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
 from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
@@ -17,19 +19,19 @@ class MultiTableEmbedding(WholeTables):
 
     def __init__(
         self,
-        tables: Mapping[int, int],
+        held: Mapping[int, Piece],
         dim: int,
         initial: Initial,
         world: World = World(),
         tables_by_rank: Sequence[Sequence[int]] | None = None,
     ):
-        super().__init__(tables, dim, world, tables_by_rank)
+        super().__init__(held, dim, world, tables_by_rank)
         device = world.device
         self.embeddings = nn.ModuleList(
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
             for size in self.table_sizes
         )
-        initial.fill(self.tables(), [None] * len(tables), self._held)
+        initial.fill(self.tables(), [None] * len(held), held)
 
     def tables(self) -> list[Tensor]:
         """Returns the weights, one per table, `[rows, dim]`."""
@@ -54,23 +56,14 @@ class MultiTableEmbedding(WholeTables):
         self.check(ids, lengths)
         bag_of = ops.bags_of_ids(ids, lengths)
         tables, wide, vectors = bag_of % max(lengths.shape[1], 1), ids.long(), []
-        mode = pooling
         if weights is not None and pooling == "mean":  # torch supports weights for sums only
-            mode, weights = "sum", weights / lengths.flatten()[bag_of]
+            pooling, weights = "sum", weights / lengths.flatten()[bag_of]
+        pool = partial(nn.functional.embedding_bag, mode=pooling, sparse=True)
         for i, weight in enumerate(self.embeddings.parameters()):
             own, chosen = lengths[:, i].long(), tables == i
             begins = own.cumsum(0) - own
             factors = None if weights is None else weights[chosen]
-            vectors.append(
-                nn.functional.embedding_bag(
-                    wide[chosen],
-                    weight,
-                    begins,
-                    mode=mode,
-                    sparse=True,
-                    per_sample_weights=factors,
-                )
-            )
+            vectors.append(pool(wide[chosen], weight, begins, per_sample_weights=factors))
         return self._stack(vectors, len(lengths), dtype)
 
     def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.distributed import World
+from dlrm.distributed.placement import Piece
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
 from dlrm.store.layout import Block
@@ -19,17 +20,15 @@ class StoredEmbedding(WholeTables):
     take slots instead of ids; `rows` gives the records of ids in the store.
 
     Args:
-        tables: rows of each table, by number, as in the store.
-        dim: columns of every table.
-        slots: number of rows in memory.
+        held, dim, world, tables_by_rank: see `WholeTables`; the tables are those of the store.
         initial: initial values, which the store gets.
+        slots: number of rows in memory.
         dtype: dtype of the weight, float32 or bfloat16; see `JointEmbedding`.
-        world, tables_by_rank: see `WholeTables`.
     """
 
     def __init__(
         self,
-        tables: Mapping[int, int],
+        held: Mapping[int, Piece],
         dim: int,
         initial: Initial,
         slots: int,
@@ -37,12 +36,12 @@ class StoredEmbedding(WholeTables):
         world: World = World(),
         tables_by_rank: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(tables, dim, world, tables_by_rank)
+        super().__init__(held, dim, world, tables_by_rank)
         self._initial, self.slots = initial, slots
-        self.weight = nn.Parameter(torch.zeros(slots, dim, dtype=dtype, device=world.device))
-        half = dtype == torch.bfloat16
-        low = torch.zeros_like(self.weight, dtype=torch.int16) if half else None
+        weight = torch.zeros(slots, dim, dtype=dtype, device=world.device)
+        self.weight = nn.Parameter(weight)
         self.weight_low: Tensor | None
+        low = torch.zeros_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
         self.slot_offsets: Tensor
         offsets = torch.tensor([0, slots], device=world.device)

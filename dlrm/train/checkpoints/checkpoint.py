@@ -224,7 +224,7 @@ def _check_architecture(
     for table, rows in list(enumerate(saved.tables))[num_tables:]:
         found[f"table {table}"] = [rows.rows, rows.dim]
     for part in parameters.table_parts():
-        expected[f"table {part.table}"] = [*part.shape]
+        expected[f"table {part.table}"] = [*part.piece.shape]
         if part.table < len(saved.tables):
             rows = saved.tables[part.table]
             found[f"table {part.table}"] = [rows.rows, rows.dim]

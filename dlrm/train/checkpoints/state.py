@@ -40,11 +40,6 @@ class TablePart(NamedTuple):
     end: int
     piece: Piece
 
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Returns rows and columns of the whole table."""
-        return self.piece.shape
-
 
 @dataclass(frozen=True)
 class Parameters:

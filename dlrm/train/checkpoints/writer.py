@@ -124,7 +124,8 @@ class CheckpointWriter:
         for part in parameters.table_parts():
             weight, own = part.weight, slice(part.begin, part.end)
             state = by_row.get(id(weight), {})
-            entry = {"rows": part.shape[0], "dim": part.shape[1], "state": list(state)}
+            rows, dim = part.piece.shape
+            entry = {"rows": rows, "dim": dim, "state": list(state)}
             if numbers := scalars.get(id(weight)):
                 entry["scalars"] = numbers
             self._tables[part.table] = entry
