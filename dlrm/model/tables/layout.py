@@ -41,6 +41,7 @@ class Jagged(NamedTuple):
         self, weight: Tensor, offsets: Tensor, dtype: torch.dtype, native: bool = True
     ) -> Tensor:
         """Returns the vectors of bags with lengths; see `ops.joint_embedding_bag`."""
+        assert self.lengths is not None
         look_up = ops.joint_embedding_bag if native else ops.joint_embedding_bag_reference
         return look_up(
             weight,
