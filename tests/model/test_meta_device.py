@@ -129,6 +129,17 @@ def test_bytes_of_tables_are_those_of_own_rows_with_their_state(layout, tmp_path
 
 
 @pytest.mark.parametrize(
+    ("layout", "expected"),
+    [("joint", [[7, 10, 3]] * 2), ("divided", [[7]] * 2), ("stored", [])],
+)
+def test_rows_that_a_sample_looks_up_once_are_neither_shared_nor_divided(
+    layout, expected, tmp_path
+):
+    model = made(layout, {"wide": True}, "meta", tmp_path / "store")
+    assert [*model.one_row_each().values()] == expected
+
+
+@pytest.mark.parametrize(
     ("parts", "expected"),
     [
         ({"interaction_op": "cat"}, (32, 32)),
