@@ -56,6 +56,10 @@ class Piece(NamedTuple):
     def is_whole(self) -> bool:
         return self.has_all_rows and self.has_all_columns and not self.copied
 
+    def of_one_column(self) -> "Piece":
+        """Returns the piece of a one-column table that has the same rows."""
+        return self._replace(columns=(0, 1), shape=(self.shape[0], 1))
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -119,11 +123,7 @@ class Placement:
 
     def of_one_column(self) -> "Placement":
         """Returns the placement of one-column tables whose rows are where the first columns are."""
-        pieces = (
-            piece._replace(columns=(0, 1), shape=(piece.shape[0], 1))
-            for piece in self.pieces
-            if piece.columns[0] == 0
-        )
+        pieces = (piece.of_one_column() for piece in self.pieces if piece.columns[0] == 0)
         return Placement(self.table_rows, 1, self.num_ranks, tuple(pieces))
 
     def _check(self, table: int, pieces: Sequence[Piece]) -> None:

@@ -1,19 +1,17 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.distributed import World, exchange
-from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.config import (
-    FUSED_TYPES,
-    DLRMConfig,
-)
+from dlrm.distributed import World
+from dlrm.distributed.placement import Placement
+from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.choices import NO_EMBEDDING
 from dlrm.model.layers.hooks import has_hooks, is_hooked
 from dlrm.model.layers.mlp import MLP, mlp, output_layer
@@ -24,18 +22,15 @@ from dlrm.model.layers.numerical_embedding import (
     NumericalOptions,
 )
 from dlrm.model.layers.packed import Adapters, mean_of_members
+from dlrm.model.layouts import make_tables
 from dlrm.model.score import Score, interactions
-from dlrm.model.tables.divided import DividedEmbedding, Jagged
-from dlrm.model.tables.embedding import JointEmbedding, LookUp, MultiTableEmbedding
-from dlrm.model.tables.stored import StoredEmbedding
-from dlrm.model.tables.wide import divided_wide_term, wide_term
+from dlrm.model.tables.joint import LookUp
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables
 from dlrm.ops.library import is_native_on_cpu
 from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
 from dlrm.store.row_slots import RowSlots
 from dlrm.store.row_store import RowStore
-
-_EMBEDDING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 class DLRM(nn.Module):
@@ -46,7 +41,9 @@ class DLRM(nn.Module):
 
     Args:
         config: the architecture.
-        world: the processes that train together.
+        world: the processes that train together. On the device "meta", which is also used where it
+            is torch's default device, nothing has values and no file is made, but everything has
+            its shape.
         dtype: dtype in which the MLPs and the interaction compute. Their parameters are float32;
             the last layer and the logits are always float32.
         seed: seed of the initial values, which depend only on it and on the parameter's name.
@@ -83,63 +80,45 @@ class DLRM(nn.Module):
                 f"--batch_norm: expected one process, got {world.size}: each would normalise by "
                 "the statistics of its own samples"
             )
+        if torch.get_default_device().type == "meta":  # as torch's own modules
+            world = replace(world, device="meta")
         self.config, self.dtype = config, dtype
         self.store: RowSlots | None = store
-        dim, rows = config.embedding_dim, config.embedding_rows
-        scale = config.embedding_init_scale
-        std = config.embedding_init_std if config.embedding_init == "normal" else None
         self.placement = placement or config.placed(world.size)
         self.world, self.tables_by_rank = world, self.placement.tables_by_rank()
         self.own_samples_alone = self.placement.copied_alone(world.rank)
-        own = {table: rows[table] for table in self.tables_by_rank[world.rank]}
-        self.embeddings: JointEmbedding | MultiTableEmbedding | DividedEmbedding | StoredEmbedding
-        if not self.placement.is_whole:
-            if config.embedding_type not in FUSED_TYPES:
-                raise ValueError(
-                    f"--placement {config.placement} divides tables or copies them, which needs "
-                    f"--embedding_type joint_fused, got {config.embedding_type}"
-                )
-            self.embeddings = DividedEmbedding(
-                self.placement, world, seed, scale, _EMBEDDING_DTYPES[config.embedding_dtype], std
-            )
-        elif store is not None:
-            self.embeddings = StoredEmbedding(
-                own, dim, store.slots, seed, scale, _EMBEDDING_DTYPES[config.embedding_dtype], std
-            )
-            store.initial = self.embeddings.initial
-        elif config.embedding_type == "multi_table":
-            self.embeddings = MultiTableEmbedding(own, dim, seed, scale, world.device, std)
-        else:
-            native = config.embedding_type != "joint"
-            table_dtype = _EMBEDDING_DTYPES[config.embedding_dtype]
-            self.embeddings = JointEmbedding(
-                own, dim, seed, scale, native, table_dtype, world.device, std
-            )
-        self.wide: JointEmbedding | DividedEmbedding | StoredEmbedding | None = None
-        if config.wide and isinstance(self.embeddings, DividedEmbedding):
-            self.wide = divided_wide_term(self.placement, world)
-        elif config.wide and store is not None:
-            numbered = {len(rows) + number: size for number, size in own.items()}
-            self.wide = StoredEmbedding(numbered, 1, store.slots, init_scale=0.0)
-        elif config.wide:
-            native = config.embedding_type not in ("joint", "multi_table")
-            self.wide = wide_term(own, len(rows), native, world.device)
+        self.embeddings = make_tables(config, self.placement, world, seed, store)
+        self.wide: Tables | None = self.embeddings.wide_twin() if config.wide else None
+        with torch.device("meta" if world.device == "meta" else "cpu"):  # not the caller's
+            self._make_buffers()
+            self._make_network(seed, optimized_mlp)
+        self._unchanged: _Unchanged | None = None  # in a block of `weights_unchanged`
+        self.to(world.device)
+
+    def _make_buffers(self) -> None:
+        """Makes what depends on the tables of this process: their rows and poolings."""
+        own, rows = self.tables_by_rank[self.world.rank], self.config.embedding_rows
         self.table_rows: torch.Tensor
-        own_rows = torch.tensor(list(own.values()), dtype=torch.int64)
+        own_rows = torch.tensor([rows[table] for table in own], dtype=torch.int64)
         self.register_buffer("table_rows", own_rows, persistent=False)
-        poolings = [config.poolings[table] for table in own]
+        poolings = [self.config.poolings[table] for table in own]
         kinds = sorted({*poolings}) or ["sum"]
         self._pooling = kinds[0] if len(kinds) == 1 else None  # by weights of ids
         self.mean_tables: torch.Tensor
         means = torch.tensor([pooling == "mean" for pooling in poolings], dtype=torch.bool)
         self.register_buffer("mean_tables", means, persistent=False)
+
+    def _make_network(self, seed: int, optimized_mlp: bool) -> None:
+        """Makes everything but the tables, on torch's default device."""
+        config, dim = self.config, self.config.embedding_dim
         hidden = config.top_mlp_sizes[:-1]
-        inputs, options = config.num_numerical_features, (dtype, optimized_mlp)
+        inputs, options = config.num_numerical_features, (self.dtype, optimized_mlp)
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
         self.numerical_embedding: NumericalEmbedding | None = None
         if config.numerical_embedding != NO_EMBEDDING:
+            own = config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
             kind = NUMERICAL_EMBEDDINGS[config.numerical_embedding]
-            self.numerical_embedding = kind(inputs, dim, _numerical_options(config), seed)
+            self.numerical_embedding = kind(inputs, dim, NumericalOptions(*own), seed)
         self.interact, self.cross = interactions(config, self.bottom_mlp.num_vectors, seed)
         width, padding = self.interact.width, self.interact.padding
         regularised = (config.batch_norm, config.dropout)
@@ -154,11 +133,9 @@ class DLRM(nn.Module):
             with torch.no_grad():
                 first[:, width - padding : width] = 0  # these inputs are always zero
         score = Score(self.interact, self.top_mlp, self.output, self.cross, self.adapters)
-        self._unchanged: _Unchanged | None = None
         self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
         if self.numerical_embedding is not None:
             self._parts.append(self.numerical_embedding)
-        self.to(world.device)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `weights_unchanged` keeps: a copy outlives the block."""
@@ -270,13 +247,11 @@ class DLRM(nn.Module):
                 parameter.grad = grad
             else:
                 parameter.grad += grad
-        of_tables, *of_wide = received
-        if isinstance(of_tables, LookUp):
-            of_tables.add_gradient(found.embeddings[:, -of_tables.vectors.shape[1] :])
-        for look_up in of_wide:
+        fields = embeddings.shape[1] - len(self.config.table_sizes)
+        grads = found.embeddings[:, fields:], found.added_logits[:, None, None]
+        for look_up, grad in zip(received, grads, strict=False):
             if isinstance(look_up, LookUp):
-                grad = found.added_logits[:, None, None].expand_as(look_up.vectors)
-                look_up.add_gradient(grad)
+                look_up.add_gradient(grad.expand_as(look_up.vectors))
         ends = {embeddings: found.embeddings}
         if added is not None:
             ends[added] = found.added_logits
@@ -332,63 +307,34 @@ class DLRM(nn.Module):
             if any, one for the wide term. Gradients flow to the rows looked up, even if their
             values have changed in the meantime.
         """
-        categorical = self._hashed(categorical, lengths)
-        bags = self._bags(categorical, lengths, id_weights)
+        if self.store is None:  # otherwise these are slots
+            categorical = self._hashed(categorical, lengths)
+        pooling = self._pooling or "sum"
+        bags = Jagged(categorical, lengths, id_weights, pooling, samples_by_rank)
+        if lengths is not None and self._pooling is None:
+            bags = self._as_sums(bags)
         with part(LOOKUP):
-            return [
-                self._look_up(tables, dtype, bags, samples_by_rank, graph)
-                for tables, dtype in ((self.embeddings, self.dtype), (self.wide, torch.float32))
-                if tables is not None
-            ]
+            found = [self.embeddings.look_up(bags, self.dtype, graph)]
+            if self.wide is not None:
+                found.append(self.wide.look_up(bags, torch.float32, graph))
+            return found
 
-    def _bags(self, ids: Tensor, lengths: Tensor | None, weights: Tensor | None) -> Jagged:
-        """Returns the look-up of a batch; with mixed poolings, means become weighted sums."""
-        pooling = self._pooling
-        if lengths is None:
-            return Jagged(ids)
-        if pooling is None:
-            counts = torch.where(self.mean_tables, lengths, 1).clamp(min=1)
-            shares = counts.float().reciprocal().flatten()[ops.bags_of_ids(ids, lengths)]
-            pooling, weights = "sum", shares if weights is None else shares * weights
-        return Jagged(ids, lengths, weights, pooling)
-
-    def _look_up(
-        self,
-        tables: JointEmbedding | MultiTableEmbedding | DividedEmbedding | StoredEmbedding,
-        dtype: torch.dtype,
-        bags: Jagged,
-        samples_by_rank: Sequence[int] | None,
-        graph: bool,
-    ) -> Callable[[], Tensor]:
-        """Looks up and starts to exchange; returns a function that waits for own vectors."""
-        if isinstance(tables, DividedEmbedding):
-            return tables(bags, dtype, samples_by_rank)
-        ids, lengths, weights, pooling = bags
-        if lengths is None:
-            if not graph and self.world.size == 1 and isinstance(tables, JointEmbedding):
-                found = tables.look_up(ids, dtype)
-                if found is not None:
-                    return found
-            own = tables(ids, dtype=dtype)
-        else:
-            own = tables.pool(ids, lengths, pooling, dtype, weights)
-        return exchange(own, self.tables_by_rank, self.world, samples_by_rank)
+    def _as_sums(self, bags: Jagged) -> Jagged:
+        """Returns bags of tables with mixed poolings, whose means become weighted sums."""
+        assert bags.lengths is not None
+        counts = torch.where(self.mean_tables, bags.lengths, 1).clamp(min=1)
+        bag_of = ops.bags_of_ids(bags.ids, bags.lengths)
+        shares = counts.float().reciprocal().flatten()[bag_of]
+        weights = shares if bags.weights is None else shares * bags.weights
+        return bags._replace(weights=weights, pooling="sum")
 
     def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Returns the rows of a joint table that a batch looks up, `[look-ups]` int64.
-
-        The rows are not checked: an id outside its table gives a row outside the table.
-        """
-        assert not isinstance(self.embeddings, DividedEmbedding)
-        ids, begins = self._hashed(categorical, lengths), self.embeddings.table_offsets[:-1]
-        if lengths is not None:
-            tables = ops.bags_of_ids(ids, lengths) % max(lengths.shape[1], 1)
-            return ids + begins[tables]
-        return (ids + begins).flatten()
+        """Returns the rows of a joint table that a batch looks up; see `Tables.rows`."""
+        return self.embeddings.rows(Jagged(self._hashed(categorical, lengths), lengths))
 
     def _hashed(self, categorical: Tensor, lengths: Tensor | None) -> Tensor:
-        """Returns ids, modulo the rows of their table with `hash_indices`; slots are unchanged."""
-        if not self.config.hash_indices or self.store is not None:
+        """Returns ids, modulo the rows of their table with `hash_indices`."""
+        if not self.config.hash_indices:
             return categorical
         rows = self.table_rows
         if lengths is None and categorical.shape[1:] != rows.shape:
@@ -408,14 +354,31 @@ class DLRM(nn.Module):
         """
         self._parts = [run(part) for part in self._parts]
 
-    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """Returns the parameters that hold tables, each with its tables by number, in order.
+    def table_parameters(self) -> TableParameters:
+        """Returns the parameters that hold tables; see `Tables.table_parameters`.
 
-        A whole table is given by its number of rows, others by the piece.
         The wide weights of table i are table `len(table_sizes) + i`, of one column.
         """
-        wide = self.wide.table_parameters() if self.wide else []
-        return [*self.embeddings.table_parameters(), *wide]
+        return [one for tables in self._all_tables() for one in tables.table_parameters()]
+
+    def one_row_each(self) -> dict[Tensor, list[int]]:
+        """Returns the rows of the tables of some weights; see `Tables.one_row_each`."""
+        return {k: v for one in self._all_tables() for k, v in one.one_row_each().items()}
+
+    def table_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> dict[int, int]:
+        """Returns the bytes of this process's rows of each table; see `Tables.table_bytes`."""
+        return {k: v for one in self._all_tables() for k, v in one.table_bytes(state_bytes).items()}
+
+    def _all_tables(self) -> list[Tables]:
+        return [self.embeddings] if self.wide is None else [self.embeddings, self.wide]
+
+    def interaction_widths(self) -> tuple[int, int]:
+        """Returns how many numbers of a sample, or of a member, enter the interaction and leave it.
+
+        What leaves it enters the top MLP or, from parallel cross layers, the last layer.
+        """
+        interact, crossed = self.interact, self.cross.width if self.cross else 0
+        return interact.num_vectors * interact.dim, interact.width + crossed
 
     @property
     def products(self) -> str:
@@ -448,35 +411,17 @@ class DLRM(nn.Module):
         with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
             parameters = self._parameters_of_one_call(self.table_rows.device)
             if parameters is not None and not self.training:
-                self._unchanged = _Unchanged(parameters, self._tables_alone())
+                alone = self.wide is None and self.numerical_embedding is None
+                self._unchanged = parameters, self.embeddings.operands() if alone else None
             try:
                 yield
             finally:
                 self._unchanged = None
 
-    def _tables_alone(self) -> tuple[Tensor, Tensor] | None:
-        """Returns the tables' weight and offsets if their rows are all that the network takes."""
-        tables = self.embeddings
-        if self.wide is not None or self.numerical_embedding is not None:
-            return None
-        if not isinstance(tables, JointEmbedding) or not tables.is_operator():
-            return None
-        return tables.weight, tables.table_offsets
-
 
 NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]
-
-
-class _Unchanged(NamedTuple):
-    """Kept in a block of `weights_unchanged`.
-
-    Attributes:
-        parameters: those of `ops.network`.
-        tables: weight and offsets of the tables that it can look up itself.
-    """
-
-    parameters: NetworkParameters
-    tables: tuple[Tensor, Tensor] | None
+# Parameters of `ops.network`; weight and offsets of the tables, if it can look them up itself.
+_Unchanged = tuple[NetworkParameters, tuple[Tensor, Tensor] | None]
 
 
 def _listed_tensors(parameters: NetworkParameters) -> list[Tensor]:
@@ -486,9 +431,3 @@ def _listed_tensors(parameters: NetworkParameters) -> list[Tensor]:
 
 
 _FORWARD = DLRM.forward  # neither overridden nor replaced
-
-
-def _numerical_options(config: DLRMConfig) -> NumericalOptions:
-    return NumericalOptions(
-        config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
-    )

@@ -298,7 +298,7 @@ class Recommendation:
             "dense": [p for p in self.model.parameters() if id(p) not in held],
         }
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
         return self.model.table_parameters()
 
     def counted_elsewhere(self) -> list[nn.Parameter]:
@@ -306,8 +306,7 @@ class Recommendation:
         return [
             weight
             for weight, own in self.table_parameters()
-            if self.world.rank
-            and any(isinstance(held, Piece) and held.copied for held in own.values())
+            if self.world.rank and any(piece.copied for piece in own.values())
         ]
 
     def updates_vary(self, config: OptimizerConfig) -> bool:
@@ -344,24 +343,9 @@ class Recommendation:
         if groups["tables"] and not config.freeze_embeddings:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
-            sizes: dict[Tensor, list[int]] = {}
-            if one_look_up and self.model.store is None:
-                sizes = {
-                    weight: [
-                        held if isinstance(held, int) else held.num_rows for held in own.values()
-                    ]
-                    for weight, own in self.table_parameters()
-                    if all(_is_looked_up_once(held) for held in own.values())
-                }
-            tables = table_optimizer(
-                config.embedding_optimizer,
-                groups["tables"],
-                native,
-                low,
-                sizes,
-                config.embedding_l2,
-                config.embedding_l2_mode,
-            )
+            sizes = self.model.one_row_each() if one_look_up else {}
+            kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
+            tables = table_optimizer(kind, groups["tables"], native, low, sizes, *l2)
             self._deferring = None
             if isinstance(tables, RowOptimizer) and tables.defers:
                 self._deferring = tables
@@ -397,11 +381,6 @@ def _looked_up(
 ) -> tuple[Tensor, Tensor | None, Sequence[int] | None, Tensor | None]:
     """Returns the arguments of `DLRM.look_up` from a batch."""
     return batch.categorical, batch.lengths, batch.samples_by_rank, batch.id_weights
-
-
-def _is_looked_up_once(held: int | Piece) -> bool:
-    """Returns whether every sample looks up one row of a table, or of its piece."""
-    return isinstance(held, int) or (held.has_all_rows and not held.copied)
 
 
 def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:

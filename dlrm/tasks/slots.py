@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from dlrm import ops
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
 from dlrm.step_clock import STORE, part
@@ -150,27 +149,7 @@ class Slots:
         Raises:
             RuntimeError: an id is outside its table.
         """
-        model = self.model
-        ids = batch.categorical.numpy().astype(np.int64)
-        offsets: torch.Tensor = model.embeddings.table_offsets  # type: ignore[assignment]
-        begins = offsets.numpy()
-        sizes, tables = begins[1:] - begins[:-1], None
-        if batch.lengths is not None:
-            if not model.config.hash_indices:
-                ops.check_bags("joint_embedding_bag", batch.categorical, batch.lengths, offsets)
-            bags = ops.bags_of_ids(batch.categorical, batch.lengths).numpy()
-            tables = bags % max(batch.lengths.shape[1], 1)
-            sizes = sizes[tables]
-        if model.config.hash_indices:
-            ids %= sizes
-        elif tables is None and ((ids < 0) | (ids >= sizes)).any():
-            row, table = np.argwhere((ids < 0) | (ids >= sizes))[0]
-            raise RuntimeError(
-                f"joint_embedding: id {ids[row, table]} of table {table} in batch row {row}: "
-                f"expected 0 <= id < {sizes[table]}"
-            )
-        ids += begins[:-1] if tables is None else begins[tables]
-        return np.ascontiguousarray(ids.reshape(-1))
+        return self.model.rows(batch.categorical, batch.lengths).numpy()
 
     def _give_back(self, future: Future[_Prepared | None]) -> None:
         if future.cancelled() or future.exception() is not None:

@@ -21,7 +21,7 @@ from dlrm.data.transform.difference import check_extends
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.model.config import DLRMConfig
-from dlrm.model.tables.embedding import initial_rows
+from dlrm.model.tables.initial import Initial
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.writer import link_or_copy
@@ -197,9 +197,9 @@ def _set_initial(
         values[chosen] = 0
         return
     std = flags["embedding_init_std"] if flags["embedding_init"] == "normal" else None
-    shape, scale = (num_rows, saved.tables[index].dim), flags["embedding_init_scale"]
-    first = int(chosen[0])
-    for begin, rows in initial_rows(index, shape, flags["seed"], scale, std, first):
+    initial = Initial(flags["seed"], flags["embedding_init_scale"], std)
+    shape = num_rows, saved.tables[index].dim
+    for begin, rows in initial.rows(index, shape, int(chosen[0])):
         own = slice(*np.searchsorted(chosen, (begin, begin + len(rows))))
         values[chosen[own]] = rows.numpy()[chosen[own] - begin]
         if own.stop == len(chosen):

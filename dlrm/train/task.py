@@ -46,7 +46,7 @@ class Task(Protocol):
         """
         ...
 
-    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+    def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
         """Returns the parameters that hold tables, with their contents; see `Parameters`."""
         ...
 

@@ -9,9 +9,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from dlrm.distributed import World
+from dlrm.distributed.placement import Piece
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.tables.embedding import JointEmbedding, MultiTableEmbedding
+from dlrm.model.tables.initial import Initial
+from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.multi_table import MultiTableEmbedding
 
 LARGE = DLRMConfig(  # the first table has four million values and the last has no rows
     table_sizes=(130_001, 5, 0),
@@ -42,7 +45,7 @@ def test_a_table_has_the_values_of_one_draw(layout):
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkeypatch):
     """Lets all threads fill it; the first stream is the one a smaller table would use."""
-    monkeypatch.setattr("dlrm.model.tables.embedding._ROWS_OF_A_STREAM", 1000)
+    monkeypatch.setattr("dlrm.model.tables.initial._ROWS_OF_A_STREAM", 1000)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
@@ -58,6 +61,10 @@ def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkey
     bound = 1000**-0.5
     expected = torch.empty(1000, 33).uniform_(-bound, bound, generator=drawn("1"))
     assert torch.equal(tables[1], expected)
+
+
+def held(tables):
+    return {n: Piece(n, (0, rows), (0, 3), 0, (rows, 3)) for n, rows in tables.items()}
 
 
 def drawn(name):
@@ -91,16 +98,16 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
-    expected = layout({0: 700, 3: 5, 1: 31}, 3, seed=3).tables()
+    expected = layout(held({0: 700, 3: 5, 1: 31}), 3, Initial(seed=3)).tables()
     torch.set_num_threads(3)
-    tables = layout({0: 700, 3: 5, 1: 31}, 3, seed=3).tables()
+    tables = layout(held({0: 700, 3: 5, 1: 31}), 3, Initial(seed=3)).tables()
     assert all(map(torch.equal, tables, expected))
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_default_device(layout):
-    expected = layout({0: 7, 1: 5}, 3, seed=3).tables()
+    expected = layout(held({0: 7, 1: 5}), 3, Initial(seed=3)).tables()
     with torch.device("meta"):  # like a GPU's: a CPU generator cannot fill its tensors
-        tables = layout({0: 7, 1: 5}, 3, seed=3).tables()
+        tables = layout(held({0: 7, 1: 5}), 3, Initial(seed=3)).tables()
     assert all(map(torch.equal, tables, expected))

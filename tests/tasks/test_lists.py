@@ -86,7 +86,8 @@ def dense_gradients(task: Recommendation) -> list[torch.Tensor]:
     """One per table."""
     result = []
     for weight, held in task.table_parameters():
-        result += weight.grad.to_dense().double().split(list(held.values()))
+        rows = [piece.num_rows for piece in held.values()]
+        result += weight.grad.to_dense().double().split(rows)
     return result
 
 

@@ -54,7 +54,7 @@ class _CrossLayer(nn.Module):
         self.weights = nn.ParameterList(
             _normal(shape, f"{name}.{index}", seed) for index, shape in enumerate(shapes)
         )
-        self.bias = nn.Parameter(torch.zeros(width, device="cpu"))
+        self.bias = nn.Parameter(torch.zeros(width))
 
     def forward(self, first: Tensor, inputs: Tensor) -> Tensor:
         products = inputs
@@ -64,6 +64,5 @@ class _CrossLayer(nn.Module):
 
 
 def _normal(shape: tuple[int, int], name: str, seed: int) -> nn.Parameter:
-    values = torch.empty(shape, device="cpu")
-    values.normal_(0, (2 / sum(shape)) ** 0.5, generator=generator(seed, name))
-    return nn.Parameter(values)
+    std, random = (2 / sum(shape)) ** 0.5, generator(seed, name)
+    return nn.Parameter(torch.empty(shape).normal_(0, std, generator=random))

@@ -45,7 +45,7 @@ def mlp_layers(
     layers: list[nn.Module] = []
     for index, size in enumerate(sizes):
         linear = _normal_linear(num_inputs, size, generator(seed, f"{name}.{index}"))
-        norms = [_BatchNorm(size, device="cpu")] if batch_norm else []
+        norms = [_BatchNorm(size)] if batch_norm else []
         layers += [linear, *norms, nn.ReLU()]
         num_inputs = size
     return layers
@@ -255,6 +255,6 @@ def _empty_linear(num_inputs: int, size: int) -> nn.Linear:
     """Returns a layer to fill in. Its parameters are made here, as torch warns of 0 inputs."""
     linear = nn.Linear(1, size, device="meta")
     linear.in_features = num_inputs
-    linear.weight = nn.Parameter(torch.empty(size, num_inputs, device="cpu"))
-    linear.bias = nn.Parameter(torch.empty(size, device="cpu"))
+    linear.weight = nn.Parameter(torch.empty(size, num_inputs))
+    linear.bias = nn.Parameter(torch.empty(size))
     return linear

@@ -55,9 +55,8 @@ class NumericalEmbedding(nn.Module):
         return self
 
     def _drawn(self, name: str, *shape: int, bound: float) -> nn.Parameter:
-        values = torch.empty(shape, device="cpu")
-        values.uniform_(-bound, bound, generator=generator(self._seed, f"numerical.{name}"))
-        return nn.Parameter(values)
+        random = generator(self._seed, f"numerical.{name}")
+        return nn.Parameter(torch.empty(shape).uniform_(-bound, bound, generator=random))
 
 
 class Binned(NumericalEmbedding):
@@ -73,7 +72,7 @@ class Binned(NumericalEmbedding):
         super().__init__(num_fields, dim, options, seed)
         self.bins = options.bins
         self.edges: Tensor
-        equal = torch.linspace(0, 1, self.bins + 1, device="cpu")
+        equal = torch.linspace(0, 1, self.bins + 1)
         self.register_buffer("edges", equal.repeat(num_fields, 1))
 
     @torch.no_grad()
@@ -156,9 +155,8 @@ class Periodic(NumericalEmbedding):
     def __init__(self, num_fields: int, dim: int, options: NumericalOptions, seed: int) -> None:
         super().__init__(num_fields, dim, options, seed)
         count = options.frequencies
-        frequencies = torch.empty(num_fields, count, device="cpu")
-        frequencies.normal_(0, options.sigma, generator=generator(seed, "numerical.frequencies"))
-        self.frequencies = nn.Parameter(frequencies)
+        random, values = generator(seed, "numerical.frequencies"), torch.empty(num_fields, count)
+        self.frequencies = nn.Parameter(values.normal_(0, options.sigma, generator=random))
         bound = (2 * count) ** -0.5
         self.weight = self._drawn("weight", num_fields, 2 * count, dim, bound=bound)
         self.bias = self._drawn("bias", num_fields, dim, bound=bound)

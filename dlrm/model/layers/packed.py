@@ -26,7 +26,7 @@ class Adapters(nn.Module):
         super().__init__()
         self.shape = members, num_vectors, dim
         random, count = generator(seed, "adapters"), members * num_vectors * dim
-        signs = 2.0 * torch.randint(2, (count,), generator=random, device="cpu") - 1
+        signs = 2.0 * torch.randint(2, (count,), generator=random) - 1
         self.factors = nn.Parameter(signs)  # one-dimensional: weight decay is for matrices
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:

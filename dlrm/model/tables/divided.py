@@ -8,9 +8,10 @@ adds these vectors.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import reduce
-from typing import Any, NamedTuple, cast
+from itertools import accumulate
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,32 +19,18 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.distributed import World, exchange, gather_rows, part
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.model.tables.embedding import JointEmbedding
+from dlrm.model.tables.initial import Initial
+from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables, Vectors
 
 
-class Jagged(NamedTuple):
-    """The ids of a look-up.
-
-    Attributes:
-        ids: `[batch, tables]` or, with `lengths`, `[total]`, bag after bag.
-        lengths: number of ids of each bag, `[batch, tables]`; None is one id each.
-        weights: with `lengths`, a factor for the row of each id, `[total]`; None is 1.
-        pooling: "sum" or "mean".
-    """
-
-    ids: Tensor
-    lengths: Tensor | None = None
-    weights: Tensor | None = None
-    pooling: str = "sum"
-
-
-class DividedEmbedding(nn.Module):
+class DividedEmbedding(Tables):
     """The pieces of all tables that a rank holds.
 
     Args:
         placement: the ranks of all pieces.
         world: the ranks, of which there are several.
-        seed, init_scale, dtype, init_std: as in `JointEmbedding`.
+        initial, dtype: as in `JointEmbedding`.
         first_number: number of the first table; initial values depend on table numbers, and tables
             are saved under them.
         read: the tables whose ids this rank takes; None are those of which it holds a piece.
@@ -53,10 +40,8 @@ class DividedEmbedding(nn.Module):
         self,
         placement: Placement,
         world: World,
-        seed: int = 0,
-        init_scale: float = 1.0,
+        initial: Initial,
         dtype: torch.dtype = torch.float32,
-        init_std: float | None = None,
         first_number: int = 0,
         read: Sequence[int] | None = None,
     ):
@@ -67,7 +52,7 @@ class DividedEmbedding(nn.Module):
         for piece in placement.of_rank(world.rank):
             groups.setdefault(_kind(piece), []).append(piece)
         self.groups = nn.ModuleList(
-            _Group(groups[kind], read, first_number, seed, init_scale, dtype, world, init_std)
+            _Group(groups[kind], read, first_number, initial, dtype, world)
             for kind in sorted(groups)
         )
         self._held = [group for group in self._own() if not group.copied]
@@ -76,33 +61,22 @@ class DividedEmbedding(nn.Module):
         self._layout = _Layout(placement, world.device)
         self._no_atoms = torch.zeros(1, 0, dtype=dtype, device=world.device, requires_grad=True)
 
-    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
-        """Returns the parameters that hold pieces, each with its pieces by table, in order."""
+    def table_parameters(self) -> TableParameters:
         return [one for group in self._own() for one in group.tables.table_parameters()]
 
-    def lower_halves(self) -> dict[Tensor, Tensor]:
-        """Returns the lower halves of the values of each bfloat16 weight."""
-        return {k: v for group in self._own() for k, v in group.tables.lower_halves().items()}
+    def wide_twin(self) -> Tables:
+        return DividedEmbedding(
+            self.placement.of_one_column(),
+            self.world,
+            Initial(scale=0.0),
+            first_number=len(self.placement.table_rows),
+            read=self.placement.tables_by_rank()[self.world.rank],
+        )
 
-    def _own(self) -> "list[_Group]":
-        return cast("list[_Group]", list(self.groups))
-
-    def forward(
-        self, bags: Jagged, dtype: torch.dtype, samples_by_rank: Sequence[int] | None = None
-    ) -> Callable[[], Tensor]:
-        """Looks up, and starts to send every rank the vectors of its samples.
-
-        Args:
-            bags: bags of the tables that this rank reads. For tables of which it only holds a copy,
-                it uses the bags of its own samples.
-            dtype: dtype of the vectors.
-            samples_by_rank: number of samples of each rank in the batch; None is `World.part`.
-
-        Returns:
-            A function that waits and returns the vectors of all tables, `[own samples, tables,
-            dim]`.
-        """
+    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
+        """See `Tables`; tables that are only copied are looked up for own samples alone."""
         batch = len(bags.ids if bags.lengths is None else bags.lengths)
+        samples_by_rank = bags.samples_by_rank
         own = part(batch, self.world.rank, self.world.size)
         if samples_by_rank is not None:
             begin = sum(samples_by_rank[: self.world.rank])
@@ -116,6 +90,9 @@ class DividedEmbedding(nn.Module):
         sent = looked_up.view(batch, looked_up.shape[1] // self._layout.atom, self._layout.atom)
         received = exchange(sent, self._layout.atoms_by_rank, self.world, samples_by_rank)
         return lambda: self._layout.assembled(received(), copied)
+
+    def _own(self) -> "list[_Group]":
+        return cast("list[_Group]", list(self.groups))
 
     def _looked_up(self, bags: Jagged, batch: int, dtype: torch.dtype) -> Tensor:
         """Returns the vectors of all pieces except copies, concatenated, `[batch, columns]`."""
@@ -142,21 +119,15 @@ class _Group(nn.Module):
         pieces: Sequence[Piece],
         read: Sequence[int],
         first_number: int,
-        seed: int,
-        init_scale: float,
+        initial: Initial,
         dtype: torch.dtype,
         world: World,
-        init_std: float | None,
     ):
         super().__init__()
         self.pieces = pieces
         self.copied, self.bounded, width = _kind(pieces[0])
         numbered = {first_number + piece.table: piece for piece in pieces}
-        rows = {number: piece.num_rows for number, piece in numbered.items()}
-        device, native = world.device, True
-        self.tables = JointEmbedding(
-            rows, width, seed, init_scale, native, dtype, device, init_std, numbered
-        )
+        self.tables = JointEmbedding(numbered, width, initial, True, dtype, world)
         columns = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
@@ -175,14 +146,14 @@ class _Group(nn.Module):
             "_low": low,
             "_high": high,
         }.items():
-            self.register_buffer(name, torch.tensor(values, device=device), persistent=False)
+            self.register_buffer(name, torch.tensor(values, device=world.device), persistent=False)
 
     def places(self, number: int, read: Sequence[int]) -> list[list[int]]:
         """Returns the `pieces` of `ops.joint_embedding_pieces` for the weight of this number."""
-        offsets = self.tables.table_offsets[:-1].tolist()
+        offsets = accumulate((piece.num_rows for piece in self.pieces), initial=0)
         return [
             [number, read.index(piece.table), *piece.rows, piece.shape[0], offset]
-            for piece, offset in zip(self.pieces, offsets, strict=True)
+            for piece, offset in zip(self.pieces, offsets, strict=False)
         ]
 
     def forward(self, bags: Jagged, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
@@ -195,15 +166,7 @@ class _Group(nn.Module):
         def look_up(weight: Tensor) -> Tensor:
             if own.lengths is None:
                 return ops.joint_embedding(weight, own.ids, offsets, dtype=dtype)
-            return ops.joint_embedding_bag(
-                weight,
-                own.ids,
-                own.lengths,
-                offsets,
-                sample_weights=own.weights,
-                pooling=own.pooling,
-                dtype=dtype,
-            )
+            return own.pooled(weight, offsets, dtype)
 
         if self.copied and torch.is_grad_enabled():
             return _OfCopies.apply(weight, look_up, world)
@@ -220,7 +183,7 @@ class _Group(nn.Module):
         return Jagged((ids - self._first)[here], here.to(torch.int8))
 
     def _several(self, bags: Jagged, samples: slice) -> Jagged:
-        ids, lengths, weights, pooling = bags
+        ids, lengths, weights, pooling, _ = bags
         assert lengths is not None
         if self._all and not self.bounded and samples == slice(0, len(lengths)):
             return bags
@@ -233,7 +196,7 @@ class _Group(nn.Module):
 
     def _within_bounds(self, bags: Jagged) -> Jagged:
         """Drops the ids of rows that other pieces hold."""
-        ids, lengths, weights, pooling = bags
+        ids, lengths, weights, pooling, _ = bags
         assert lengths is not None
         bag_of = ops.bags_of_ids(ids, lengths)
         piece, ids = bag_of % lengths.shape[1], ids.long()

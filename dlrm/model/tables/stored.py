@@ -1,65 +1,83 @@
 """Embedding tables partly in memory: weights consist of slots, which a store assigns to rows."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
 from dlrm import ops
+from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
-from dlrm.model.tables.embedding import _Tables, initial_rows
+from dlrm.model.tables.initial import Initial
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
 from dlrm.store.layout import Block
 
 
-class StoredEmbedding(_Tables):
+class StoredEmbedding(WholeTables):
     """A `JointEmbedding` over the slots that a `RowStore` assigns to the rows of a batch.
 
-    The weight is one table of slots, so operators and optimizers need not know the store.
+    The weight is one table of slots, so operators and optimizers need not know the store. Look-ups
+    take slots instead of ids; `rows` gives the records of ids in the store.
 
     Args:
-        tables: rows of each table, by number, as in the store.
-        dim: columns of every table.
+        held, dim, world, tables_by_rank: see `WholeTables`; the tables are those of the store.
+        initial: initial values, which the store gets.
         slots: number of rows in memory.
-        seed, init_scale, init_std: initialization, see `JointEmbedding`.
         dtype: dtype of the weight, float32 or bfloat16; see `JointEmbedding`.
     """
 
     def __init__(
         self,
-        tables: Mapping[int, int],
+        held: Mapping[int, Piece],
         dim: int,
+        initial: Initial,
         slots: int,
-        seed: int = 0,
-        init_scale: float = 1.0,
         dtype: torch.dtype = torch.float32,
-        init_std: float | None = None,
+        world: World = World(),
+        tables_by_rank: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(tables, dim, "cpu")
-        self._initial = (seed, init_scale, init_std)
-        self.weight = nn.Parameter(torch.zeros(slots, dim, dtype=dtype))
-        low = torch.zeros(slots, dim, dtype=torch.int16) if dtype == torch.bfloat16 else None
+        super().__init__(held, dim, world, tables_by_rank)
+        self._initial, self.slots = initial, slots
+        weight = torch.zeros(slots, dim, dtype=dtype, device=world.device)
+        self.weight = nn.Parameter(weight)
         self.weight_low: Tensor | None
+        low = torch.zeros_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
         self.slot_offsets: Tensor
-        self.register_buffer("slot_offsets", torch.tensor([0, slots]), persistent=False)
+        offsets = torch.tensor([0, slots], device=world.device)
+        self.register_buffer("slot_offsets", offsets, persistent=False)
 
     def initial(self) -> Iterator[Block]:
         """Yields the initial rows of all tables."""
-        begins = dict(zip(self._numbered, self.table_offsets.tolist(), strict=False))
-        for number, rows in self._numbered.items():
-            for first, values in initial_rows(number, (rows, self.dim), *self._initial):
+        begin = 0
+        for number, piece in self._held.items():
+            for first, values in self._initial.rows(number, piece.shape):
                 fields = {"weight": values}
                 if self.weight_low is not None:
                     fields["weight"], fields["low"] = ops.split_float32(values)
-                yield Block(begins[number] + first, len(values), fields)
+                yield Block(begin + first, len(values), fields)
+            begin += piece.num_rows
 
-    def lower_halves(self) -> dict[Tensor, Tensor]:
-        """Returns the lower halves of the weight's values, by weight, if it is bfloat16."""
-        return {} if self.weight_low is None else {self.weight: self.weight_low}
-
-    def table_parameters(self) -> list[tuple[nn.Parameter, Mapping[int, int | Piece]]]:
+    def table_parameters(self) -> TableParameters:
         """Returns the weight with the rows of each table in the store, by number, in order."""
-        return [(self.weight, self._numbered)]
+        return [(self.weight, self._held)]
+
+    def one_row_each(self) -> dict[Tensor, list[int]]:
+        """Returns an empty dict: any slot may have a row of any table."""
+        return {}
+
+    def wide_twin(self) -> Tables:
+        return StoredEmbedding(slots=self.slots, **self._of_twin())
+
+    def rows(self, bags: Jagged) -> Tensor:
+        """Returns the records in the store of the rows that a batch looks up, `[look-ups]` int64.
+
+        Raises:
+            RuntimeError: an id is outside its table.
+        """
+        name = "joint_embedding" if bags.lengths is None else "joint_embedding_bag"
+        self.check(bags.ids, bags.lengths, name)
+        return super().rows(bags)
 
     def forward(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up slots `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
@@ -68,22 +86,8 @@ class StoredEmbedding(_Tables):
         )
         return found.view(*slots.shape, self.dim)
 
-    def pool(
-        self,
-        slots: Tensor,
-        lengths: Tensor,
-        pooling: str,
-        dtype: torch.dtype,
-        weights: Tensor | None = None,
-    ) -> Tensor:
-        """Does the same as `forward` for bags of slots; see `ops.joint_embedding_bag`."""
-        found = ops.joint_embedding_bag(
-            self.weight,
-            slots,
-            lengths.reshape(-1, 1),
-            self.slot_offsets,
-            sample_weights=weights,
-            pooling=pooling,
-            dtype=dtype,
-        )
-        return found.view(*lengths.shape, self.dim)
+    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+        assert bags.lengths is not None
+        slots = bags._replace(lengths=bags.lengths.reshape(-1, 1))
+        found = slots.pooled(self.weight, self.slot_offsets, dtype)
+        return found.view(*bags.lengths.shape, self.dim)

@@ -224,7 +224,7 @@ def _check_architecture(
     for table, rows in list(enumerate(saved.tables))[num_tables:]:
         found[f"table {table}"] = [rows.rows, rows.dim]
     for part in parameters.table_parts():
-        expected[f"table {part.table}"] = [*part.shape]
+        expected[f"table {part.table}"] = [*part.piece.shape]
         if part.table < len(saved.tables):
             rows = saved.tables[part.table]
             found[f"table {part.table}"] = [rows.rows, rows.dim]
@@ -267,7 +267,7 @@ def _check_finite(directory: Path, parameters: Parameters, saved: SavedModel) ->
         _refuse_not_finite(f"{file}: {name}", tensor)
     for part in parameters.table_parts() if parameters.store is None else ():
         rows = saved.tables[part.table]
-        row, column = (part.piece.rows[0], part.piece.columns[0]) if part.piece else (0, 0)
+        row, column = part.piece.rows[0], part.piece.columns[0]
         for first, block in _blocks(rows, part):
             _refuse_not_finite(f"{rows.path}: row", block, (row + first, column))
 
@@ -357,9 +357,9 @@ def _read_rows(saved: Rows, part: TablePart, rows: Tensor, low: Tensor | None = 
 
 def _blocks(saved: Rows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
     """Yields the rows of a part, some at a time, with the number of the first."""
-    first, end = part.piece.rows if part.piece else (0, saved.rows)
+    first, end = part.piece.rows
     for begin in range(first, end, _ROWS_AT_ONCE):
         block = torch.from_numpy(saved.part(begin, min(_ROWS_AT_ONCE, end - begin)))
-        if part.piece and saved.dim > 1:
+        if saved.dim > 1:
             block = block[:, slice(*part.piece.columns)]
         yield begin - first, block

@@ -31,26 +31,14 @@ class TablePart(NamedTuple):
         weight: the parameter.
         begin: the first of its rows that belong to this table.
         end: the row after the last.
-        piece: the rows and columns of the table that these are; None is all.
+        piece: the rows and columns of the table that these are.
     """
 
     table: int
     weight: nn.Parameter
     begin: int
     end: int
-    piece: Piece | None = None
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Returns rows and columns of the whole table."""
-        return self.piece.shape if self.piece else (self.end - self.begin, self.weight.shape[1])
-
-    def of(self, rows: Tensor) -> Tensor:
-        """Cuts this part out of a table's rows, either weights or optimizer state."""
-        if self.piece is None:
-            return rows
-        rows = rows[slice(*self.piece.rows)]
-        return rows[:, slice(*self.piece.columns)] if rows.ndim > 1 else rows
+    piece: Piece
 
 
 @dataclass(frozen=True)
@@ -59,10 +47,9 @@ class Parameters:
 
     Attributes:
         model: the network.
-        tables: parameters that hold embedding tables, with the tables they hold: number -> rows,
-            in order, or the piece that they hold of a table. With several processes these are this
-            one's. The lower halves of a bfloat16 parameter are the model's buffer with its name
-            and "_low".
+        tables: parameters that hold embedding tables, with the pieces that they hold of tables, by
+            the table's number, in order. With several processes these are this one's. The lower
+            halves of a bfloat16 parameter are the model's buffer with its name and "_low".
         optimizers: those that update the model.
         average: EMA of the weights, name -> tensor; saved, and loaded when a run resumes.
         parts: the processes that each hold a part of the dense weights, of which the model here is
@@ -70,7 +57,7 @@ class Parameters:
     """
 
     model: nn.Module
-    tables: Sequence[tuple[nn.Parameter, Mapping[int, int | Piece]]] = ()
+    tables: Sequence[tuple[nn.Parameter, Mapping[int, Piece]]] = ()
     optimizers: Sequence[Optimizer] = ()
     average: Mapping[str, Tensor] = field(default_factory=dict)
     parts: World = World()
@@ -102,9 +89,8 @@ class Parameters:
         """Yields the parts of tables that this process holds."""
         for parameter, tables in self.tables:
             begin = 0
-            for number, held in tables.items():
-                piece = held if isinstance(held, Piece) else None
-                end = begin + (held.num_rows if isinstance(held, Piece) else held)
+            for number, piece in tables.items():
+                end = begin + piece.num_rows
                 yield TablePart(number, parameter, begin, end, piece)
                 begin = end
 

@@ -124,13 +124,14 @@ class CheckpointWriter:
         for part in parameters.table_parts():
             weight, own = part.weight, slice(part.begin, part.end)
             state = by_row.get(id(weight), {})
-            entry = {"rows": part.shape[0], "dim": part.shape[1], "state": list(state)}
+            rows, dim = part.piece.shape
+            entry = {"rows": rows, "dim": dim, "state": list(state)}
             if numbers := scalars.get(id(weight)):
                 entry["scalars"] = numbers
             self._tables[part.table] = entry
             if self._store is not None:
                 continue  # the rows are there
-            if part.piece and part.piece.copied and self._world.rank:
+            if part.piece.copied and self._world.rank:
                 continue  # the first rank writes it
             rest = low[id(weight)][own] if id(weight) in low else None
             files.append((f"tables/{part.table}.bin", self._rows(weight[own], rest, part.piece)))
@@ -147,7 +148,7 @@ class CheckpointWriter:
                     files.append((f"{name}.safetensors", merged))
         return files
 
-    def _rows(self, rows: Tensor, low: Tensor | None, piece: Piece | None) -> "_Rows":
+    def _rows(self, rows: Tensor, low: Tensor | None, piece: Piece) -> "_Rows":
         return _Rows(self._snapshot(rows), None if low is None else self._snapshot(low), piece)
 
     def _tensors(self, tensors: Mapping[str, Tensor], parts: World) -> dict[str, Tensor]:
@@ -186,14 +187,14 @@ class _Rows:
     If they are a piece of the table, other ranks write other pieces of the file at the same time.
     """
 
-    def __init__(self, rows: Tensor, low: Tensor | None, piece: Piece | None):
+    def __init__(self, rows: Tensor, low: Tensor | None, piece: Piece):
         assert low is not None or rows.dtype == torch.float32, f"rows of {rows.dtype}"
         self.rows, self.low, self.piece = rows, low, piece
 
     def write(self, path: Path) -> str | None:
         """Writes the rows; returns the checksum of the file, or None if it has other pieces."""
-        if self.piece is not None and not self.piece.is_whole:
-            self._write_piece(path, self.piece)
+        if not self.piece.is_whole:
+            self._write_piece(path)
             return None
         sums = Checksum()
         with open(path, "wb", buffering=0) as file:
@@ -205,7 +206,8 @@ class _Rows:
             os.fsync(file.fileno())
         return str(sums)
 
-    def _write_piece(self, path: Path, piece: Piece) -> None:
+    def _write_piece(self, path: Path) -> None:
+        piece = self.piece
         shape = piece.shape[: self.rows.ndim]
         with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o666), "r+b") as file:
             # Reserve space first: on a full disk, writing to a memory map crashes the process.

@@ -1,0 +1,60 @@
+"""Makes the tables of a model in the layout of its configuration."""
+
+from typing import Any
+
+import torch
+
+from dlrm.distributed import World
+from dlrm.distributed.placement import Placement
+from dlrm.model.config import FUSED_TYPES, DLRMConfig
+from dlrm.model.tables.divided import DividedEmbedding
+from dlrm.model.tables.initial import Initial
+from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.layout import Tables
+from dlrm.model.tables.multi_table import MultiTableEmbedding
+from dlrm.model.tables.stored import StoredEmbedding
+from dlrm.store.row_store import RowStore
+
+_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def make_tables(
+    config: DLRMConfig,
+    placement: Placement,
+    world: World = World(),
+    seed: int = 0,
+    store: RowStore | None = None,
+) -> Tables:
+    """Returns the tables of vectors, or pieces of them, that a process holds.
+
+    Args:
+        config: the architecture.
+        placement: placement of the tables.
+        world: the processes; the tables are made on its device.
+        seed: seed of the initial values.
+        store: holds the rows that are not in memory; it gets the initial ones. None: all are.
+
+    Raises:
+        ValueError: tables are divided or copied, and the configuration's layout has only whole
+            tables.
+    """
+    dtype = _DTYPES[config.embedding_dtype]
+    std = config.embedding_init_std if config.embedding_init == "normal" else None
+    initial = Initial(seed, config.embedding_init_scale, std)
+    if not placement.is_whole:
+        if config.embedding_type not in FUSED_TYPES:
+            raise ValueError(
+                f"--placement {config.placement} divides tables or copies them, which needs "
+                f"--embedding_type joint_fused, got {config.embedding_type}"
+            )
+        return DividedEmbedding(placement, world, initial, dtype)
+    held = {piece.table: piece for piece in placement.of_rank(world.rank)}
+    whole = held, placement.dim, initial
+    options: dict[str, Any] = {"world": world, "tables_by_rank": placement.tables_by_rank()}
+    if store is not None:
+        stored = StoredEmbedding(*whole, store.slots, dtype=dtype, **options)
+        store.initial = stored.initial
+        return stored
+    if config.embedding_type == "multi_table":
+        return MultiTableEmbedding(*whole, **options)
+    return JointEmbedding(*whole, native=config.embedding_type != "joint", dtype=dtype, **options)

@@ -1,0 +1,212 @@
+"""The interface of the layouts of embedding tables.
+
+A layout decides which tensors of a process hold the rows of its tables. The model, the checkpoints,
+the optimizers of rows and the exporter ask it by this interface and never for its kind.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from dlrm import ops
+from dlrm.distributed import World, exchange
+from dlrm.distributed.placement import Piece
+from dlrm.model.tables.initial import Initial
+
+TableParameters = list[tuple[nn.Parameter, Mapping[int, Piece]]]
+Vectors = Callable[[], Tensor]  # waits, and returns them
+
+
+class Jagged(NamedTuple):
+    """The ids of a look-up.
+
+    Attributes:
+        ids: `[batch, tables]` or, with `lengths`, `[total]`, bag after bag.
+        lengths: number of ids of each bag, `[batch, tables]`; None is one id each.
+        weights: with `lengths`, a factor for the row of each id, `[total]`; None is 1.
+        pooling: "sum" or "mean".
+        samples_by_rank: number of samples of each process in the batch; None is `World.part`.
+    """
+
+    ids: Tensor
+    lengths: Tensor | None = None
+    weights: Tensor | None = None
+    pooling: str = "sum"
+    samples_by_rank: Sequence[int] | None = None
+
+    def pooled(
+        self, weight: Tensor, offsets: Tensor, dtype: torch.dtype, native: bool = True
+    ) -> Tensor:
+        """Returns the vectors of bags with lengths; see `ops.joint_embedding_bag`."""
+        assert self.lengths is not None
+        look_up = ops.joint_embedding_bag if native else ops.joint_embedding_bag_reference
+        return look_up(
+            weight,
+            self.ids,
+            self.lengths,
+            offsets,
+            sample_weights=self.weights,
+            pooling=self.pooling,
+            dtype=dtype,
+        )
+
+
+class Tables(nn.Module):
+    """Base of the layouts: the tables, or the pieces of tables, that a process holds."""
+
+    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
+        """Looks up, and starts to send every process the vectors of its samples.
+
+        Args:
+            bags: bags of the tables that this process reads, for the batch of all processes.
+            dtype: dtype of the vectors.
+            graph: False returns a `LookUp`, if the layout has one for these bags.
+
+        Returns:
+            A function that waits and returns the vectors of all tables, `[own samples, tables,
+            dim]`.
+        """
+        raise NotImplementedError
+
+    def rows(self, bags: Jagged) -> Tensor:
+        """Returns the rows of a joint table that a batch looks up, `[look-ups]` int64.
+
+        An id outside its table may give any row. Divided tables have no such rows.
+        """
+        raise NotImplementedError
+
+    def table_parameters(self) -> TableParameters:
+        """Returns the parameters that hold tables, each with its pieces by table, in order."""
+        raise NotImplementedError
+
+    def wide_twin(self) -> "Tables":
+        """Returns the wide term of these tables: float32 tables of one column, initially 0.
+
+        The same ids look it up, its rows are where the tables' rows are (or, of divided tables,
+        their first columns), and the same row optimizer updates it. The weights of table i are
+        table `number of all tables + i`.
+        """
+        raise NotImplementedError
+
+    def operands(self) -> tuple[Tensor, Tensor] | None:
+        """Returns weight and offsets if a look-up is `ops.joint_embedding` and nothing else."""
+        return None
+
+    def lower_halves(self) -> dict[Tensor, Tensor]:
+        """Returns the lower halves of the values of each bfloat16 weight, by weight."""
+        low = dict(self.named_buffers())
+        named = ((weight, f"{name}_low") for name, weight in self.named_parameters())
+        return {weight: low[name] for weight, name in named if name in low}
+
+    def one_row_each(self) -> dict[Tensor, list[int]]:
+        """Returns the rows of the tables of each weight that `ops.row_sgd_` may rely on.
+
+        A sample with one id per table looks up one row of each of them.
+        """
+        return {
+            weight: [piece.num_rows for piece in own.values()]
+            for weight, own in self.table_parameters()
+            if all(piece.has_all_rows and not piece.copied for piece in own.values())
+        }
+
+    def table_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> dict[int, int]:
+        """Returns the bytes of the rows that this process holds of each table, by number.
+
+        They are the bytes of float32 values, also of bfloat16 weights with their lower halves, and
+        of the state of an optimizer. Rows in a store are counted wherever they are.
+
+        Args:
+            state_bytes: returns the bytes of the state of a row of some values, such as
+                `RowOptimizer.state_bytes`; by default tables are not trained.
+        """
+        found: dict[int, int] = {}
+        for weight, own in self.table_parameters():
+            row = 4 * weight.shape[1] + state_bytes(weight.shape[1])
+            for number, piece in own.items():
+                found[number] = found.get(number, 0) + row * piece.num_rows
+        return found
+
+
+class WholeTables(Tables):
+    """Base of the layouts of whole tables: looks up this process's tables, and exchanges vectors.
+
+    Args:
+        held: this process's tables, as pieces, by table number; initial values depend on it.
+        dim: columns of every table.
+        world: the processes; tables are made on its device, without a full copy elsewhere.
+        tables_by_rank: table numbers of each process; None is one process.
+    """
+
+    def __init__(
+        self,
+        held: Mapping[int, Piece],
+        dim: int,
+        world: World = World(),
+        tables_by_rank: Sequence[Sequence[int]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.dim, self.table_sizes = dim, [piece.num_rows for piece in held.values()]
+        self.world, self.tables_by_rank = world, tables_by_rank or [[*range(len(held))]]
+        self._held = held
+        self.table_offsets: Tensor
+        offsets = torch.tensor([0, *accumulate(self.table_sizes)], device=world.device)
+        self.register_buffer("table_offsets", offsets, persistent=False)
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
+        raise NotImplementedError
+
+    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+        """Does the same as `forward` for bags with lengths; see `ops.joint_embedding_bag`."""
+        raise NotImplementedError
+
+    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
+        own = self(bags.ids, dtype=dtype) if bags.lengths is None else self.pool(bags, dtype)
+        return exchange(own, self.tables_by_rank, self.world, bags.samples_by_rank)
+
+    def rows(self, bags: Jagged) -> Tensor:
+        begins = self.table_offsets[:-1]
+        if bags.lengths is None:
+            return (bags.ids + begins).flatten()
+        tables = ops.bags_of_ids(bags.ids, bags.lengths) % max(bags.lengths.shape[1], 1)
+        return bags.ids + begins[tables]
+
+    def check(self, ids: Tensor, lengths: Tensor | None = None, name: str = "embedding") -> None:
+        """Raises RuntimeError for the first id outside its table, naming table, row and value.
+
+        Without `lengths` it checks nothing on CUDA, since every step would then wait for the
+        device.
+
+        Args:
+            ids, lengths: see `Jagged`.
+            name: name of the operator, for the message.
+        """
+        if lengths is not None:
+            ops.check_bags(name, ids, lengths, self.table_offsets)
+            return
+        sizes = self.table_sizes
+        if ids.shape[1] != len(sizes):
+            raise ValueError(f"{name}: expected ids of {len(sizes)} tables, got {ids.shape}")
+        if ids.is_cuda or not ids.numel():
+            return
+        wrong = (ids < 0) | (ids >= torch.tensor(sizes))
+        if wrong.any():
+            row, table = wrong.nonzero()[0].tolist()
+            raise RuntimeError(
+                f"{name}: id {ids[row, table].item()} of table {table} in batch row {row}: "
+                f"expected 0 <= id < {sizes[table]}"
+            )
+
+    def _of_twin(self) -> dict[str, Any]:
+        """Returns the arguments of the wide term."""
+        number = sum(map(len, self.tables_by_rank))
+        return {
+            "held": {number + table: piece.of_one_column() for table, piece in self._held.items()},
+            "dim": 1,
+            "initial": Initial(scale=0.0),
+            "world": self.world,
+            "tables_by_rank": self.tables_by_rank,
+        }

@@ -1,0 +1,73 @@
+"""The layout with a weight for each table."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from dlrm import ops
+from dlrm.distributed import World
+from dlrm.distributed.placement import Piece
+from dlrm.model.tables.initial import Initial
+from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
+
+
+class MultiTableEmbedding(WholeTables):
+    """One `nn.Embedding` per feature, in float32; for the arguments see `JointEmbedding`."""
+
+    def __init__(
+        self,
+        held: Mapping[int, Piece],
+        dim: int,
+        initial: Initial,
+        world: World = World(),
+        tables_by_rank: Sequence[Sequence[int]] | None = None,
+    ):
+        super().__init__(held, dim, world, tables_by_rank)
+        device = world.device
+        self.embeddings = nn.ModuleList(
+            nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
+            for size in self.table_sizes
+        )
+        initial.fill(self.tables(), [None] * len(held), held)
+
+    def tables(self) -> list[Tensor]:
+        """Returns the weights, one per table, `[rows, dim]`."""
+        return [weight.detach() for weight, _ in self.table_parameters()]
+
+    def table_parameters(self) -> TableParameters:
+        held = zip(self.embeddings.parameters(), self._held.items(), strict=True)
+        return [(weight, {number: piece}) for weight, (number, piece) in held]
+
+    def wide_twin(self) -> Tables:
+        return JointEmbedding(native=False, **self._of_twin())
+
+    def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        self.check(ids)
+        wide = ids.long()
+        vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
+        return self._stack(vectors, len(ids), dtype)
+
+    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+        ids, lengths, weights, pooling, _ = bags
+        assert lengths is not None
+        self.check(ids, lengths)
+        bag_of = ops.bags_of_ids(ids, lengths)
+        tables, wide, vectors = bag_of % max(lengths.shape[1], 1), ids.long(), []
+        if weights is not None and pooling == "mean":  # torch supports weights for sums only
+            pooling, weights = "sum", weights / lengths.flatten()[bag_of]
+        pool = partial(nn.functional.embedding_bag, mode=pooling, sparse=True)
+        for i, weight in enumerate(self.embeddings.parameters()):
+            own, chosen = lengths[:, i].long(), tables == i
+            begins = own.cumsum(0) - own
+            factors = None if weights is None else weights[chosen]
+            vectors.append(pool(wide[chosen], weight, begins, per_sample_weights=factors))
+        return self._stack(vectors, len(lengths), dtype)
+
+    def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
+        if vectors:
+            return torch.stack(vectors, dim=1).to(dtype)
+        device = self.table_offsets.device
+        return torch.zeros(batch, 0, self.dim, dtype=dtype, device=device, requires_grad=True)

@@ -1,0 +1,154 @@
+"""A model on the meta device has the shapes of a real one, and touches neither memory nor disk."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from dlrm.distributed import World
+from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
+from dlrm.model.layers.choices import INTERACTION_NAMES, NUMERICAL_KINDS
+from dlrm.store.row_store import RowStore
+
+SIZES, DIM = (7, 10, 3), 8
+DIVIDED = Placement(  # rank 0 has the first rows of table 1 twice over, as a copy and alone
+    SIZES,
+    DIM,
+    2,
+    (
+        Piece(0, (0, 7), (0, 4), 0, (7, DIM)),
+        Piece(0, (0, 7), (4, 8), 1, (7, DIM)),
+        Piece(1, (0, 2), (0, 8), None, (10, DIM)),
+        Piece(1, (2, 6), (0, 8), 0, (10, DIM)),
+        Piece(1, (6, 10), (0, 8), 1, (10, DIM)),
+        Piece(2, (0, 3), (0, 8), 1, (3, DIM)),
+    ),
+)
+LAYOUTS = {
+    "joint": {},
+    "one each": {"embedding_type": "multi_table"},
+    "divided": {},
+    "stored": {"embedding_dtype": "bf16"},
+}
+INTERACTIONS = [{"interaction_op": name} for name in (*INTERACTION_NAMES, "dot,dcn")]
+INTERACTIONS += [
+    {"interaction_op": "dcn", "cross_rank": 2},
+    {"interaction_op": "cat,dcn", "cross_structure": "parallel"},
+]
+PARTS = [
+    {**interaction, "numerical_embedding": kind, "wide": wide, "ensemble": members}
+    for interaction, kind, wide, members in itertools.product(
+        INTERACTIONS, NUMERICAL_KINDS, (False, True), (1, 3)
+    )
+]
+
+
+def config_of(layout, parts):
+    return DLRMConfig(
+        table_sizes=SIZES,
+        num_numerical_features=2,
+        embedding_dim=DIM,
+        bottom_mlp_sizes=(4, DIM),
+        top_mlp_sizes=(4, 1),
+        numerical_bins=4,
+        batch_norm=layout != "divided",
+        **LAYOUTS[layout],
+        **parts,
+    )
+
+
+def made(layout, parts, device, directory):
+    placement, store = (DIVIDED if layout == "divided" else None), None
+    if layout == "stored":
+        store = RowStore(directory, dict(enumerate(SIZES)), slots=6)
+    world = World(size=2 if layout == "divided" else 1, device=device)
+    return DLRM(config_of(layout, parts), world, placement=placement, store=store)
+
+
+def shapes(model):
+    tensors = [*model.named_parameters(), *model.named_buffers()]
+    return {name: (tensor.shape, tensor.dtype) for name, tensor in tensors}
+
+
+class _Values(TorchDispatchMode):
+    """Refuses host tensors of values; numbers of tables and rows are integers."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_leaves(result):
+            if isinstance(tensor, torch.Tensor) and not tensor.is_meta:
+                assert tensor.dtype in (torch.int64, torch.bool), func
+                assert tensor.numel() <= 6 * len(DIVIDED.pieces), func
+        return result
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_every_model_has_its_shapes_and_no_values(layout, tmp_path):
+    for parts in PARTS:
+        with _Values():
+            model = made(layout, parts, "meta", tmp_path / "store")
+        assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
+        real = made(layout, parts, "cpu", tmp_path / "store")
+        assert shapes(model) == shapes(real), parts
+        assert model.table_bytes() == real.table_bytes()
+        assert model.interaction_widths() == real.interaction_widths()
+    assert not (tmp_path / "store").exists()
+
+
+def test_the_default_device_may_be_meta():
+    with torch.device("meta"), _Values():
+        model = made("joint", PARTS[-1], "cpu", None)
+    assert model.world.device == "meta"
+    assert shapes(model) == shapes(made("joint", PARTS[-1], "cpu", None))
+
+
+@pytest.mark.parametrize(
+    ("layout", "parts"),
+    [("joint", {}), ("joint", {"embedding_dtype": "bf16"}), ("one each", {})],
+    ids=str,
+)
+def test_bytes_of_tables_are_those_of_their_tensors(layout, parts):
+    model = made(layout, {"wide": True, **parts}, "cpu", None)
+    tensors = [weight for weight, _ in model.table_parameters()]
+    tensors += model.embeddings.lower_halves().values()
+    assert sum(model.table_bytes().values()) == sum(tensor.nbytes for tensor in tensors)
+
+
+@pytest.mark.parametrize("layout", ["divided", "stored"])
+def test_bytes_of_tables_are_those_of_own_rows_with_their_state(layout, tmp_path):
+    model = made(layout, {"wide": True}, "meta", tmp_path / "store")
+    expected = {  # 4 bytes a value, and a state of one byte a value and three a row
+        "divided": {0: 7 * (5 * 4 + 3), 1: 6 * (5 * 8 + 3), 3: 7 * 8, 4: 6 * 8},
+        "stored": {0: 7 * 43, 1: 10 * 43, 2: 3 * 43, 3: 7 * 8, 4: 10 * 8, 5: 3 * 8},
+    }
+    assert model.table_bytes(lambda dim: dim + 3) == expected[layout]
+
+
+@pytest.mark.parametrize(
+    ("layout", "expected"),
+    [("joint", [[7, 10, 3]] * 2), ("divided", [[7]] * 2), ("stored", [])],
+)
+def test_rows_that_a_sample_looks_up_once_are_neither_shared_nor_divided(
+    layout, expected, tmp_path
+):
+    model = made(layout, {"wide": True}, "meta", tmp_path / "store")
+    assert [*model.one_row_each().values()] == expected
+
+
+@pytest.mark.parametrize(
+    ("parts", "expected"),
+    [
+        ({"interaction_op": "cat"}, (32, 32)),
+        ({"interaction_op": "dot"}, (32, 16)),  # 8 values, 6 products and 2 zeros
+        ({"interaction_op": "dot,dcn"}, (32, 48)),
+        ({"interaction_op": "dot,dcn", "cross_structure": "parallel"}, (32, 48)),
+        ({"interaction_op": "cat", "numerical_embedding": "periodic"}, (48, 48)),
+    ],
+    ids=str,
+)
+def test_widths_are_what_a_person_counts(parts, expected):
+    assert made("joint", parts, "meta", None).interaction_widths() == expected
