@@ -48,24 +48,22 @@ from dlrm.ops.piecewise_linear import (
     piecewise_tables,
 )
 from dlrm.ops.products import PRODUCTS, choose_products
-from dlrm.ops.row_decay import (
-    row_adagrad_decay_,
-    row_adagrad_decay_reference,
-    row_adam_decay_,
-    row_adam_decay_reference,
-    row_sgd_decay_,
-    row_sgd_decay_reference,
-    row_wise_adagrad_decay_,
-    row_wise_adagrad_decay_reference,
-)
 from dlrm.ops.row_update import (
     row_adagrad_,
+    row_adagrad_decay_,
+    row_adagrad_decay_reference,
     row_adagrad_reference,
     row_adam_,
+    row_adam_decay_,
+    row_adam_decay_reference,
     row_adam_reference,
     row_sgd_,
+    row_sgd_decay_,
+    row_sgd_decay_reference,
     row_sgd_reference,
     row_wise_adagrad_,
+    row_wise_adagrad_decay_,
+    row_wise_adagrad_decay_reference,
     row_wise_adagrad_reference,
 )
 from dlrm.ops.split_float32 import join_float32, split_float32

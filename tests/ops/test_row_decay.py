@@ -157,7 +157,9 @@ def test_what_does_not_fit_is_named():
         with pytest.raises(RuntimeError, match=message):
             ops.row_adagrad_decay_(*arguments, l2=0.1)
 
-    refused(r"Int done \[4\] on the weight's device, got \[3\] Int", weight, weight, done[:3], steps)
+    refused(
+        r"Int done \[4\] on the weight's device, got \[3\] Int", weight, weight, done[:3], steps
+    )
     refused(r"Int done \[4\] .* got \[4\] Long", weight, weight, done.long(), steps)
     refused(
         r"steps \[steps, 1\] of Float .* got \[3, 1\] Double", weight, weight, done, steps.double()

@@ -120,7 +120,7 @@ def row_bytes(dim: int, optimizer: str | None) -> int:
         dim: values of a row.
         optimizer: see `TABLE_OPTIMIZERS`; None if tables are not trained.
     """
-    state = TABLE_OPTIMIZERS[optimizer].rows.state_bytes(dim) if optimizer else 0
+    state = TABLE_OPTIMIZERS[optimizer].state_bytes(1, dim) if optimizer else 0
     return 4 * dim + state
 
 
