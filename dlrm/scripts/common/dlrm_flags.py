@@ -41,7 +41,7 @@ from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.tasks.click_training import OVERLAPS
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.dense import DENSE_OPTIMIZERS
+from dlrm.train.optim.dense import CLICK_OPTIMIZERS
 from dlrm.train.optim.rows import L2_MODES, TABLE_OPTIMIZERS
 from dlrm.train.precision import PRECISIONS, PrecisionConfig
 from dlrm.train.schedule import SCHEDULES, UNITS, ScheduleConfig
@@ -478,7 +478,7 @@ _CONFIGS: dict[tuple[str, type], dict[str, str | Help]] = {
             "looked_up, those of the batch",
             L2_MODES,
         ),
-        "mlp_optimizer": Help("Optimizer of the MLPs", DENSE_OPTIMIZERS),
+        "mlp_optimizer": Help("Optimizer of the MLPs", CLICK_OPTIMIZERS),
         "weight_decay": Help(
             "Weight decay of the MLPs' matrices, added to their gradients", least=0
         ),

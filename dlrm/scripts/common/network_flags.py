@@ -17,8 +17,9 @@ from dlrm.scripts.common.config_flags import (
     one_of,
 )
 from dlrm.train.execution import EXECUTIONS, GRAPH_BACKENDS, ExecutionConfig
+from dlrm.train.optim.dense import NETWORK_OPTIMIZERS
 from dlrm.train.optim.lamb import LAMB_FLAVOURS
-from dlrm.train.optim.network import NETWORK_OPTIMIZERS, NetworkOptimizerConfig
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PRECISIONS, PrecisionConfig
 from dlrm.train.schedule import LR_SCHEDULES, CurveConfig
 from dlrm.train.task import TrainConfig

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from dlrm.train.optim.dense import DENSE_OPTIMIZERS
+from dlrm.train.optim.dense import CLICK_OPTIMIZERS
 from dlrm.train.optim.rows import L2_MODES, TABLE_OPTIMIZERS
 
 
@@ -14,7 +14,7 @@ class OptimizerConfig:
     Attributes:
         embedding_optimizer: optimizer of the tables, one of `TABLE_OPTIMIZERS`; "adam" is lazy: it
             updates only touched rows, unless the L2 term covers all rows.
-        mlp_optimizer: optimizer of everything else, one of `DENSE_OPTIMIZERS`.
+        mlp_optimizer: optimizer of everything else, one of `CLICK_OPTIMIZERS`.
         freeze_embeddings: compute gradients of the tables but do not update them.
         freeze_mlps: the same for everything else.
         embedding_l2: weight of half the sum of the tables' squares, which the optimizer adds to the
@@ -39,7 +39,7 @@ class OptimizerConfig:
     def __post_init__(self) -> None:
         for flag, kinds in (
             ("embedding_optimizer", TABLE_OPTIMIZERS),
-            ("mlp_optimizer", DENSE_OPTIMIZERS),
+            ("mlp_optimizer", CLICK_OPTIMIZERS),
             ("embedding_l2_mode", L2_MODES),
         ):
             if getattr(self, flag) not in kinds:
