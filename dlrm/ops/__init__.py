@@ -1,7 +1,7 @@
 """The operators that DLRM needs and torch lacks, or runs slower.
 
 Each operator runs compiled if `dlrm/_ops_cpu.so` (on a GPU `dlrm/_ops_cuda.so`) was built and can
-be loaded. Otherwise its plain-torch reference runs, with the same values and the same errors.
+be loaded. Otherwise its plain-torch reference runs, with the same values.
 """
 
 from dlrm.ops.dense_adam import dense_adam_

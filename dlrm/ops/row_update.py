@@ -61,7 +61,7 @@ def update_rows(
     if not rule.states:  # only then a GPU may add gradients in arbitrary order
         follow_torch_settings()
     options = {**rule.constants, **options}
-    if _updates_natively(name, rule, weight, states, inputs, low, l2):
+    if _updates_natively(name, rule, weight, states, inputs, low, l2) and name in _OPS:
         _OPS[name](weight, *states, *inputs, l2=l2, low=low, table_sizes=table_sizes, **options)
         _mark_changed(weight)
     else:
@@ -84,7 +84,7 @@ def decay_rows(
     tensors = dict(zip((state.argument for state in rule.states), states, strict=True))
     given = {"weight": weight, **tensors, "done": done, "rows": rows[0] if rows else None}
     constants = {**rule.decay_constants, **constants}
-    if has_native(name, **given, low=low) and not weight.is_cuda:
+    if has_native(name, **given, low=low) and not weight.is_cuda and name in _OPS:
         _OPS[name](weight, *states, *inputs, low=low, **constants)
         _mark_changed(weight)
     else:
@@ -359,8 +359,9 @@ row_adagrad_decay_, row_adagrad_decay_reference = _decays(ADAGRAD)
 row_wise_adagrad_decay_, row_wise_adagrad_decay_reference = _decays(ROW_WISE_ADAGRAD)
 row_adam_decay_, row_adam_decay_reference = _decays(ADAM)
 
-_OPS: dict[str, Callable[..., None]] = {}
+_OPS: dict[str, Callable[..., None]] = {}  # a rule without operators runs in plain torch
 if native_available():
     for _name in (rule.operator + kind for rule in ROW_RULES.values() for kind in ("", "decay_")):
-        _OPS[_name] = getattr(torch.ops.dlrm, _name).default
-        torch.library.register_fake(f"dlrm::{_name}", lambda *args, **kwargs: None)
+        if hasattr(torch.ops.dlrm, _name):
+            _OPS[_name] = getattr(torch.ops.dlrm, _name).default
+            torch.library.register_fake(f"dlrm::{_name}", lambda *args, **kwargs: None)
