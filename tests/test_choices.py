@@ -12,8 +12,7 @@ from dlrm.ops import products
 from dlrm.tasks import config
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim import config as optim
-from dlrm.train.optim.dense import DENSE_OPTIMIZERS
-from dlrm.train.optim.network import NETWORK_OPTIMIZERS
+from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
 NAMES = {
@@ -25,7 +24,7 @@ NAMES = {
     "products": ((config.AUTO_PRODUCTS, *config.PRODUCTS), (products.AUTO, *products.PRODUCTS)),
     "executions": (config.CLICK_EXECUTIONS, MODULE_EXECUTIONS),
     "optimizers of tables": (optim.TABLE_OPTIMIZER_NAMES, TABLE_OPTIMIZERS),
-    "optimizers of MLPs": (optim.DENSE_OPTIMIZER_NAMES, DENSE_OPTIMIZERS),
+    "optimizers of MLPs": (optim.CLICK_OPTIMIZER_NAMES, CLICK_OPTIMIZERS),
     "optimizers of networks": (optim.NETWORK_OPTIMIZER_NAMES, NETWORK_OPTIMIZERS),
 }
 

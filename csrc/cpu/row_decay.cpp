@@ -148,7 +148,7 @@ void row_adagrad_decay(Tensor weight, Tensor state_sum, Tensor done, const Tenso
                        std::optional<Tensor> low) {
   const RowDecayInputs inputs("row_adagrad_decay_", weight, low, done, steps, ScalarType::Float, 1,
                               rows);
-  inputs.check_rows("Float state_sum", state_sum, ScalarType::Float, inputs.dim);
+  inputs.check_state("state_sum", state_sum, inputs.dim);
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
     const AdagradDecay<Weight> rule{data, state_sum.mutable_data_ptr<float>(),
                                     inputs.steps.const_data_ptr<float>(), static_cast<float>(l2),
@@ -162,7 +162,7 @@ void row_wise_adagrad_decay(Tensor weight, Tensor state_sum, Tensor done, const 
                             std::optional<Tensor> low) {
   const RowDecayInputs inputs("row_wise_adagrad_decay_", weight, low, done, steps,
                               ScalarType::Float, 1, rows);
-  inputs.check_rows("Float state_sum", state_sum, ScalarType::Float, 0);
+  inputs.check_state("state_sum", state_sum, 0);
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
     const RowWiseAdagradDecay<Weight> rule{data, state_sum.mutable_data_ptr<float>(),
                                            inputs.steps.const_data_ptr<float>(),
@@ -176,8 +176,8 @@ void row_adam_decay(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, Tensor don
                     double beta2, std::optional<Tensor> low) {
   const RowDecayInputs inputs("row_adam_decay_", weight, low, done, steps, ScalarType::Float, 2,
                               rows);
-  inputs.check_rows("Float exp_avg", exp_avg, ScalarType::Float, inputs.dim);
-  inputs.check_rows("Float exp_avg_sq", exp_avg_sq, ScalarType::Float, inputs.dim);
+  inputs.check_state("exp_avg", exp_avg, inputs.dim);
+  inputs.check_state("exp_avg_sq", exp_avg_sq, inputs.dim);
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
     const AdamDecay<Weight> rule{data,
                                  exp_avg.mutable_data_ptr<float>(),

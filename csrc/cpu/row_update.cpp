@@ -98,7 +98,7 @@ void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tens
                  TableSizes table_sizes, std::optional<Tensor> grad_scale,
                  std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad, table_sizes);
-  inputs.check_state("state_sum", state_sum, weight, inputs.dim);
+  inputs.check_state("state_sum", state_sum, inputs.dim);
   const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
     const AdagradRule<Weight> rule{data, state_sum.mutable_data_ptr<float>(), rate,
@@ -112,7 +112,7 @@ void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const
                       TableSizes table_sizes, std::optional<Tensor> grad_scale,
                       std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad, table_sizes);
-  inputs.check_state("state_sum", state_sum, weight, 0);
+  inputs.check_state("state_sum", state_sum, 0);
   const auto rate = static_cast<float>(scalar(inputs.name, "lr", lr));
   dispatch_weight(weight, low, [&]<typename Weight>(Weight data) {
     const RowWiseAdagradRule<Weight> rule{data, state_sum.mutable_data_ptr<float>(), rate,
@@ -126,8 +126,8 @@ void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& ro
               double eps, double l2, std::optional<Tensor> low, TableSizes table_sizes,
               std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad, table_sizes);
-  inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
-  inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
+  inputs.check_state("exp_avg", exp_avg, inputs.dim);
+  inputs.check_state("exp_avg_sq", exp_avg_sq, inputs.dim);
   const double steps = scalar(inputs.name, "step", step);
   DLRM_CHECK(steps >= 1, "row_adam_: expected step >= 1, the number of this update, got ", steps);
   const double step_size = scalar(inputs.name, "lr", lr) * std::sqrt(1 - std::pow(beta2, steps)) /

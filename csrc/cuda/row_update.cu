@@ -524,7 +524,7 @@ void row_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const Tens
                  std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_adagrad_", weight, low, rows, grad, table_sizes);
   check_no_l2(inputs.name, l2);
-  inputs.check_state("state_sum", state_sum, weight, inputs.dim);
+  inputs.check_state("state_sum", state_sum, inputs.dim);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   const Floats sums{state_sum.mutable_data_ptr<float>()};
   dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
@@ -539,7 +539,7 @@ void row_wise_adagrad(Tensor weight, Tensor state_sum, const Tensor& rows, const
                       std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_wise_adagrad_", weight, low, rows, grad, table_sizes);
   check_no_l2(inputs.name, l2);
-  inputs.check_state("state_sum", state_sum, weight, 0);
+  inputs.check_state("state_sum", state_sum, 0);
   const Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   float* sums = state_sum.mutable_data_ptr<float>();
   dispatch_rows(weight, low, [&]<typename Weight>(Weight data) {
@@ -554,8 +554,8 @@ void row_adam(Tensor weight, Tensor exp_avg, Tensor exp_avg_sq, const Tensor& ro
               std::optional<Tensor> grad_scale, std::optional<Tensor> found_inf) {
   const RowUpdateInputs inputs("row_adam_", weight, low, rows, grad, table_sizes);
   check_no_l2(inputs.name, l2);
-  inputs.check_state("exp_avg", exp_avg, weight, inputs.dim);
-  inputs.check_state("exp_avg_sq", exp_avg_sq, weight, inputs.dim);
+  inputs.check_state("exp_avg", exp_avg, inputs.dim);
+  inputs.check_state("exp_avg_sq", exp_avg_sq, inputs.dim);
   Scalars scalars = scalars_of(inputs.name, weight, lr, grad_scale, found_inf);
   scalars.step = DeviceScalar(inputs.name, "step", step, weight);
   scalars.beta1 = beta1;

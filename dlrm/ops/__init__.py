@@ -1,7 +1,7 @@
 """The operators that DLRM needs and torch lacks, or runs slower.
 
 Each operator runs compiled if `dlrm/_ops_cpu.so` (on a GPU `dlrm/_ops_cuda.so`) was built and can
-be loaded. Otherwise its plain-torch reference runs, with the same values and the same errors.
+be loaded. Otherwise its plain-torch reference runs, with the same values.
 """
 
 from dlrm.ops.dense_adam import dense_adam_
@@ -48,24 +48,22 @@ from dlrm.ops.piecewise_linear import (
     piecewise_tables,
 )
 from dlrm.ops.products import PRODUCTS, choose_products
-from dlrm.ops.row_decay import (
-    row_adagrad_decay_,
-    row_adagrad_decay_reference,
-    row_adam_decay_,
-    row_adam_decay_reference,
-    row_sgd_decay_,
-    row_sgd_decay_reference,
-    row_wise_adagrad_decay_,
-    row_wise_adagrad_decay_reference,
-)
 from dlrm.ops.row_update import (
     row_adagrad_,
+    row_adagrad_decay_,
+    row_adagrad_decay_reference,
     row_adagrad_reference,
     row_adam_,
+    row_adam_decay_,
+    row_adam_decay_reference,
     row_adam_reference,
     row_sgd_,
+    row_sgd_decay_,
+    row_sgd_decay_reference,
     row_sgd_reference,
     row_wise_adagrad_,
+    row_wise_adagrad_decay_,
+    row_wise_adagrad_decay_reference,
     row_wise_adagrad_reference,
 )
 from dlrm.ops.split_float32 import join_float32, split_float32

@@ -6,15 +6,13 @@ The kernels' side is in csrc/cuda/errors.h.
 import torch
 
 from dlrm.ops.library import native_available
+from dlrm.ops.row_rules import ROW_RULES
 
 # Both in the order of the enums of csrc/cuda/errors.h.
 _OPS = (
     "joint_embedding",
     "joint_embedding_bag",
-    "row_sgd_",
-    "row_adagrad_",
-    "row_wise_adagrad_",
-    "row_adam_",
+    *(rule.operator for rule in ROW_RULES.values()),
 )
 _MESSAGES = (
     "{op}: id {value} of table {table} in batch row {batch_row}: expected 0 <= id < {limit}",

@@ -1,4 +1,4 @@
-"""Row updates: an optimizer's step for the rows that a batch touched, in one pass.
+"""Row updates and row decays: an optimizer's steps for rows of tables, in one pass.
 
 Every update takes the gradient as `joint_embedding` returns it: N rows, repeats included, and a
 gradient for each. Repeated rows are first summed in batch order, so that the result is bitwise the
@@ -7,15 +7,22 @@ same from run to run and for any number of threads. On a GPU, plain torch is an 
 add in arbitrary order unless `torch.use_deterministic_algorithms` is on. `grad` is divided by
 `grad_scale` if that is given, and nothing changes if `found_inf` is not 0.
 
+If the loss has the term l2 / 2 * (sum of the squares of a weight), a dense optimizer updates every
+row at every step. The decays apply the updates that rows have missed because no batch looked them
+up, whose gradient is l2 times the row. Both lead to the same values. The optimizer counts steps
+from the moment when all rows were up to date. Adagrad and Adam give the same bits in however many
+parts the steps are applied; SGD and row-wise Adagrad round their factors once per part.
+
 A weight is float32, or bfloat16 with `low`, the lower halves of float32 values (`split_float32`):
 these values are updated in float32, bit for bit like a float32 weight, and split again.
 
-The schemas are in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/row_update* and, for small tables,
-in csrc/cuda/small_tables.h.
+The functions are made of the rules of `row_rules.py`. The schemas are in csrc/schemas.h, the
+kernels in csrc/{cpu,cuda}/row_update* and csrc/cpu/row_decay* and, for small tables, in
+csrc/cuda/small_tables.h. Decays have no kernel for GPUs, where plain torch runs.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import inspect
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -27,290 +34,102 @@ from dlrm.ops.library import (
     is_native_on_cpu,
     native_available,
 )
+from dlrm.ops.row_rules import ADAGRAD, ADAM, ROW_RULES, ROW_WISE_ADAGRAD, SGD, RowRule
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 ORDERED_COLUMNS = 128  # kOrderedColumns of csrc/cuda/row_update.cu, which has the reason
 
+States = Sequence[Tensor]
 
-def row_sgd_(
+
+def update_rows(
+    rule: RowRule,
     weight: Tensor,
-    rows: Tensor,
-    grad: Tensor,
-    lr: Tensor,
+    states: States,
+    inputs: States,
     *,
     l2: float = 0.0,
     low: Tensor | None = None,
     table_sizes: Sequence[int] | None = None,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    """Subtracts `lr * grad` from the rows, in place.
-
-    Args:
-        weight: `[R, dim]`, float32, or bfloat16 with `low`; contiguous.
-        rows: the row of each gradient, `[N]` int64, in any order, repeats allowed.
-        grad: `[N, dim]`, float32, bfloat16 or float16.
-        lr: 0-dim tensor.
-        l2: l2 times the row is added to its gradient after the division by `grad_scale`: the
-            gradient of a loss term l2 / 2 * (sum of the squares of the rows looked up). On a GPU
-            plain torch runs if it is not 0.
-        low: `[R, dim]` int16, contiguous, changed with a bfloat16 weight; None for a float32 one.
-        table_sizes: rows of each table; the tables follow each other in the weight and add up to R.
-            It states that `rows` is `[batch, tables]` flattened, so that gradient i belongs to
-            table `i % tables`. A GPU then needs no sort and no atomic operations for small tables.
-            On the CPU it changes nothing.
-        grad_scale: 0-dim tensor that the gradient was multiplied by, if it was.
-        found_inf: 0-dim tensor; not 0 if any gradient of the step is infinite or NaN.
-
-    Raises:
-        RuntimeError: a row is outside the weight (the message names its value and position; on a
-            GPU `raise_device_errors` raises it), or shapes, sizes or dtypes do not fit together.
-            Nothing has changed then. A row inside the weight but outside its own table is detected
-            on a GPU, for up to 256 tables, and not on the CPU.
-    """
-    follow_torch_settings()
-    _update(
-        "row_sgd_",
-        row_sgd_reference,
-        weight,
-        {},
-        (rows, grad, lr),
-        low,
-        table_sizes,
-        l2=l2,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-    )
-
-
-def row_sgd_reference(
-    weight, rows, grad, lr, *, l2=0.0, low=None, grad_scale=None, found_inf=None
-) -> None:
-    """Does the same as `row_sgd_` in plain PyTorch."""
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
-    _write(found_inf, touched, *_weight(weight, low, before - lr * grad))
-
-
-def row_adagrad_(
-    weight: Tensor,
-    state_sum: Tensor,
-    rows: Tensor,
-    grad: Tensor,
-    lr: Tensor,
-    *,
-    eps: float = 1e-10,
-    l2: float = 0.0,
-    low: Tensor | None = None,
-    table_sizes: Sequence[int] | None = None,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    """Applies Adagrad (Duchi et al., 2011) to the rows, as `torch.optim.Adagrad` does when sparse.
-
-    `state_sum` is the running sum of squared gradients, float32 and of the weight's shape; the rest
-    is as in `row_sgd_`.
-    """
-    _update(
-        "row_adagrad_",
-        row_adagrad_reference,
-        weight,
-        {"state_sum": state_sum},
-        (rows, grad, lr),
-        low,
-        table_sizes,
-        eps=eps,
-        l2=l2,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-    )
-
-
-def row_adagrad_reference(
-    weight,
-    state_sum,
-    rows,
-    grad,
-    lr,
-    *,
-    eps=1e-10,
-    l2=0.0,
-    low=None,
-    grad_scale=None,
-    found_inf=None,
-) -> None:
-    """Does the same as `row_adagrad_` in plain PyTorch."""
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
-    state = state_sum[touched] + grad * grad
-    updated = before - lr * grad / (state.sqrt() + eps)
-    _write(found_inf, touched, (state_sum, state), *_weight(weight, low, updated))
-
-
-def row_wise_adagrad_(
-    weight: Tensor,
-    state_sum: Tensor,
-    rows: Tensor,
-    grad: Tensor,
-    lr: Tensor,
-    *,
-    eps: float = 1e-10,
-    l2: float = 0.0,
-    low: Tensor | None = None,
-    table_sizes: Sequence[int] | None = None,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    """Applies Adagrad with one state per row, the sum of mean squared gradients: `[R]` float32.
-
-    It needs 1/dim of the memory of `row_adagrad_`, and otherwise works the same.
-    """
-    _update(
-        "row_wise_adagrad_",
-        row_wise_adagrad_reference,
-        weight,
-        {"state_sum": state_sum},
-        (rows, grad, lr),
-        low,
-        table_sizes,
-        eps=eps,
-        l2=l2,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-    )
-
-
-def row_wise_adagrad_reference(
-    weight,
-    state_sum,
-    rows,
-    grad,
-    lr,
-    *,
-    eps=1e-10,
-    l2=0.0,
-    low=None,
-    grad_scale=None,
-    found_inf=None,
-) -> None:
-    """Does the same as `row_wise_adagrad_` in plain PyTorch."""
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
-    state = state_sum[touched] + (grad * grad).mean(dim=1)
-    updated = before - (lr / (state.sqrt() + eps)).unsqueeze(1) * grad
-    _write(found_inf, touched, (state_sum, state), *_weight(weight, low, updated))
-
-
-def row_adam_(
-    weight: Tensor,
-    exp_avg: Tensor,
-    exp_avg_sq: Tensor,
-    rows: Tensor,
-    grad: Tensor,
-    lr: Tensor,
-    step: Tensor,
-    *,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    l2: float = 0.0,
-    low: Tensor | None = None,
-    table_sizes: Sequence[int] | None = None,
-    grad_scale: Tensor | None = None,
-    found_inf: Tensor | None = None,
-) -> None:
-    """Applies Adam (Kingma and Ba, 2015) to the touched rows only, as `torch.optim.SparseAdam`.
-
-    The moments of other rows do not decay; the bias correction uses the global step.
-
-    Args:
-        exp_avg, exp_avg_sq: moments, float32, of the weight's shape.
-        step: 0-dim tensor, the number of this update, 1 for the first. The caller counts, and does
-            not count a step skipped because of `found_inf`.
-        betas, eps: as in `torch.optim.SparseAdam`. The rest is as in `row_sgd_`.
-    """
-
-    def reference(*args: Tensor, beta1: float, beta2: float, **options: Any) -> None:
-        row_adam_reference(*args, betas=(beta1, beta2), **options)
-
-    _update(
-        "row_adam_",
-        reference,
-        weight,
-        {"exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq},
-        (rows, grad, lr, step),
-        low,
-        table_sizes,
-        beta1=betas[0],
-        beta2=betas[1],
-        eps=eps,
-        l2=l2,
-        grad_scale=grad_scale,
-        found_inf=found_inf,
-    )
-
-
-def row_adam_reference(
-    weight,
-    exp_avg,
-    exp_avg_sq,
-    rows,
-    grad,
-    lr,
-    step,
-    *,
-    betas=(0.9, 0.999),
-    eps=1e-8,
-    l2=0.0,
-    low=None,
-    grad_scale=None,
-    found_inf=None,
-) -> None:
-    """Does the same as `row_adam_` in plain PyTorch."""
-    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
-    beta1, beta2 = betas
-    average = exp_avg[touched].lerp(grad, 1 - beta1)
-    square = exp_avg_sq[touched].lerp(grad * grad, 1 - beta2)
-    step = step.double()
-    step_size = (lr * (1 - beta2**step).sqrt() / (1 - beta1**step)).to(before.dtype)
-    updated = before - step_size * average / (square.sqrt() + eps)
-    states = (exp_avg, average), (exp_avg_sq, square)
-    _write(found_inf, touched, *states, *_weight(weight, low, updated))
-
-
-def _update(
-    name: str,
-    reference: Callable[..., None],
-    weight: Tensor,
-    states: dict[str, Tensor],
-    inputs: tuple[Tensor, ...],
-    low: Tensor | None,
-    table_sizes: Sequence[int] | None,
     **options: Any,
 ) -> None:
-    """Runs the native op if the tensors' device has one, otherwise the checks and the reference.
+    """Applies a rule's update; `inputs` are those of `RowRule.inputs`.
 
-    Both take weight, states and inputs (rows, grad, lr and with Adam step) in this order.
+    It runs the native op if the tensors' device has one, otherwise the checks and the reference.
     """
-    args = (weight, *states.values(), *inputs)
-    if _is_native(name, weight, dict(zip(_INPUTS, inputs, strict=False)), low, states, options):
-        _OPS[name](*args, low=low, table_sizes=table_sizes, **options)
-        mark_changed(weight)
+    name = rule.operator
+    if not rule.states:  # only then a GPU may add gradients in arbitrary order
+        follow_torch_settings()
+    options = {**rule.constants, **options}
+    if _updates_natively(name, rule, weight, states, inputs, low, l2) and name in _OPS:
+        _OPS[name](weight, *states, *inputs, l2=l2, low=low, table_sizes=table_sizes, **options)
+        _mark_changed(weight)
     else:
-        rows, grad, *_ = inputs
-        _check(name, weight, low, rows, grad, table_sizes, **states)
-        reference(*args, low=low, **options)
+        _check(name, weight, low, inputs[0])
+        _update_in_torch(rule, weight, states, inputs, l2=l2, low=low, **options)
 
 
-def _is_native(
-    name: str,
+def decay_rows(
+    rule: RowRule,
     weight: Tensor,
-    inputs: dict[str, Tensor],
+    states: States,
+    inputs: Sequence[Any],
+    *,
+    low: Tensor | None = None,
+    **constants: float,
+) -> None:
+    """Applies a rule's decay; `inputs` are done, steps and, unless all rows decay, rows."""
+    name = f"{rule.operator}decay_"
+    done, _, *rows = inputs
+    tensors = dict(zip((state.argument for state in rule.states), states, strict=True))
+    given = {"weight": weight, **tensors, "done": done, "rows": rows[0] if rows else None}
+    constants = {**rule.decay_constants, **constants}
+    if has_native(name, **given, low=low) and not weight.is_cuda and name in _OPS:
+        _OPS[name](weight, *states, *inputs, low=low, **constants)
+        _mark_changed(weight)
+    else:
+        _decay_in_torch(rule, weight, states, inputs, low=low, **constants)
+
+
+def _updates_natively(
+    name: str,
+    rule: RowRule,
+    weight: Tensor,
+    states: States,
+    inputs: States,
     low: Tensor | None,
-    states: dict[str, Tensor],
-    options: dict[str, Any],
+    l2: float,
 ) -> bool:
     """Returns whether the native op has kernels for the tensors' device and the options."""
-    if low is None and is_native_on_cpu(weight, *inputs.values(), *states.values()):
+    if low is None and is_native_on_cpu(weight, *inputs, *states):
         return True
-    native = has_native(name, weight=weight, **inputs, low=low, **states)
-    return native and not (options["l2"] and weight.is_cuda)
+    named = dict(zip(rule.inputs, inputs, strict=True))
+    for state, tensor in zip(rule.states, states, strict=True):
+        named[state.argument] = tensor
+    return has_native(name, weight=weight, **named, low=low) and not (l2 and weight.is_cuda)
+
+
+def _update_in_torch(
+    rule: RowRule,
+    weight: Tensor,
+    states: States,
+    inputs: States,
+    *,
+    l2: float = 0.0,
+    low: Tensor | None = None,
+    grad_scale: Tensor | None = None,
+    found_inf: Tensor | None = None,
+    **constants: float,
+) -> None:
+    """Does the same as `update_rows` in plain PyTorch."""
+    constants = {**rule.constants, **constants}
+    rows, grad, rate, *step = inputs
+    touched, before, grad = _touched(weight, low, rows, grad, grad_scale, l2)
+    if rule.rate is not None:
+        rate = rule.rate(rate, *step, **constants).to(before.dtype)
+    held = (state[touched] for state in states)
+    updated, *kept = rule.updated(before, *held, grad=grad, rate=rate, **constants)
+    _write(found_inf, touched, *zip(states, kept, strict=True), *_weight(weight, low, updated))
 
 
 def _touched(
@@ -347,86 +166,52 @@ def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Te
             tensor[touched] = updated.to(tensor.dtype)
 
 
-def mark_changed(weight: Tensor) -> None:
+@torch.no_grad()
+def _decay_in_torch(
+    rule: RowRule,
+    weight: Tensor,
+    states: States,
+    inputs: Sequence[Any],
+    *,
+    l2: Any = None,
+    low: Tensor | None = None,
+    **constants: float,
+) -> None:
+    """Does the same as `decay_rows` in plain PyTorch, step by step for the rows that missed it."""
+    constants = {**rule.decay_constants, **constants}
+    done, steps, *chosen = inputs
+    rows = torch.arange(len(weight), device=weight.device)
+    if chosen and chosen[0] is not None:
+        rows = chosen[0][(chosen[0] >= 0) & (chosen[0] < len(weight))].unique()
+    numbers = [[0.0] * len(rule.per_step), *steps.tolist()]
+    first = int(done[rows].min()) if len(rows) else len(steps)
+    for index in range(first, len(steps)):
+        late = rows[done[rows] <= index]
+        values = weight[late] if low is None else join_float32(weight[late], low[late])
+        if rule.decayed is not None:
+            updated, *kept = rule.decayed(values, numbers[index + 1], numbers[index])
+        else:
+            given = dict(zip(rule.per_step, numbers[index + 1], strict=True))
+            held = (state[late] for state in states)
+            updated, *kept = rule.updated(values, *held, grad=l2 * values, **given, **constants)
+        _write(None, late, *zip(states, kept, strict=True), *_weight(weight, low, updated))
+    done[rows] = len(steps)
+
+
+def _mark_changed(weight: Tensor) -> None:
     """Notifies autograd of an in-place change, in case it saved the weight for a backward pass."""
     if not torch.compiler.is_compiling():
         torch.autograd.graph.increment_version(weight)
 
 
-def _check(
-    name: str,
-    weight: Tensor,
-    low: Tensor | None,
-    rows: Tensor,
-    grad: Tensor,
-    table_sizes: Sequence[int] | None,
-    **states: Tensor,
-) -> None:
-    """Checks the same as csrc/row_update.h, for the fallback."""
-    check = partial(_expect, name)
-    check(
-        weight.dim() == 2
-        and weight.shape[1] > 0
-        and (weight.dtype == torch.float32 or (weight.dtype == torch.bfloat16 and low is not None))
-        and weight.is_contiguous(),
-        "expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one with low, "
-        f"got {list(weight.shape)} {weight.dtype}{' without low' if low is None else ''}",
-    )
-    if low is not None:
-        check(
-            weight.dtype == torch.bfloat16,
-            "expected no low beside a Float weight: it is the lower half of a BFloat16 one's",
+def _check(name: str, weight: Tensor, low: Tensor | None, rows: Tensor) -> None:
+    """Raises what plain torch would accept in silence; it refuses other shapes itself."""
+    if weight.dtype != (torch.float32 if low is None else torch.bfloat16):
+        beside = "without low" if low is None else "with low"
+        raise RuntimeError(
+            f"{name}: expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one with "
+            f"low, got {list(weight.shape)} {weight.dtype} {beside}"
         )
-        _check_contiguous(name, "Short low", low, weight.shape, torch.int16)
-    check(
-        rows.dim() == 1 and rows.dtype == torch.int64,
-        f"expected rows [count] Long, got {list(rows.shape)} {rows.dtype}",
-    )
-    check(
-        grad.shape == (rows.shape[0], weight.shape[1])
-        and grad.dtype in (torch.float32, torch.bfloat16, torch.float16),
-        f"expected grad {[rows.shape[0], weight.shape[1]]} of Float, BFloat16 or Half, "
-        f"got {list(grad.shape)} {grad.dtype}",
-    )
-    if table_sizes is not None:
-        _check_table_sizes(name, weight, rows, list(table_sizes))
-    for state_name, state in states.items():
-        shape = weight.shape[:1] if name == "row_wise_adagrad_" else weight.shape
-        _check_contiguous(name, f"Float {state_name}", state, shape, torch.float32)
-    _check_rows(name, weight, rows)
-
-
-def _expect(name: str, condition: bool, message: str) -> None:
-    if not condition:
-        raise RuntimeError(f"{name}: {message}")
-
-
-def _check_contiguous(
-    name: str, expected: str, tensor: Tensor, shape: torch.Size, dtype: torch.dtype
-) -> None:
-    _expect(
-        name,
-        tensor.shape == shape and tensor.dtype == dtype and tensor.is_contiguous(),
-        f"expected contiguous {expected} {list(shape)}, got {list(tensor.shape)} {tensor.dtype}",
-    )
-
-
-def _check_table_sizes(name: str, weight: Tensor, rows: Tensor, sizes: list[int]) -> None:
-    _expect(
-        name,
-        min(sizes, default=0) >= 0 and sum(sizes) == weight.shape[0],
-        f"expected table_sizes >= 0 that add up to the weight's {weight.shape[0]} rows, "
-        f"got {sizes}",
-    )
-    _expect(
-        name,
-        rows.shape[0] % len(sizes) == 0 if sizes else rows.shape[0] == 0,
-        f"expected as many rows of each of the {len(sizes)} tables of table_sizes, "
-        f"got {rows.shape[0]} rows",
-    )
-
-
-def _check_rows(name: str, weight: Tensor, rows: Tensor) -> None:
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
         return
     bad = ((rows < 0) | (rows >= weight.shape[0])).nonzero()
@@ -437,9 +222,146 @@ def _check_rows(name: str, weight: Tensor, rows: Tensor) -> None:
         )
 
 
-_INPUTS = ("rows", "grad", "lr", "step")
-_OPS: dict[str, Callable[..., None]] = {}
+def _public(
+    rule: RowRule,
+    run: Callable[..., None],
+    inputs: Iterable[str],
+    options: Mapping[str, Any],
+    doc: str,
+) -> Callable[..., None]:
+    """Returns `run` of a rule as a function whose arguments have names.
+
+    They are the weight, the states and `inputs`, of which "rows" of a decay may be omitted, then
+    by keyword `options`, where the constants beta1 and beta2 are one argument, betas.
+    """
+    count = 1 + len(rule.states)
+    names = ("weight", *(state.argument for state in rule.states), *inputs)
+    defaults = {"rows": None} if names[-1] == "rows" else {}
+    either, by_name = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    signature = inspect.Signature(
+        [
+            *(inspect.Parameter(n, either, default=defaults.get(n, _REQUIRED)) for n in names),
+            *(inspect.Parameter(n, by_name, default=v) for n, v in _joined(options).items()),
+        ]
+    )
+
+    def function(*args: Any, **options: Any) -> None:
+        if len(args) != len(names):  # binding takes as long as a small update
+            bound = signature.bind(*args, **options)
+            args, options = bound.args, bound.kwargs
+        if "betas" in options:
+            options["beta1"], options["beta2"] = options.pop("betas")
+        run(rule, args[0], args[1:count], args[count:], **options)
+
+    function.__signature__ = signature  # type: ignore[attr-defined]
+    function.__doc__ = doc
+    return function
+
+
+def _joined(options: Mapping[str, Any]) -> dict[str, Any]:
+    named = {"betas" if name == "beta1" else name: value for name, value in options.items()}
+    if "betas" in named:
+        named["betas"] = (named["betas"], named.pop("beta2"))
+    return named
+
+
+def _doc(summary: str, rule: RowRule, arguments: Mapping[str, str], raises: str) -> str:
+    """Returns a docstring with the meaning of all arguments."""
+    shapes = {True: "`[R]`", False: "`[R, dim]`"}
+    states = {
+        state.argument: f"{state.meaning}, {shapes[state.of_row]} float32, contiguous; changed."
+        for state in rule.states
+    }
+    weight = "`[R, dim]`, float32, or bfloat16 with `low`; contiguous."
+    meanings = {"weight": weight, **states, **arguments}
+    lines = "".join(f"    {name}: {meaning}\n" for name, meaning in meanings.items())
+    return f"{summary}\n\nArgs:\n{lines}\nRaises:\n    RuntimeError: {raises}\n"
+
+
+def _constants_meaning(constants: Mapping[str, float]) -> dict[str, str]:
+    known = {"betas": "decay rates of both moments.", "eps": "added to the denominator."}
+    return {name: known[name] for name in _joined(constants)}
+
+
+def _updates(rule: RowRule) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Returns the update of a rule and its plain-torch reference."""
+    step = {
+        "step": "0-dim tensor, the number of this update, 1 for the first. The caller counts, and\n"
+        "        does not count a step skipped because of `found_inf`."
+    }
+    arguments = {
+        "rows": "the row of each gradient, `[N]` int64, in any order, repeats allowed.",
+        "grad": "`[N, dim]`, float32, bfloat16 or float16.",
+        "lr": "0-dim tensor.",
+        **(step if rule.counts_steps else {}),
+        **_constants_meaning(rule.constants),
+        **_UPDATE_OPTIONS,
+    }
+    doc = _doc(rule.summary, rule, arguments, _UPDATE_RAISES)
+    kept = {"l2": 0.0, "low": None}
+    scaled = {"grad_scale": None, "found_inf": None}
+    options = {**rule.constants, **kept, "table_sizes": None, **scaled}
+    plain = {**rule.constants, **kept, **scaled}
+    same = f"Does the same as `{rule.operator}` in plain PyTorch."
+    return (
+        _public(rule, update_rows, rule.inputs, options, doc),
+        _public(rule, _update_in_torch, rule.inputs, plain, same),
+    )
+
+
+def _decays(rule: RowRule) -> tuple[Callable[..., None], Callable[..., None]]:
+    """Returns the decay of a rule and its plain-torch reference."""
+    l2 = {} if rule.decayed else {"l2": "weight of the term; the gradient is l2 times the row."}
+    arguments = {
+        "done": "number of steps that each row has had, `[R]` int32; set to that of all steps.",
+        "steps": f"{rule.steps}, on the CPU.",
+        "rows": "the rows, `[N]` int64, repeats allowed; None is all rows. Rows outside the\n"
+        "        weight are ignored; the look-up reports them.",
+        **l2,
+        **_constants_meaning(rule.decay_constants),
+        "low": _UPDATE_OPTIONS["low"],
+    }
+    raises = "shapes, sizes or dtypes do not fit together; nothing has changed then."
+    doc = _doc(rule.decay_summary, rule, arguments, raises)
+    options = {**dict.fromkeys(l2, _REQUIRED), **rule.decay_constants, "low": None}
+    same = f"Does the same as `{rule.operator}decay_` in plain PyTorch."
+    inputs = ("done", "steps", "rows")
+    return (
+        _public(rule, decay_rows, inputs, options, doc),
+        _public(rule, _decay_in_torch, inputs, options, same),
+    )
+
+
+_REQUIRED = inspect.Parameter.empty
+_UPDATE_OPTIONS = {
+    "l2": """l2 times the row is added to its gradient after the division by `grad_scale`: the
+        gradient of a loss term l2 / 2 * (sum of the squares of the rows looked up). On a GPU
+        plain torch runs if it is not 0.""",
+    "low": "`[R, dim]` int16, contiguous, changed with a bfloat16 weight; None for a float32 one.",
+    "table_sizes": """rows of each table; the tables follow each other in the weight and add up to
+        R. It states that `rows` is `[batch, tables]` flattened, so that gradient i belongs to
+        table `i % tables`. A GPU then needs no sort and no atomic operations for small tables.
+        On the CPU it changes nothing.""",
+    "grad_scale": "0-dim tensor that the gradient was multiplied by, if it was.",
+    "found_inf": "0-dim tensor; not 0 if any gradient of the step is infinite or NaN.",
+}
+_UPDATE_RAISES = """a row is outside the weight (the message names its value and position; on a
+        GPU `raise_device_errors` raises it), or shapes, sizes or dtypes do not fit together.
+        Nothing has changed then. A row inside the weight but outside its own table is detected
+        on a GPU, for up to 256 tables, and not on the CPU."""
+
+row_sgd_, row_sgd_reference = _updates(SGD)
+row_adagrad_, row_adagrad_reference = _updates(ADAGRAD)
+row_wise_adagrad_, row_wise_adagrad_reference = _updates(ROW_WISE_ADAGRAD)
+row_adam_, row_adam_reference = _updates(ADAM)
+row_sgd_decay_, row_sgd_decay_reference = _decays(SGD)
+row_adagrad_decay_, row_adagrad_decay_reference = _decays(ADAGRAD)
+row_wise_adagrad_decay_, row_wise_adagrad_decay_reference = _decays(ROW_WISE_ADAGRAD)
+row_adam_decay_, row_adam_decay_reference = _decays(ADAM)
+
+_OPS: dict[str, Callable[..., None]] = {}  # a rule without operators runs in plain torch
 if native_available():
-    for _name in ("row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_"):
-        _OPS[_name] = getattr(torch.ops.dlrm, _name).default
-        torch.library.register_fake(f"dlrm::{_name}", lambda *args, **kwargs: None)
+    for _name in (rule.operator + kind for rule in ROW_RULES.values() for kind in ("", "decay_")):
+        if hasattr(torch.ops.dlrm, _name):
+            _OPS[_name] = getattr(torch.ops.dlrm, _name).default
+            torch.library.register_fake(f"dlrm::{_name}", lambda *args, **kwargs: None)

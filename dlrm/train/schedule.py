@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
 from dlrm.settings import check_settings, setting
 
@@ -50,6 +51,7 @@ class ScheduleConfig:
     decay_steps: int = setting(80000, "Optimization steps of the decay; 0: no decay", least=0)
     decay_power: int = setting(2, "Exponent of the polynomial decay", least=0)
     decay_end_lr: float = setting(0.0, "Learning rate at the end of the decay", least=0)
+    lr_update_every: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -85,12 +87,12 @@ class ScheduleConfig:
 
     def rates(self, num_steps: int, steps_per_epoch: int) -> Callable[[int], float]:
         """Returns the learning rate of each step, counted from 1, of a run of `num_steps`."""
-        if self.schedule == "nvidia":
-            return partial(learning_rate, self)
-        curve = CurveConfig(
-            self.schedule, self.lr, self.warmup, self.warmup_unit, lr_end=self.decay_end_lr
-        )
-        return learning_rate_curve(curve, num_steps, steps_per_epoch)
+        warmup = _in_steps(self.warmup, self.warmup_unit, num_steps, steps_per_epoch)
+        return partial(_CURVES[self.schedule], self, _Run(num_steps, warmup))
+
+    @property
+    def lr_end(self) -> float:
+        return self.decay_end_lr
 
     @property
     def decay_start(self) -> int:
@@ -222,48 +224,70 @@ class CurveConfig:
         if list(self.lr_drops) != sorted(self.lr_drops):
             raise ValueError(f"--lr_drops {self.lr_drops}: expected ascending numbers from 0 on")
 
-    def in_steps(self, length: float, unit: str, num_steps: int, steps_per_epoch: int) -> float:
-        """Returns a length of the configuration in steps."""
-        return length * {"epochs": steps_per_epoch, "steps": 1, "run": num_steps}[unit]
-
 
 def learning_rate_curve(
     config: CurveConfig, num_steps: int, steps_per_epoch: int
 ) -> Callable[[int], float]:
     """Returns the learning rate of each step, counted from 1, of a run of `num_steps`."""
     size = (num_steps, steps_per_epoch)
-    warmup = config.in_steps(config.lr_warmup, config.lr_warmup_unit, *size)
-    drops = [config.in_steps(drop, config.lr_drops_unit, *size) for drop in config.lr_drops]
-
-    def rate(step: int) -> float:
-        if config.lr_schedule == "poly":
-            return _poly(config, step, warmup, num_steps)
-        done = step - 1
-        if config.lr_schedule == "linear":
-            return _linear(config, done, warmup, num_steps)
-        lr = config.lr
-        if config.lr_schedule == "cosine":
-            share = 0.5 * (1 + math.cos(math.pi * done / num_steps))
-            lr = config.lr_end + (lr - config.lr_end) * share
-        elif config.lr_schedule == "exponential":
-            lr *= config.lr_decay_rate ** (config.lr_num_decays * done // num_steps)
-        elif config.lr_schedule == "stepped":
-            lr *= config.lr_drop_rate ** sum(done >= drop for drop in drops)
-        return lr * done / warmup if done < warmup else lr
-
-    return rate
+    warmup = _in_steps(config.lr_warmup, config.lr_warmup_unit, *size)
+    drops = tuple(_in_steps(drop, config.lr_drops_unit, *size) for drop in config.lr_drops)
+    return partial(_CURVES[config.lr_schedule], config, _Run(num_steps, warmup, drops))
 
 
-def _poly(config: CurveConfig, step: int, warmup: float, num_steps: int) -> float:
-    if step < warmup:
-        return config.lr * step / warmup
-    return config.lr * max(1 - step / num_steps, 0.0) ** config.lr_power
+class _Run(NamedTuple):
+    """The lengths, in steps, that curves depend on."""
+
+    num_steps: int
+    warmup: float
+    drops: tuple[float, ...] = ()
 
 
-def _linear(config: CurveConfig, done: int, warmup: float, num_steps: int) -> float:
-    every, top = config.lr_update_every, config.lr - config.lr_end
-    if done < warmup:
-        return config.lr_end + top * (done - done % every) / warmup
-    since = done - warmup
-    left = num_steps - warmup - (since - since % every)
-    return config.lr_end + top * max(left, 0.0) / max(num_steps - warmup, 1)
+def _in_steps(length: float, unit: str, num_steps: int, steps_per_epoch: int) -> float:
+    return length * {"epochs": steps_per_epoch, "steps": 1, "run": num_steps}[unit]
+
+
+def _cosine(config: Any, run: _Run, step: int) -> float:
+    share = 0.5 * (1 + math.cos(math.pi * (step - 1) / run.num_steps))
+    return _warmed(config.lr_end + (config.lr - config.lr_end) * share, run, step)
+
+
+def _exponential(config: CurveConfig, run: _Run, step: int) -> float:
+    decays = config.lr_num_decays * (step - 1) // run.num_steps
+    return _warmed(config.lr * config.lr_decay_rate**decays, run, step)
+
+
+def _stepped(config: CurveConfig, run: _Run, step: int) -> float:
+    dropped = sum(step - 1 >= drop for drop in run.drops)
+    return _warmed(config.lr * config.lr_drop_rate**dropped, run, step)
+
+
+def _warmed(rate: float, run: _Run, step: int) -> float:
+    done = step - 1
+    return rate * done / run.warmup if done < run.warmup else rate
+
+
+def _poly(config: CurveConfig, run: _Run, step: int) -> float:
+    if step < run.warmup:
+        return config.lr * step / run.warmup
+    return config.lr * max(1 - step / run.num_steps, 0.0) ** config.lr_power
+
+
+def _linear(config: Any, run: _Run, step: int) -> float:
+    every, top, done = config.lr_update_every, config.lr - config.lr_end, step - 1
+    if done < run.warmup:
+        return config.lr_end + top * (done - done % every) / run.warmup
+    since = done - run.warmup
+    left = run.num_steps - run.warmup - (since - since % every)
+    return config.lr_end + top * max(left, 0.0) / max(run.num_steps - run.warmup, 1)
+
+
+_CURVES: dict[str, Callable[[Any, _Run, int], float]] = {
+    "nvidia": lambda config, run, step: learning_rate(config, step),
+    "constant": lambda config, run, step: _warmed(config.lr, run, step),
+    "cosine": _cosine,
+    "exponential": _exponential,
+    "stepped": _stepped,
+    "poly": _poly,
+    "linear": _linear,
+}

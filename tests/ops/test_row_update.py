@@ -1,3 +1,5 @@
+import inspect
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -151,7 +153,7 @@ def test_found_inf_changes_nothing(update, table_sizes, device):
         assert all(map(torch.equal, after, update.tensors(weight))) is not changed
 
 
-def test_table_sizes_that_do_not_fit_are_named(update, device):
+def test_table_sizes_that_do_not_fit_are_named(update, device, native):
     weight, rows, grad = make_tables((3, 9, 200), 40, 8, device)
 
     def refused(sizes, message, rows=rows, grad=grad):
@@ -348,7 +350,7 @@ def test_a_bad_row_changes_nothing_of_a_split_weight(update):
     assert torch.equal(ops.join_float32(high, low), weight)
 
 
-def test_a_weight_and_low_that_do_not_fit_are_named(update, device):
+def test_a_weight_and_low_that_do_not_fit_are_named(update, device, native):
     weight, rows, grad = make_inputs(50, 40, 8, device)
     high, low = ops.split_float32(weight)
     states = update.tensors(weight)[1:]
@@ -358,7 +360,7 @@ def test_a_weight_and_low_that_do_not_fit_are_named(update, device):
             update.run(update.function, [weight, *states], rows, grad, low=low)
 
     refused(high, None, "a BFloat16 one with low, got .* without low")
-    refused(weight, low, "expected no low beside a Float weight")
+    refused(weight, low, "a BFloat16 one with low, got .* with low")
     refused(high.half(), low, "expected a contiguous Float weight.*got .*(Half|float16)")
     refused(high, low[:49], r"expected contiguous Short low \[50, 8\].*got \[49, 8\]")
     refused(high, low.int(), r"expected contiguous Short low \[50, 8\].*got .*(Int|int32)")
@@ -392,14 +394,44 @@ def test_a_bad_row_is_named_and_changes_nothing(update, bad):
     assert all(map(torch.equal, tensors, update.tensors(weight)))
 
 
-def test_wrong_shapes_and_dtypes_are_named(update, device):
+def test_plain_torch_names_what_it_would_accept(update, monkeypatch):
+    monkeypatch.setattr(ops.row_update, "_OPS", {})
+    weight, rows, grad = make_inputs(50, 40, 8)
+    for wrong, bad, message in (
+        (weight.bfloat16(), rows, "or a BFloat16 one with low, got .* without low"),
+        (weight, rows - 50, "row -.* at position 0: expected 0 <= row < 50"),
+    ):
+        tensors = update.tensors(wrong)
+        with pytest.raises(RuntimeError, match=f"{update.name}_: .*{message}"):
+            update.run(update.function, tensors, bad, grad)
+        assert all(map(torch.equal, tensors, update.tensors(wrong)))
+
+
+def test_arguments_have_names(update):
+    weight, rows, grad = make_inputs(50, 40, 8)
+    expected = update.run(update.function, update.tensors(weight), rows, grad)
+    tensors, step = update.tensors(weight), {"step": torch.tensor(3)}
+    states = list(inspect.signature(update.function).parameters)[1 : len(tensors)]
+    named = {"rows": rows, "grad": grad, **(step if update.name == "row_adam" else {})}
+    named.update(zip(states, tensors[1:], strict=True))
+    update.function(tensors[0], lr=torch.tensor(0.1), **named, **update.options)
+    assert all(map(torch.equal, tensors, expected))
+    with pytest.raises(TypeError, match="missing a required argument"):
+        update.function(weight)
+    with pytest.raises((TypeError, RuntimeError), match="momentum"):
+        update.run(update.function, tensors, rows, grad, momentum=0.9)
+
+
+def test_wrong_shapes_and_dtypes_are_named(update, device, native):
     weight, rows, grad = make_inputs(50, 40, 8, device)
     tensors = update.tensors(weight)
     with pytest.raises(RuntimeError, match=r"expected grad \[40, 8\].*got \[39, 8\]"):
         update.run(update.function, tensors, rows, grad[:39])
     with pytest.raises(RuntimeError, match=r"expected grad \[40, 8\].*got \[40, 8\] .*(D|float64)"):
         update.run(update.function, tensors, rows, grad.double())
-    with pytest.raises(RuntimeError, match=r"expected rows \[count\] Long, got \[40\] .*[Ii]nt"):
+    with pytest.raises(
+        RuntimeError, match=r"expected rows \[count\] Long on .*got \[40\] .*[Ii]nt"
+    ):
         update.run(update.function, tensors, rows.int(), grad)
     with pytest.raises(RuntimeError, match=r"expected a contiguous Float weight .*got \[50, 0\]"):
         update.run(update.function, [weight[:, :0], *tensors[1:]], rows, grad[:, :0])

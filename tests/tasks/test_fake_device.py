@@ -20,8 +20,8 @@ from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.ema import EMA
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.dense import DENSE_OPTIMIZERS
-from dlrm.train.optim.network import NETWORK_OPTIMIZERS, NetworkOptimizerConfig
+from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
+from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 from dlrm.train.precision import LossScaler
 
@@ -71,7 +71,7 @@ needs_native = pytest.mark.skipif(not ops.native_available(), reason="the ops ar
 
 @needs_native
 @pytest.mark.parametrize(
-    ("tables", "mlps"), list(zip(TABLE_OPTIMIZERS, itertools.cycle(DENSE_OPTIMIZERS), strict=False))
+    ("tables", "mlps"), list(zip(TABLE_OPTIMIZERS, itertools.cycle(CLICK_OPTIMIZERS), strict=False))
 )
 @pytest.mark.parametrize(
     ("dtype", "embedding_dtype"),

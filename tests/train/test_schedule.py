@@ -96,6 +96,18 @@ def test_the_default_schedule_is_that_of_nvidia():
     ]
 
 
+def test_its_rates_have_the_recorded_bits():
+    steps = {"warmup_steps": 270, "decay_start_step": 460, "decay_steps": 700}
+    config = ScheduleConfig(lr=24.7, warmup_factor=2, decay_power=3, decay_end_lr=1e-3, **steps)
+    recorded = {
+        **{1: 18.54787037037037, 100: 20.812037037037037, 270: 24.7, 271: 24.7, 460: 24.7},
+        **{461: 24.594294009620988, 800: 3.35977609329446, 1100: 0.015554518950437317},
+        **{1159: 0.001, 1160: 0.001},
+    }
+    rate = config.rates(num_steps=1500, steps_per_epoch=400)
+    assert {step: rate(step) for step in recorded} == recorded
+
+
 def test_flags_that_a_schedule_does_not_read_are_refused():
     check_schedule("nvidia", ["warmup_steps"])
     check_schedule("linear", ["lr", "warmup"])

@@ -9,9 +9,9 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.planning.machines import Machine
 from dlrm.tasks.planning.stored import StoredTables, most_rows
+from dlrm.train.optim.dense import DENSE_OPTIMIZERS
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 
-_DENSE_STATES = {"sgd": 0, "adagrad": 1, "adam": 2}  # floats per weight of the MLPs
 _ID_BYTES = 4
 _BATCHES_AHEAD = 4  # read while one batch is computed
 
@@ -120,7 +120,7 @@ def row_bytes(dim: int, optimizer: str | None) -> int:
         dim: values of a row.
         optimizer: see `TABLE_OPTIMIZERS`; None if tables are not trained.
     """
-    state = TABLE_OPTIMIZERS[optimizer].rows.state_bytes(dim) if optimizer else 0
+    state = TABLE_OPTIMIZERS[optimizer].state_bytes(1, dim) if optimizer else 0
     return 4 * dim + state
 
 
@@ -306,8 +306,8 @@ def _memory(
 ) -> Memory:
     config, value = workload.config, workload.value_bytes
     samples, batch = _samples(workload, rank, placement.num_ranks), workload.batch_size
-    states = _DENSE_STATES.get(workload.dense_optimizer, 2)
-    dense = 4 * _dense_weights(config) * (2 + states)  # including their gradients
+    dense = 2 * 4 * _dense_weights(config)  # with their gradients
+    dense += DENSE_OPTIMIZERS[workload.dense_optimizer].state_bytes(_dense_weights(config))
     held = [piece for piece in placement.of_rank(rank) if not piece.copied]
     copied = [piece for piece in placement.of_rank(rank) if piece.copied]
     looked_up = value * (

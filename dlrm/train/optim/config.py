@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from dlrm.settings import check_settings, setting
 
-# The names in the registries of `rows`, `dense` and `network`.
+# The names in the registries of `rows` and `dense`.
 TABLE_OPTIMIZER_NAMES = ("sgd", "adagrad", "row_wise_adagrad", "adam")
-DENSE_OPTIMIZER_NAMES = ("sgd", "adagrad", "adam")
+CLICK_OPTIMIZER_NAMES = ("sgd", "adagrad", "adam")
 NETWORK_OPTIMIZER_NAMES = ("sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw", "lamb")
 L2_MODES = ("all", "looked_up")
 
@@ -22,7 +22,7 @@ class OptimizerConfig:
     embedding_optimizer: str = setting(
         "sgd", "Optimizer of the embedding tables", choices=TABLE_OPTIMIZER_NAMES
     )
-    mlp_optimizer: str = setting("sgd", "Optimizer of the MLPs", choices=DENSE_OPTIMIZER_NAMES)
+    mlp_optimizer: str = setting("sgd", "Optimizer of the MLPs", choices=CLICK_OPTIMIZER_NAMES)
     freeze_embeddings: bool = setting(False, "Do not update the tables (for benchmarks)")
     freeze_mlps: bool = setting(False, "Do not update the MLPs (for benchmarks)")
     embedding_l2: float = setting(

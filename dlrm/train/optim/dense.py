@@ -1,8 +1,9 @@
-"""Optimizers of dense parameters: torch's, fused, with less work for the host."""
+"""The registry of optimizers of dense parameters, and torch's with less work for the host."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,26 +11,35 @@ from torch.optim import Optimizer
 
 from dlrm import ops
 from dlrm.train.optim.base import LossScaled, without_wrapper
+from dlrm.train.optim.lamb import Lamb
+from dlrm.train.optim.rmsprop import RMSpropTF
+
+if TYPE_CHECKING:
+    from dlrm.train.optim.network import NetworkOptimizerConfig
+
+Groups = list[dict[str, Any]]  # groups of parameters, with their weight decay
 
 
 def dense_optimizer(
     kind: str, parameters: Iterable[Tensor], weight_decay: float = 0.0
 ) -> Optimizer:
-    """Returns one of `DENSE_OPTIMIZERS`, with the learning rate as a device scalar.
+    """Returns an optimizer of the MLPs of a click network, with the learning rate as a scalar.
 
     Args:
-        kind: its name.
+        kind: one of `CLICK_OPTIMIZERS`.
         parameters: the parameters to update.
         weight_decay: adds this times the weight to the gradient of every matrix; one-dimensional
             parameters, such as biases, do not decay.
     """
     parameters = list(parameters)
-    groups: list[dict] = [{"params": parameters}]
+    groups: Groups = [{"params": parameters}]
     if weight_decay:
         matrices = [weight for weight in parameters if weight.ndim > 1]
         others = [weight for weight in parameters if weight.ndim < 2]
         groups = [{"params": matrices, "weight_decay": weight_decay}, {"params": others}]
-    return DENSE_OPTIMIZERS[kind](groups, lr=torch.zeros((), device=parameters[0].device))
+    make = DENSE_OPTIMIZERS[kind].clicks
+    assert make is not None, kind
+    return make(groups, lr=torch.zeros((), device=parameters[0].device))
 
 
 def _with_gradients(
@@ -128,8 +138,74 @@ class Adam(LossScaled, torch.optim.Adam):
         return state
 
 
-DENSE_OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
-    "sgd": partial(SGD, fused=True),
-    "adagrad": partial(Adagrad, fused=True),
-    "adam": partial(Adam, fused=True),
+def _sgd(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+    return torch.optim.SGD(groups, lr=lr, fused=True)
+
+
+def _momentum(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+    momentum = config.momentum
+    nesterov = config.optimizer == "nesterov" and momentum > 0
+    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
+    for weight in _weights(groups) if momentum else ():
+        # torch leaves it uninitialised if the very first step is skipped for an overflow.
+        sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
+    return sgd
+
+
+def _rmsprop_tf(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+    eps = config.optimizer_eps or 1e-3
+    return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps)
+
+
+def _adam(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+    if any(weight.element_size() < 4 for weight in _weights(groups)):
+        raise ValueError(
+            f"--optimizer {config.optimizer} keeps its moments in the weights' 16 bits under "
+            "--precision 16.16, which round 1 - beta away; --precision 16.32 has 32 bits"
+        )
+    make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
+    eps = config.optimizer_eps or 1e-8
+    return make(groups, lr=lr, betas=config.adam_betas, eps=eps, fused=True)
+
+
+def _lamb(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+    eps, limit = config.optimizer_eps or 1e-6, config.lamb_max_weight_norm or math.inf
+    return Lamb(groups, lr, config.lamb_flavour, config.adam_betas, eps, limit)
+
+
+def _weights(groups: Groups) -> Iterator[Tensor]:
+    return (weight for group in groups for weight in group["params"])
+
+
+class DenseOptimizer(NamedTuple):
+    """An optimizer of dense parameters.
+
+    Attributes:
+        states: values that it keeps for each weight.
+        clicks: makes it for the MLPs of click networks, whose weights are all float32; None if it
+            is not offered there.
+        networks: makes it for image and language networks, whose weights may have several dtypes;
+            None if it is not offered there.
+    """
+
+    states: int
+    clicks: Callable[..., Optimizer] | None = None
+    networks: Callable[[Groups, Tensor, "NetworkOptimizerConfig"], Optimizer] | None = None
+
+    def state_bytes(self, weights: int) -> int:
+        """Returns the bytes of the state of so many float32 weights, scalars aside."""
+        return 4 * self.states * weights
+
+
+DENSE_OPTIMIZERS = {
+    "sgd": DenseOptimizer(0, clicks=partial(SGD, fused=True), networks=_sgd),
+    "momentum": DenseOptimizer(1, networks=_momentum),
+    "nesterov": DenseOptimizer(1, networks=_momentum),
+    "rmsprop_tf": DenseOptimizer(2, networks=_rmsprop_tf),
+    "adagrad": DenseOptimizer(1, clicks=partial(Adagrad, fused=True)),
+    "adam": DenseOptimizer(2, clicks=partial(Adam, fused=True), networks=_adam),
+    "adamw": DenseOptimizer(2, networks=_adam),
+    "lamb": DenseOptimizer(2, networks=_lamb),
 }
+CLICK_OPTIMIZERS = tuple(name for name, one in DENSE_OPTIMIZERS.items() if one.clicks)
+NETWORK_OPTIMIZERS = tuple(name for name, one in DENSE_OPTIMIZERS.items() if one.networks)

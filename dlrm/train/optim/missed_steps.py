@@ -27,7 +27,7 @@ class MissedSteps:
 
     @property
     def numbers(self) -> Tensor:
-        """The numbers of the steps, `[steps, columns]` on the CPU; see `dlrm.ops.row_decay`."""
+        """The numbers of the steps, `[steps, columns]` on the CPU; see `dlrm.ops.row_rules`."""
         return self._numbers[: self._count]
 
     def add(self, numbers: tuple[float, ...], rows: Tensor) -> None:

@@ -1,20 +1,15 @@
 """The optimizer of a network without tables, by name."""
 
-import math
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from dlrm.settings import check_settings, setting
 from dlrm.train.optim.config import NETWORK_OPTIMIZER_NAMES
-from dlrm.train.optim.lamb import LAMB_FLAVOURS, Lamb
-from dlrm.train.optim.rmsprop import RMSpropTF
-
-Groups = list[dict[str, Any]]  # groups of parameters, with their weight decay
+from dlrm.train.optim.dense import DENSE_OPTIMIZERS, Groups
+from dlrm.train.optim.lamb import LAMB_FLAVOURS
 
 
 @dataclass(frozen=True)
@@ -93,54 +88,6 @@ def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optim
     ]
     groups = [group for group in groups if group["params"]]
     lr = torch.zeros((), device=trained[0].device)
-    return NETWORK_OPTIMIZERS[config.optimizer](groups, lr, config)
-
-
-def _sgd(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    return torch.optim.SGD(groups, lr=lr, fused=True)
-
-
-def _momentum(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    momentum = config.momentum
-    nesterov = config.optimizer == "nesterov" and momentum > 0
-    sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
-    for weight in _weights(groups) if momentum else ():
-        # torch leaves it uninitialised if the very first step is skipped for an overflow.
-        sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
-    return sgd
-
-
-def _rmsprop_tf(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    eps = config.optimizer_eps or 1e-3
-    return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps)
-
-
-def _adam(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    if any(weight.element_size() < 4 for weight in _weights(groups)):
-        raise ValueError(
-            f"--optimizer {config.optimizer} keeps its moments in the weights' 16 bits under "
-            "--precision 16.16, which round 1 - beta away; --precision 16.32 has 32 bits"
-        )
-    make = torch.optim.Adam if config.optimizer == "adam" else torch.optim.AdamW
-    eps = config.optimizer_eps or 1e-8
-    return make(groups, lr=lr, betas=config.adam_betas, eps=eps, fused=True)
-
-
-def _lamb(groups: Groups, lr: Tensor, config: NetworkOptimizerConfig) -> Optimizer:
-    eps, limit = config.optimizer_eps or 1e-6, config.lamb_max_weight_norm or math.inf
-    return Lamb(groups, lr, config.lamb_flavour, config.adam_betas, eps, limit)
-
-
-def _weights(groups: Groups) -> Iterator[Tensor]:
-    return (weight for group in groups for weight in group["params"])
-
-
-NETWORK_OPTIMIZERS: dict[str, Callable[[Groups, Tensor, NetworkOptimizerConfig], Optimizer]] = {
-    "sgd": _sgd,
-    "momentum": _momentum,
-    "nesterov": _momentum,
-    "rmsprop_tf": _rmsprop_tf,
-    "adam": _adam,
-    "adamw": _adam,
-    "lamb": _lamb,
-}
+    make = DENSE_OPTIMIZERS[config.optimizer].networks
+    assert make is not None, config.optimizer
+    return make(groups, lr, config)

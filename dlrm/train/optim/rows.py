@@ -8,13 +8,14 @@ step changes every row: a row gets the updates that it missed before it is looke
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from dlrm import ops
+from dlrm.ops.row_rules import ADAGRAD, ADAM, ROW_WISE_ADAGRAD, SGD, RowRule
+from dlrm.ops.row_update import decay_rows, update_rows
 from dlrm.train.optim.base import DefersUpdates, LossScaled, Weights, without_wrapper
 from dlrm.train.optim.missed_steps import MissedSteps
 
@@ -60,7 +61,7 @@ def table_optimizer(
 
 
 class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
-    """Updates in place the rows named by sparse gradients; see the subclasses.
+    """Updates in place the rows named by sparse gradients by a rule, which a subclass names.
 
     Args:
         parameters: weights `[rows, dim]`, or groups of them; a bfloat16 weight is in a group of its
@@ -68,11 +69,14 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
             "table_sizes", see `ops.row_sgd_`, states that every gradient is that of one look-up of
             one row of each table; torch merges the rows of several look-ups, with repeats.
         lr: learning rate, a scalar on the weights' device.
-        options: options of the subclass.
+        constants: the rule's, if not its defaults.
     """
 
-    def __init__(self, parameters: Weights, lr: Tensor, **options: float):
-        super().__init__(parameters, {"lr": lr, "low": None, "table_sizes": None, **options})
+    rule: RowRule
+
+    def __init__(self, parameters: Weights, lr: Tensor, **constants: float):
+        defaults = {"lr": lr, "low": None, "table_sizes": None, **self.rule.constants}
+        super().__init__(parameters, {**defaults, **constants})
         self.l2 = 0.0
         self._missed: dict[Tensor, MissedSteps] = {}
         for group in self.param_groups:
@@ -99,7 +103,7 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
             for group in self.param_groups:
                 for weight in group["params"]:
                     self._missed[weight] = MissedSteps(
-                        len(weight), *self.numbers_kept, weight.device
+                        len(weight), len(self.rule.per_step), self.rule.steps_dtype, weight.device
                     )
 
     @property
@@ -107,16 +111,9 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
         """Returns whether rows have to be brought up to date by `before_look_up`."""
         return bool(self._missed)
 
-    @staticmethod
-    def initial_state(weight: Tensor) -> dict[str, Tensor]:
+    def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
         """Returns the state of a weight: tensors with an entry for each row, and scalars."""
-        return {}
-
-    @classmethod
-    def state_bytes(cls, dim: int) -> int:
-        """Returns the bytes of the state of a row of `dim` values."""
-        state = cls.initial_state(torch.empty(1, dim, device="meta"))
-        return sum(value.nbytes for value in state.values() if value.ndim)
+        return self.rule.initial_state(weight)
 
     @torch.no_grad()
     def before_look_up(self, rows: Tensor) -> None:
@@ -157,17 +154,39 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
                 self.update(weight, rows, grad, group)
 
     def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
-        raise NotImplementedError
+        """Applies the rule to rows, by their gradients."""
+        self._update(weight, (rows, grad, group["lr"]), group)
 
-    numbers_kept = (1, torch.float32)  # how many `numbers_of_step` returns, and their dtype
+    def _update(
+        self, weight: Tensor, inputs: tuple[Tensor, ...], group: dict, **changed: float
+    ) -> None:
+        update_rows(
+            self.rule,
+            weight,
+            self._states(weight),
+            inputs,
+            l2=self.l2,
+            low=group["low"],
+            table_sizes=group["table_sizes"],
+            grad_scale=self.grad_scale,
+            found_inf=self.found_inf,
+            **{**{name: group[name] for name in self.rule.constants}, **changed},
+        )
+
+    def _states(self, weight: Tensor) -> list[Tensor]:
+        return [self.state[weight][state.key] for state in self.rule.states]
 
     def numbers_of_step(self, weight: Tensor, group: dict) -> tuple[float, ...]:
-        """Returns the numbers of the coming step that `decay` takes."""
+        """Returns the numbers of the coming step that the rule's decay takes."""
         return (float(group["lr"]),)
 
     def decay(self, weight: Tensor, missed: MissedSteps, rows: Tensor | None, group: dict) -> None:
         """Applies to rows, or all rows, the updates of the steps that they have missed."""
-        raise NotImplementedError
+        constants = {name: group[name] for name in self.rule.decay_constants}
+        if self.rule.decayed is None:
+            constants["l2"] = self.l2
+        inputs = (missed.done, missed.numbers, rows)
+        decay_rows(self.rule, weight, self._states(weight), inputs, low=group["low"], **constants)
 
     def _decay_all(self, weight: Tensor) -> None:
         if len(self._missed[weight]):
@@ -179,24 +198,11 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
             if any(weight is own for own in group["params"]):
                 self.decay(weight, self._missed[weight], rows, group)
 
-    def options(self, group: dict) -> dict[str, Any]:
-        """Returns the arguments that all row updates take."""
-        return {
-            "l2": self.l2,
-            "low": group["low"],
-            "table_sizes": group["table_sizes"],
-            "grad_scale": self.grad_scale,
-            "found_inf": self.found_inf,
-        }
-
 
 class RowSGD(RowOptimizer):
     """w -= lr * g."""
 
-    numbers_kept = (1, torch.float64)
-
-    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
-        ops.row_sgd_(weight, rows, grad, group["lr"], **self.options(group))
+    rule = SGD
 
     def numbers_of_step(self, weight: Tensor, group: dict) -> tuple[float, ...]:
         shrinks_by = float(group["lr"]) * self.l2
@@ -208,56 +214,17 @@ class RowSGD(RowOptimizer):
         before = self._missed[weight].numbers
         return ((float(before[-1]) if len(before) else 0.0) + math.log1p(-shrinks_by),)
 
-    def decay(self, weight: Tensor, missed: MissedSteps, rows: Tensor | None, group: dict) -> None:
-        ops.row_sgd_decay_(weight, missed.done, missed.numbers, rows, low=group["low"])
-
 
 class RowAdagrad(RowOptimizer):
     """s += g * g; w -= lr * g / (sqrt(s) + eps), as torch.optim.Adagrad (Duchi et al., 2011)."""
 
-    kernel = staticmethod(ops.row_adagrad_)
-    decay_kernel = staticmethod(ops.row_adagrad_decay_)
-
-    def __init__(self, parameters: Weights, lr: Tensor, eps: float = 1e-10):
-        super().__init__(parameters, lr, eps=eps)
-
-    @staticmethod
-    def initial_state(weight: Tensor) -> dict[str, Tensor]:
-        return {"sum": torch.zeros_like(weight, dtype=torch.float32)}
-
-    def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
-        self.kernel(
-            weight,
-            self.state[weight]["sum"],
-            rows,
-            grad,
-            group["lr"],
-            eps=group["eps"],
-            **self.options(group),
-        )
-
-    def decay(self, weight: Tensor, missed: MissedSteps, rows: Tensor | None, group: dict) -> None:
-        self.decay_kernel(
-            weight,
-            self.state[weight]["sum"],
-            missed.done,
-            missed.numbers,
-            rows,
-            l2=self.l2,
-            eps=group["eps"],
-            low=group["low"],
-        )
+    rule = ADAGRAD
 
 
-class RowWiseAdagrad(RowAdagrad):
+class RowWiseAdagrad(RowOptimizer):
     """Adagrad with one state per row, the sum of the mean squared gradient: 1/dim of the memory."""
 
-    kernel = staticmethod(ops.row_wise_adagrad_)
-    decay_kernel = staticmethod(ops.row_wise_adagrad_decay_)
-
-    @staticmethod
-    def initial_state(weight: Tensor) -> dict[str, Tensor]:
-        return {"sum": weight.new_zeros(len(weight), dtype=torch.float32)}
+    rule = ROW_WISE_ADAGRAD
 
 
 class RowAdam(RowOptimizer):
@@ -267,45 +234,17 @@ class RowAdam(RowOptimizer):
     added in the same place.
     """
 
-    numbers_kept = (2, torch.float32)
+    rule = ADAM
 
-    def __init__(
-        self,
-        parameters: Weights,
-        lr: Tensor,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        eps: float = 1e-8,
-    ):
-        super().__init__(parameters, lr, beta1=beta1, beta2=beta2, eps=eps)
-
-    @staticmethod
-    def initial_state(weight: Tensor) -> dict[str, Tensor]:
-        return {
-            "exp_avg": torch.zeros_like(weight, dtype=torch.float32),
-            "exp_avg_sq": torch.zeros_like(weight, dtype=torch.float32),
-            "step": torch.zeros((), device=weight.device),
-        }
+    def initial_state(self, weight: Tensor) -> dict[str, Tensor]:
+        return {**super().initial_state(weight), "step": torch.zeros((), device=weight.device)}
 
     def update(self, weight: Tensor, rows: Tensor, grad: Tensor, group: dict) -> None:
-        state, eps = self.state[weight], group["eps"]
-        if weight in self._missed:
-            eps *= self._root_of_correction(weight, group)
-        step = state["step"]
+        root = self._root_of_correction(weight, group) if weight in self._missed else 1.0
+        step = self.state[weight]["step"]
         step += 1
         try:
-            ops.row_adam_(
-                weight,
-                state["exp_avg"],
-                state["exp_avg_sq"],
-                rows,
-                grad,
-                group["lr"],
-                step,
-                betas=(group["beta1"], group["beta2"]),
-                eps=eps,
-                **self.options(group),
-            )
+            self._update(weight, (rows, grad, group["lr"], step), group, eps=group["eps"] * root)
         except RuntimeError:
             step -= 1
             raise
@@ -320,23 +259,9 @@ class RowAdam(RowOptimizer):
         """Returns the root of the second moment's bias correction at the next step."""
         return math.sqrt(1 - group["beta2"] ** (float(self.state[weight]["step"]) + 1))
 
-    def decay(self, weight: Tensor, missed: MissedSteps, rows: Tensor | None, group: dict) -> None:
-        state = self.state[weight]
-        ops.row_adam_decay_(
-            weight,
-            state["exp_avg"],
-            state["exp_avg_sq"],
-            missed.done,
-            missed.numbers,
-            rows,
-            l2=self.l2,
-            betas=(group["beta1"], group["beta2"]),
-            low=group["low"],
-        )
-
 
 class TableOptimizer(NamedTuple):
-    """The optimizers of tables that share a name.
+    """The optimizers of tables that share a rule.
 
     Attributes:
         rows: updates the rows of native look-ups.
@@ -344,12 +269,19 @@ class TableOptimizer(NamedTuple):
     """
 
     rows: type[RowOptimizer]
-    sparse: Callable[[list[Tensor]], Optimizer] | None
+    sparse: Callable[[list[Tensor]], Optimizer] | None = None
+
+    def state_bytes(self, rows: int, dim: int) -> int:
+        """Returns the bytes of the state of a weight `[rows, dim]`, scalars aside."""
+        return self.rows.rule.state_bytes(rows, dim)
 
 
 TABLE_OPTIMIZERS = {
-    "sgd": TableOptimizer(RowSGD, partial(torch.optim.SGD, lr=0.0)),
-    "adagrad": TableOptimizer(RowAdagrad, partial(torch.optim.Adagrad, lr=0.0)),
-    "row_wise_adagrad": TableOptimizer(RowWiseAdagrad, None),
-    "adam": TableOptimizer(RowAdam, partial(torch.optim.SparseAdam, lr=1.0)),
+    optimizer.rows.rule.name: optimizer
+    for optimizer in (
+        TableOptimizer(RowSGD, partial(torch.optim.SGD, lr=0.0)),
+        TableOptimizer(RowAdagrad, partial(torch.optim.Adagrad, lr=0.0)),
+        TableOptimizer(RowWiseAdagrad),
+        TableOptimizer(RowAdam, partial(torch.optim.SparseAdam, lr=1.0)),
+    )
 }

@@ -69,7 +69,7 @@ def test_a_row_optimizer_that_knows_the_tables_follows_one_that_does_not(kind, d
     torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
-def test_gradients_of_no_look_up_of_the_tables_are_refused(device):
+def test_gradients_of_no_look_up_of_the_tables_are_refused(device, native):
     module = embedding(device)
     sizes = {module.weight: SIZES}
     optimizer = table_optimizer("sgd", [module.weight], native=True, table_sizes=sizes)
