@@ -53,9 +53,21 @@ def as_arrow(table):
 
 def as_dictionaries(table):
     """Returns an Arrow table whose texts are indices into dictionaries."""
-    arrays = [pa.array(values) for values in table.values()]
-    arrays = [one.dictionary_encode() if one.type == pa.string() else one for one in arrays]
-    return pa.table(dict(zip(table, arrays, strict=True)))
+    coded = pa.dictionary(pa.int32(), pa.string())
+    return of_types(table, {pa.string(): coded, pa.list_(pa.string()): pa.list_(coded)})
+
+
+def as_views(table):
+    """Returns an Arrow table whose texts and lists are views."""
+    text, integer = pa.string_view(), pa.int64()
+    views = {pa.list_(pa.string()): pa.list_view(text), pa.list_(integer): pa.list_view(integer)}
+    return of_types(table, {pa.string(): text, **views})
+
+
+def of_types(table, types):
+    """Returns an Arrow table with other types for some."""
+    found = {name: pa.array(values).type for name, values in table.items()}
+    return pa.table({n: pa.array(v, types.get(found[n], found[n])) for n, v in table.items()})
 
 
 def as_slices(table):
@@ -169,6 +181,7 @@ FILES = {
 FRAMES = {
     "arrow": as_arrow,
     "dictionaries": as_dictionaries,
+    "views": as_views,
     "slices": as_slices,
     "pandas": as_pandas,
     "nullable": as_nullable,
@@ -305,7 +318,7 @@ def weights_of(transform, parts, name):
     table, found = transform.categorical_names.index(name), []
     for part in parts:
         lists = np.split(part.weights, part.lengths.ravel().cumsum()[:-1])
-        found += [own.tolist() for own in lists[table :: part.num_tables]]
+        found += [own.tolist() for own in lists[table :: part.num_tables][: len(part.lengths)]]
     return found
 
 
