@@ -26,6 +26,14 @@ CONTEXT.set_forkserver_preload(
 )
 
 
+def is_running(pid):
+    """Returns whether a process has not ended, even if nobody waited for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def start(
     module, *arguments, stdout, stderr=None, stdin=os.devnull, cwd=None, env=None, curves=False
 ):

@@ -70,9 +70,7 @@ def test_compressed_days_give_the_bytes_of_plain_ones(days, tmp_path):
     plain = write_days(tmp_path / "plain", *days)
     dataset = prepared(raw, tmp_path / "out", *SMALL)
     expected = prepared(plain, tmp_path / "expected", *SMALL)
-    assert {p.relative_to(dataset): p.read_bytes() for p in dataset.rglob("*.*")} == {
-        p.relative_to(expected): p.read_bytes() for p in expected.rglob("*.*")
-    }
+    assert contents(dataset) == contents(expected)
 
 
 @pytest.mark.parametrize(
