@@ -74,6 +74,13 @@ def run(module, *arguments, input="", timeout=300, **options):
         return subprocess.CompletedProcess([module, *arguments], process.exitcode, *texts)
 
 
+def succeed(module, *arguments, **options):
+    """Runs a command that must not fail; returns what `run` does."""
+    done = run(module, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done
+
+
 def _run(words, streams, cwd, env, curves):
     modes = (os.O_RDONLY, *[os.O_WRONLY | os.O_CREAT | os.O_APPEND] * 2)
     for target, path, mode in zip(range(3), streams, modes, strict=True):

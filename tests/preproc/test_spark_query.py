@@ -83,8 +83,7 @@ def test_rows_of_spark_get_the_scores_of_their_file(java, local, parquet, tmp_pa
     model = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
     run = ["--max_steps=20", "--batch_size=64", "--warmup_steps=0", "--decay_steps=0", "--lr=0.1"]
     run += ["--dataset=dataset", "--base_device=cpu", "--save_checkpoint_path=run"]
-    done = forked.run("dlrm.scripts.main", *model, *run, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.main", *model, *run, cwd=tmp_path)
 
     def predict(source, name):
         flags = ["--checkpoint=run", f"--output={name}.npy", "--memory_gib=1", source]

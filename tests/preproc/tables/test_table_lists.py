@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from tables_testing import contents, prepare
+from tables_testing import contents, prepare, write_table
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -42,13 +42,7 @@ TEST = {"test_fraction": 0.0, "output_ordering": "input"}
 
 
 def write(path, **columns):
-    rows = {**ROWS, **columns}
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table(rows), path, row_group_size=2)
-    else:
-        lines = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_table({**ROWS, **columns}, path)
 
 
 def lists(dataset, split, name):

@@ -172,8 +172,7 @@ def test_the_command_killed_anywhere_goes_on_to_the_same_bytes(schema, whole, tm
             for name, content in contents(tmp_path / "d").items():
                 assert content == whole[name], name
             shutil.rmtree(tmp_path / "d")
-    done = forked.run("dlrm.scripts.prepare", *words, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.prepare", *words, cwd=tmp_path, env=env)
     assert contents(tmp_path / "d") == whole
     assert killed > 3
     left = {path.name for path in tmp_path.iterdir()}
