@@ -1,4 +1,4 @@
-"""What the commands of image and of language networks have in common."""
+"""Checks that the commands of image and of language networks share."""
 
 import forked
 
