@@ -95,7 +95,8 @@ class ConfigFlags:
             listed = None if default is None else [str(value) for value in default]
             flags.DEFINE_list(name, listed, own.help, **options)
         elif kind is int and optional is not int and default is not None:
-            parser, serializer = _IntegerOrNone(own.least, own.most), flags.ArgumentSerializer()
+            parser: Any = _IntegerOrNone()
+            serializer: Any = flags.ArgumentSerializer()
             flags.DEFINE(parser, name, default, own.help, self._flags, serializer)
         elif own.choices is not None:
             flags.DEFINE_enum(name, default, list(own.choices), own.help, **options)

@@ -206,7 +206,7 @@ class _Opening:
         with agreed(world, *USER_ERRORS):
             self._check_numericals(whole)
             fitted = fitted_directory(self.config.data)
-            notes = [self._compared(fitted)]
+            found = [self._compared(fitted)]
             asked, self.values = (
                 self.values,
                 with_saved_flags(self.values, self.known, ARCHITECTURE),
@@ -230,9 +230,9 @@ class _Opening:
             self._choose_products(task)
         transform = fitted / layout.TRANSFORM if fitted else None
         if self.known is None and self.trains:
-            notes.append(fit_edges(task.model, whole.train, transform, world))
+            found.append(fit_edges(task.model, whole.train, transform, world))
         saves = bool(self.values["save_checkpoint_path"])
-        notes = [printable(note) for note in notes if note]
+        notes = [printable(note) for note in found if note]
         notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []
         changed = [f"{n} {self.values[n]}" for n in ARCHITECTURE if self.values[n] != asked[n]]
         if changed:
