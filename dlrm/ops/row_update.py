@@ -39,14 +39,14 @@ from dlrm.ops.split_float32 import join_float32, split_float32
 
 ORDERED_COLUMNS = 128  # kOrderedColumns of csrc/cuda/row_update.cu, which has the reason
 
-States = Sequence[Tensor]
+Tensors = Sequence[Tensor]
 
 
 def update_rows(
     rule: RowRule,
     weight: Tensor,
-    states: States,
-    inputs: States,
+    states: Tensors,
+    inputs: Tensors,
     *,
     l2: float = 0.0,
     low: Tensor | None = None,
@@ -72,7 +72,7 @@ def update_rows(
 def decay_rows(
     rule: RowRule,
     weight: Tensor,
-    states: States,
+    states: Tensors,
     inputs: Sequence[Any],
     *,
     low: Tensor | None = None,
@@ -95,8 +95,8 @@ def _updates_natively(
     name: str,
     rule: RowRule,
     weight: Tensor,
-    states: States,
-    inputs: States,
+    states: Tensors,
+    inputs: Tensors,
     low: Tensor | None,
     l2: float,
 ) -> bool:
@@ -112,8 +112,8 @@ def _updates_natively(
 def _update_in_torch(
     rule: RowRule,
     weight: Tensor,
-    states: States,
-    inputs: States,
+    states: Tensors,
+    inputs: Tensors,
     *,
     l2: float = 0.0,
     low: Tensor | None = None,
@@ -170,7 +170,7 @@ def _write(found_inf: Tensor | None, touched: Tensor, *updates: tuple[Tensor, Te
 def _decay_in_torch(
     rule: RowRule,
     weight: Tensor,
-    states: States,
+    states: Tensors,
     inputs: Sequence[Any],
     *,
     l2: Any = None,
@@ -223,13 +223,14 @@ def _check(name: str, weight: Tensor, low: Tensor | None, rows: Tensor) -> None:
 
 
 def _public(
+    name: str,
     rule: RowRule,
     run: Callable[..., None],
     inputs: Iterable[str],
     options: Mapping[str, Any],
     doc: str,
 ) -> Callable[..., None]:
-    """Returns `run` of a rule as a function whose arguments have names.
+    """Returns `run` of a rule as a function with a name, whose arguments have names.
 
     They are the weight, the states and `inputs`, of which "rows" of a decay may be omitted, then
     by keyword `options`, where the constants beta1 and beta2 are one argument, betas.
@@ -253,6 +254,7 @@ def _public(
             options["beta1"], options["beta2"] = options.pop("betas")
         run(rule, args[0], args[1:count], args[count:], **options)
 
+    function.__name__ = function.__qualname__ = name
     function.__signature__ = signature  # type: ignore[attr-defined]
     function.__doc__ = doc
     return function
@@ -303,9 +305,10 @@ def _updates(rule: RowRule) -> tuple[Callable[..., None], Callable[..., None]]:
     options = {**rule.constants, **kept, "table_sizes": None, **scaled}
     plain = {**rule.constants, **kept, **scaled}
     same = f"Does the same as `{rule.operator}` in plain PyTorch."
+    name, inputs = rule.operator, rule.inputs
     return (
-        _public(rule, update_rows, rule.inputs, options, doc),
-        _public(rule, _update_in_torch, rule.inputs, plain, same),
+        _public(name, rule, update_rows, inputs, options, doc),
+        _public(f"{name}reference", rule, _update_in_torch, inputs, plain, same),
     )
 
 
@@ -325,10 +328,10 @@ def _decays(rule: RowRule) -> tuple[Callable[..., None], Callable[..., None]]:
     doc = _doc(rule.decay_summary, rule, arguments, raises)
     options = {**dict.fromkeys(l2, _REQUIRED), **rule.decay_constants, "low": None}
     same = f"Does the same as `{rule.operator}decay_` in plain PyTorch."
-    inputs = ("done", "steps", "rows")
+    name, inputs = f"{rule.operator}decay_", ("done", "steps", "rows")
     return (
-        _public(rule, decay_rows, inputs, options, doc),
-        _public(rule, _decay_in_torch, inputs, options, same),
+        _public(name, rule, decay_rows, inputs, options, doc),
+        _public(f"{name}reference", rule, _decay_in_torch, inputs, options, same),
     )
 
 

@@ -416,6 +416,8 @@ def test_arguments_have_names(update):
     named.update(zip(states, tensors[1:], strict=True))
     update.function(tensors[0], lr=torch.tensor(0.1), **named, **update.options)
     assert all(map(torch.equal, tensors, expected))
+    assert update.function.__name__ == f"{update.name}_"
+    assert update.reference.__name__ == f"{update.name}_reference"
     with pytest.raises(TypeError, match="missing a required argument"):
         update.function(weight)
     with pytest.raises((TypeError, RuntimeError), match="momentum"):

@@ -245,7 +245,7 @@ class RowAdam(RowOptimizer):
         step += 1
         try:
             self._update(weight, (rows, grad, group["lr"], step), group, eps=group["eps"] * root)
-        except RuntimeError:
+        except Exception:
             step -= 1
             raise
         if self.found_inf is not None:

@@ -294,7 +294,7 @@ def test_impossible_choices_are_refused(make, message):
         make()
 
 
-def test_a_step_that_fails_is_not_counted():
+def test_a_step_that_fails_is_not_counted(monkeypatch):
     weight = torch.nn.Parameter(torch.ones(4, 3))
     optimizer = table_optimizer("adam", [weight], native=True)
     values = torch.ones(1, 3)
@@ -302,6 +302,13 @@ def test_a_step_that_fails_is_not_counted():
     with pytest.raises(RuntimeError, match="expected 0 <= row < 4"):
         optimizer.step()
     assert optimizer.state[weight]["step"] == 0
+    monkeypatch.setattr(ops.row_update, "_OPS", {})  # torch's own check of shapes
     weight.grad = torch.sparse_coo_tensor([[3]], values, (4, 3))
+    state = optimizer.state[weight]
+    whole, state["exp_avg"] = state["exp_avg"], state["exp_avg"][:2]
+    with pytest.raises(IndexError):
+        optimizer.step()
+    assert state["step"] == 0
+    state["exp_avg"] = whole
     optimizer.step()
     assert optimizer.state[weight]["step"] == 1
