@@ -22,8 +22,8 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
-from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier

@@ -4,7 +4,7 @@ Each distinct value is converted once: a column is read as indices of its distin
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -42,49 +42,10 @@ from dlrm.data.transform.cells import (
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import Column, split_text
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER
-
-
-class Rows(NamedTuple):
-    """Rows by the fields of a schema.
-
-    Attributes:
-        labels: bool `[rows]`; None without labels.
-        numerical: a column for each numerical field.
-        categorical: a column for each categorical field, of lists for a list field, and then for
-            each cross.
-        texts: the distinct values of each categorical field of strings, in the form of
-            `Coded.keys`; None for integers, and with a fitted transform.
-        extra: weight, groups and time by their names in a dataset; see `extra_dtypes`.
-    """
-
-    labels: np.ndarray | None
-    numerical: Sequence[Parsed]
-    categorical: Sequence[Column]
-    texts: Sequence[pa.Array | None]
-    extra: dict[str, np.ndarray]
-
-    def take(self, rows: np.ndarray) -> "Rows":
-        """Returns the rows selected by a mask or by indices."""
-        return Rows(
-            None if self.labels is None else self.labels[rows],
-            [column.take(rows) for column in self.numerical],
-            [column.take(rows) for column in self.categorical],
-            self.texts,
-            {name: values[rows] for name, values in self.extra.items()},
-        )
-
-
-def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
-    """Returns the columns of a dataset besides the model's inputs: name -> type.
-
-    `weight` is float32, `group_<column>` a 64-bit hash, and `time` microseconds since 1970 in UTC.
-    """
-    names: dict[str, np.dtype] = {"weight": np.dtype("<f4")} if schema.weight else {}
-    names |= {f"group_{name}": np.dtype("<u8") for name in schema.groups}
-    return names | ({"time": np.dtype("<i8")} if schema.time else {})
 
 
 class _Keyed(NamedTuple):
@@ -155,7 +116,7 @@ class RowReader:
             names += [schema.time.column] if schema.time else []
         return list(dict.fromkeys(names))
 
-    def read(self, batch: pa.RecordBatch) -> tuple[Rows, list[RowError]]:
+    def read(self, batch: pa.RecordBatch) -> tuple[FieldRows, list[RowError]]:
         """Returns the rows of a batch, and the first bad value of each bad row, in order.
 
         The content of bad rows is meaningless.
@@ -190,7 +151,7 @@ class RowReader:
             texts.append(text)
         categorical += cross_columns(schema, categorical)
         extra = {} if self.inputs_only else self._extra(batch, found)
-        return Rows(labels, numerical, categorical, texts, extra), found.in_order()
+        return FieldRows(labels, numerical, categorical, texts, extra), found.in_order()
 
     def _labels(self, name: str, array: pa.Array, found: Found) -> np.ndarray:
         distinct, codes = distinct_of(name, array, found)

@@ -6,18 +6,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import Coded, Parsed
-from dlrm.data.tables.columns import column_of, texts_of
-from dlrm.data.tables.kinds.text import PROBLEM
-from dlrm.data.tables.rows import Rows
 from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
 from dlrm.data.transform.encodings import EncodingSums
 from dlrm.data.transform.lists import Column, list_column, single
 from dlrm.data.transform.numbers import Sums, ordered
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_counts
 from dlrm.preproc.stages.division import DROPPED, TRAIN, Divider, Ranges
@@ -26,7 +22,6 @@ from dlrm.preproc.stages.hashing import FOLD, splitmix64
 from dlrm.preproc.stages.source import Part, Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
-_TEXTS = pa.large_binary()
 _BETWEEN = b" & "  # the values of a combination in its text
 _LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
@@ -99,9 +94,7 @@ def readable(
         if rejected is None:
             bad[0].where = part.where(begin + bad[0].row)
             raise bad[0]
-        rejected += [
-            Rejected(begin + one.row, one.reason, _row_text(read.batch, one.row)) for one in bad
-        ]
+        rejected += [Rejected(begin + one.row, one.reason, read.text(one.row)) for one in bad]
         good = np.ones(len(read.numbers), bool)
         good[list(first)] = False
         kept = np.flatnonzero(good)
@@ -171,7 +164,7 @@ class _Counted:
             self._positives[split] += int(np.count_nonzero(rows.labels[chosen]))
             self._ids[split] += _num_ids(schema, rows, chosen)
         if schema.label.positives:
-            self._labels += _label_counts(schema, read.batch)
+            self._labels += _label_counts(read, schema.label.column)
         self._add_ids(rows, np.flatnonzero(kept))
         training = np.flatnonzero(splits == TRAIN)
         if not fit or not len(training):
@@ -207,7 +200,7 @@ class _Counted:
             "cells": [[one.totals.tolist(), one.missing.tolist()] for one in self._encoded],
         }
 
-    def _add_values(self, rows: Rows, training: np.ndarray) -> None:
+    def _add_values(self, rows: FieldRows, training: np.ndarray) -> None:
         schema, counts = self._schema, self._counts
         for i, field in enumerate(self._fields):
             if schema.categorical[i].type == "id":
@@ -223,7 +216,7 @@ class _Counted:
                 _append(counts[place], Counts(*np.unique(keys, return_counts=True)))
                 place += 1
 
-    def _add_ids(self, rows: Rows, kept: np.ndarray) -> None:
+    def _add_ids(self, rows: FieldRows, kept: np.ndarray) -> None:
         """Keeps the greatest id of each field of ids, over the rows of all splits."""
         for i, field in enumerate(self._schema.categorical):
             if field.type == "id":
@@ -233,7 +226,7 @@ class _Counted:
                 greatest = np.concatenate(found).max(initial=0, keepdims=True)
                 self._counts[place] = [Counts(greatest, np.ones(1, np.int64))]
 
-    def _add_encoded(self, rows: Rows, training: np.ndarray, numbers: np.ndarray) -> None:
+    def _add_encoded(self, rows: FieldRows, training: np.ndarray, numbers: np.ndarray) -> None:
         if not self._encoded:
             return
         assert rows.labels is not None
@@ -256,7 +249,7 @@ def _places(schema: Schema) -> list[int]:
     return [place_of[name] for name in schema.categorical_names]
 
 
-def _cross_counts(schema: Schema, cross: Cross, read: Rows, rows: np.ndarray) -> Counts:
+def _cross_counts(schema: Schema, cross: Cross, read: FieldRows, rows: np.ndarray) -> Counts:
     """Counts the combinations in selected rows, with texts if they may have ids of their own."""
     names = [field.column for field in schema.categorical]
     column = single(read.categorical[len(names) + schema.crosses.index(cross)]).by_row()
@@ -264,18 +257,25 @@ def _cross_counts(schema: Schema, cross: Cross, read: Rows, rows: np.ndarray) ->
     keys, first, counts = np.unique(column.values[rows], return_index=True, return_counts=True)
     if cross.frequency_limit is None:
         return Counts(keys, counts)
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
-    return Counts(keys, counts, pc.binary_join_element_wise(*parts, pa.scalar(_BETWEEN, _TEXTS)))
+    between = pa.scalar(_BETWEEN, pa.large_binary())
+    return Counts(keys, counts, pc.binary_join_element_wise(*parts, between))
 
 
-def _texts_at(read: Rows, field: int, rows: np.ndarray) -> pa.Array:
-    """Returns the text of a categorical field in rows that have a value."""
+def _texts_at(read: FieldRows, field: int, rows: np.ndarray) -> Any:
+    """Returns an Arrow array: the text of a categorical field in rows that have a value."""
+    import pyarrow as pa
+
     column, texts = read.categorical[field], read.texts[field]
     assert isinstance(column, Coded)
     places = column.codes[rows]
     if texts is not None:
         return texts.take(pa.array(places))
-    return pa.array(column.keys[places].view(np.int64)).cast(pa.large_string()).cast(_TEXTS)
+    integers = pa.array(column.keys[places].view(np.int64))
+    return integers.cast(pa.large_string()).cast(pa.large_binary())
 
 
 class _EncodedCounts:
@@ -342,7 +342,7 @@ def _list_fields(schema: Schema) -> list[tuple[int, int]]:
     return [(i, field.max_length) for i, field in fields if field.max_length is not None]
 
 
-def _num_ids(schema: Schema, read: Rows, chosen: np.ndarray) -> np.ndarray:
+def _num_ids(schema: Schema, read: FieldRows, chosen: np.ndarray) -> np.ndarray:
     """Returns the number of ids in the lists of selected rows after truncation."""
     found = []
     for i, max_length in _list_fields(schema):
@@ -353,7 +353,11 @@ def _num_ids(schema: Schema, read: Rows, chosen: np.ndarray) -> np.ndarray:
 
 def _none_of(column: CountedColumn) -> Counts:
     """Returns the counts of a column in no rows: a part may have no training rows."""
-    texts = pa.array([], _TEXTS) if column.kind == "texts" else None
+    texts = None
+    if column.kind == "texts":
+        import pyarrow as pa
+
+        texts = pa.array([], pa.large_binary())
     cells = () if column.encoded is None else (column.encoded.cells.size,)
     return Counts(np.empty(0, np.uint32), np.empty((0, *cells), np.int64), texts)
 
@@ -369,26 +373,10 @@ def _append(parts: list[Counts], found: Counts) -> None:
         parts[:] = [merge_counts(parts)]
 
 
-def _label_counts(schema: Schema, batch: pa.RecordBatch) -> Counter[str]:
-    name = schema.label.column
-    texts, codes = texts_of(name, column_of(batch, name))
+def _label_counts(read: Read, label: str) -> Counter[str]:
+    texts, codes = read.texts_of(label)
     occurrences = np.bincount(codes[codes >= 0], minlength=len(texts))
     found: Counter[str] = Counter()
     for text, count in zip(texts, occurrences.tolist(), strict=True):
         found[text] += count
     return +found
-
-
-def _row_text(batch: pa.RecordBatch, row: int) -> str:
-    values = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if name == PROBLEM:
-            if column[row].is_valid:
-                return column[row].as_py().partition("\t")[2]
-            continue
-        if pa.types.is_nested(column.type):
-            values.append(f"{name}={column[row].as_py()}")
-            continue
-        texts, codes = texts_of(name, column.slice(row, 1))
-        values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")
-    return "\t".join(values).replace("\n", "\\n")

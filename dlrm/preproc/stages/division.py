@@ -6,14 +6,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.row_error import RowError, shown_text
-from dlrm.data.tables.columns import column_of, texts_of
-from dlrm.data.tables.rows import Rows
-from dlrm.data.tables.times import microseconds
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema, TimeField
 from dlrm.preproc.stages.hashing import splitmix64
 from dlrm.preproc.stages.source import Part, Read
@@ -108,6 +105,8 @@ _WAYS = {
 
 
 def _microseconds(flag: str, text: str, field: TimeField) -> int:
+    from dlrm.data.tables.times import microseconds
+
     zone = TimeField(field.column, field.zone or "UTC")
     try:
         return microseconds(text, zone)
@@ -187,11 +186,11 @@ class Divider:
             splits += (times >= self._times[0]).astype(np.int8)
             splits += (times >= self._times[1]).astype(np.int8)
         elif self.division.split_column:
-            splits, bad = _named_splits(self.division.split_column, read.batch)
+            splits, bad = _named_splits(self.division.split_column, read)
         elif self.division.held_out:
             splits = np.searchsorted(self._ends, numbers, side="right")
         elif self._limits[1]:
-            hashes = self._hashes(read.batch, numbers)
+            hashes = self._hashes(read)
             below = [
                 np.ones(len(hashes), bool) if limit >= _WHOLE else hashes < np.uint64(limit)
                 for limit in self._limits
@@ -199,16 +198,16 @@ class Divider:
             splits = np.where(below[0], TEST, np.where(below[1], VALIDATION, TRAIN))
         return self._thinned(splits.astype(np.int8), rows, numbers), bad
 
-    def _hashes(self, batch: pa.RecordBatch, numbers: np.ndarray) -> np.ndarray:
+    def _hashes(self, read: Read) -> np.ndarray:
         seed, key = self.division.seed + _DIVIDE, self.division.split_key
         if key is None:
-            return splitmix64(seed, numbers)
-        texts, codes = texts_of(key, column_of(batch, key))
+            return splitmix64(seed, read.numbers)
+        texts, codes = read.texts_of(key)
         column = TextColumn.from_bytes([text.encode() for text in texts])
         hashes = np.append(hash_texts(column), np.uint64(0))  # missing values also stay together
         return splitmix64(seed, hashes)[codes]
 
-    def _thinned(self, splits: np.ndarray, rows: Rows, numbers: np.ndarray) -> np.ndarray:
+    def _thinned(self, splits: np.ndarray, rows: FieldRows, numbers: np.ndarray) -> np.ndarray:
         if self.division.keep_negatives == 1:
             return splits
         hashes = splitmix64(self.division.seed + _KEEP, numbers)
@@ -247,8 +246,8 @@ class Ranges:
         return counts
 
 
-def _named_splits(name: str, batch: pa.RecordBatch) -> tuple[np.ndarray, list[RowError]]:
-    texts, codes = texts_of(name, column_of(batch, name))
+def _named_splits(name: str, read: Read) -> tuple[np.ndarray, list[RowError]]:
+    texts, codes = read.texts_of(name)
     places = {split: place for place, split in enumerate(layout.SPLITS)}
     known = np.array([places.get(text.lower(), DROPPED) for text in texts] + [DROPPED], np.int8)
     splits = known[codes]

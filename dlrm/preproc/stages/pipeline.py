@@ -18,7 +18,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.tables.rows import extra_dtypes
+from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import checksum
 from dlrm.preproc.execution.engines import TaskError
@@ -369,3 +369,19 @@ def _checksums(run: Run) -> dict[str, str]:
 
 def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:
     return {name: checksum(Path(folder, name)) for name in names}
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """Returns lines about the rows of each split and the tables."""
+    lines = []
+    for name, total in result["totals"].items():
+        rows, clicks = total.get("rows", 0), total.get("clicks", 0)
+        rate = f", {clicks / rows:.2%} positive" if rows else ""
+        lines.append(f"{name + ':':<12}{rows:>14,} rows{rate}")
+        if note := layout.one_class_note(name, rows, clicks):
+            lines.append(note)
+    cardinalities = result["cardinalities"]
+    lines.append(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
+    if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
+        lines.append(f"clamped to 1:{clamped:>13,} values whose logarithm would be below 0")
+    return lines
