@@ -104,7 +104,7 @@ def run() -> None:
 @contextmanager
 def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
-    fitted = predictor.row_transform.fitted
+    fitted = predictor.row_transform
     output = Path(FLAGS.output).resolve()
     make_directories(output.parent)
     cores, log, memory = os.cpu_count() or 1, output.parent / "spark.log", FLAGS.memory_gib

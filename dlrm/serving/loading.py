@@ -10,6 +10,7 @@ from typing import Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.transform import Transform
 from dlrm.files import MANIFEST, check_local
 from dlrm.locks import ReplacedError, unreplaced
 from dlrm.manifest import check_listed, read_manifest
@@ -18,7 +19,6 @@ from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.serving.predictor import Predictor
-from dlrm.serving.rows.raw import RowTransform
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
@@ -134,7 +134,7 @@ def _num_numerical(path: Path) -> int:
 
 def load_transform(
     path: Path, config: DLRMConfig, dataset: str | os.PathLike | None = None
-) -> RowTransform | None:
+) -> Transform | None:
     """Returns the transform of a checkpoint, or else of a dataset; None if neither has one.
 
     Raises:
@@ -145,8 +145,9 @@ def load_transform(
     if source is None:
         return None
     check_listed(source, layout.TRANSFORM)
-    transform = RowTransform.load(source)
-    found = (len(transform.numerical_names), transform.table_sizes)
+    transform = Transform.load(source / layout.TRANSFORM)
+    transform.check_all()
+    found = (transform.num_numerical, transform.cardinalities)
     expected = (config.num_numerical_features, list(config.table_sizes))
     if found != expected:
         raise ValueError(

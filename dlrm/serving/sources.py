@@ -35,7 +35,7 @@ from dlrm.serving.predictor import (
     shares_of,
 )
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.rows.raw import Text, read_lines
+from dlrm.serving.rows.raw import Text, inputs_of_text, read_lines
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 
@@ -123,7 +123,7 @@ def taken(
         return _take_log(predictor, path, config, shares, take)
     if source == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return _take_tables(predictor.row_transform.fitted, path, config, shares, take, schema)
+    return _take_tables(predictor.row_transform, path, config, shares, take, schema)
 
 
 def reads_dataset(predictor: Predictor, source: str, config: SourceConfig) -> bool:
@@ -140,7 +140,7 @@ def _reads_lines(predictor: Predictor, path: Path) -> bool:
     """
     transform, kind = predictor.transform, kind_of(path)
     is_text = kind is None or isinstance(kind, TextKind)
-    return transform is None or (transform.fitted.is_log and is_text)
+    return transform is None or (transform.is_log and is_text)
 
 
 def value_shares(predictor: Predictor) -> Shares:
@@ -222,7 +222,7 @@ def _take_log(
             for text in read_lines(file, columns):
                 labels = text.labels() if config.labelled else None
                 fields = text.without_first() if config.labelled else text
-                inputs = transform(fields)
+                inputs = inputs_of_text(transform, fields)
                 shares.add(fields.starts == fields.ends, inputs.without_id())
                 yield take(SourceBlock(inputs, labels, partial(_inputs_of_text, fields)))
                 first_row += text.rows
@@ -237,7 +237,7 @@ def _take_log(
 
 
 def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
-    return model.row_transform(text)
+    return inputs_of_text(model.row_transform, text)
 
 
 def _take_tables(
@@ -342,5 +342,5 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
 
 
 def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:
-    fitted = model.row_transform.fitted
+    fitted = model.row_transform
     return read_inputs(fitted, scoring_reader(fitted, labelled=False), batch)[0]

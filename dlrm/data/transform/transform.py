@@ -58,7 +58,7 @@ class Transform:
             typed numbers, otherwise `TEXT`. None if texts have no canonical form, as in earlier
             versions.
         crcs: checksums of each dictionary, then encodings, in files; none if they are unknown.
-        directory: the directory of these files.
+        directory: the directory of these files; None if it was not loaded.
 
     Attributes:
         is_log: whether its rows are lines of Criteo's logs, and it has the built-in schema.
@@ -99,7 +99,7 @@ class Transform:
         ]
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
         self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
-        self._directory, self._crcs = directory, [list(one) for one in crcs]
+        self.directory, self._crcs = directory, [list(one) for one in crcs]
         self._checked: set[int] = set()  # indices in `_crcs`
 
     @property
@@ -191,8 +191,23 @@ class Transform:
     @property
     def lists(self) -> dict[int, ListField]:
         """Returns the tables with several ids per row."""
-        found = {i: field.list_field for i, field in enumerate(self.fields)}
-        return {i: one for i, one in found.items() if one is not None}
+        fields = {i: field.list_field for i, field in enumerate(self.fields)}
+        return {i: field for i, field in fields.items() if field is not None}
+
+    @property
+    def longest(self) -> dict[int, int]:
+        """Returns the maximum ids per row of each table of lists."""
+        return {table: field.max_length for table, field in self.lists.items()}
+
+    @property
+    def of_ids(self) -> list[bool]:
+        """Returns, for each categorical field, whether its values are ids, of which 0 is one."""
+        return [field.type == "id" for field in self.fields]
+
+    @property
+    def table(self) -> "Transform":
+        """Returns itself, for `model.row_transform.table` of earlier versions."""
+        return self
 
     @property
     def own_ids(self) -> list[int]:
@@ -270,7 +285,9 @@ class Transform:
         return np.where(outside, bucket.astype(np.int64), ids).astype(dtype)
 
     def value(self, index: int, id: int) -> str:
-        """Returns the value of a categorical field's id, above 0 unless its values are ids."""
+        """Returns the value of a categorical field's id; id 0 has none unless values are ids."""
+        if not id and self.fields[index].type != "id":
+            return "(no id)"
         dictionary = self.dictionaries[self.dictionary_of[index]]
         if id > len(dictionary):
             return f"(bucket {id - len(dictionary) - 1})"
@@ -430,7 +447,7 @@ class Transform:
             self._arrays_at(place).items(), self._crcs[place], strict=True
         ):
             if (found := checksum(array)) != crc:
-                path = Path(self._directory or "", name)
+                path = Path(self.directory or "", name)
                 raise ValueError(f"{path}: expected CRC-32 {crc}, got {found}: damaged")
         self._checked.add(place)
 

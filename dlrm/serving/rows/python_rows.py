@@ -13,10 +13,9 @@ from dlrm.data.tables.frames import is_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import brief
-from dlrm.serving.rows.raw import RowTransform
 
 
-def frame_of(rows: Any, transform: RowTransform) -> Any:
+def frame_of(rows: Any, transform: Transform) -> Any:
     """Returns a table of Arrow with the fields that a model takes, from rows of any kind.
 
     A table in memory is returned as it is.
@@ -30,7 +29,7 @@ def frame_of(rows: Any, transform: RowTransform) -> Any:
         RowError: a row has a wrong number of fields, or an unexpected list.
         ValueError: a column is missing, or it is no row.
     """
-    names, fitted = transform.names, transform.fitted
+    names = transform.names
     if is_frame(rows):
         return rows
     if isinstance(rows, str | bytes):
@@ -42,8 +41,8 @@ def frame_of(rows: Any, transform: RowTransform) -> Any:
         columns = [[row[place] for row in cells] for place in range(len(names))]
     else:
         raise ValueError(f"rows: expected a list of rows, got {rows!r}")
-    lists, named = Cells.from_schema(fitted.schema), zip(names, columns, strict=True)
-    return pa.table([_array_of(fitted, lists, *one) for one in named], names)
+    lists, named = Cells.from_schema(transform.schema), zip(names, columns, strict=True)
+    return pa.table([_array_of(transform, lists, *column) for column in named], names)
 
 
 def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:

@@ -25,7 +25,6 @@ from dlrm.data.transform.transform import Transform
 from dlrm.files import check_local
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.raw import RowTransform
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
 
@@ -65,8 +64,8 @@ def values_of(tmp, inputs, schema=SCHEMA, **options):
 
 def scored(tmp, rows):
     """Returns the ids of rows in memory by the transform of `dataset`."""
-    transform = RowTransform.load(tmp / "dataset").table
-    frame = frame_of(rows, RowTransform(transform))
+    transform = Transform.load(tmp / "dataset" / layout.TRANSFORM)
+    frame = frame_of(rows, transform)
     reader = scoring_reader(transform, labelled=False)
     return read_inputs(transform, reader, frame.to_batches()[0])[0].ids[:, 0].tolist()
 
