@@ -154,13 +154,8 @@ class Divider:
         return [name for name in named if name]
 
     @property
-    def required(self) -> list[int]:
-        """Returns the splits that must have rows."""
-        return self.splits
-
-    @property
     def splits(self) -> list[int]:
-        """Returns the splits of the dataset."""
+        """Returns the splits of the dataset, which must have rows."""
         division = self.division
         found = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
@@ -217,7 +212,7 @@ class Divider:
 
 
 class Ranges:
-    """Assigns rows to splits by their numbers.
+    """Assigns rows to splits by their numbers; a split may have no rows.
 
     Args:
         edges: ascending numbers of rows, the first one and that after the last included.
@@ -225,7 +220,6 @@ class Ranges:
     """
 
     columns: list[str] = []
-    required: list[int] = []  # any split may have no rows
 
     def __init__(self, edges: Sequence[int], splits: Sequence[int]) -> None:
         self.edges, self.splits = list(edges), list(splits)

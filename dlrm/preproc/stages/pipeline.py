@@ -166,7 +166,8 @@ def write_dataset(
     """
     options, output = run.options, run.work.output
     negatives = negatives_of(options.schema, counted)
-    _check_splits(divided.rows.sum(axis=0), divided.divider.required, options.division)
+    if isinstance(divided.divider, Divider):
+        _check_splits(divided.rows.sum(axis=0), divided.divider)
     fitted = fit(run, counted, output / layout.TRANSFORM, columns, negatives)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
@@ -184,13 +185,13 @@ def write_dataset(
         return finish_dataset(run, spec, totals, fitted.cardinalities, names, origin, labels=labels)
 
 
-def _check_splits(rows: np.ndarray, splits: Sequence[int], division: SplitConfig) -> None:
+def _check_splits(rows: np.ndarray, divider: Divider) -> None:
     """Raises ValueError if there is no training row, or if a requested split is empty."""
-    for place in splits:
+    for place in divider.splits:
         if not rows[place]:
             flags = ", ".join(
                 f"--{name} {value}"
-                for name, value in vars(division).items()
+                for name, value in vars(divider.division).items()
                 if value and name not in ("seed", "keep_negatives")
             )
             raise ValueError(
