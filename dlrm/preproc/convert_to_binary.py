@@ -25,9 +25,9 @@ from dlrm.data.tables.files import PARQUET
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.preset import prepare_preset
+from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import BAD_LINES
-from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 from dlrm.preproc.tables.options import TableOptions
 
 

@@ -33,10 +33,10 @@ from dlrm.preproc.execution.work_folder import open_work_folder, shared_folders
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import HALVES, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
+from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 from dlrm.preproc.stages.options import BAD_LINES, ORDERINGS
 from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import QUARANTINE, Run
-from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 
 DATASET = "binary_dataset"
 

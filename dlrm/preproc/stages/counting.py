@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dlrm.data.sources.columns import Coded, Parsed
-from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
 from dlrm.data.transform.encodings import EncodingSums
 from dlrm.data.transform.lists import Column, list_column, single
@@ -206,8 +205,8 @@ class _Counted:
             if schema.categorical[i].type == "id":
                 continue
             field.add(rows.categorical[i], rows.texts[i], training, counts[self._places[i]])
-        for cross, place in zip(schema.crosses, self._places[len(self._fields) :], strict=True):
-            _append(counts[place], _cross_counts(schema, cross, rows, training))
+        for i, place in enumerate(self._places[len(self._fields) :]):
+            _append(counts[place], _cross_counts(schema, i, rows, training))
         place = len(schema.dictionaries()) + len(schema.encoded)
         for i, number in enumerate(schema.numerical):
             if number.fitted_bins:
@@ -249,10 +248,10 @@ def _places(schema: Schema) -> list[int]:
     return [place_of[name] for name in schema.categorical_names]
 
 
-def _cross_counts(schema: Schema, cross: Cross, read: FieldRows, rows: np.ndarray) -> Counts:
+def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray) -> Counts:
     """Counts the combinations in selected rows, with texts if they may have ids of their own."""
-    names = [field.column for field in schema.categorical]
-    column = single(read.categorical[len(names) + schema.crosses.index(cross)]).by_row()
+    cross, names = schema.crosses[index], [field.column for field in schema.categorical]
+    column = single(read.categorical[len(names) + index]).by_row()
     rows = rows[~column.missing[rows]]
     keys, first, counts = np.unique(column.values[rows], return_index=True, return_counts=True)
     if cross.frequency_limit is None:

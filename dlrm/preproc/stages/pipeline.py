@@ -25,7 +25,8 @@ from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.counting import CountJob, count_part
-from dlrm.preproc.stages.division import TRAIN, Divider, Ranges, SplitConfig
+from dlrm.preproc.stages.dataset_files import TransformJob
+from dlrm.preproc.stages.division import TRAIN, Divider, Ranges
 from dlrm.preproc.stages.fitting import (
     count_buckets,
     fit,
@@ -37,7 +38,7 @@ from dlrm.preproc.stages.fitting import (
 from dlrm.preproc.stages.shuffle_files import bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, Run
-from dlrm.preproc.stages.tasks import TransformJob, create_files, transform_split, write_bucket
+from dlrm.preproc.stages.tasks import create_files, transform_split, write_bucket
 
 _BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
 _BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
@@ -173,8 +174,7 @@ def write_dataset(
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
     names = [target.name for target in targets]
     periods = report.periods_of(counted, fitted.num_numerical) if options.report else None
-    extra = extra_dtypes(options.schema)
-    totals = transform(run, divided, targets, extra=extra, periods=periods)
+    totals = transform(run, divided, targets, periods=periods)
     totals |= more() if more is not None else {}
     with run.stage("describe"):
         if options.report:
@@ -224,7 +224,6 @@ def transform(
     targets: list[Target],
     name: str = "transform",
     directory: Path | None = None,
-    extra: dict[str, np.dtype] | None = None,
     periods: Periods | None = None,
 ) -> dict[str, dict[str, int]]:
     """Transforms the rows of targets into the files of the output.
@@ -235,7 +234,6 @@ def transform(
         targets: destinations of rows; at most one of them is shuffled.
         name: name of the stage.
         directory: the fitted transform; by default that of the output.
-        extra: columns besides the model's inputs.
         periods: periods that the report compares; None for rows without a time.
 
     Returns:
@@ -257,7 +255,7 @@ def transform(
         options.seed,
         options.quarantine,
         str(work.folder(f"{name}.statistics")) if options.report else None,
-        extra or {},
+        extra_dtypes(options.schema),
         (np.cumsum(rows, axis=0) - rows).tolist(),
         (np.cumsum(ids, axis=0) - ids).tolist(),
         periods,

@@ -5,121 +5,27 @@ every task writes its rows at their place, so the result does not depend on how 
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import ids_in, lists_in, places_of, taken
+from dlrm.data.clicks.bags import ids_in, places_of, taken
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import list_column, missing_features
-from dlrm.data.transform.stored import facts_file
-from dlrm.data.transform.transform import Transform, Transformed
-from dlrm.preproc.stages.column_statistics import Periods, Statistics
+from dlrm.data.transform.transform import Transformed
+from dlrm.preproc.stages.column_statistics import Statistics
 from dlrm.preproc.stages.counting import readable
-from dlrm.preproc.stages.dataset_files import ListColumns, write_rows
+from dlrm.preproc.stages.dataset_files import TransformJob, write_rows
 from dlrm.preproc.stages.dictionary_merge import bucket_of
-from dlrm.preproc.stages.division import TRAIN, Divider, Ranges
+from dlrm.preproc.stages.division import TRAIN
 from dlrm.preproc.stages.hashing import FOLD, splitmix64
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
-from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
+from dlrm.preproc.stages.source import Part, Read, Rejected, Target
 
-OUTPUT_FORMATS = ("split_binary", "binary")
-_WORD = np.dtype("<i4")
 _HELD_ROWS = 1 << 17  # 14 MB of Criteo's rows
 _HELD_IDS = 1 << 22  # of list fields: 50 MB with weights
 _PACKED_ROWS = 1 << 14
-
-
-class TransformJob(NamedTuple):
-    """The arguments of a transform's tasks besides their split or bucket."""
-
-    source: Source
-    divider: Divider | Ranges
-    transform: str  # directory of the fitted transform
-    lookups: str  # directory of its lookups
-    dataset: str  # directory to write to
-    output_format: str
-    targets: list[Target]
-    shuffle: str  # directory of intermediate rows, by bucket
-    buckets: int
-    seed: int
-    quarantine: bool
-    statistics: str | None  # directory for them
-    extra: dict[str, np.dtype] = {}  # columns besides the model's inputs: name -> type
-    starts: Sequence[Sequence[int]] = ()  # first row of each part in each target
-    list_starts: Sequence[Sequence[Sequence[int]]] = ()  # first id of each, and list field
-    periods: Periods | None = None  # counted separately in the statistics, of rows with a time
-
-    def fitted(self) -> Transform:
-        """Returns the transform, loaded once per process while its files are unchanged."""
-        status = facts_file(Path(self.transform)).stat()
-        return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
-
-    def start(self, number: int, target: Target) -> int:
-        """Returns the index, in a target, of a part's first row of it."""
-        return self.starts[number][self.targets.index(target)]
-
-    def list_start(self, number: int, target: Target) -> Sequence[int]:
-        """Returns the index, in a target, of a part's first id of each list field."""
-        return self.list_starts[number][self.targets.index(target)] if target.num_ids else []
-
-    def lists(self, target: Target) -> list[ListColumns]:
-        """Returns the files of the list fields."""
-        fitted = self.fitted()
-        return [
-            ListColumns.from_field(target.folder, i, field, fitted.cardinalities[i])
-            for i, field in fitted.lists.items()
-        ]
-
-    def files(self, target: Target) -> dict[str, np.dtype]:
-        """Returns file, relative to the dataset -> dtype of its rows, or of lengths of lists."""
-        fitted = self.fitted()
-        if self.output_format == "binary":
-            words = 1 + fitted.num_numerical + fitted.num_categorical
-            return {target.binary_file: np.dtype((_WORD, (words,)))}
-        files = layout.row_dtypes(fitted.num_numerical, fitted.cardinalities)
-        if not target.labelled:
-            del files[layout.LABEL_FILE]
-        for i in fitted.lists:
-            del files[layout.categorical_name(i)]
-        files |= {f"{name}.bin": dtype for name, dtype in self.extra.items()}
-        found = {target.folder + file: dtype for file, dtype in files.items()}
-        return found | {one.lengths: one.dtypes[one.lengths] for one in self.lists(target)}
-
-    def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:
-        """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""
-        labels, ids = (
-            read.labels,
-            {i: c for i, c in enumerate(rows.ids) if isinstance(c, np.ndarray)},
-        )
-        if self.output_format == "binary":
-            words = [labels[:, None].astype(_WORD), rows.numerical.view(_WORD)]
-            words += [column[:, None] for column in ids.values()]
-            return {target.binary_file: np.concatenate(words, axis=1, dtype=_WORD)}
-        columns = {layout.LABEL_FILE: labels} if target.labelled else {}
-        if rows.numerical.shape[1]:
-            columns[layout.NUMERICAL_FILE] = rows.numerical
-        columns |= {layout.categorical_name(i): column for i, column in ids.items()}
-        columns |= {f"{name}.bin": read.rows.extra[name] for name in self.extra}
-        found = {target.folder + file: column for file, column in columns.items()}
-        for one, column in zip(self.lists(target), lists_in(rows.ids), strict=True):
-            found |= one.columns(column)
-        return found
-
-    @property
-    def numerical_dtype(self) -> np.dtype:
-        """Returns the dtype of numericals in the output format: float32 in NVIDIA's binary rows."""
-        return np.dtype("<f4") if self.output_format == "binary" else layout.NUMERICAL_DTYPE
-
-
-@lru_cache(maxsize=1)
-def _load(directory: str, lookups: str, inode: int, changed: int) -> Transform:
-    transform = Transform.load(directory)
-    transform.use_lookups(lookups)
-    return transform
 
 
 def create_files(job: TransformJob) -> None:
