@@ -89,7 +89,7 @@ class Number(str):
     """The text of a number, which was no text in JSON."""
 
 
-class Rows(NamedTuple):
+class JsonRows(NamedTuple):
     """Some rows of JSON lines: names of the columns, and the line and the cells of each row."""
 
     names: list[str]
@@ -104,7 +104,7 @@ def read_json_lines(
     lists: Collection[str] | None = None,
     wanted: Collection[str] | None = None,
     nested: dict[str, str] | None = None,
-) -> Iterator[Rows]:
+) -> Iterator[JsonRows]:
     """Yields the rows of a file, some at a time; blank lines are no rows.
 
     Args:
@@ -150,9 +150,9 @@ def read_json_lines(
             lines.append(number)
             names |= dict.fromkeys(rows[-1], 0)
             if len(rows) == text.chunk_rows:
-                yield Rows(list(names), lines, rows)
+                yield JsonRows(list(names), lines, rows)
                 lines, rows = [], []
-    yield Rows(list(names), lines, rows)
+    yield JsonRows(list(names), lines, rows)
 
 
 def _line(file: Any, path: Path, number: int, encoding: str | None) -> str:
