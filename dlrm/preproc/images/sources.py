@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
 _Found = Iterator[tuple[PurePosixPath, Path, Record | str | None]]
 
 
-class Source(NamedTuple):
+class ImageSource(NamedTuple):
     """The images found.
 
     Attributes:
@@ -57,7 +57,7 @@ class Source(NamedTuple):
     left_out: list[str]
 
 
-def find_images(path: Path) -> Source:
+def find_images(path: Path) -> ImageSource:
     """Finds the images of a folder or tar file.
 
     Class folders may be in `train` and in `val`, `validation` or `test`. Names that begin with a
@@ -132,7 +132,7 @@ def _find_record_files(folder: Path) -> dict[str, list[Path]]:
     return {split: found for split, found in files.items() if found}
 
 
-def _from_records(files: dict[str, list[Path]]) -> Source:
+def _from_records(files: dict[str, list[Path]]) -> ImageSource:
     splits = {}
     for split, paths in files.items():
         splits[split] = [
@@ -140,7 +140,7 @@ def _from_records(files: dict[str, list[Path]]) -> Source:
             for path in paths
             for number, record in enumerate(find_records(path))
         ]
-    return Source(_named(splits), None, [])
+    return ImageSource(_named(splits), None, [])
 
 
 def _files(folder: Path) -> _Found:
@@ -198,7 +198,7 @@ def _check_end(path: Path, offset: int) -> None:
                 )
 
 
-def _from_paths(found: _Found, source: Path) -> Source:
+def _from_paths(found: _Found, source: Path) -> ImageSource:
     files = [entry for entry in found if not any(p.startswith(".") for p in entry[0].parts)]
     files.sort(key=lambda entry: entry[0].parts)
     tops = {name.parts[0] for name, _, _ in files if len(name.parts) > 1}
@@ -236,7 +236,7 @@ def _from_paths(found: _Found, source: Path) -> Source:
         split: [item._replace(label=labels[name]) for name, item in items]
         for split, items in splits.items()
     }
-    return Source(_named(labelled), classes, left_out)
+    return ImageSource(_named(labelled), classes, left_out)
 
 
 def _named(splits: dict[str, list[Item]]) -> dict[str, list[Item]]:
