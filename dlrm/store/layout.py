@@ -15,7 +15,7 @@ from dlrm.manifest import read_sealed
 STORE, ROWS = "store.json", "rows.bin"
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Consecutive rows of all fields.
 
     Attributes:

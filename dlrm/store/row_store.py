@@ -19,7 +19,7 @@ from dlrm.files import make_directories, write_atomically
 from dlrm.locks import sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
-from dlrm.store.layout import ROWS, STORE, Block, Layout, check_layout, check_store, numpy_name
+from dlrm.store.layout import ROWS, STORE, Layout, RowBlock, check_layout, check_store, numpy_name
 from dlrm.store.memory import memory_of, slots_within
 from dlrm.store.native import DamagedError, native_store
 from dlrm.store.row_slots import RowSlots, as_bytes
@@ -62,10 +62,10 @@ class RowStore(RowSlots):
         self._lock: int | None = None
         super().__init__(Path(directory).absolute(), tables, slots, row_bytes, memory)
         self._checkpoints = str(Path(checkpoints).absolute()) if checkpoints else None
-        self.initial: Callable[[], Iterable[Block]] = lambda: iter(())
+        self.initial: Callable[[], Iterable[RowBlock]] = lambda: iter(())
         self._saved = False
 
-    def create(self, fields: Mapping[str, Tensor], blocks: Iterable[Block]) -> None:
+    def create(self, fields: Mapping[str, Tensor], blocks: Iterable[RowBlock]) -> None:
         """Creates a new store, whose file has all rows.
 
         Args:
@@ -179,7 +179,7 @@ class RowStore(RowSlots):
             what = f"{error.strerror}: the rows need {shown(size)}"
             raise OSError(error.errno, what, str(path)) from None
 
-    def _fill(self, blocks: Iterable[Block]) -> None:
+    def _fill(self, blocks: Iterable[RowBlock]) -> None:
         names = self.layout.field_bytes
         for block in blocks:
             data = [as_bytes(block.fields.get(name)) for name in names]

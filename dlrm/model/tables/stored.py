@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.distributed.placement import Piece
 from dlrm.model.tables.embedding import _Tables, initial_rows
-from dlrm.store.layout import Block
+from dlrm.store.layout import RowBlock
 
 
 class StoredEmbedding(_Tables):
@@ -43,7 +43,7 @@ class StoredEmbedding(_Tables):
         self.slot_offsets: Tensor
         self.register_buffer("slot_offsets", torch.tensor([0, slots]), persistent=False)
 
-    def initial(self) -> Iterator[Block]:
+    def initial(self) -> Iterator[RowBlock]:
         """Yields the initial rows of all tables."""
         begins = dict(zip(self._numbered, self.table_offsets.tolist(), strict=False))
         for number, rows in self._numbered.items():
@@ -51,7 +51,7 @@ class StoredEmbedding(_Tables):
                 fields = {"weight": values}
                 if self.weight_low is not None:
                     fields["weight"], fields["low"] = ops.split_float32(values)
-                yield Block(begins[number] + first, len(values), fields)
+                yield RowBlock(begins[number] + first, len(values), fields)
 
     def lower_halves(self) -> dict[Tensor, Tensor]:
         """Returns the lower halves of the weight's values, by weight, if it is bfloat16."""
