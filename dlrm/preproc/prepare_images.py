@@ -95,29 +95,29 @@ def prepare(source: Path, output: Path, options: ImageOptions) -> ImageSummary:
     except ImportError as error:
         raise ImportError(f"{error}; pip install 'dlrm[images]' has what is missing") from error
     check_outside(output, source)  # the next run would read it
-    found = find_images(source)
-    splits = _split(found, source, options)
+    images = find_images(source)
+    splits = _split(images, source, options)
     with staged_directory(output, replace=True) as staging:
         shards = list(_shards(splits, staging, options))
         for split in splits:
             (staging / split).mkdir()
         with local_engine(min(options.cores, len(shards))) as engine:
             engine.run("images", write_shard, shards)
-        return _finish(staging, shards, found, source, options)
+        return _finish(staging, shards, images, source, options)
 
 
-def _split(found: ImageSource, source: Path, options: ImageOptions) -> dict[str, list[Item]]:
-    fraction, names = options.test_fraction, ", ".join(found.splits)
-    if len(found.splits) > 1 or "train" not in found.splits:
-        if fraction is not None or "train" not in found.splits:
+def _split(images: ImageSource, source: Path, options: ImageOptions) -> dict[str, list[Item]]:
+    fraction, names = options.test_fraction, ", ".join(images.splits)
+    if len(images.splits) > 1 or "train" not in images.splits:
+        if fraction is not None or "train" not in images.splits:
             raise ValueError(
                 f"{source}: expected train and test images and no --test_fraction, or one of "
                 f"these; found {names}, --test_fraction {fraction}"
             )
-        return found.splits
+        return images.splits
     if fraction is None:
         raise ValueError(f"--test_fraction: expected a number in (0, 1), as {source} is not split")
-    items = found.splits["train"]
+    items = images.splits["train"]
     num_test = round(len(items) * fraction)
     order = np.argsort(np.random.SFC64([options.seed]).random_raw(len(items)), kind="stable")
     is_test = np.zeros(len(items), bool)
@@ -147,14 +147,14 @@ def _shards(
 
 
 def _finish(
-    staging: Path, shards: "list[Shard]", found: ImageSource, source: Path, options: ImageOptions
+    staging: Path, shards: "list[Shard]", given: ImageSource, source: Path, options: ImageOptions
 ) -> ImageSummary:
     """Gathers the reports of the tasks and writes the manifest."""
     from dlrm.preproc.images.shards import Report
 
     counts: dict[str, list[int]] = {shard.split: [] for shard in shards}
     names: dict[int, str | None] = {}
-    bad = [*found.left_out]
+    bad = [*given.left_out]
     checksums: dict[str, str] = {}
     for shard in shards:
         report = Report.load(shard.report_file)
@@ -167,7 +167,7 @@ def _finish(
     for split in ("train", "test"):
         if not images.get(split):
             raise ValueError(f"{source}: expected images in {split}, none are left; {len(bad)} bad")
-    classes = found.classes or [names.get(i) or str(i) for i in range(max(names) + 1)]
+    classes = given.classes or [names.get(i) or str(i) for i in range(max(names) + 1)]
     if bad:
         text = "\n".join(bad) + "\n"
         file = staging / image_layout.BAD_IMAGES

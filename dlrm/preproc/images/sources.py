@@ -122,14 +122,14 @@ def _find_record_files(folder: Path) -> dict[str, list[Path]]:
     """Returns split -> files such as train-00000-of-01024, by name."""
     pattern = f"-{_DIGITS}-of-{_DIGITS}"
     files = {split: sorted(folder.glob(split + pattern)) for split in (_TRAIN, *_OTHERS)}
-    for found in filter(None, files.values()):
-        expected = int(found[-1].name.rpartition("-")[2])
-        if len(found) != expected:
+    for paths in filter(None, files.values()):
+        expected = int(paths[-1].name.rpartition("-")[2])
+        if len(paths) != expected:
             raise ValueError(
-                f"{folder}: expected {expected} files, as the name of {found[-1].name} says, got "
-                f"{len(found)}"
+                f"{folder}: expected {expected} files, as the name of {paths[-1].name} says, got "
+                f"{len(paths)}"
             )
-    return {split: found for split, found in files.items() if found}
+    return {split: paths for split, paths in files.items() if paths}
 
 
 def _from_records(files: dict[str, list[Path]]) -> ImageSource:
@@ -198,8 +198,8 @@ def _check_end(path: Path, offset: int) -> None:
                 )
 
 
-def _from_paths(found: _Found, source: Path) -> ImageSource:
-    files = [entry for entry in found if not any(p.startswith(".") for p in entry[0].parts)]
+def _from_paths(images: _Found, source: Path) -> ImageSource:
+    files = [entry for entry in images if not any(p.startswith(".") for p in entry[0].parts)]
     files.sort(key=lambda entry: entry[0].parts)
     tops = {name.parts[0] for name, _, _ in files if len(name.parts) > 1}
     depth = 1 if _TRAIN in tops and tops <= {_TRAIN, *_OTHERS} else 0

@@ -87,13 +87,15 @@ def readable(
         if not read.bad and not undivided:
             yield read, splits
             continue
-        first = {one.row: one for one in reversed([*read.bad, *undivided])}
+        first = {problem.row: problem for problem in reversed([*read.bad, *undivided])}
         begin = int(read.numbers[0]) - part.first_row
         bad = [first[row] for row in sorted(first)]
         if rejected is None:
             bad[0].where = part.where(begin + bad[0].row)
             raise bad[0]
-        rejected += [Rejected(begin + one.row, one.reason, read.text(one.row)) for one in bad]
+        rejected += [
+            Rejected(begin + problem.row, problem.reason, read.text(problem.row)) for problem in bad
+        ]
         good = np.ones(len(read.numbers), bool)
         good[list(first)] = False
         kept = np.flatnonzero(good)
@@ -107,7 +109,7 @@ def counted_columns(schema: Schema) -> list[CountedColumn]:
         kind = {"string": "texts", "id": "ids"}.get(field.type, "numbers")
         most = field.max_ids if field.cardinality is None else field.cardinality - 1
         columns.append(CountedColumn(kind, field.frequency_limit, most))
-    columns += [CountedColumn("encodings", encoded=one) for one in encoded_columns(schema)]
+    columns += [CountedColumn("encodings", encoded=column) for column in encoded_columns(schema)]
     columns += [
         CountedColumn("bins", bins=field.fitted_bins)
         for field in schema.numerical
@@ -195,8 +197,8 @@ class _Counted:
             "labels": labels,
             "ids": self._ids.tolist(),
             "times": self._times,
-            "sums": [one.to_list() for one in self._sums],
-            "cells": [[one.totals.tolist(), one.missing.tolist()] for one in self._encoded],
+            "sums": [sums.to_list() for sums in self._sums],
+            "cells": [[cells.totals.tolist(), cells.missing.tolist()] for cells in self._encoded],
         }
 
     def _add_values(self, rows: FieldRows, training: np.ndarray) -> None:
@@ -221,8 +223,8 @@ class _Counted:
             if field.type == "id":
                 place = self._places[i]
                 column, chosen = rows.categorical[i].each(kept)
-                found = [self._counts[place][0].keys, column.take(chosen).by_row().values]
-                greatest = np.concatenate(found).max(initial=0, keepdims=True)
+                keys = [self._counts[place][0].keys, column.take(chosen).by_row().values]
+                greatest = np.concatenate(keys).max(initial=0, keepdims=True)
                 self._counts[place] = [Counts(greatest, np.ones(1, np.int64))]
 
     def _add_encoded(self, rows: FieldRows, training: np.ndarray, numbers: np.ndarray) -> None:
@@ -331,8 +333,8 @@ class _FieldCounts:
         there = np.flatnonzero(self._occurrences)
         if len(there):
             texts = None if self._texts is None else self._texts.take(there)
-            found = Counts(self._keys[there], self._occurrences[there], texts)
-            _append(counts, merge_counts([found]))
+            pending = Counts(self._keys[there], self._occurrences[there], texts)
+            _append(counts, merge_counts([pending]))
 
 
 def _list_fields(schema: Schema) -> list[tuple[int, int]]:
@@ -343,11 +345,11 @@ def _list_fields(schema: Schema) -> list[tuple[int, int]]:
 
 def _num_ids(schema: Schema, read: FieldRows, chosen: np.ndarray) -> np.ndarray:
     """Returns the number of ids in the lists of selected rows after truncation."""
-    found = []
+    num_ids = []
     for i, max_length in _list_fields(schema):
         lengths = list_column(read.categorical[i]).lengths[chosen]
-        found.append(int(np.minimum(lengths, max_length).sum()))
-    return np.array(found, np.int64)
+        num_ids.append(int(np.minimum(lengths, max_length).sum()))
+    return np.array(num_ids, np.int64)
 
 
 def _none_of(column: CountedColumn) -> Counts:
@@ -361,13 +363,13 @@ def _none_of(column: CountedColumn) -> Counts:
     return Counts(np.empty(0, np.uint32), np.empty((0, *cells), np.int64), texts)
 
 
-def _append(parts: list[Counts], found: Counts) -> None:
+def _append(parts: list[Counts], counts: Counts) -> None:
     """Adds counts to those of a column: the first part is merged, and the others wait.
 
     They are merged once they are as many as the merged ones, so that memory is a small multiple of
     the distinct values, and every value is sorted a logarithmic number of times.
     """
-    parts.append(found)
+    parts.append(counts)
     if sum(len(part.keys) for part in parts[1:]) > max(len(parts[0].keys), _LEAST_MERGED):
         parts[:] = [merge_counts(parts)]
 
@@ -375,7 +377,7 @@ def _append(parts: list[Counts], found: Counts) -> None:
 def _label_counts(read: Read, label: str) -> Counter[str]:
     texts, codes = read.texts_of(label)
     occurrences = np.bincount(codes[codes >= 0], minlength=len(texts))
-    found: Counter[str] = Counter()
+    labels: Counter[str] = Counter()
     for text, count in zip(texts, occurrences.tolist(), strict=True):
-        found[text] += count
-    return +found
+        labels[text] += count
+    return +labels

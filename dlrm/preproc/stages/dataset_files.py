@@ -54,11 +54,11 @@ class ListColumns(NamedTuple):
 
     def columns(self, rows: Jagged) -> dict[str, np.ndarray]:
         """Returns file -> entries of rows, for all files except the starts."""
-        found = {self.values: rows.values, self.lengths: rows.lengths}
+        by_file = {self.values: rows.values, self.lengths: rows.lengths}
         if self.weights is not None:
             assert rows.weights is not None
-            found[self.weights] = rows.weights
-        return found
+            by_file[self.weights] = rows.weights
+        return by_file
 
     def create(self, dataset: str, rows: int, num_ids: int) -> None:
         """Creates all files except the lengths, at full size, and writes the end of the starts.
@@ -175,8 +175,10 @@ class TransformJob(NamedTuple):
         for i in fitted.lists:
             del files[layout.categorical_name(i)]
         files |= {f"{name}.bin": dtype for name, dtype in self.extra.items()}
-        found = {target.folder + file: dtype for file, dtype in files.items()}
-        return found | {one.lengths: one.dtypes[one.lengths] for one in self.lists(target)}
+        by_file = {target.folder + file: dtype for file, dtype in files.items()}
+        return by_file | {
+            field.lengths: field.dtypes[field.lengths] for field in self.lists(target)
+        }
 
     def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:
         """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""
@@ -193,10 +195,10 @@ class TransformJob(NamedTuple):
             columns[layout.NUMERICAL_FILE] = rows.numerical
         columns |= {layout.categorical_name(i): column for i, column in ids.items()}
         columns |= {f"{name}.bin": read.rows.extra[name] for name in self.extra}
-        found = {target.folder + file: column for file, column in columns.items()}
-        for one, column in zip(self.lists(target), lists_in(rows.ids), strict=True):
-            found |= one.columns(column)
-        return found
+        by_file = {target.folder + file: column for file, column in columns.items()}
+        for field, column in zip(self.lists(target), lists_in(rows.ids), strict=True):
+            by_file |= field.columns(column)
+        return by_file
 
     @property
     def numerical_dtype(self) -> np.dtype:

@@ -157,12 +157,12 @@ class Divider:
     def splits(self) -> list[int]:
         """Returns the splits of the dataset, which must have rows."""
         division = self.division
-        found = {TRAIN, *self._file_splits}
+        splits = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
-            found.add(TEST)
+            splits.add(TEST)
         if division.validation_fraction or division.validation_from or division.held_out:
-            found.add(VALIDATION)
-        return sorted(found | ({TEST} if division.split_column else set()))
+            splits.add(VALIDATION)
+        return sorted(splits | ({TEST} if division.split_column else set()))
 
     def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[RowError]]:
         """Returns the split of each row, int8 `[rows]`, and rows whose split is unknown.
@@ -277,9 +277,9 @@ def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
             hashes = splitmix64(seed, np.arange(begin, min(begin + _ROWS_AT_ONCE, num_rows)))
             below += int(np.count_nonzero(hashes < first))
             near.append(hashes[(first <= hashes) & (hashes <= last)])
-        found = np.sort(np.concatenate(near))
-        if 0 < count - below <= len(found):
-            return int(found[count - below - 1]) + 1
+        nearest = np.sort(np.concatenate(near))
+        if 0 < count - below <= len(nearest):
+            return int(nearest[count - below - 1]) + 1
         reach *= reach
 
 

@@ -79,7 +79,7 @@ def count(
         job = CountJob(source, divider, folder, buckets, options.quarantine, options.seed)
         items = list(enumerate(parts))
         counted = stage.tasks(name.replace(" ", "."), partial(count_part, job=job), items, sizes)
-        stage.rows, stage.size = sum(sum(one["rows"]) for one in counted), sum(sizes)
+        stage.rows, stage.size = sum(sum(facts["rows"]) for facts in counted), sum(sizes)
     return counted
 
 
@@ -90,9 +90,9 @@ def quarantine(run: Run, parts: Sequence[Any], counted: Sequence[dict[str, Any]]
     """
     if not run.options.quarantine:
         return
-    rejected = [one["rejected"] for one in counted]
+    rejected = [facts["rejected"] for facts in counted]
     bad = sum(map(len, rejected))
-    total = bad + sum(sum(one["rows"]) + one["dropped"] for one in counted)
+    total = bad + sum(sum(facts["rows"]) + facts["dropped"] for facts in counted)
     if bad > run.options.max_bad_lines * total:
         part, rows = next((p, r) for p, r in zip(parts, rejected, strict=True) if r)
         raise TaskError(
@@ -264,9 +264,12 @@ def transform(
         create_files(job)
         counts, sizes = [part.rows for part in parts], [part.size for part in parts]
         task = partial(transform_split, job=job)
-        found = stage.tasks(name, task, list(enumerate(parts)), sizes, counts)
+        summaries = stage.tasks(name, task, list(enumerate(parts)), sizes, counts)
         stage.rows, stage.size = sum(counts), sum(sizes)
-    totals = {target.name: _sum([one.get(target.name, {}) for one in found]) for target in targets}
+    totals = {
+        target.name: _sum([summary.get(target.name, {}) for summary in summaries])
+        for target in targets
+    }
     for target in targets:
         if totals[target.name].get("rows", 0) != target.rows:
             raise TaskError(

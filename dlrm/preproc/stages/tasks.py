@@ -36,8 +36,8 @@ def create_files(job: TransformJob) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "ab") as file:
                 file.truncate(target.rows * dtype.itemsize)
-        for one, num_ids in zip(job.lists(target), target.num_ids, strict=True):
-            one.create(job.dataset, target.rows, num_ids)
+        for field, num_ids in zip(job.lists(target), target.num_ids, strict=True):
+            field.create(job.dataset, target.rows, num_ids)
 
 
 def transform_split(item: tuple[int, Any], job: TransformJob) -> dict[str, Any]:
@@ -69,8 +69,8 @@ def transform_split(item: tuple[int, Any], job: TransformJob) -> dict[str, Any]:
         summary[target.name] = {name: before[name] + counts[name] for name in counts}
         if statistics is not None:
             _count(statistics, target, read, rows, missing, job)
-    for one in held.values():
-        one.write()
+    for rows_held in held.values():
+        rows_held.write()
     if statistics is not None:
         Statistics.save(Path(job.statistics or "", str(number)), statistics)
     return summary
@@ -106,7 +106,7 @@ def _count(
     """Counts rows under the name of their target and of their period."""
     own_ids, lists = job.fitted().own_ids, job.fitted().lists.items()
     cut = np.array(
-        [list_column(read.rows.categorical[i]).lengths > one.max_length for i, one in lists]
+        [list_column(read.rows.categorical[i]).lengths > field.max_length for i, field in lists]
     )
     cut = cut.reshape(len(lists), len(read.labels))
     statistics[target.name].add(read.labels, rows, missing, own_ids, cut)
@@ -133,7 +133,7 @@ class _Held:
         """Adds rows, by file; writes them when there are many."""
         self._blocks.append(columns)
         self._rows += rows
-        self._ids += sum(len(columns[one.values]) for one in self._lists)
+        self._ids += sum(len(columns[field.values]) for field in self._lists)
         if self._rows >= _HELD_ROWS or self._ids >= _HELD_IDS:
             self.write()
 
@@ -152,11 +152,11 @@ class _Held:
     def _write_in_order(self) -> None:
         dataset = self._job.dataset
         by_file = {name: [block[name] for block in self._blocks] for name in self._blocks[0]}
-        for i, one in enumerate(self._lists):
-            payload = {name: by_file.pop(name) for name in one.payload}
-            lengths = np.concatenate(by_file[one.lengths])
+        for i, field in enumerate(self._lists):
+            payload = {name: by_file.pop(name) for name in field.payload}
+            lengths = np.concatenate(by_file[field.lengths])
             first = self._first_row, self._first_ids[i]
-            self._first_ids[i] = one.write(dataset, *first, lengths, payload)
+            self._first_ids[i] = field.write(dataset, *first, lengths, payload)
         write_rows(dataset, self._first_row, by_file)
 
 
@@ -197,13 +197,13 @@ def _write_to_buckets(
     order = np.argsort(owners.astype(narrow), kind="stable")
     counts, sizes = [rows], rows * dtype.itemsize
     payload: list[tuple[np.ndarray, np.ndarray]] = []  # in the order of the buckets, and their ends
-    for one in lists:
-        places, lengths = places_of(columns[one.lengths], order)
+    for field in lists:
+        places, lengths = places_of(columns[field.lengths], order)
         ends = np.cumsum(np.r_[0, lengths])[np.cumsum(rows)]
         counts.append(np.diff(ends, prepend=0))
-        for name in one.payload:
+        for name in field.payload:
             payload.append((columns.pop(name)[places], ends))
-            sizes = sizes + counts[-1] * one.dtypes[name].itemsize
+            sizes = sizes + counts[-1] * field.dtypes[name].itemsize
 
     def packed() -> Iterator[memoryview]:
         last = np.cumsum(rows).tolist() if lists else [len(order)]  # without lists, buckets as one
@@ -234,21 +234,21 @@ def write_bucket(
     (target,) = (target for target in job.targets if target.shuffled)
     dtype, lists = _packed_dtype(target, job), job.lists(target)
     parts: list[np.ndarray] = []
-    payload: dict[str, list[np.ndarray]] = {name: [] for one in lists for name in one.payload}
+    payload: dict[str, list[np.ndarray]] = {name: [] for field in lists for name in field.payload}
     for content, counts in read_bucket([Path(source) for source in sources], bucket):
         rows, *num_ids = counts.tolist()
         parts.append(np.frombuffer(content, dtype, rows))
         place = rows * dtype.itemsize
-        for one, number in zip(lists, num_ids, strict=True):
-            for name in one.payload:
-                payload[name].append(np.frombuffer(content, one.dtypes[name], number, place))
+        for field, number in zip(lists, num_ids, strict=True):
+            for name in field.payload:
+                payload[name].append(np.frombuffer(content, field.dtypes[name], number, place))
                 place += payload[name][-1].nbytes
     order = np.argsort(np.concatenate([part["key"] for part in parts]))
-    for one, first_id in zip(lists, first_ids, strict=True):
-        before = np.concatenate([part[one.lengths] for part in parts])
+    for field, first_id in zip(lists, first_ids, strict=True):
+        before = np.concatenate([part[field.lengths] for part in parts])
         places, lengths = places_of(before, order)
-        in_order = {name: [np.concatenate(payload.pop(name))[places]] for name in one.payload}
-        one.write(job.dataset, first_row, first_id, lengths, in_order)
+        in_order = {name: [np.concatenate(payload.pop(name))[places]] for name in field.payload}
+        field.write(job.dataset, first_row, first_id, lengths, in_order)
     for name in job.files(target):  # one at a time, so that the rows are in memory once
         column = np.concatenate([part[name] for part in parts])[order]
         write_rows(job.dataset, first_row, {name: [column]})
