@@ -105,9 +105,9 @@ def _in_order(
     try:
         start(depth)
         while pending:
-            found, error = pending.popleft().result()
+            batches, error = pending.popleft().result()
             start(1)
-            for batch in found:
+            for batch in batches:
                 yield take(batch)
             if error is not None:
                 raise error
@@ -117,13 +117,13 @@ def _in_order(
 
 def _read_some(read: Callable, indices: list[int]) -> tuple[list[Any], Exception | None]:
     """Reads batches up to the first error, which belongs to the batch after them."""
-    found: list[Any] = []
+    batches: list[Any] = []
     try:
         for index in indices:
-            found.append(read(index))
+            batches.append(read(index))
     except Exception as error:
-        return found, error
-    return found, None
+        return batches, error
+    return batches, None
 
 
 def _itself(batch: BatchT) -> BatchT:

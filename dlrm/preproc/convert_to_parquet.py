@@ -316,7 +316,7 @@ def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
 
 
 def _decoded(own_ids: int, decode: Decode, ids: np.ndarray) -> pa.Array:
-    """Returns the values of ids from 1 to `own`, and null for others; looks each up once."""
+    """Returns the values of ids from 1 to `own_ids`, and null for others; looks each up once."""
     has_value = (ids > 0) & (ids <= own_ids)
     distinct, inverse = np.unique(ids[has_value].astype(np.int64), return_inverse=True)
     places: np.ndarray = np.zeros(len(ids), np.int64)

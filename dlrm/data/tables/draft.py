@@ -254,14 +254,14 @@ def _count_labels(
     texts = [canonical_text(text) for text in texts]
     if len(labels) <= _MOST_LABELS:
         counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-        for one, count in zip(texts, counts.tolist(), strict=True):
-            if count and one:
-                labels[one] = labels.get(one, 0) + count
+        for label_text, count in zip(texts, counts.tolist(), strict=True):
+            if count and label_text:
+                labels[label_text] = labels.get(label_text, 0) + count
     if positive is not None:
         known = set(_positives(positive, labels))
-        hits = [one in known for one in texts]
+        hits = [label_text in known for label_text in texts]
     else:
-        hits = [one != next(iter(labels), None) for one in texts]
+        hits = [label_text != next(iter(labels), None) for label_text in texts]
     return np.array([*hits, False], bool)[codes]
 
 
@@ -269,7 +269,7 @@ def _positives(positive: str, labels: Collection[str]) -> list[str]:
     """Returns the values that `--positive` names, in canonical form."""
     if canonical_text(positive) in labels:
         return [canonical_text(positive)]
-    return [canonical_text(one.strip()) for one in positive.split(",")]
+    return [canonical_text(text.strip()) for text in positive.split(",")]
 
 
 def _label(
@@ -286,7 +286,7 @@ def _label(
     known += ", ..." if len(labels) > _MOST_SHOWN else ""
     if positive is not None:
         positives = _positives(positive, labels)
-        if unknown := [one for one in positives if one not in labels]:
+        if unknown := [value_text for value_text in positives if value_text not in labels]:
             raise ValueError(
                 f"--positive {unknown[0]}: expected a label that occurs in {rows}, got none of "
                 f"column {name}, which has {known}"
@@ -311,7 +311,7 @@ def _label(
     else:
         value, why = _positive(labels)
         label, positives = Label(name, value), [value]
-    share = sum(labels[one] for one in positives) / summary.rows
+    share = sum(labels[value_text] for value_text in positives) / summary.rows
     counted = " and ".join(map(shown, positives))
     return (
         label,

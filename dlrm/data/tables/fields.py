@@ -357,8 +357,10 @@ def _disguise(summary: Summary) -> str:
         repeated = mark == "|" or 2 * len(parts) < len(listed) + 2
         if len(listed) > len(texts) / 4 and repeated:
             longest = max(len(text.split(mark)) for text in listed)
-            one = shown(listed[0])
-            return f"; lists in disguise, such as {one}: max_length: {longest}, separator: {mark!r}"
+            first = shown(listed[0])
+            return (
+                f"; lists in disguise, such as {first}: max_length: {longest}, separator: {mark!r}"
+            )
     return ""
 
 

@@ -16,7 +16,7 @@ from dlrm.data.clicks.bags import Jagged
 from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Coded, Parsed
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.columns import (
-    Found,
+    Faults,
     array_of,
     as_text,
     canonical_texts,
@@ -125,36 +125,38 @@ class RowReader:
             ValueError: a column is missing, occurs twice, or has an unsupported type; the message
                 names it.
         """
-        schema, found = self.schema, Found()
+        schema, faults = self.schema, Faults()
         labels = None
         if self.labelled:
-            labels = self._labels(schema.label.column, column_of(batch, schema.label.column), found)
+            labels = self._labels(
+                schema.label.column, column_of(batch, schema.label.column), faults
+            )
         numerical = [
-            _numbers(field, column_of(batch, field.column), schema, found)
+            _numbers(field, column_of(batch, field.column), schema, faults)
             for field in schema.numerical
         ]
         for number, parsed in zip(schema.numerical, numerical, strict=True):
             if number.required:
-                found.add(number.column, parsed.missing, lambda row: NO_NUMBER)
+                faults.add(number.column, parsed.missing, lambda row: NO_NUMBER)
             if number.rule.checked_in_readers:
                 large = np.isinf(number.rule.apply(parsed)[0])
-                found.add(number.column, large, partial(_too_large, number, parsed.values))
+                faults.add(number.column, large, partial(_too_large, number, parsed.values))
         categorical: list[Column] = []
         texts = []
         for place, field in enumerate(schema.categorical):
             if field.max_length is None:
-                coded, text = self._keys(place, batch, column_of(batch, field.column), found)
+                coded, text = self._keys(place, batch, column_of(batch, field.column), faults)
                 categorical.append(coded)
             else:
-                lists, text = self._lists(place, batch, found)
+                lists, text = self._lists(place, batch, faults)
                 categorical.append(lists)
             texts.append(text)
         categorical += cross_columns(schema, categorical)
-        extra = {} if self.inputs_only else self._extra(batch, found)
-        return FieldRows(labels, numerical, categorical, texts, extra), found.in_order()
+        extra = {} if self.inputs_only else self._extra(batch, faults)
+        return FieldRows(labels, numerical, categorical, texts, extra), faults.in_order()
 
-    def _labels(self, name: str, array: pa.Array, found: Found) -> np.ndarray:
-        distinct, codes = distinct_of(name, array, found)
+    def _labels(self, name: str, array: pa.Array, faults: Faults) -> np.ndarray:
+        distinct, codes = distinct_of(name, array, faults)
         cells = [*plain_texts(distinct), ""]  # the last for missing ones
         values, problems = np.zeros(len(cells), bool), {}
         for place, cell in enumerate(cells):
@@ -162,22 +164,22 @@ class RowReader:
                 values[place] = self._parse_labels([cell])[0]
             except RowError as error:
                 problems[place] = error.problem
-        found.add_places(name, codes, problems, len(distinct))
+        faults.add_places(name, codes, problems, len(distinct))
         return values[codes]
 
     def _keys(
-        self, place: int, batch: pa.RecordBatch, array: pa.Array, found: Found
+        self, place: int, batch: pa.RecordBatch, array: pa.Array, faults: Faults
     ) -> tuple[Coded, pa.Array | None]:
         """Returns the keys of a field's values, which are in an array of the batch's rows."""
         of_texts = self._keys_of[place]
         field, name = of_texts.field, of_texts.field.column
         if field.type == "id":
-            found.add(name, array.is_null().to_numpy(zero_copy_only=False), _no_id(of_texts))
+            faults.add(name, array.is_null().to_numpy(zero_copy_only=False), _no_id(of_texts))
             if pa.types.is_integer(array.type):
-                return _ids(of_texts, array, found), None
+                return _ids(of_texts, array, faults), None
         raw, codes = places_of(name, array)
         if field.type == "id":  # a dictionary may have a null of its own
-            found.add(name, codes < 0, _no_id(of_texts))
+            faults.add(name, codes < 0, _no_id(of_texts))
         numbers = not of_texts.plain and numbers_of_json(batch, name)
         earlier = self._earlier.get(name)
         if earlier is None or earlier.numbers != numbers or not earlier.raw.equals(raw):
@@ -204,33 +206,33 @@ class RowReader:
                     texts = array_of(column)
             problems |= not_utf_8
             earlier = self._earlier[name] = _Keyed(raw, numbers, keys, missing, problems, texts)
-        found.add_places(name, codes, earlier.problems, len(raw))
+        faults.add_places(name, codes, earlier.problems, len(raw))
         if earlier.missing.any():
             places = np.append(np.where(earlier.missing, -1, np.arange(len(raw))), -1)
             codes = places.take(codes, mode="wrap")
         return Coded(earlier.keys, codes), earlier.texts
 
     def _lists(
-        self, place: int, batch: pa.RecordBatch, found: Found
+        self, place: int, batch: pa.RecordBatch, faults: Faults
     ) -> tuple[Jagged, pa.Array | None]:
         field = self._keys_of[place].field
         flat, lengths = self._flat(field, field.column, batch)
         if field.weights is None:
-            check_lengths(field, lengths, None, found)
+            check_lengths(field, lengths, None, faults)
         else:
             numbers, of_weights = self._flat(field, field.weights, batch)
-            check_lengths(field, lengths, of_weights, found)
-        inner = Found()
+            check_lengths(field, lengths, of_weights, faults)
+        inner = Faults()
         coded, texts = self._keys(place, batch, flat, inner)
-        found.add_lists(inner, lengths)
+        faults.add_lists(inner, lengths)
         if field.weights is None:
             return Jagged(coded, lengths), texts
-        inner = Found()
+        inner = Faults()
         markers = field.missing_values
         rule = NumericalField(field.weights, "none", missing_values=markers, required=True)
         weights = _numbers(rule, numbers, self.schema, inner)
-        found.add_lists(inner, of_weights)
-        checked = checked_weights(field.weights, weights, of_weights, lengths, found)
+        faults.add_lists(inner, of_weights)
+        checked = checked_weights(field.weights, weights, of_weights, lengths, faults)
         return Jagged(coded, lengths, checked), texts
 
     def _flat(
@@ -246,27 +248,27 @@ class RowReader:
             array = pa.array(split, pa.list_(pa.string()))
         return lists_of(name, array)
 
-    def _extra(self, batch: pa.RecordBatch, found: Found) -> dict[str, np.ndarray]:
+    def _extra(self, batch: pa.RecordBatch, faults: Faults) -> dict[str, np.ndarray]:
         schema, extra = self.schema, {}
         if schema.weight:
             field = NumericalField(schema.weight, "none", required=True)
-            weights = _numbers(field, column_of(batch, schema.weight), schema, found)
+            weights = _numbers(field, column_of(batch, schema.weight), schema, faults)
             bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values, "<f4")
             most = ""
             if schema.weighs_targets:
                 bad |= weights.values >= MAX_WEIGHT
                 most = f"below {MAX_WEIGHT}, as encodings of the target add it up"
-            found.add(schema.weight, bad, lambda row: _bad_weight(weights, row, most))
+            faults.add(schema.weight, bad, lambda row: _bad_weight(weights, row, most))
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
-            distinct, codes = distinct_of(name, column_of(batch, name), found)
+            distinct, codes = distinct_of(name, column_of(batch, name), faults)
             of_texts = self._groups[name]
             (keys, missing), _ = of_texts.of_texts(text_column(_texts(of_texts, distinct)))
             absent = np.append(missing, True)
-            found.add(name, absent[codes], lambda row: "expected a group, got no value")
+            faults.add(name, absent[codes], lambda row: "expected a group, got no value")
             extra[f"group_{name}"] = np.append(keys, np.uint64(0))[codes]
         if schema.time:
-            extra["time"] = times(schema.time, column_of(batch, schema.time.column), found)
+            extra["time"] = times(schema.time, column_of(batch, schema.time.column), faults)
         return extra
 
 
@@ -274,13 +276,13 @@ def _no_id(of_ids: FieldKeys) -> Callable[[int], str]:
     return lambda row: of_ids.id_problem(None)
 
 
-def _ids(of_ids: FieldKeys, array: pa.Array, found: Found) -> Coded:
+def _ids(of_ids: FieldKeys, array: pa.Array, faults: Faults) -> Coded:
     """Returns ids without a search for the distinct ones."""
     values = array.fill_null(0).to_numpy(zero_copy_only=False)
     problems: dict[int, str] = {}
     keys, _ = of_ids.of_integers(values, problems)
     codes = np.arange(len(values))
-    found.add_places(of_ids.field.column, codes, problems, len(values))
+    faults.add_places(of_ids.field.column, codes, problems, len(values))
     return Coded(keys, codes)
 
 
@@ -316,7 +318,7 @@ def _numbers(
     field: NumericalField,
     array: pa.Array,
     schema: Schema,
-    found: Found,
+    faults: Faults,
 ) -> Parsed:
     name, kind = field.column, array.type
     hint = "" if field.required else "; missing_values: [nan] takes NaN as missing"
@@ -329,7 +331,7 @@ def _numbers(
     if (field.true_values or field.false_values) and not is_text(kind):
         array, kind = canonical_texts(name, array), pa.large_string()
     if is_text(kind):
-        return _numbers_of_text(field, array, schema, found)
+        return _numbers_of_text(field, array, schema, faults)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         array = array.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         array = pc.divide(array.cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
@@ -348,7 +350,7 @@ def _numbers(
         bad = ~finite
         if "nan" in (text.lower() for text in markers):
             missing, bad = missing | np.isnan(values), np.isinf(values)
-        found.add(
+        faults.add(
             name,
             bad,
             lambda row: (
@@ -357,15 +359,15 @@ def _numbers(
         )
     if field.type == "decimal":
         bad = finite & ~missing & ((values != np.floor(values)) | (abs(values) >= MOST_DECIMAL))
-        found.add(name, bad, lambda row: f"expected {EXPECTED_INTEGER}, got {values[row]}")
+        faults.add(name, bad, lambda row: f"expected {EXPECTED_INTEGER}, got {values[row]}")
     return Parsed(np.where(finite & ~missing, values, 0.0), missing)
 
 
 def _numbers_of_text(
-    field: NumericalField, array: pa.Array, schema: Schema, found: Found
+    field: NumericalField, array: pa.Array, schema: Schema, faults: Faults
 ) -> Parsed:
-    distinct, codes = distinct_of(field.column, array, found)
+    distinct, codes = distinct_of(field.column, array, faults)
     cells, problems = [*plain_texts(distinct), ""], dict[int, str]()
     values, missing = numbers_of_texts(field, cells, schema.missing_of(field), problems)
-    found.add_places(field.column, codes, problems, len(distinct))
+    faults.add_places(field.column, codes, problems, len(distinct))
     return Parsed(values[codes], missing[codes])

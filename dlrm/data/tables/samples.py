@@ -37,12 +37,12 @@ class Seen:
     @property
     def left_out(self) -> dict[str, str]:
         """Returns the columns that no field can use, and why."""
-        found = {name: f"nested, such as {value}" for name, value in self.nested.items()}
-        found |= dict.fromkeys(self.mixed, "values in some rows, lists in others")
-        found |= dict.fromkeys(self.twice, "several columns have this name")
+        reasons = {name: f"nested, such as {value}" for name, value in self.nested.items()}
+        reasons |= dict.fromkeys(self.mixed, "values in some rows, lists in others")
+        reasons |= dict.fromkeys(self.twice, "several columns have this name")
         for name, path in self.lacking.items():
-            found[name] = f"{path} does not have it; prepare needs it in every file"
-        return found
+            reasons[name] = f"{path} does not have it; prepare needs it in every file"
+        return reasons
 
 
 def batches_of(

@@ -376,11 +376,11 @@ def _convert_file(file: _File) -> _Written:
     config = file.task.config
     wanted = config.max_seq_length, config.max_predictions_per_seq
     if config.input_format == "hdf5":
-        shard, *found = open_hdf5(file.path)
-        if (found[0], found[1]) != wanted:
+        shard, *others = open_hdf5(file.path)
+        if (others[0], others[1]) != wanted:
             raise ValueError(
                 f"{file.path}: expected --max_seq_length and --max_predictions_per_seq {wanted}, "
-                f"got {tuple(found)}"
+                f"got {tuple(others)}"
             )
         return _write_blocks(file.task, file.number, _blocks_of(file, shard))
     return _write_blocks(file.task, file.number, _blocks_of(file, open_popart(file.path, *wanted)))
