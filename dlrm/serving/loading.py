@@ -141,17 +141,17 @@ def load_transform(
         ValueError: it does not match the model, or is damaged.
     """
     sources = [path, *([Path(dataset)] if dataset else [])]
-    source = next((one for one in sources if (one / layout.TRANSFORM).is_dir()), None)
+    source = next((folder for folder in sources if (folder / layout.TRANSFORM).is_dir()), None)
     if source is None:
         return None
     check_listed(source, layout.TRANSFORM)
     transform = Transform.load(source / layout.TRANSFORM)
     transform.check_all()
-    found = (transform.num_numerical, transform.cardinalities)
+    shape = (transform.num_numerical, transform.cardinalities)
     expected = (config.num_numerical_features, list(config.table_sizes))
-    if found != expected:
+    if shape != expected:
         raise ValueError(
             f"{source}: the transform of another model: expected {expected[0]} numerical features "
-            f"and tables of {expected[1]} rows, got {found[0]} and {found[1]}"
+            f"and tables of {expected[1]} rows, got {shape[0]} and {shape[1]}"
         )
     return transform

@@ -293,12 +293,12 @@ def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
 
 def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
     """Raises ValueError if the features of a dataset differ from those of the model."""
-    found = (dataset.num_numerical, list(dataset.table_sizes))
+    shape = (dataset.num_numerical, list(dataset.table_sizes))
     expected = (config.num_numerical_features, list(config.table_sizes))
-    if found != expected:
+    if shape != expected:
         raise ValueError(
             f"{path}: the dataset of another model: expected {expected[0]} numerical features and "
-            f"tables of {expected[1]} rows, got {found[0]} and {found[1]}"
+            f"tables of {expected[1]} rows, got {shape[0]} and {shape[1]}"
         )
 
 

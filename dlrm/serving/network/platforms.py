@@ -181,4 +181,4 @@ def _require(*packages: str) -> None:
 
 
 _ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"), AOTInductor())
-PLATFORMS: dict[str, Platform] = {one.name: one for one in _ALL}
+PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in _ALL}

@@ -80,10 +80,10 @@ class Inputs(NamedTuple):
         """Returns the ids of a row for a table."""
         if self.lengths is None:
             return self.ids[row, table : table + 1]
-        one = self.part(row, row + 1)
-        assert one.lengths is not None
-        first = int(one.lengths[0, :table].sum(dtype=np.int64))
-        return one.ids[first : first + one.lengths[0, table]]
+        of_row = self.part(row, row + 1)
+        assert of_row.lengths is not None
+        first = int(of_row.lengths[0, :table].sum(dtype=np.int64))
+        return of_row.ids[first : first + of_row.lengths[0, table]]
 
     def bags_of_ids(self) -> np.ndarray:
         """Returns, for each id of inputs with lengths, its row times the tables, plus its table."""

@@ -110,10 +110,10 @@ def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
         cell = cell.tolist()
     if not isinstance(cell, _SEVERAL):
         return cell
-    maps = [one for one in (cell, *cell) if isinstance(one, Mapping | Set)]
+    maps = [item for item in (cell, *cell) if isinstance(item, Mapping | Set)]
     if maps:
         raise ValueError(f"rows: expected values, or lists of them, got {maps[0]!r}")
-    nested = any(isinstance(one, _SEVERAL) for one in cell)
+    nested = any(isinstance(item, _SEVERAL) for item in cell)
     if nested or not in_lists:
         expected = "a list of values" if nested else "one value"
         raise RowError(row, f"expected {expected}, got {brief(list(cell))}", name)
@@ -123,7 +123,7 @@ def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
 def _texts_in(cell: Any) -> Any:
     """Returns a list as texts, and a text of CSV as it is."""
     if isinstance(cell, list):
-        return [_text_of(one) or None for one in cell]
+        return [_text_of(item) or None for item in cell]
     return _text_of(cell) or None
 
 

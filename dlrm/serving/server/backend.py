@@ -25,7 +25,7 @@ def read(requests: Sequence[Any], reader: Reader) -> list[Request | ValueError]:
     Omitted inputs are not included. Shapes are checked before data are read, since Triton's own
     check of them against the bytes sent overflows.
     """
-    return [together_or_alone(lambda one: [_inputs(one[0], reader)], [r])[0] for r in requests]
+    return [together_or_alone(lambda items: [_inputs(items[0], reader)], [r])[0] for r in requests]
 
 
 def _inputs(request: Any, reader: Reader) -> Request:

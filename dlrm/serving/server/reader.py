@@ -166,8 +166,8 @@ class Reader:
             except Exception as error:
                 answers[place] = as_value_error(error)
         for read, group in ((self._read_raw, raw), (self._read_ids, ids)):
-            found = together_or_alone(read, list(group.values()))
-            answers.update(zip(group, found, strict=True))
+            read_inputs = together_or_alone(read, list(group.values()))
+            answers.update(zip(group, read_inputs, strict=True))
         return [answers[place] for place in range(len(requests))]
 
     def _check(self, request: Request | ValueError) -> Request:
