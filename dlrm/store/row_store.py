@@ -142,10 +142,12 @@ class RowStore(RowSlots):
         """
         if not self.is_open or not self._generation:
             return
-        own = [Generation.from_dict(e).number for e in entries_kept if e.get("id") == self._id]
-        if own and not self._saved:
+        generations = [
+            Generation.from_dict(e).number for e in entries_kept if e.get("id") == self._id
+        ]
+        if generations and not self._saved:
             self._describe(saved=True)
-        least = min(own, default=self._generation)
+        least = min(generations, default=self._generation)
         # Removes the oldest first, so that the rest has no gap.
         for number in undo_numbers(self.directory):
             if number < least:
@@ -211,11 +213,11 @@ class RowStore(RowSlots):
         path = self.directory / STORE
         if not path.exists() or not undo_numbers(self.directory):
             return  # of a run without a checkpoint
-        found = read_sealed(path)
-        folder = found.get("checkpoints")
+        facts = read_sealed(path)
+        folder = facts.get("checkpoints")
         # Where a checkpoint has been saved, an empty folder does not say that it is gone: the
         # folder may have been renamed.
-        is_own = not found.get("saved", True) and folder and folder == self._checkpoints
+        is_own = not facts.get("saved", True) and folder and folder == self._checkpoints
         if not is_own or any(Path(str(folder)).glob("step-*")):
             raise ValueError(
                 f"{self.directory}: has the rows of the checkpoints that were saved in {folder}; "
