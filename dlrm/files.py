@@ -397,9 +397,7 @@ def sync_tree(directory: Path) -> None:
     """
     folders = [(parent, names) for parent, _, names in os.walk(directory, topdown=False)]
     with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
-        for _ in pool.map(
-            sync, [Path(parent, name) for parent, names in folders for name in names]
-        ):
+        for _ in pool.map(sync, [Path(path, name) for path, names in folders for name in names]):
             pass
     for parent, _ in folders:
         sync(Path(parent))

@@ -106,9 +106,7 @@ def _schema(source: Path, first: Path) -> Schema:
                 f"has integer columns, got {len(sizes)}"
             )
         pairs = zip(categorical, sizes, strict=True)
-        categorical = [
-            CategoricalField(feature.column, "id", cardinality=n) for feature, n in pairs
-        ]
+        categorical = [CategoricalField(f.column, "id", cardinality=n) for f, n in pairs]
     try:
         return Schema(Label(label.name), tuple(numerical), tuple(categorical))
     except ValueError as error:

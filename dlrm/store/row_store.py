@@ -142,12 +142,10 @@ class RowStore(RowSlots):
         """
         if not self.is_open or not self._generation:
             return
-        generations = [
-            Generation.from_dict(e).number for e in entries_kept if e.get("id") == self._id
-        ]
-        if generations and not self._saved:
+        kept = [Generation.from_dict(e).number for e in entries_kept if e.get("id") == self._id]
+        if kept and not self._saved:
             self._describe(saved=True)
-        least = min(generations, default=self._generation)
+        least = min(kept, default=self._generation)
         # Removes the oldest first, so that the rest has no gap.
         for number in undo_numbers(self.directory):
             if number < least:

@@ -336,12 +336,9 @@ def _default_chunks(
     chunks = [(channels["numerical"], [layout.NUMERICAL_FILE])] if channels["numerical"] else []
     chunks += [(channels["label"], [layout.LABEL_FILE])]
     for i, name in enumerate(channels["categorical"]):
-        list_field = lists.get(name)
-        names = (
-            [layout.categorical_name(i)]
-            if list_field is None
-            else bags.file_names(i, list_field.weighted)
-        )
+        of_lists = lists.get(name)
+        one_file = [layout.categorical_name(i)]
+        names = one_file if of_lists is None else bags.file_names(i, of_lists.weighted)
         chunks.append(([name], names))
     return [
         {

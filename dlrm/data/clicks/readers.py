@@ -138,10 +138,8 @@ class SplitDataset(BatchedRows):
         """
         if not self.one_id_each:
             columns = [
-                _own_bags(source, start, stop, samples)
-                if own_alone
-                else _column(source, start, stop)
-                for source, own_alone in zip(self._ids, self._own_alone, strict=True)
+                _own_bags(ids, start, stop, samples) if own_alone else _column(ids, start, stop)
+                for ids, own_alone in zip(self._ids, self._own_alone, strict=True)
             ]
             return interleave(columns, stop - start, self._id_dtype)
         ids = np.empty((stop - start, len(self._ids)), self._id_dtype)

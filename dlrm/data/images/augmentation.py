@@ -228,7 +228,7 @@ def _mix_up(prepared: Prepared, draws: Tensor, alpha: float) -> Prepared:
     """Mixes each sample with a smaller share of the one before it."""
     share = _larger_share(draws[:, _BETA], alpha)
     partner = _rows_before(prepared, 1)
-    images = torch.lerp(partner.images, prepared.images, _per_image(share))
+    images = torch.lerp(partner.images, prepared.images, share[:, None, None, None])
     return _labelled(images, prepared, partner, share[:, None])
 
 
@@ -268,7 +268,3 @@ def _labelled(images: Tensor, first: Prepared, partner: Prepared, share: Tensor)
     return Prepared(
         images, labels, torch.cat([first.weights * share, partner.weights * (1 - share)], 1)
     )
-
-
-def _per_image(values: Tensor) -> Tensor:
-    return values[:, None, None, None]

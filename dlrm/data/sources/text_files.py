@@ -229,11 +229,10 @@ def _without_mark(path: Path, data: bytes, encoding: str | None) -> bytes:
     if data.startswith(UTF_8_BOM) and encoding is None:
         return data.removeprefix(UTF_8_BOM)
     marks = {"utf-8": (UTF_8_BOM,), "utf-16": _UTF_16_BOMS}
-    codec = (encoding or "utf-8").lower().replace("_", "-")
+    used = (encoding or "utf-8").lower().replace("_", "-")
     for name, starts in marks.items():
-        if data.startswith(starts) and not codec.startswith(
-            (name, name.replace("-", ""), "utf-32")
-        ):
+        same = name, name.replace("-", ""), "utf-32"
+        if data.startswith(starts) and not used.startswith(same):
             raise ValueError(
                 f"{path}: expected {encoding or 'UTF-8'}, got the mark of {name.upper()}; try "
                 f"--encoding {name}"

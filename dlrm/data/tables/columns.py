@@ -76,15 +76,10 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     check_columns("", batch.schema.names, [name])
     array = batch.column(name)
     if isinstance(array, pa.ExtensionArray):
-        is_uuid = array.type.extension_name == "arrow.uuid"
-        array = _uuid_texts(array) if is_uuid else array.storage
+        if array.type.extension_name != "arrow.uuid":
+            return array.storage
+        return pa.array([u if u is None else str(u) for u in array.to_pylist()], pa.string())
     return array
-
-
-def _uuid_texts(array: pa.Array) -> pa.Array:
-    return pa.array(
-        [None if uuid is None else str(uuid) for uuid in array.to_pylist()], pa.string()
-    )
 
 
 def array_of_values(values: Sequence[Any]) -> pa.Array:
@@ -105,18 +100,12 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
     if pa.types.is_temporal(kind):
         # Arrow takes the first value's type for all, cutting times off and zones.
         there = [
-            value
-            for value, known in zip(values, array.is_valid().to_pylist(), strict=True)
-            if known
+            time for time, valid in zip(values, array.is_valid().to_pylist(), strict=True) if valid
         ]
-        kinds = {
-            (hasattr(value, "hour"), getattr(value, "tzinfo", None) is None) for value in there
-        }
+        kinds = {(hasattr(time, "hour"), getattr(time, "tzinfo", None) is None) for time in there}
         if len(kinds) > 1:
             raise ValueError("dates and times, or times with a zone and without one")
-        if any(
-            getattr(value, "nanosecond", 0) or getattr(value, "nanoseconds", 0) for value in there
-        ):
+        if any(getattr(t, "nanosecond", 0) or getattr(t, "nanoseconds", 0) for t in there):
             if pa.types.is_duration(kind):
                 return pa.array(values, pa.duration("ns"), from_pandas=True)
             return pa.array(values, pa.timestamp("ns", kind.tz), from_pandas=True)
@@ -227,9 +216,7 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
         narrow = array.to_numpy(zero_copy_only=False)
         return pa.array([str(value) for value in narrow], pa.large_string())
     if pa.types.is_decimal(kind):
-        return pa.array(
-            [number_text(value) for value in as_text(array).to_pylist()], pa.large_string()
-        )
+        return pa.array(list(map(number_text, as_text(array).to_pylist())), pa.large_string())
     return as_text(array)
 
 

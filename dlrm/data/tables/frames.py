@@ -89,9 +89,7 @@ def _places(
     """Returns the indices of wanted columns."""
     if columns is None:
         columns = names
-    check_columns(
-        name, names, [wanted for wanted in columns if wanted in names or wanted not in optional]
-    )
+    check_columns(name, names, [c for c in columns if c in names or c not in optional])
     return [place for place, column in enumerate(names) if column in columns]
 
 

@@ -6,7 +6,7 @@ Each distinct value is converted once: a column is read as indices of its distin
 import math
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -128,9 +128,7 @@ class RowReader:
         schema, faults = self.schema, Faults()
         labels = None
         if self.labelled:
-            labels = self._labels(
-                schema.label.column, column_of(batch, schema.label.column), faults
-            )
+            labels = self._labels(batch, faults)
         numerical = [
             _numbers(field, column_of(batch, field.column), schema, faults)
             for field in schema.numerical
@@ -155,8 +153,9 @@ class RowReader:
         extra = {} if self.inputs_only else self._extra(batch, faults)
         return FieldRows(labels, numerical, categorical, texts, extra), faults.in_order()
 
-    def _labels(self, name: str, array: pa.Array, faults: Faults) -> np.ndarray:
-        distinct, codes = distinct_of(name, array, faults)
+    def _labels(self, batch: pa.RecordBatch, faults: Faults) -> np.ndarray:
+        name = self.schema.label.column
+        distinct, codes = distinct_of(name, column_of(batch, name), faults)
         cells = [*plain_texts(distinct), ""]  # the last for missing ones
         values, problems = np.zeros(len(cells), bool), {}
         for place, cell in enumerate(cells):
@@ -253,7 +252,7 @@ class RowReader:
         if schema.weight:
             field = NumericalField(schema.weight, "none", required=True)
             weights = _numbers(field, column_of(batch, schema.weight), schema, faults)
-            bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values, "<f4")
+            bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values)
             most = ""
             if schema.weighs_targets:
                 bad |= weights.values >= MAX_WEIGHT
@@ -304,10 +303,10 @@ def _bad_weight(weights: Parsed, row: int, most: str) -> str:
     return f"expected a weight {expected}, got {got}"
 
 
-def _is_infinite(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns a mask of numbers that are too large for a type."""
+def _is_infinite(values: np.ndarray) -> np.ndarray:
+    """Returns a mask of numbers that are too large for float32."""
     with np.errstate(over="ignore"):
-        return np.isinf(values.astype(np.float32).astype(dtype))
+        return np.isinf(values.astype(np.float32))
 
 
 def _too_large(field: NumericalField, values: np.ndarray, row: int) -> str:

@@ -58,10 +58,8 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
 
 
 def _line(given: TextFormat, detected: TextFormat) -> str | None:
-    settings = vars(given)
-    new = {
-        n: value for n, value in vars(detected).items() if value is not None and settings[n] is None
-    }
+    flags = vars(given)
+    new = {n: v for n, v in vars(detected).items() if v is not None and flags[n] is None}
     if not new:
         return None
     line = f"{', '.join(f'{name} {value!r}' for name, value in new.items())} (from the files)"

@@ -98,16 +98,16 @@ def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
 
 def _masked(
     random: np.random.Generator,
-    num_tokens: np.ndarray,
+    ends: np.ndarray,
     num_masked: np.ndarray,
     most: int,
     vocab_size: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns ascending positions of masked tokens, neither first nor last, and the tokens."""
-    made, length = len(num_tokens), int(num_tokens.max())
+    made, length = len(ends), int(ends.max())
     keys = random.random((made, length))
     column = np.arange(length)
-    keys[(column == 0) | (column >= num_tokens[:, None] - 1)] = 2
+    keys[(column == 0) | (column >= ends[:, None] - 1)] = 2
     chosen = np.argsort(keys, axis=1)[:, :most]
     positions = np.pad(chosen, ((0, 0), (0, most - chosen.shape[1])))
     unused = np.arange(most) >= num_masked[:, None]

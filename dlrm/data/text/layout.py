@@ -170,14 +170,12 @@ def open_shards(
             a file has another size or is damaged.
     """
     manifest = read_text_manifest(directory, allow_links)
-    facts_of_rows = {
+    names = {
         path.name
         for shard in range(len(manifest["rows"]))
         for path in shard_files(directory, shard)
     }
-    if wrong := sorted(
-        facts_of_rows ^ {name for name in manifest["files"] if name.endswith(".bin")}
-    ):
+    if wrong := sorted(names ^ {name for name in manifest["files"] if name.endswith(".bin")}):
         raise ValueError(
             f"{directory / MANIFEST}: rows: expected the shards that have files, differing: "
             f"{', '.join(wrong[:4])}"

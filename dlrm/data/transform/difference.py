@@ -154,12 +154,10 @@ def _differences(model: Transform, here: Transform, extended: bool = False) -> I
         if checksums[0][number] == checksums[1][place] and len(values[0]) == len(values[1]):
             continue
         fixed = not extended or field.hash_buckets > 0
-        differences = list(_of_dictionaries(_name("categorical", field.column), *values, fixed))
-        if differences and extended and len(values[1]) > len(values[0]) and fixed:
-            differences = [
-                f"{differences[0]} (its hash buckets follow its dictionary, so their ids change)"
-            ]
-        yield from differences
+        lines = list(_of_dictionaries(_name("categorical", field.column), *values, fixed))
+        if lines and extended and len(values[1]) > len(values[0]) and fixed:
+            lines = [f"{lines[0]} (its hash buckets follow its dictionary, so their ids change)"]
+        yield from lines
 
 
 def _name(kind: str, column: str) -> str:
@@ -217,9 +215,8 @@ def _of_schemas(model: Transform, here: Transform) -> Iterator[str]:
             yield from _unequal(f"{name}: type", field.type, other.type)
             yield from _unequal(f"{name}: hash buckets", field.hash_buckets, other.hash_buckets)
             for entry in ("max_length", "kept", "ordered", "weights", "pooling"):
-                yield from _unequal(
-                    f"{name}: {entry}", getattr(field, entry), getattr(other, entry)
-                )
+                values = getattr(field, entry), getattr(other, entry)
+                yield from _unequal(f"{name}: {entry}", *values)
 
 
 def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
@@ -241,9 +238,7 @@ def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
     for name in names:
         (field, theirs), (_, ours) = fields[0][name], fields[1][name]
         name = _name("numerical", name)
-        scales = [
-            f"mean {fitted.mean!r}, deviation {fitted.deviation!r}" for fitted in (theirs, ours)
-        ]
+        scales = [f"mean {side.mean!r}, deviation {side.deviation!r}" for side in (theirs, ours)]
         yield from _unequal(name, *scales)
         if field.rule.bins and not all(map(np.array_equal, theirs[2:], ours[2:])):
             edges = [
@@ -257,14 +252,8 @@ def _of_meanings(first: Schema, second: Schema) -> Iterator[str]:
     numerical = {field.column: field for field in second.numerical}
     categorical = {field.column: field for field in second.categorical}
     pairs: list[tuple[NumericalField | CategoricalField, NumericalField | CategoricalField]] = []
-    pairs += [
-        (field, numerical[field.column]) for field in first.numerical if field.column in numerical
-    ]
-    pairs += [
-        (field, categorical[field.column])
-        for field in first.categorical
-        if field.column in categorical
-    ]
+    pairs += [(f, numerical[f.column]) for f in first.numerical if f.column in numerical]
+    pairs += [(f, categorical[f.column]) for f in first.categorical if f.column in categorical]
     for theirs, ours in pairs:
         missing = first.missing_of(theirs), second.missing_of(ours)
         yield from _unequal(f"{theirs.column}: missing values", *map(_listed, missing))

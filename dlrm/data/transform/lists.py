@@ -35,10 +35,8 @@ def missing_features(
         numerical, categorical: the columns.
         num_numerical: numerical features; those without a column are encodings, never missing.
     """
-    absent, of_tables = (
-        [column.missing for column in columns] for columns in (numerical, categorical)
-    )
-    present = [np.zeros_like(column) for column in [*absent, *of_tables][:1]]
+    absent, of_tables = ([c.missing for c in columns] for columns in (numerical, categorical))
+    present = [np.zeros_like(missing) for missing in [*absent, *of_tables][:1]]
     return np.array(absent + present * (num_numerical - len(numerical)) + of_tables)
 
 

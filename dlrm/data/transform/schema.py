@@ -386,10 +386,7 @@ class Schema:
         numerical = [field.column for field in self.numerical]
         single = [field.column for field in self.categorical if field.max_length is None]
         lists = [field.column for field in self.categorical if field.max_length is not None]
-        lists += [
-            self.label.column,
-            *(weighted.weights for weighted in self.categorical if weighted.weights),
-        ]
+        lists += [self.label.column, *(f.weights for f in self.categorical if f.weights)]
         repeated = {*_repeated([*numerical, *lists]), *_repeated([*single, *lists])}
         if repeated:
             raise ValueError(f"columns used twice: {', '.join(sorted(repeated))}")

@@ -76,9 +76,7 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
     if transform.encoded:
         facts["encodings"] = [
             {"size": len(encoded.keys), "crc32": crc}
-            for encoded, crc in zip(
-                transform.encoded, crcs[len(transform.dictionaries) :], strict=True
-            )
+            for encoded, crc in zip(transform.encoded, crcs[-len(transform.encoded) :], strict=True)
         ]
     text = json.dumps(facts, indent=1, ensure_ascii=False)
     write_atomically(directory / TABLE, f"{text}\n")

@@ -316,10 +316,8 @@ class Transform:
         It loads the encodings of training rows as well.
         """
         self._lookups = [
-            None
-            if dictionary.kind == "id"
-            else IdLookup.load(directory, i, layout.id_dtype(len(dictionary) + 1))
-            for i, dictionary in enumerate(self.dictionaries)
+            None if d.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
+            for i, d in enumerate(self.dictionaries)
         ]
         for place, encoded in enumerate(self.encoded):
             encoded.use_lookup(directory, len(self.dictionaries) + place, place)

@@ -301,9 +301,7 @@ def spark_engine(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
-    starts_jvm = (
-        "PYSPARK_GATEWAY_PORT" not in os.environ
-    )  # otherwise spark-submit has started the JVM
+    starts_jvm = "PYSPARK_GATEWAY_PORT" not in os.environ  # which spark-submit sets
     hint = f"; see {log}" if starts_jvm and log else ""
     if not starts_jvm:
         SparkContext._ensure_initialized()  # SparkConf then has the settings of spark-submit

@@ -289,9 +289,7 @@ class Counted:
         return {
             "mean_length": share(train.lists[i, 0], train.totals[0]),
             "length_quantiles": lengths,
-            "empty": {
-                n: share(part.lengths[i, empty], part.totals[0]) for n, part in parts.items()
-            },
+            "empty": {n: share(p.lengths[i, empty], p.totals[0]) for n, p in parts.items()},
             "cut": {n: share(part.lists[i, 1], part.totals[0]) for n, part in parts.items()},
         }
 

@@ -93,9 +93,7 @@ def readable(
         if rejected is None:
             bad[0].where = part.where(begin + bad[0].row)
             raise bad[0]
-        rejected += [
-            Rejected(begin + problem.row, problem.reason, read.text(problem.row)) for problem in bad
-        ]
+        rejected += [Rejected(begin + e.row, e.reason, read.text(e.row)) for e in bad]
         good = np.ones(len(read.numbers), bool)
         good[list(first)] = False
         kept = np.flatnonzero(good)

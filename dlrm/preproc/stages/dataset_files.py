@@ -176,9 +176,7 @@ class TransformJob(NamedTuple):
             del files[layout.categorical_name(i)]
         files |= {f"{name}.bin": dtype for name, dtype in self.extra.items()}
         by_file = {target.folder + file: dtype for file, dtype in files.items()}
-        return by_file | {
-            field.lengths: field.dtypes[field.lengths] for field in self.lists(target)
-        }
+        return by_file | {f.lengths: f.dtypes[f.lengths] for f in self.lists(target)}
 
     def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:
         """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""

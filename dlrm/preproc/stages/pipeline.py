@@ -266,10 +266,8 @@ def transform(
         task = partial(transform_split, job=job)
         summaries = stage.tasks(name, task, list(enumerate(parts)), sizes, counts)
         stage.rows, stage.size = sum(counts), sum(sizes)
-    totals = {
-        target.name: _sum([summary.get(target.name, {}) for summary in summaries])
-        for target in targets
-    }
+    names = [target.name for target in targets]
+    totals = {name: _sum([summary.get(name, {}) for summary in summaries]) for name in names}
     for target in targets:
         if totals[target.name].get("rows", 0) != target.rows:
             raise TaskError(

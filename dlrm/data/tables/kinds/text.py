@@ -169,9 +169,7 @@ class Text(Kind):
                 self.check_names(file.path, names, text, columns)
                 if not len(lines):
                     continue
-                by_name = {
-                    name: self.array(name, column, cells, text, numbers) for name, column in read
-                }
+                by_name = {name: self.array(name, c, cells, text, numbers) for name, c in read}
                 arrays = [
                     by_name[name] if name in by_name else pa.nulls(len(lines), cells.type_of(name))
                     for name in columns
