@@ -1,7 +1,6 @@
 """The first reading of rows: splits, values of fields, statistics to fit, and bad rows."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +14,9 @@ from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_counts
-from dlrm.preproc.stages.division import DROPPED, TRAIN, Divider, Ranges
+from dlrm.preproc.stages.division import DROPPED, FOLD, TRAIN, Divider, Ranges, readable, splitmix64
 from dlrm.preproc.stages.encodings import EncodedColumn
-from dlrm.preproc.stages.hashing import FOLD, splitmix64
-from dlrm.preproc.stages.source import Part, Read, Rejected, Source
+from dlrm.preproc.stages.source import Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
 _BETWEEN = b" & "  # the values of a combination in its text
@@ -58,46 +56,6 @@ def count_part(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
     if job.folder is not None:
         write_counts(Path(job.folder, str(number)), counted.columns(), job.buckets)
     return facts | counted.facts() | {"rejected": rejected or []}
-
-
-def readable(
-    source: Source,
-    divider: Divider | Ranges,
-    part: Part,
-    rejected: list[Rejected] | None,
-    facts: dict[str, Any] | None = None,
-) -> Iterator[tuple[Read, np.ndarray]]:
-    """Yields the rows of a part that can be read, with their splits.
-
-    Args:
-        source: reads the part.
-        divider: assigns rows to splits.
-        part: the part.
-        rejected: receives the other rows, which are left out; None raises the first.
-        facts: see `Source.read`.
-
-    Raises:
-        RowError: a row cannot be read.
-    """
-    for read in source.read(part, rejected, facts):
-        try:
-            splits, undivided = divider(read, part.file)
-        except ValueError as error:
-            raise ValueError(f"{part.source}: {error}") from None
-        if not read.bad and not undivided:
-            yield read, splits
-            continue
-        first = {problem.row: problem for problem in reversed([*read.bad, *undivided])}
-        begin = int(read.numbers[0]) - part.first_row
-        bad = [first[row] for row in sorted(first)]
-        if rejected is None:
-            bad[0].where = part.where(begin + bad[0].row)
-            raise bad[0]
-        rejected += [Rejected(begin + e.row, e.reason, read.text(e.row)) for e in bad]
-        good = np.ones(len(read.numbers), bool)
-        good[list(first)] = False
-        kept = np.flatnonzero(good)
-        yield read.take(kept), splits[kept]  # even if none is left: their labels count
 
 
 def counted_columns(schema: Schema) -> list[CountedColumn]:

@@ -28,6 +28,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.files import staged_file, write_array
 from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
+from dlrm.preproc.stages.division import bucket_of
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 
@@ -51,11 +52,6 @@ def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
             pieces += [keys.tobytes(), occurrences.tobytes(), lengths, texts]
         contents.append(b"".join(pieces))
     write_buckets(path, contents, counts)
-
-
-def bucket_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
-    """Divides the range of 64-bit hashes into buckets that ascend with the hash."""
-    return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
 def merge_bucket(

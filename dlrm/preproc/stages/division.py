@@ -1,7 +1,7 @@
-"""SplitConfig of rows into splits: by chance, by time, by a column or by file."""
+"""Division of rows into splits by chance, by time, by a column or by file, and its hashes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,12 +12,13 @@ from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema, TimeField
-from dlrm.preproc.stages.hashing import splitmix64
-from dlrm.preproc.stages.source import Part, Read
+from dlrm.preproc.stages.source import Part, Read, Rejected, Source
 
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
-_DIVIDE, _KEEP = 0x5EED_0001, 0x5EED_0002  # added to the seed, so that choices are independent
+# Added to the seed, so that choices are independent.
+_DIVIDE, _KEEP, FOLD = 0x5EED_0001, 0x5EED_0002, 0x5EED_0003
+_STEP = np.uint64(0x9E3779B97F4A7C15)
 _WHOLE = 1 << 64
 _ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache
 
@@ -240,6 +241,46 @@ class Ranges:
         return counts
 
 
+def readable(
+    source: Source,
+    divider: Divider | Ranges,
+    part: Part,
+    rejected: list[Rejected] | None,
+    facts: dict[str, Any] | None = None,
+) -> Iterator[tuple[Read, np.ndarray]]:
+    """Yields the rows of a part that can be read, with their splits.
+
+    Args:
+        source: reads the part.
+        divider: assigns rows to splits.
+        part: the part.
+        rejected: receives the other rows, which are left out; None raises the first.
+        facts: see `Source.read`.
+
+    Raises:
+        RowError: a row cannot be read.
+    """
+    for read in source.read(part, rejected, facts):
+        try:
+            splits, undivided = divider(read, part.file)
+        except ValueError as error:
+            raise ValueError(f"{part.source}: {error}") from None
+        if not read.bad and not undivided:
+            yield read, splits
+            continue
+        first = {problem.row: problem for problem in reversed([*read.bad, *undivided])}
+        begin = int(read.numbers[0]) - part.first_row
+        bad = [first[row] for row in sorted(first)]
+        if rejected is None:
+            bad[0].where = part.where(begin + bad[0].row)
+            raise bad[0]
+        rejected += [Rejected(begin + e.row, e.reason, read.text(e.row)) for e in bad]
+        good = np.ones(len(read.numbers), bool)
+        good[list(first)] = False
+        kept = np.flatnonzero(good)
+        yield read.take(kept), splits[kept]  # even if none is left: their labels count
+
+
 def _named_splits(name: str, read: Read) -> tuple[np.ndarray, list[RowError]]:
     texts, codes = read.texts_of(name)
     places = {split: place for place, split in enumerate(layout.SPLITS)}
@@ -281,6 +322,28 @@ def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
         if 0 < count - below <= len(nearest):
             return int(nearest[count - below - 1]) + 1
         reach *= reach
+
+
+def splitmix64(seed: int, counters: np.ndarray) -> np.ndarray:
+    """Returns a 64-bit hash of each counter: output `counter` of the splitmix64 generator.
+
+    With one seed, different counters have different hashes (Steele, Lea and Flood, 2014, with the
+    constants of Vigna's splitmix64.c).
+    """
+    state = counters.astype(np.uint64)
+    state += np.uint64(1)
+    state *= _STEP
+    state += np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state ^= state >> np.uint64(shift)
+        state *= np.uint64(factor)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+def bucket_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
+    """Divides the range of 64-bit hashes into buckets that ascend with the hash."""
+    return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
 def facts(division: SplitConfig) -> dict[str, Any]:

@@ -15,11 +15,8 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import list_column, missing_features
 from dlrm.data.transform.transform import Transformed
 from dlrm.preproc.stages.column_statistics import Statistics
-from dlrm.preproc.stages.counting import readable
 from dlrm.preproc.stages.dataset_files import TransformJob, write_rows
-from dlrm.preproc.stages.dictionary_merge import bucket_of
-from dlrm.preproc.stages.division import TRAIN
-from dlrm.preproc.stages.hashing import FOLD, splitmix64
+from dlrm.preproc.stages.division import FOLD, TRAIN, bucket_of, readable, splitmix64
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 from dlrm.preproc.stages.source import Part, Read, Rejected, Target
 
