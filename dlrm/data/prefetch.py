@@ -86,9 +86,9 @@ def prefetch(
         return _in_order(reader.read, reader.take, indices, depth, at_once)
 
     def read(index: int) -> BatchT:
-        return _on_device(dataset.batch(index), device)
+        return dataset.batch(index).map(lambda tensor: tensor.to(device))  # or is there already
 
-    return _in_order(read, _itself, indices, depth, at_once)
+    return _in_order(read, lambda batch: batch, indices, depth, at_once)
 
 
 def _in_order(
@@ -124,14 +124,6 @@ def _read_some(read: Callable, indices: list[int]) -> tuple[list[Any], Exception
     except Exception as error:
         return batches, error
     return batches, None
-
-
-def _itself(batch: BatchT) -> BatchT:
-    return batch
-
-
-def _on_device(batch: BatchT, device: torch.device) -> BatchT:
-    return batch.map(lambda tensor: tensor.to(device))  # no copy if it is there already
 
 
 class _CudaReader:

@@ -42,8 +42,8 @@ from dlrm.scripts.common.source_flags import (
 )
 from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
 from dlrm.serving.importance import contributions
-from dlrm.serving.predictor import Predictor, field_names, probability
-from dlrm.serving.sources import SourceBlock, check_source, taken, value_shares
+from dlrm.serving.predictor import Predictor, field_names, probability, shares_of
+from dlrm.serving.sources import SourceBlock, check_source, taken
 from dlrm.train.metrics import click_metrics, one_class_note
 
 FLAGS = flags.FLAGS
@@ -126,7 +126,7 @@ def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
 def _score(predictor: Predictor, source: str, name: str) -> None:
     """Writes the scores of a source, which has a name for messages, and prints their metrics."""
     began, labels, logits = time.perf_counter(), [], []
-    shares, config = value_shares(predictor), source_config(predictor)
+    shares, config = shares_of(predictor.transform), source_config(predictor)
     explained: list[str] = []
 
     def score(block: SourceBlock) -> tuple[np.ndarray, np.ndarray | None]:

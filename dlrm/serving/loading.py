@@ -18,7 +18,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.network.recalibration import load_recalibration
-from dlrm.serving.predictor import Predictor
+from dlrm.serving.predictor import Predictor, check_features
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
@@ -147,11 +147,6 @@ def load_transform(
     check_listed(source, layout.TRANSFORM)
     transform = Transform.load(source / layout.TRANSFORM)
     transform.check_all()
-    shape = (transform.num_numerical, transform.cardinalities)
-    expected = (config.num_numerical_features, list(config.table_sizes))
-    if shape != expected:
-        raise ValueError(
-            f"{source}: the transform of another model: expected {expected[0]} numerical features "
-            f"and tables of {expected[1]} rows, got {shape[0]} and {shape[1]}"
-        )
+    what = f"{source}: the transform"
+    check_features(what, transform.num_numerical, transform.cardinalities, config)
     return transform

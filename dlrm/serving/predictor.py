@@ -3,7 +3,7 @@
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -262,8 +262,10 @@ def inputs_of(batch: Batch) -> Inputs:
     return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy(), lengths, weights)
 
 
-def shares_of(transform: Transform) -> Shares:
+def shares_of(transform: Transform | None) -> Shares:
     """Returns counters of the values that a transform knows."""
+    if transform is None:
+        return Shares((), ())
     names = transform.schema.numerical_names, transform.schema.categorical_names
     return Shares(*names, [ids > 0 for ids in transform.own_ids], transform.of_ids)
 
@@ -288,12 +290,19 @@ def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
 
 def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
     """Raises ValueError if the features of a dataset differ from those of the model."""
-    shape = (dataset.num_numerical, list(dataset.table_sizes))
+    check_features(f"{path}: the dataset", dataset.num_numerical, dataset.table_sizes, config)
+
+
+def check_features(
+    what: str, num_numerical: int, table_sizes: Sequence[int], config: DLRMConfig
+) -> None:
+    """Raises ValueError if numbers or tables are not those of the model; `what` has them."""
+    shape = (num_numerical, list(table_sizes))
     expected = (config.num_numerical_features, list(config.table_sizes))
     if shape != expected:
         raise ValueError(
-            f"{path}: the dataset of another model: expected {expected[0]} numerical features and "
-            f"tables of {expected[1]} rows, got {shape[0]} and {shape[1]}"
+            f"{what} of another model: expected {expected[0]} numerical features and tables of "
+            f"{expected[1]} rows, got {shape[0]} and {shape[1]}"
         )
 
 

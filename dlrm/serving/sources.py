@@ -26,14 +26,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.model.config import DLRMConfig
-from dlrm.serving.predictor import (
-    BATCH_SIZE,
-    Predictor,
-    ScoreError,
-    check_dataset,
-    inputs_of,
-    shares_of,
-)
+from dlrm.serving.predictor import BATCH_SIZE, Predictor, ScoreError, check_dataset, inputs_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.raw import Text, inputs_of_text, read_lines
 from dlrm.serving.rows.shares import Shares
@@ -141,14 +134,6 @@ def _reads_lines(predictor: Predictor, path: Path) -> bool:
     transform, kind = predictor.transform, kind_of(path)
     is_text = kind is None or isinstance(kind, TextKind)
     return transform is None or (transform.is_log and is_text)
-
-
-def value_shares(predictor: Predictor) -> Shares:
-    """Returns counters of the values that the model's transform knows."""
-    transform = predictor.transform
-    if transform is None:
-        return Shares((), ())
-    return shares_of(transform)
 
 
 def check_source(source: str) -> Path:

@@ -30,7 +30,7 @@ Criteo's logs need no file: `--schema criteo` is built in.
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -236,26 +236,23 @@ class CategoricalField:
             if self.cardinality is not None:
                 raise ValueError(f"{where}: cardinality: expected the type id, got {self.type}")
             return
-        for field in fields(self):
-            if field.name in _OF_DICTIONARIES and getattr(self, field.name) != field.default:
-                raise ValueError(
-                    f"{where}: {field.name}: expected a type other than id, whose values are kept "
-                    "as they are"
-                )
+        why = "expected a type other than id, whose values are kept as they are"
+        self._check_defaults(where, _OF_DICTIONARIES, why)
         if self.cardinality is not None and not 1 <= self.cardinality <= layout.MAX_CARDINALITY:
             raise ValueError(
                 f"{where}: cardinality: expected 1 to {layout.MAX_CARDINALITY}, got "
                 f"{self.cardinality}"
             )
 
+    def _check_defaults(self, where: str, names: Collection[str], why: str) -> None:
+        for field in fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                raise ValueError(f"{where}: {field.name}: {why}")
+
     def _check_list(self, where: str) -> None:
         if self.max_length is None:
-            for field in fields(self):
-                if field.name in _OF_LISTS and getattr(self, field.name) != field.default:
-                    raise ValueError(
-                        f"{where}: {field.name}: expected max_length too, which makes a field one "
-                        "of lists, got none"
-                    )
+            why = "expected max_length too, which makes a field one of lists, got none"
+            self._check_defaults(where, _OF_LISTS, why)
             return
         if not 1 <= self.max_length <= MAX_LENGTH:
             raise ValueError(

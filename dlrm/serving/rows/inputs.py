@@ -64,15 +64,16 @@ class Inputs(NamedTuple):
         if self.lengths is None:
             return Inputs(self.numerical[rows], self.ids[rows])
         first = int(self.lengths[:begin].sum(dtype=np.int64))
-        ids = slice(first, first + int(self.lengths[rows].sum(dtype=np.int64)))
-        weights = None if self.weights is None else self.weights[ids]
-        return Inputs(self.numerical[rows], self.ids[ids], self.lengths[rows], weights)
+        return self._at(rows, slice(first, first + int(self.lengths[rows].sum(dtype=np.int64))))
 
     def take(self, rows: np.ndarray) -> "Inputs":
         """Returns the rows that a mask or indices select."""
         if self.lengths is None:
             return Inputs(self.numerical[rows], self.ids[rows])
-        places, _ = places_of(self.lengths.sum(1, dtype=np.int64), rows)
+        return self._at(rows, places_of(self.lengths.sum(1, dtype=np.int64), rows)[0])
+
+    def _at(self, rows: slice | np.ndarray, places: slice | np.ndarray) -> "Inputs":
+        assert self.lengths is not None
         weights = None if self.weights is None else self.weights[places]
         return Inputs(self.numerical[rows], self.ids[places], self.lengths[rows], weights)
 
