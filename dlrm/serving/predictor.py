@@ -23,6 +23,7 @@ from dlrm.model.ensemble import Ensemble
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
+from dlrm.serving.rows.raw import Text, inputs_of_text
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.torch_settings import own_settings
@@ -218,6 +219,10 @@ class Predictor:
             "probabilities are too high; `python -m dlrm.scripts.evaluate --sampling_rate "
             f"{kept:g} --recalibrated_checkpoint DIR` writes a model that corrects them"
         )
+
+    def logits_of_text(self, text: Text) -> np.ndarray:
+        """Returns the logits of rows of text."""
+        return self.logits_of(inputs_of_text(self.row_transform, text))
 
     def logits_of(self, inputs: Inputs) -> np.ndarray:
         """Returns the logits of a model's inputs, float32 `[rows]`.
