@@ -47,7 +47,7 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.store.config import TableStoreConfig
-from dlrm.store.layout import Block
+from dlrm.store.layout import RowBlock
 from dlrm.store.row_slots import THREADS
 from dlrm.store.row_store import RowStore
 from dlrm.tasks.click_memory import table_store
@@ -400,7 +400,7 @@ def _random_reads(folder: Path, place: str, rounds: int) -> None:
     stored = RowStore(Path(place, "uniform"), dict(enumerate(STORED.table_sizes)), 4 * count)
     weight = torch.zeros(stored.slots, size)
     firsts = range(0, records, 1 << 16)
-    blocks = (Block(first, min(1 << 16, records - first), {}) for first in firsts)  # zeros
+    blocks = (RowBlock(first, min(1 << 16, records - first), {}) for first in firsts)  # zeros
     stored.create({"weight": weight}, blocks)
     rows = stored.directory / "rows.bin"
     random, ratios, rates = np.random.default_rng(3), [], []

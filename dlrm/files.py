@@ -91,9 +91,9 @@ def check_all_local(values: Iterable[tuple[str, Any]]) -> None:
     """
     for name, value in values:
         if name.lstrip("-").replace("-", "_") not in NOT_PATHS:
-            for one in value if isinstance(value, list | tuple) else [value]:
-                if isinstance(one, str | os.PathLike):
-                    check_local(one, name)
+            for item in value if isinstance(value, list | tuple) else [value]:
+                if isinstance(item, str | os.PathLike):
+                    check_local(item, name)
 
 
 def check_relative(name: Any, source: str | os.PathLike) -> None:
@@ -132,12 +132,12 @@ def within(
     check_relative(name, source)
     path = directory / name
     if not allow_links and _has_link(directory, name):
-        found = path.resolve()
-        if not found.is_relative_to(directory.resolve()):
+        resolved = path.resolve()
+        if not resolved.is_relative_to(directory.resolve()):
             hint = "" if allow_links is None else "; --allow_links reads it all the same"
             raise ValueError(
                 f"{source}: {brief(name)}: expected a file in {directory}, got a symbolic link to "
-                f"{found}{hint}"
+                f"{resolved}{hint}"
             )
     return path
 
@@ -162,8 +162,8 @@ def check_owned(directory: Path) -> None:
     """
     parent, path = directory.absolute().parent, directory.absolute()
     if os.path.lexists(path) and parent.stat().st_mode & stat.S_IWOTH:
-        found = path.lstat()
-        if stat.S_ISLNK(found.st_mode) or found.st_uid != os.getuid():
+        status = path.lstat()
+        if stat.S_ISLNK(status.st_mode) or status.st_uid != os.getuid():
             raise PermissionError(
                 f"{directory}: another user may have made it, as all may write to {parent}; name a "
                 "directory of your own"
@@ -395,11 +395,11 @@ def sync_tree(directory: Path) -> None:
 
     Many files are waited for at a time, since the disk then writes them together.
     """
-    found = [(parent, names) for parent, _, names in os.walk(directory, topdown=False)]
+    folders = [(parent, names) for parent, _, names in os.walk(directory, topdown=False)]
     with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
-        for _ in pool.map(sync, [Path(parent, name) for parent, names in found for name in names]):
+        for _ in pool.map(sync, [Path(path, name) for path, names in folders for name in names]):
             pass
-    for parent, _ in found:
+    for parent, _ in folders:
         sync(Path(parent))
 
 

@@ -53,8 +53,8 @@ def control_groups(root: Path = Path("/sys/fs/cgroup"), controller: str = "") ->
         controller: of version 1; "" is version 2.
     """
     named = rf"(?:[^:]*,)?{controller}(?:,[^:]*)?" if controller else ""  # one of several
-    own = re.search(rf"^\d+:{named}:/(.*)$", read("/proc/self/cgroup"), re.MULTILINE)
-    directory = root / (own.group(1) if own else "")
+    line = re.search(rf"^\d+:{named}:/(.*)$", read("/proc/self/cgroup"), re.MULTILINE)
+    directory = root / (line.group(1) if line else "")
     for candidate in (directory, *directory.parents):
         if candidate.is_relative_to(root):
             yield candidate

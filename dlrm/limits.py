@@ -45,7 +45,7 @@ def check_disk(directory: str | os.PathLike, needed: int, what: str) -> None:
         ValueError: fewer are free; the message has both numbers.
     """
     path = Path(directory).absolute()
-    existing = next(one for one in (path, *path.parents) if one.exists())
+    existing = next(folder for folder in (path, *path.parents) if folder.exists())
     status = os.statvfs(existing)
     free = status.f_bfree * status.f_frsize  # includes the part reserved for root, who may run this
     if needed > free:

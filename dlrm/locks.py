@@ -131,14 +131,14 @@ def remove_tree(directory: Path) -> None:
     """Removes a directory that other processes may be removing as well."""
 
     def check(function: object, path: str, error: tuple[Any, BaseException, Any]) -> None:
-        found = error[1]
-        if not isinstance(found, OSError) or found.errno not in (errno.ENOENT, errno.ENOTEMPTY):
-            raise found
+        cause = error[1]
+        if not isinstance(cause, OSError) or cause.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+            raise cause
 
     shutil.rmtree(directory, onerror=check)
 
 
-def exchange(one: Path, other: Path) -> bool:
+def exchange(first: Path, other: Path) -> bool:
     """Exchanges two directories at one instant, so that each name always has one of them.
 
     Returns:
@@ -149,13 +149,13 @@ def exchange(one: Path, other: Path) -> bool:
     """
     if _renameat2 is None:
         return False
-    names = os.fsencode(one), os.fsencode(other)
+    names = os.fsencode(first), os.fsencode(other)
     if _renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _EXCHANGE) == 0:
         return True
     number = ctypes.get_errno()
     if number in _CANNOT_EXCHANGE:
         return False
-    raise OSError(number, os.strerror(number), str(one), None, str(other))
+    raise OSError(number, os.strerror(number), str(first), None, str(other))
 
 
 class ReplacedError(OSError):

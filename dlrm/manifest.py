@@ -84,12 +84,12 @@ def check_file(path: Path, expected: str) -> None:
     Raises:
         ValueError: it is damaged; the message names the file and, if known, the bytes.
     """
-    found = crc32(path) if len(expected) == 8 else checksum(path)
-    if found != expected:
-        raise damaged(path, expected, found)
+    actual = crc32(path) if len(expected) == 8 else checksum(path)
+    if actual != expected:
+        raise damaged(path, expected, actual)
 
 
-def damaged(path: Path, expected: str, found: str, first_block: int = 0) -> ValueError:
+def damaged(path: Path, expected: str, actual: str, first_block: int = 0) -> ValueError:
     """Returns the error of a file whose checksum is not the expected one.
 
     Args:
@@ -97,13 +97,13 @@ def damaged(path: Path, expected: str, found: str, first_block: int = 0) -> Valu
         expected, found: sums of some blocks, or of the whole file.
         first_block: the number of the first of these blocks.
     """
-    if len(expected) == len(found) == 8 and not first_block:
+    if len(expected) == len(actual) == 8 and not first_block:
         return ValueError(
-            f"{path}: expected CRC-32 {expected}, got {found}: damaged; copy or make it again"
+            f"{path}: expected CRC-32 {expected}, got {actual}: damaged; copy or make it again"
         )
     pairs = (
-        (expected[place : place + 8], found[place : place + 8])
-        for place in range(0, max(len(expected), len(found)), 8)
+        (expected[place : place + 8], actual[place : place + 8])
+        for place in range(0, max(len(expected), len(actual)), 8)
     )
     block, (wanted, got) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
     begin = (first_block + block) * BLOCK_BYTES
@@ -177,14 +177,14 @@ def read_sealed(path: Path, required: bool = False) -> dict[str, Any]:
         ValueError: it is not a map, or is damaged; the message names the file.
     """
     content = read_bytes(path, MAX_JSON_BYTES)
-    own = _OWN_SUM.search(content)
-    if own is not None:
-        expected = own[2].decode()
-        found = f"{zlib.crc32(_OWN_SUM.sub(_ZEROED, content)):08x}"
-        if found != expected:
-            raise damaged(path, expected, found)
+    stored = _OWN_SUM.search(content)
+    if stored is not None:
+        expected = stored[2].decode()
+        actual = f"{zlib.crc32(_OWN_SUM.sub(_ZEROED, content)):08x}"
+        if actual != expected:
+            raise damaged(path, expected, actual)
     entries = parse_json(content, path)
-    if own is None and (required or _SEAL in entries):
+    if stored is None and (required or _SEAL in entries):
         raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
     return entries
 
@@ -204,9 +204,9 @@ def check_lines(path: str | os.PathLike) -> None:
     """
     content = read_bytes(path, MAX_YAML_BYTES)
     if (comment := _LINES_SUM.search(content)) is not None:
-        found = f"{zlib.crc32(content[comment.end() :]):08x}"
-        if found != comment[1].decode():
-            error = damaged(Path(path), comment[1].decode(), found)
+        actual = f"{zlib.crc32(content[comment.end() :]):08x}"
+        if actual != comment[1].decode():
+            error = damaged(Path(path), comment[1].decode(), actual)
             raise ValueError(f"{error}; delete the first line of a file that you have edited")
     elif b"# CRC-32 of the lines below" in content:
         raise ValueError(
@@ -273,7 +273,7 @@ def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tupl
     """Returns a manifest and, by name, the sizes and checksums of its files, after checks."""
     try:
         manifest = read_sealed(path)
-        found, version = manifest["kind"], manifest["version"]
+        actual_kind, version = manifest["kind"], manifest["version"]
         files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path}: not a manifest ({error!r})") from error
@@ -283,9 +283,9 @@ def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tupl
                 f"{path}: {name}: expected a number of bytes, and eight hexadecimal digits for the "
                 f"file or for each {BLOCK_BYTES} bytes of it, got {brief(size)} and {brief(sums)}"
             )
-    if found != kind or version not in _VERSIONS:
+    if actual_kind != kind or version not in _VERSIONS:
         raise ValueError(
-            f"{path}: expected a {kind} of version 1 or 2, got a {found} of version {version}"
+            f"{path}: expected a {kind} of version 1 or 2, got a {actual_kind} of version {version}"
         )
     if version > 1 and _SEAL not in manifest:
         raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")

@@ -582,7 +582,7 @@ def _write_transform(directory: Path, export: Export) -> None:
 def _table_names(export: Export) -> list[str]:
     transform = export.predictor.transform
     if transform is not None:
-        return transform.categorical_names
+        return transform.schema.categorical_names
     return [str(index) for index in range(len(export.predictor.model.config.table_sizes))]
 
 
@@ -590,7 +590,7 @@ def _transform_of(export: Export) -> Path:
     transform = export.predictor.transform
     assert transform is not None
     assert transform.directory is not None
-    return transform.directory / layout.TRANSFORM
+    return transform.directory
 
 
 def _same_files(one: Path, other: Path) -> bool:

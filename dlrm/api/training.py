@@ -155,7 +155,7 @@ def _drafted(data: Any, label: str) -> Schema:
     found = draft(data.to_batches(), label)
     if note := found.note():
         warnings.warn(
-            f"the schema drafted from the table {note}; model.row_transform.fitted.schema.text() "
+            f"the schema drafted from the table {note}; model.row_transform.schema.text() "
             "of the trained model shows it, and schema= takes another",
             stacklevel=3,
         )

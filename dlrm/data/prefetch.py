@@ -86,9 +86,9 @@ def prefetch(
         return _in_order(reader.read, reader.take, indices, depth, at_once)
 
     def read(index: int) -> BatchT:
-        return _on_device(dataset.batch(index), device)
+        return dataset.batch(index).map(lambda tensor: tensor.to(device))  # or is there already
 
-    return _in_order(read, _itself, indices, depth, at_once)
+    return _in_order(read, lambda batch: batch, indices, depth, at_once)
 
 
 def _in_order(
@@ -105,9 +105,9 @@ def _in_order(
     try:
         start(depth)
         while pending:
-            found, error = pending.popleft().result()
+            batches, error = pending.popleft().result()
             start(1)
-            for batch in found:
+            for batch in batches:
                 yield take(batch)
             if error is not None:
                 raise error
@@ -117,21 +117,13 @@ def _in_order(
 
 def _read_some(read: Callable, indices: list[int]) -> tuple[list[Any], Exception | None]:
     """Reads batches up to the first error, which belongs to the batch after them."""
-    found: list[Any] = []
+    batches: list[Any] = []
     try:
         for index in indices:
-            found.append(read(index))
+            batches.append(read(index))
     except Exception as error:
-        return found, error
-    return found, None
-
-
-def _itself(batch: BatchT) -> BatchT:
-    return batch
-
-
-def _on_device(batch: BatchT, device: torch.device) -> BatchT:
-    return batch.map(lambda tensor: tensor.to(device))  # no copy if it is there already
+        return batches, error
+    return batches, None
 
 
 class _CudaReader:

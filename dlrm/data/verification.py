@@ -101,8 +101,8 @@ class CheckedFile:
             file.seek(begin)
             while left > 0 and (part := file.read(min(left, BLOCK_BYTES))):
                 crc, left = zlib.crc32(part, crc), left - len(part)
-        if (found := f"{crc:08x}") != self._sums[block]:
-            raise damaged(self.path, self._sums[block], found, block)
+        if (actual := f"{crc:08x}") != self._sums[block]:
+            raise damaged(self.path, self._sums[block], actual, block)
         self._left.discard(block)
 
 

@@ -25,9 +25,9 @@ from dlrm.data.tables.files import PARQUET
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.preset import prepare_preset
+from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import BAD_LINES
-from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 from dlrm.preproc.tables.options import TableOptions
 
 
@@ -106,7 +106,7 @@ def _schema(source: Path, first: Path) -> Schema:
                 f"has integer columns, got {len(sizes)}"
             )
         pairs = zip(categorical, sizes, strict=True)
-        categorical = [CategoricalField(one.column, "id", cardinality=n) for one, n in pairs]
+        categorical = [CategoricalField(f.column, "id", cardinality=n) for f, n in pairs]
     try:
         return Schema(Label(label.name), tuple(numerical), tuple(categorical))
     except ValueError as error:

@@ -22,8 +22,8 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
-from dlrm.data.tables.rows import extra_dtypes
 from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
@@ -180,13 +180,13 @@ def _columns(
         if values == "decoded" and fitted is not None:
             kind, decode = _decoder(fitted, i)
         if feature in spec.lists:
-            own, kinds = [names[i]], [pa.large_list(kind)]
+            columns_of, kinds = [names[i]], [pa.large_list(kind)]
             if spec.lists[feature].weighted:
                 known = fitted and fitted.fields[i]
-                own.append((known and known.weights) or f"{names[i]}_weights")
+                columns_of.append((known and known.weights) or f"{names[i]}_weights")
                 kinds.append(pa.large_list(pa.float32()))
             column = ListColumn(spec, split, feature, spec.num_rows(split), verifier)
-            columns.append(_Lists(column, own, kinds, size, decode))
+            columns.append(_Lists(column, columns_of, kinds, size, decode))
             continue
         make = partial(_ids, path, size, decode)
         columns.append(_Column(path, [names[i]], dtype, kind, make))
@@ -306,22 +306,22 @@ def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
     if dictionary.kind == "id":
         return pa.int64(), lambda ids: pa.array(ids.astype(np.int64))
     if dictionary.kind == "hexadecimal":
-        kind, found = pa.large_string(), partial(_hexadecimal, dictionary)
+        kind, decode = pa.large_string(), partial(_hexadecimal, dictionary)
     elif dictionary.kind == "integer":
-        kind, found = pa.int64(), partial(_integers, dictionary)
+        kind, decode = pa.int64(), partial(_integers, dictionary)
     else:
         kind = pa.large_string()
-        found = partial(_texts, dictionary, fitted.fields[table].column)
-    return kind, partial(_decoded, len(dictionary), found)
+        decode = partial(_texts, dictionary, fitted.fields[table].column)
+    return kind, partial(_decoded, len(dictionary), decode)
 
 
-def _decoded(own: int, found: Decode, ids: np.ndarray) -> pa.Array:
-    """Returns the values of ids from 1 to `own`, and null for others; looks each up once."""
-    has_value = (ids > 0) & (ids <= own)
+def _decoded(own_ids: int, decode: Decode, ids: np.ndarray) -> pa.Array:
+    """Returns the values of ids from 1 to `own_ids`, and null for others; looks each up once."""
+    has_value = (ids > 0) & (ids <= own_ids)
     distinct, inverse = np.unique(ids[has_value].astype(np.int64), return_inverse=True)
     places: np.ndarray = np.zeros(len(ids), np.int64)
     places[has_value] = inverse
-    return found(distinct).take(pa.array(places, mask=~has_value))
+    return decode(distinct).take(pa.array(places, mask=~has_value))
 
 
 def _hexadecimal(dictionary: Dictionary, ids: np.ndarray) -> pa.Array:
@@ -348,12 +348,12 @@ def _texts(dictionary: Dictionary, column: str, ids: np.ndarray) -> pa.Array:
     if len(ends) > 1:
         buffers = [None, pa.py_buffer(ends), pa.py_buffer(dictionary.texts)]
         later = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends) - 1, buffers)
-    found = later.take(pa.array(ids[ids > 1] - 2))
+    texts = later.take(pa.array(ids[ids > 1] - 2))
     if len(ids) and ids[0] == 1:
         first = dictionary.texts[: ends[0]].tobytes()  # type: ignore[index]
-        found = pa.concat_arrays([pa.array([first], pa.large_binary()), found])
+        texts = pa.concat_arrays([pa.array([first], pa.large_binary()), texts])
     try:
-        return found.cast(pa.large_string())
+        return texts.cast(pa.large_string())
     except pa.ArrowInvalid:
         raise ValueError(
             f"column {column}: a value is not UTF-8, in which Parquet has texts; --values ids "

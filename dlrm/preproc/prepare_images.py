@@ -27,7 +27,7 @@ from dlrm.files import check_outside, staged_directory
 from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
-from dlrm.preproc.images.sources import Item, Source, find_images
+from dlrm.preproc.images.sources import ImageSource, Item, find_images
 
 if TYPE_CHECKING:
     from dlrm.preproc.images.shards import Shard
@@ -37,7 +37,7 @@ _MAX_SIZE = 4096
 
 
 @dataclass(frozen=True)
-class Options:
+class ImageOptions:
     """Options of preparing images; field names are those of the flags.
 
     Raises:
@@ -71,7 +71,7 @@ class Options:
             )
 
 
-class Summary(NamedTuple):
+class ImageSummary(NamedTuple):
     """Results: images of each split; classes, and the number without images; unreadable files."""
 
     images: dict[str, int]
@@ -80,7 +80,7 @@ class Summary(NamedTuple):
     bad: list[str]
 
 
-def prepare(source: Path, output: Path, options: Options) -> Summary:
+def prepare(source: Path, output: Path, options: ImageOptions) -> ImageSummary:
     """Writes a dataset of images.
 
     Raises:
@@ -95,29 +95,29 @@ def prepare(source: Path, output: Path, options: Options) -> Summary:
     except ImportError as error:
         raise ImportError(f"{error}; pip install 'dlrm[images]' has what is missing") from error
     check_outside(output, source)  # the next run would read it
-    found = find_images(source)
-    splits = _split(found, source, options)
+    images = find_images(source)
+    splits = _split(images, source, options)
     with staged_directory(output, replace=True) as staging:
         shards = list(_shards(splits, staging, options))
         for split in splits:
             (staging / split).mkdir()
         with local_engine(min(options.cores, len(shards))) as engine:
             engine.run("images", write_shard, shards)
-        return _finish(staging, shards, found, source, options)
+        return _finish(staging, shards, images, source, options)
 
 
-def _split(found: Source, source: Path, options: Options) -> dict[str, list[Item]]:
-    fraction, names = options.test_fraction, ", ".join(found.splits)
-    if len(found.splits) > 1 or "train" not in found.splits:
-        if fraction is not None or "train" not in found.splits:
+def _split(images: ImageSource, source: Path, options: ImageOptions) -> dict[str, list[Item]]:
+    fraction, names = options.test_fraction, ", ".join(images.splits)
+    if len(images.splits) > 1 or "train" not in images.splits:
+        if fraction is not None or "train" not in images.splits:
             raise ValueError(
                 f"{source}: expected train and test images and no --test_fraction, or one of "
                 f"these; found {names}, --test_fraction {fraction}"
             )
-        return found.splits
+        return images.splits
     if fraction is None:
         raise ValueError(f"--test_fraction: expected a number in (0, 1), as {source} is not split")
-    items = found.splits["train"]
+    items = images.splits["train"]
     num_test = round(len(items) * fraction)
     order = np.argsort(np.random.SFC64([options.seed]).random_raw(len(items)), kind="stable")
     is_test = np.zeros(len(items), bool)
@@ -128,7 +128,9 @@ def _split(found: Source, source: Path, options: Options) -> dict[str, list[Item
     }
 
 
-def _shards(splits: dict[str, list[Item]], directory: Path, options: Options) -> Iterator["Shard"]:
+def _shards(
+    splits: dict[str, list[Item]], directory: Path, options: ImageOptions
+) -> Iterator["Shard"]:
     from dlrm.preproc.images.shards import Shard
 
     for split, items in splits.items():
@@ -145,14 +147,14 @@ def _shards(splits: dict[str, list[Item]], directory: Path, options: Options) ->
 
 
 def _finish(
-    staging: Path, shards: "list[Shard]", found: Source, source: Path, options: Options
-) -> Summary:
+    staging: Path, shards: "list[Shard]", given: ImageSource, source: Path, options: ImageOptions
+) -> ImageSummary:
     """Gathers the reports of the tasks and writes the manifest."""
     from dlrm.preproc.images.shards import Report
 
     counts: dict[str, list[int]] = {shard.split: [] for shard in shards}
     names: dict[int, str | None] = {}
-    bad = [*found.left_out]
+    bad = [*given.left_out]
     checksums: dict[str, str] = {}
     for shard in shards:
         report = Report.load(shard.report_file)
@@ -165,7 +167,7 @@ def _finish(
     for split in ("train", "test"):
         if not images.get(split):
             raise ValueError(f"{source}: expected images in {split}, none are left; {len(bad)} bad")
-    classes = found.classes or [names.get(i) or str(i) for i in range(max(names) + 1)]
+    classes = given.classes or [names.get(i) or str(i) for i in range(max(names) + 1)]
     if bad:
         text = "\n".join(bad) + "\n"
         file = staging / image_layout.BAD_IMAGES
@@ -182,7 +184,7 @@ def _finish(
         seed=options.seed,
         bad_images=len(bad),
     )
-    return Summary(images, classes, len(classes) - len(names), bad)
+    return ImageSummary(images, classes, len(classes) - len(names), bad)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -192,7 +194,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    defaults = Options(cores=len(os.sched_getaffinity(0)))
+    defaults = ImageOptions(cores=len(os.sched_getaffinity(0)))
     parser = Parser(
         __doc__, "python -m dlrm.preproc.prepare_images" if __name__ == "__main__" else None
     )
@@ -221,7 +223,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def _run(source: Path, output: Path, **options: Any) -> None:
-    summary = prepare(source, output, Options(**options))
+    summary = prepare(source, output, ImageOptions(**options))
     if summary.bad:
         print(f"left out: {len(summary.bad)} files, {output / image_layout.BAD_IMAGES} says why")
     if summary.empty_classes:

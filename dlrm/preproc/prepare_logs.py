@@ -33,11 +33,10 @@ from dlrm.preproc.execution.work_folder import open_work_folder, shared_folders
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import HALVES, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
-from dlrm.preproc.prepare_tables import summary
+from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 from dlrm.preproc.stages.options import BAD_LINES, ORDERINGS
-from dlrm.preproc.stages.pipeline import input_facts
+from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import QUARANTINE, Run
-from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 
 DATASET = "binary_dataset"
 
@@ -117,21 +116,21 @@ def _find_input(flags: argparse.Namespace) -> _Input:
 
 def _verify(flags: argparse.Namespace) -> None:
     _required(flags, "input_folder")
-    found = _find_input(flags)
-    size = sum(path.stat().st_size for path in found.all_files)
-    what = f"{len(found.files)} days" if found.num_days is None else found.files[0].name
+    days = _find_input(flags)
+    size = sum(path.stat().st_size for path in days.all_files)
+    what = f"{len(days.files)} days" if days.num_days is None else days.files[0].name
     print(f"{flags.input_folder}: {what}, {size / 1e9:.2f} GB")
 
 
 def _prepare(flags: argparse.Namespace) -> None:
     start = time.perf_counter()
     _required(flags, "input_folder")
-    found = _find_input(flags)
+    days = _find_input(flags)
     output = _required(flags, "output_folder") / DATASET
-    facts = {"--num_days": found.num_days}
-    with _opened(flags, output, found.all_files, facts) as run:
+    facts = {"--num_days": days.num_days}
+    with _opened(flags, output, days.all_files, facts) as run:
         say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
-        result = pipeline.prepare(run, *found)
+        result = pipeline.prepare(run, *days)
         run.work.publish()
     for line in summary(result):
         say(line)

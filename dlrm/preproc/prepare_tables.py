@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.layout import one_class_note
 from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import open_work_folder, remove_work_folder
-from dlrm.preproc.stages.pipeline import input_facts
+from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import Run
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.pipeline import Inputs, prepare
@@ -112,19 +111,3 @@ def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) ->
             )
     splits = [place for place, name in enumerate(layout.SPLITS) for _ in tables.get(name, ())]
     return Inputs(files, tuple(splits))
-
-
-def summary(result: dict[str, Any]) -> list[str]:
-    """Returns lines about the rows of each split and the tables."""
-    lines = []
-    for name, total in result["totals"].items():
-        rows, clicks = total.get("rows", 0), total.get("clicks", 0)
-        rate = f", {clicks / rows:.2%} positive" if rows else ""
-        lines.append(f"{name + ':':<12}{rows:>14,} rows{rate}")
-        if note := one_class_note(name, rows, clicks):
-            lines.append(note)
-    cardinalities = result["cardinalities"]
-    lines.append(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
-    if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
-        lines.append(f"clamped to 1:{clamped:>13,} values whose logarithm would be below 0")
-    return lines

@@ -93,7 +93,7 @@ def check_csv_spec(
             f"got {brief(list(sections['source_spec']))}"
         )
     for split, chunks in sections["source_spec"].items():
-        found = []
+        columns = []
         for chunk in chunks if isinstance(chunks, list) else [chunks]:
             if not _is_csv_chunk(chunk):
                 raise ValueError(
@@ -102,12 +102,12 @@ def check_csv_spec(
                 )
             for name in chunk["files"]:
                 within(path.parent, name, path, allow_links)
-            found += chunk["features"]
+            columns += chunk["features"]
         for name in [name for names in channels.values() for name in names]:
-            if found.count(name) != 1:
+            if columns.count(name) != 1:
                 raise ValueError(
                     f"{path}: source_spec {split}: expected feature {name} once, got it "
-                    f"{found.count(name)} times"
+                    f"{columns.count(name)} times"
                 )
     cardinalities: dict[str, int | None] = {}
     for name in channels["categorical"]:

@@ -43,8 +43,8 @@ from dlrm.scripts.common.source_flags import (
 )
 from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
 from dlrm.serving.importance import contributions
-from dlrm.serving.predictor import Predictor, field_names, probability
-from dlrm.serving.sources import SourceBlock, check_source, taken, value_shares
+from dlrm.serving.predictor import Predictor, field_names, probability, shares_of
+from dlrm.serving.sources import SourceBlock, check_source, taken
 
 FLAGS = flags.FLAGS
 OUTPUT_KINDS = ("probability", "logit")
@@ -104,7 +104,7 @@ def run() -> None:
 @contextmanager
 def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
-    fitted = predictor.row_transform.fitted
+    fitted = predictor.row_transform
     output = Path(FLAGS.output).resolve()
     make_directories(output.parent)
     cores, log, memory = os.cpu_count() or 1, output.parent / "spark.log", FLAGS.memory_gib
@@ -126,7 +126,7 @@ def _rows_of_query(query: SparkQuery, predictor: Predictor) -> Iterator[str]:
 def _score(predictor: Predictor, source: str, name: str) -> None:
     """Writes the scores of a source, which has a name for messages, and prints their metrics."""
     began, labels, logits = time.perf_counter(), [], []
-    shares, config = value_shares(predictor), source_config(predictor)
+    shares, config = shares_of(predictor.transform), source_config(predictor)
     explained: list[str] = []
 
     def score(block: SourceBlock) -> tuple[np.ndarray, np.ndarray | None]:

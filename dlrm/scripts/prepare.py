@@ -26,9 +26,9 @@ from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import ORDERINGS
-from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common import spark_flags, table_flags
 from dlrm.scripts.common.command import no_arguments, run_command

@@ -15,10 +15,11 @@ from pathlib import Path
 from absl import flags
 
 from dlrm.command_line import shell_line
-from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, Seen, batches_of, draft
+from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, draft
 from dlrm.data.tables.fields import listed, shown_name
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.text import Text
+from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
 from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.schema import CategoricalField, Schema

@@ -33,7 +33,7 @@ from dlrm.files import staged_directory
 from dlrm.limits import check_disk, check_features
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
-from dlrm.preproc.stages.hashing import splitmix64
+from dlrm.preproc.stages.division import splitmix64
 
 PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16

@@ -95,7 +95,7 @@ def contributions(predictor: Predictor, inputs: Inputs) -> np.ndarray:
         return looked_up[-1]
 
     members = [*model.members] if isinstance(model, ExportableEnsemble) else [model]
-    parts = [part for one in members for part in (one.tables, one.wide)]
+    parts = [part for member in members for part in (member.tables, member.wide)]
     hooks = [part.register_forward_hook(keep) for part in parts]  # type: ignore[operator, union-attr]
     try:
         numerical = torch.from_numpy(inputs.numerical).float().requires_grad_()

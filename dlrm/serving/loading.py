@@ -10,6 +10,7 @@ from typing import Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform.difference import compare_transforms
+from dlrm.data.transform.transform import Transform
 from dlrm.files import MANIFEST, check_local
 from dlrm.locks import ReplacedError, unreplaced
 from dlrm.manifest import check_listed, read_manifest
@@ -17,8 +18,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.network.recalibration import load_recalibration
-from dlrm.serving.predictor import Predictor
-from dlrm.serving.rows.raw import RowTransform
+from dlrm.serving.predictor import Predictor, check_features
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
@@ -134,23 +134,19 @@ def _num_numerical(path: Path) -> int:
 
 def load_transform(
     path: Path, config: DLRMConfig, dataset: str | os.PathLike | None = None
-) -> RowTransform | None:
+) -> Transform | None:
     """Returns the transform of a checkpoint, or else of a dataset; None if neither has one.
 
     Raises:
         ValueError: it does not match the model, or is damaged.
     """
     sources = [path, *([Path(dataset)] if dataset else [])]
-    source = next((one for one in sources if (one / layout.TRANSFORM).is_dir()), None)
+    source = next((folder for folder in sources if (folder / layout.TRANSFORM).is_dir()), None)
     if source is None:
         return None
     check_listed(source, layout.TRANSFORM)
-    transform = RowTransform.load(source)
-    found = (len(transform.numerical_names), transform.table_sizes)
-    expected = (config.num_numerical_features, list(config.table_sizes))
-    if found != expected:
-        raise ValueError(
-            f"{source}: the transform of another model: expected {expected[0]} numerical features "
-            f"and tables of {expected[1]} rows, got {found[0]} and {found[1]}"
-        )
+    transform = Transform.load(source / layout.TRANSFORM)
+    transform.check_all()
+    what = f"{source}: the transform"
+    check_features(what, transform.num_numerical, transform.cardinalities, config)
     return transform

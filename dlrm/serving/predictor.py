@@ -3,7 +3,7 @@
 import os
 import shutil
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.frames import open_frame
+from dlrm.data.transform.transform import Transform
 from dlrm.files import MANIFEST, check_local, check_outside, staged_directory
 from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import click_metrics, unscored_text
@@ -23,7 +24,7 @@ from dlrm.model.ensemble import Ensemble
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.raw import RowTransform, Text
+from dlrm.serving.rows.raw import Text, inputs_of_text
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.torch_settings import own_settings
@@ -63,7 +64,7 @@ class Predictor:
     def __init__(
         self,
         model: DLRM | Ensemble,
-        transform: RowTransform | None,
+        transform: Transform | None,
         path: Path,
         batch_size: int = BATCH_SIZE,
         recalibration: Recalibration | None = None,
@@ -124,7 +125,7 @@ class Predictor:
             ValueError: the model was not trained on a table, the table has no rows, a column is
                 missing, or a value is unreadable; the message names row and column.
         """
-        if not self.row_transform.fitted.label_known:
+        if not self.row_transform.label_known:
             raise ValueError(f"{self.path}: the model does not say which column has the labels")
         shares = shares_of(self.row_transform)
         parts = list(self._of_frame(frame, True, shares))
@@ -142,7 +143,7 @@ class Predictor:
         self, frame: Any, labelled: bool, shares: Shares
     ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
         """Yields logits and labels of a table in memory, some rows at a time."""
-        fitted, done = self.row_transform.fitted, 0
+        fitted, done = self.row_transform, 0
         reader = scoring_reader(fitted, labelled)
         for batch in open_frame(frame, reader.columns):
             for begin in range(0, batch.num_rows, self.batch_size):
@@ -194,7 +195,7 @@ class Predictor:
                 shutil.copytree(self.path, staging, dirs_exist_ok=True)
 
     @property
-    def row_transform(self) -> RowTransform:
+    def row_transform(self) -> Transform:
         """The transform of raw rows.
 
         Raises:
@@ -210,7 +211,7 @@ class Predictor:
     @property
     def sampling_note(self) -> str | None:
         """Returns a note that scores reflect sampled negatives, unless they were corrected."""
-        kept = self.transform.fitted.keep_negatives if self.transform else 1.0
+        kept = self.transform.keep_negatives if self.transform else 1.0
         if kept == 1 or self.recalibration is not None:
             return None
         return (
@@ -221,7 +222,7 @@ class Predictor:
 
     def logits_of_text(self, text: Text) -> np.ndarray:
         """Returns the logits of rows of text."""
-        return self.logits_of(self.row_transform(text))
+        return self.logits_of(inputs_of_text(self.row_transform, text))
 
     def logits_of(self, inputs: Inputs) -> np.ndarray:
         """Returns the logits of a model's inputs, float32 `[rows]`.
@@ -266,10 +267,12 @@ def inputs_of(batch: Batch) -> Inputs:
     return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy(), lengths, weights)
 
 
-def shares_of(transform: RowTransform) -> Shares:
+def shares_of(transform: Transform | None) -> Shares:
     """Returns counters of the values that a transform knows."""
-    names = transform.numerical_names, transform.categorical_names
-    return Shares(*names, transform.have_ids, transform.of_ids)
+    if transform is None:
+        return Shares((), ())
+    names = transform.schema.numerical_names, transform.schema.categorical_names
+    return Shares(*names, [ids > 0 for ids in transform.own_ids], transform.of_ids)
 
 
 def _warn(shares: Shares, level: int) -> None:
@@ -281,7 +284,8 @@ def _warn(shares: Shares, level: int) -> None:
 def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
     """Returns the names of a model's numerical and categorical fields."""
     if predictor.transform is not None:
-        return predictor.transform.numerical_names, predictor.transform.categorical_names
+        schema = predictor.transform.schema
+        return schema.numerical_names, schema.categorical_names
     config = predictor.model.config
     return (
         [f"numerical {i}" for i in range(config.num_numerical_features)],
@@ -291,18 +295,25 @@ def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
 
 def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
     """Raises ValueError if the features of a dataset differ from those of the model."""
-    found = (dataset.num_numerical, list(dataset.table_sizes))
+    check_features(f"{path}: the dataset", dataset.num_numerical, dataset.table_sizes, config)
+
+
+def check_features(
+    what: str, num_numerical: int, table_sizes: Sequence[int], config: DLRMConfig
+) -> None:
+    """Raises ValueError if numbers or tables are not those of the model; `what` has them."""
+    shape = (num_numerical, list(table_sizes))
     expected = (config.num_numerical_features, list(config.table_sizes))
-    if found != expected:
+    if shape != expected:
         raise ValueError(
-            f"{path}: the dataset of another model: expected {expected[0]} numerical features and "
-            f"tables of {expected[1]} rows, got {found[0]} and {found[1]}"
+            f"{what} of another model: expected {expected[0]} numerical features and tables of "
+            f"{expected[1]} rows, got {shape[0]} and {shape[1]}"
         )
 
 
-def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: RowTransform | None) -> None:
+def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: Transform | None) -> None:
     """Raises ValueError if inputs do not match a model; with hashed ids, any id does."""
-    names = transform.categorical_names if transform else []
+    names = transform.schema.categorical_names if transform else []
     sizes = () if config.hash_indices else config.table_sizes
     if not sizes and not names:
         names = [f"categorical {index}" for index in range(len(config.table_sizes))]

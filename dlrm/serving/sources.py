@@ -6,7 +6,7 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -27,16 +27,9 @@ from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.model.config import DLRMConfig
-from dlrm.serving.predictor import (
-    BATCH_SIZE,
-    Predictor,
-    ScoreError,
-    check_dataset,
-    inputs_of,
-    shares_of,
-)
+from dlrm.serving.predictor import BATCH_SIZE, Predictor, ScoreError, check_dataset, inputs_of
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.rows.raw import Text, read_lines
+from dlrm.serving.rows.raw import Text, inputs_of_text, read_lines
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 
@@ -117,14 +110,14 @@ def taken(
         ValueError: a row cannot be read or, by `take`, scored; the message has file and line, or
             row.
     """
-    path = check_source(source)
+    path, taking = check_source(source), _Taking(predictor, config, shares, take, schema)
     if reads_dataset(predictor, source, config):
-        return _take_dataset(predictor, path, config, shares, take)
+        return taking.dataset(path)
     if _reads_lines(predictor, path):
-        return _take_log(predictor, path, config, shares, take)
+        return taking.log(path)
     if source == "-":
         raise ValueError("--input -: standard input is for logs; name the file of a table")
-    return _take_tables(predictor.row_transform.fitted, path, config, shares, take, schema)
+    return taking.tables(path)
 
 
 def reads_dataset(predictor: Predictor, source: str, config: SourceConfig) -> bool:
@@ -141,15 +134,7 @@ def _reads_lines(predictor: Predictor, path: Path) -> bool:
     """
     transform, kind = predictor.transform, kind_of(path)
     is_text = kind is None or isinstance(kind, TextKind)
-    return transform is None or (transform.fitted.is_log and is_text)
-
-
-def value_shares(predictor: Predictor) -> Shares:
-    """Returns counters of the values that the model's transform knows."""
-    transform = predictor.transform
-    if transform is None:
-        return Shares((), ())
-    return shares_of(transform)
+    return transform is None or (transform.is_log and is_text)
 
 
 def check_source(source: str) -> Path:
@@ -163,26 +148,101 @@ def check_source(source: str) -> Path:
     return Path(source)
 
 
-def _take_dataset(
-    predictor: Predictor,
-    path: Path,
-    config: SourceConfig,
-    shares: Shares,
-    take: Callable[[SourceBlock], T],
-) -> Iterator[T]:
-    dataset = open_split(path, predictor.model.config, config)
-    first_row = 0
-    for index in range(len(dataset)):
-        batch = dataset.batch(index)
-        inputs = inputs_of(batch)
-        try:
-            yield take(SourceBlock(inputs, batch.labels.cpu().numpy()))
-        except RowError as error:
-            error.where = f"{path}: {config.split} row {first_row + error.row}"
-            raise
-        if predictor.transform is not None:  # otherwise nothing shows that id 0 means no value
-            shares.add_ids(inputs.without_id())
-        first_row += dataset.batch_size
+@dataclass(frozen=True)
+class _Taking(Generic[T]):
+    """Takes rows of a source of each kind, by the arguments of `taken`."""
+
+    predictor: Predictor
+    config: SourceConfig
+    shares: Shares
+    take: Callable[[SourceBlock], T]
+    schema: Schema | None
+
+    def dataset(self, path: Path) -> Iterator[T]:
+        """Applies `take` to the rows of a dataset's split."""
+        dataset = open_split(path, self.predictor.model.config, self.config)
+        first_row = 0
+        for index in range(len(dataset)):
+            batch = dataset.batch(index)
+            inputs = inputs_of(batch)
+            try:
+                yield self.take(SourceBlock(inputs, batch.labels.cpu().numpy()))
+            except RowError as error:
+                error.where = f"{path}: {self.config.split} row {first_row + error.row}"
+                raise
+            if self.predictor.transform is not None:  # which shows where id 0 means no value
+                self.shares.add_ids(inputs.without_id())
+            first_row += dataset.batch_size
+
+    def log(self, path: Path) -> Iterator[T]:
+        """Applies `take` to the lines of a log."""
+        transform, first_row = self.predictor.row_transform, 0
+        columns = len(transform.names) + self.config.labelled
+        is_stdin = str(path) == "-"
+        if path.suffix in (".gz", ".zst"):
+            raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
+        with nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
+            try:
+                for text in read_lines(file, columns):
+                    labels = text.labels() if self.config.labelled else None
+                    fields = text.without_first() if self.config.labelled else text
+                    inputs = inputs_of_text(transform, fields)
+                    self.shares.add(fields.starts == fields.ends, inputs.without_id())
+                    yield self.take(SourceBlock(inputs, labels, partial(_inputs_of_text, fields)))
+                    first_row += text.rows
+            except RowError as error:
+                hint = "; lines without a label need --nolabel"
+                if self.config.label is not None or isinstance(error, ScoreError):
+                    begins = not self.config.labelled and f"got {columns + 1}" in error.problem
+                    hint = "; lines that begin with a label need no --nolabel" if begins else ""
+                error.where = f"{path}, line {first_row + error.row + 1}"
+                error.problem += hint
+                raise
+
+    def tables(self, path: Path) -> Iterator[T]:
+        """Applies `take` to rows of Parquet, CSV or JSON lines, in a file or a directory."""
+        for folder in (path, *path.absolute().parents[:2]):
+            if (folder / MANIFEST).is_file() and _kind(folder) == layout.CONVERTED:
+                raise ValueError(
+                    f"{path}: numbers of {folder} are transformed already, so they are no raw "
+                    "rows; score the dataset that it was converted from"
+                )
+        transform = self.predictor.row_transform
+        seen: set[str] = set()
+        for file in find_tables([path], self.config.input_format, say):
+            yield from self._file(transform, file, seen)
+        wanted = scoring_reader(transform, labelled=False, schema=self.schema).columns
+        missing = [name for name in wanted if name not in seen]
+        if missing and _ANY_ROW in seen:  # of JSON lines
+            raise ValueError(f"{path}: no column {missing[0]!r} in any row")
+
+    def _file(self, transform: Transform, file: TableFile, seen: set[str]) -> Iterator[T]:
+        """Applies `take` to the rows of a file, and adds the names of its columns to `seen`."""
+        text, spans = _text_format(self.config.text, file, transform), Spans()
+        label = transform.schema.label.column
+        names = file.columns(text)
+        if not names and file.kind.delimited:  # an empty part, such as Spark writes
+            return
+        labelled = self.config.labelled and label in names
+        reader = scoring_reader(transform, labelled, self.schema)
+        if not file.kind.may_lack_columns:
+            _check_columns(file, text, names, reader.columns)
+        cells = Cells.from_schema(reader.schema, earlier=transform.kinds is None)
+        for batch, where in file.kind.batches(file, text, reader.columns, cells, spans, seen):
+            try:
+                inputs, rows = read_inputs(transform, reader, batch, self.shares)
+                seen |= {_ANY_ROW} if batch.num_rows else set()
+                inputs_of = partial(_inputs_of_batch, batch)
+                yield self.take(SourceBlock(inputs, labels_of(rows), inputs_of, rows.extra))
+            except RowError as error:
+                error.where = where(error.row)
+                if labelled and error.column == label:
+                    error.problem += "; --nolabel scores rows without their labels"
+                raise
+            except ValueError as error:
+                raise ValueError(f"{file.path}: {error}") from None
+        if note := spans.note(file.path, text):
+            say(note)
 
 
 def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> Dataset:
@@ -206,100 +266,8 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> Dataset:
     return dataset
 
 
-def _take_log(
-    predictor: Predictor,
-    path: Path,
-    config: SourceConfig,
-    shares: Shares,
-    take: Callable[[SourceBlock], T],
-) -> Iterator[T]:
-    transform, first_row = predictor.row_transform, 0
-    columns = len(transform.names) + config.labelled
-    is_stdin = str(path) == "-"
-    if path.suffix in (".gz", ".zst"):
-        raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
-    with nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
-        try:
-            for text in read_lines(file, columns):
-                labels = text.labels() if config.labelled else None
-                fields = text.without_first() if config.labelled else text
-                inputs = transform(fields)
-                shares.add(fields.starts == fields.ends, inputs.without_id())
-                yield take(SourceBlock(inputs, labels, partial(_inputs_of_text, fields)))
-                first_row += text.rows
-        except RowError as error:
-            hint = "; lines without a label need --nolabel"
-            if config.label is not None or isinstance(error, ScoreError):
-                begins = not config.labelled and f"got {columns + 1}" in error.problem
-                hint = "; lines that begin with a label need no --nolabel" if begins else ""
-            error.where = f"{path}, line {first_row + error.row + 1}"
-            error.problem += hint
-            raise
-
-
 def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
-    return model.row_transform(text)
-
-
-def _take_tables(
-    table: Transform,
-    path: Path,
-    config: SourceConfig,
-    shares: Shares,
-    take: Callable[[SourceBlock], T],
-    schema: Schema | None,
-) -> Iterator[T]:
-    """Applies `take` to rows of Parquet, CSV or JSON lines, in a file or a directory."""
-    for folder in (path, *path.absolute().parents[:2]):
-        if (folder / MANIFEST).is_file() and _kind(folder) == layout.CONVERTED:
-            raise ValueError(
-                f"{path}: numbers of {folder} are transformed already, so they are no raw rows; "
-                "score the dataset that it was converted from"
-            )
-    seen: set[str] = set()
-    for file in find_tables([path], config.input_format, say):
-        yield from _take_file(table, file, config, shares, take, schema, seen)
-    wanted = scoring_reader(table, labelled=False, schema=schema).columns
-    if _ANY_ROW in seen and (
-        missing := [name for name in wanted if name not in seen]
-    ):  # of JSON lines
-        raise ValueError(f"{path}: no column {missing[0]!r} in any row")
-
-
-def _take_file(
-    table: Transform,
-    file: TableFile,
-    config: SourceConfig,
-    shares: Shares,
-    take: Callable[[SourceBlock], T],
-    schema: Schema | None,
-    seen: set[str],
-) -> Iterator[T]:
-    """Applies `take` to the rows of a file, and adds the names of its columns to `seen`."""
-    text, spans, label = _text_format(config.text, file, table), Spans(), table.schema.label.column
-    names = file.columns(text)
-    if not names and file.kind.delimited:  # an empty part, such as Spark writes
-        return
-    labelled = config.labelled and label in names
-    reader = scoring_reader(table, labelled, schema)
-    if not file.kind.may_lack_columns:
-        _check_columns(file, text, names, reader.columns)
-    cells = Cells.from_schema(reader.schema, earlier=table.kinds is None)
-    for batch, where in file.kind.batches(file, text, reader.columns, cells, spans, seen):
-        try:
-            inputs, rows = read_inputs(table, reader, batch, shares)
-            seen |= {_ANY_ROW} if batch.num_rows else set()
-            inputs_of = partial(_inputs_of_batch, batch)
-            yield take(SourceBlock(inputs, labels_of(rows), inputs_of, rows.extra))
-        except RowError as error:
-            error.where = where(error.row)
-            if labelled and error.column == label:
-                error.problem += "; --nolabel scores rows without their labels"
-            raise
-        except ValueError as error:
-            raise ValueError(f"{file.path}: {error}") from None
-    if note := spans.note(file.path, text):
-        say(note)
+    return inputs_of_text(model.row_transform, text)
 
 
 def _check_columns(
@@ -343,5 +311,5 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
 
 
 def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:
-    fitted = model.row_transform.fitted
+    fitted = model.row_transform
     return read_inputs(fitted, scoring_reader(fitted, labelled=False), batch)[0]

@@ -15,7 +15,7 @@ from dlrm.manifest import read_sealed
 STORE, ROWS = "store.json", "rows.bin"
 
 
-class Block(NamedTuple):
+class RowBlock(NamedTuple):
     """Consecutive rows of all fields.
 
     Attributes:
@@ -88,11 +88,11 @@ class Layout:
         return f"record {record}"
 
 
-def check_layout(directory: Path, expected: Layout, found: Layout) -> None:
+def check_layout(directory: Path, expected: Layout, actual: Layout) -> None:
     """Raises ValueError if a store has other tables, dimensions or optimizers."""
-    if expected != found:
+    if expected != actual:
         raise ValueError(
-            f"{directory}: expected a store of {_shown(expected)}, got one of {_shown(found)}"
+            f"{directory}: expected a store of {_shown(expected)}, got one of {_shown(actual)}"
         )
 
 
@@ -105,13 +105,13 @@ def check_store(directory: Path, entry: Mapping[str, Any]) -> str:
     path = directory / STORE
     if not path.exists():
         raise ValueError(f"{directory}: expected the store with the checkpoint's rows, got none")
-    found = read_sealed(path).get("id")
-    if found != entry.get("id"):
+    id = read_sealed(path).get("id")
+    if id != entry.get("id"):
         raise ValueError(
             f"{directory}: expected the store {entry.get('id')} with the checkpoint's rows, got "
-            f"the store {found} of another run"
+            f"the store {id} of another run"
         )
-    return str(found)
+    return str(id)
 
 
 def _shown(layout: Layout) -> str:

@@ -145,11 +145,11 @@ class RowSlots:
             fits = sum(min(rows, middle) for rows in self.tables.values()) <= self.slots // 2
             low, high = (middle, high) if fits else (low, middle - 1)
         begins = self.layout.begins
-        own = [
+        places = [
             begins[number] + np.arange(min(rows, low), dtype=np.int64)
             for number, rows in self.tables.items()
         ]
-        pinned = np.concatenate(own)
+        pinned = np.concatenate(places)
         _, self._pinned = self.prepare(pinned)
         self._reserve = (self.slots - len(pinned)) // 2
 
@@ -190,9 +190,9 @@ class RowSlots:
     def _start(self, layout: Layout, file: int, fields: Mapping[str, Tensor]) -> None:
         """Uses the rows of an open file, all of which must be there."""
         expected = native_store().file_bytes(layout.dtype.itemsize, layout.records)
-        if (found := os.fstat(file).st_size) < expected:
+        if (actual := os.fstat(file).st_size) < expected:
             raise ValueError(
-                f"{self.directory / ROWS}: expected {expected} bytes, got {found}: truncated"
+                f"{self.directory / ROWS}: expected {expected} bytes, got {actual}: truncated"
             )
         self._layout = layout
         memory = [(as_bytes(fields.get(name)), size) for name, size in layout.field_bytes.items()]

@@ -19,7 +19,7 @@ from dlrm.files import make_directories, write_atomically
 from dlrm.locks import sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
-from dlrm.store.layout import ROWS, STORE, Block, Layout, check_layout, check_store, numpy_name
+from dlrm.store.layout import ROWS, STORE, Layout, RowBlock, check_layout, check_store, numpy_name
 from dlrm.store.memory import memory_of, slots_within
 from dlrm.store.native import DamagedError, native_store
 from dlrm.store.row_slots import RowSlots, as_bytes
@@ -62,10 +62,10 @@ class RowStore(RowSlots):
         self._lock: int | None = None
         super().__init__(Path(directory).absolute(), tables, slots, row_bytes, memory)
         self._checkpoints = str(Path(checkpoints).absolute()) if checkpoints else None
-        self.initial: Callable[[], Iterable[Block]] = lambda: iter(())
+        self.initial: Callable[[], Iterable[RowBlock]] = lambda: iter(())
         self._saved = False
 
-    def create(self, fields: Mapping[str, Tensor], blocks: Iterable[Block]) -> None:
+    def create(self, fields: Mapping[str, Tensor], blocks: Iterable[RowBlock]) -> None:
         """Creates a new store, whose file has all rows.
 
         Args:
@@ -142,10 +142,10 @@ class RowStore(RowSlots):
         """
         if not self.is_open or not self._generation:
             return
-        own = [Generation.from_dict(e).number for e in entries_kept if e.get("id") == self._id]
-        if own and not self._saved:
+        kept = [Generation.from_dict(e).number for e in entries_kept if e.get("id") == self._id]
+        if kept and not self._saved:
             self._describe(saved=True)
-        least = min(own, default=self._generation)
+        least = min(kept, default=self._generation)
         # Removes the oldest first, so that the rest has no gap.
         for number in undo_numbers(self.directory):
             if number < least:
@@ -179,7 +179,7 @@ class RowStore(RowSlots):
             what = f"{error.strerror}: the rows need {shown(size)}"
             raise OSError(error.errno, what, str(path)) from None
 
-    def _fill(self, blocks: Iterable[Block]) -> None:
+    def _fill(self, blocks: Iterable[RowBlock]) -> None:
         names = self.layout.field_bytes
         for block in blocks:
             data = [as_bytes(block.fields.get(name)) for name in names]
@@ -211,11 +211,11 @@ class RowStore(RowSlots):
         path = self.directory / STORE
         if not path.exists() or not undo_numbers(self.directory):
             return  # of a run without a checkpoint
-        found = read_sealed(path)
-        folder = found.get("checkpoints")
+        facts = read_sealed(path)
+        folder = facts.get("checkpoints")
         # Where a checkpoint has been saved, an empty folder does not say that it is gone: the
         # folder may have been renamed.
-        is_own = not found.get("saved", True) and folder and folder == self._checkpoints
+        is_own = not facts.get("saved", True) and folder and folder == self._checkpoints
         if not is_own or any(Path(str(folder)).glob("step-*")):
             raise ValueError(
                 f"{self.directory}: has the rows of the checkpoints that were saved in {folder}; "

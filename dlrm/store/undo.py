@@ -109,8 +109,8 @@ def check_whole(directory: Path, store: str, numbers: list[int]) -> None:
     for number, following in pairwise(numbers):
         path = undo_path(directory, number)
         expected = _header(undo_path(directory, following), store).get("earlier_bytes")
-        if expected is not None and (found := path.stat().st_size) != expected:
-            raise ValueError(f"{path}: expected {expected} bytes, got {found}: damaged")
+        if expected is not None and (size := path.stat().st_size) != expected:
+            raise ValueError(f"{path}: expected {expected} bytes, got {size}: damaged")
 
 
 def _header(path: Path, store: str) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def unfinished(path: Path, file: int, record_bytes: int, records: int) -> list[i
     if os.pread(file, 4, start) != _MAGIC:
         return []
     whole = max(os.fstat(file).st_size - begin, 0) // entry
-    found = (os.pread(file, 8, begin + i * entry) for i in range(whole))
-    return [number for number in (int.from_bytes(b, "little") for b in found) if number < records]
+    numbers = (os.pread(file, 8, begin + i * entry) for i in range(whole))
+    return [number for number in (int.from_bytes(b, "little") for b in numbers) if number < records]
 
 
 def entries(

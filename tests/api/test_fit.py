@@ -111,7 +111,7 @@ def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
 
 def test_without_a_schema_one_is_drafted(model):
     drafted = dlrm.fit(table().to_reader(), label="bought", base_device="cpu", **SETTINGS)
-    schema = drafted.transform.fitted.schema
+    schema = drafted.transform.schema
     assert schema.label == dlrm.Schema.from_dict(SCHEMA).label
     assert (schema.numerical_names, schema.categorical_names) == (["price"], ["shop", "user"])
     same = model.predict(table())

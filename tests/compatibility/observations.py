@@ -186,7 +186,7 @@ def scores_of_rows(folder: Path, flags: list[str], directory: Path) -> dict[str,
         if predictor.transform is None:
             rows = open_datasets(DataConfig(dataset=dataset, test_batch_size=300)).test
             found[name] = predictor.score_batch(rows.batch(0))[0]
-        elif not predictor.transform.fitted.is_log:
+        elif not predictor.transform.is_log:
             columns = (folder / "expected" / "columns.json").read_text(encoding="utf-8")
             found[name] = predictor.logits(json.loads(columns))
         else:
@@ -271,7 +271,7 @@ def measures_of_files(
     with tempfile.TemporaryDirectory() as scratch:
         lines = []
         for run, name in files.items():
-            schema = dlrm.load(folder / "runs" / run).row_transform.fitted.schema
+            schema = dlrm.load(folder / "runs" / run).row_transform.schema
             more = ["--bootstrap=0", f"--output={scratch}/{run}"]
             more += ["--weights=weight"] * bool(schema.weight)
             more += [f"--groups={name}" for name in schema.groups[:1]]
@@ -292,7 +292,7 @@ def _on_table(folder: Path, run: str, name: str) -> list[str]:
 def scores_in_memory(folder: Path, run: str) -> dict[str, np.ndarray]:
     """Returns the logits of the best checkpoint of a run for rows in each form."""
     predictor = dlrm.load(folder / "runs" / run)
-    table, names = predictor.row_transform.fitted, predictor.row_transform.names
+    table, names = predictor.row_transform, predictor.row_transform.names
     rows = json.loads((folder / "expected" / "dicts.json").read_text(encoding="utf-8"))
     found = {}
     if table.lists:  # others take no lists, which the frame has

@@ -23,11 +23,11 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.execution.engines import thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.serving.predictor import inputs_of
-from dlrm.serving.rows.raw import RowTransform
 
 pytestmark = pytest.mark.long
 OF_TABLES = [path for path in ARCHIVES if path.name.endswith("-tables.tar.xz")]
@@ -112,7 +112,7 @@ def test_a_table_is_prepared_as_it_was(tables, name, tmp_path):
 
 def columns_of(dataset: Path) -> dict[str, np.ndarray]:
     """Returns the columns of a dataset, by split and name."""
-    transform, found = RowTransform.load(dataset), {}
+    schema, found = Transform.load(dataset / "transform").schema, {}
     config = DataConfig(str(dataset), batch_size=ROWS, test_batch_size=ROWS)
     for split, data in zip(SPLITS, open_datasets(config), strict=True):
         if data is None:
@@ -120,9 +120,9 @@ def columns_of(dataset: Path) -> dict[str, np.ndarray]:
         batch = data.batch(0)
         inputs = inputs_of(batch)
         found[f"{split} labels"] = batch.labels.numpy()
-        for place, name in enumerate(transform.numerical_names):
+        for place, name in enumerate(schema.numerical_names):
             found[f"{split} {name}"] = inputs.numerical[:, place]
-        for place, name in enumerate(transform.categorical_names):
+        for place, name in enumerate(schema.categorical_names):
             ids = [inputs.ids_of(row, place) for row in range(len(batch.labels))]
             found[f"{split} {name}"] = np.concatenate(ids)
     return found

@@ -41,7 +41,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.preproc.logs.raw_log import Split, read_blocks
 from dlrm.scripts.checkpoint.description import describe
-from dlrm.serving.rows.raw import RowTransform, text_of_lines
+from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 from dlrm.train.checkpoints.checkpoint import checked_config, save_checkpoint
 from dlrm.train.checkpoints.state import Parameters, read_tensors
 
@@ -240,7 +240,9 @@ def fit():
 
 
 def dictionaries(path):
-    RowTransform.load(path)(text_of_lines("\n".join(ROWS).encode(), 4))
+    transform = Transform.load(path / "transform")
+    transform.check_all()
+    inputs_of_text(transform, text_of_lines("\n".join(ROWS).encode(), 4))
 
 
 def dictionaries_folder():

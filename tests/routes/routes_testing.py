@@ -21,8 +21,9 @@ import dlrm
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.cells import Cells
+from dlrm.data.transform.transform import Transform
 from dlrm.serving.predictor import Predictor
-from dlrm.serving.rows.raw import RowTransform, text_of_tensors
+from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
 from dlrm.serving.server.reader import RAW
 
@@ -228,7 +229,7 @@ def fitted(schema, table, route, folder):
         options = {"test_fraction": 0.0, "cores": 1}
         with patch.object(os, "fsync"):
             dlrm.Dataset.from_arrow(FRAMES[route](table), schema, output, **options)
-    return RowTransform.load(output)
+    return Transform.load(output / "transform")
 
 
 def written(table, folder, routes=tuple(ROUTES)):
@@ -260,11 +261,11 @@ def of_rows(transform, rows):
 
 def of_file(transform, path):
     """Returns the inputs of a file, as `predict --input` reads it."""
-    (file,), table = find_tables([path]), transform.table
-    reader = scoring_reader(table, labelled=False)
-    text = TextFormat().over(table.schema.format)
-    batches = file.kind.batches(file, text, reader.columns, Cells.from_schema(table.schema))
-    return [read_inputs(table, reader, batch)[0] for batch, _ in batches]
+    (file,) = find_tables([path])
+    reader = scoring_reader(transform, labelled=False)
+    text = TextFormat().over(transform.schema.format)
+    batches = file.kind.batches(file, text, reader.columns, Cells.from_schema(transform.schema))
+    return [read_inputs(transform, reader, batch)[0] for batch, _ in batches]
 
 
 def of_request(transform, lines):
@@ -272,12 +273,13 @@ def of_request(transform, lines):
     encoded = [line.encode() for line in lines]
     width = max(map(len, encoded), default=0)
     tensor = np.frombuffer(b"".join(line.ljust(width, b"\0") for line in encoded), np.uint8)
-    return transform(text_of_tensors([tensor.reshape(-1, width)], len(transform.names)))
+    text = text_of_tensors([tensor.reshape(-1, width)], len(transform.names))
+    return inputs_of_text(transform, text)
 
 
 def ids_of(transform, parts, name):
     """Returns a field's id in each row, or the ids of its list."""
-    table, found = transform.categorical_names.index(name), []
+    table, found = transform.schema.categorical_names.index(name), []
     for part in parts:
         rows = [part.ids_of(row, table).tolist() for row in range(len(part.numerical))]
         found += rows if table in transform.longest else [ids for (ids,) in rows]
@@ -286,7 +288,7 @@ def ids_of(transform, parts, name):
 
 def weights_of(transform, parts, name):
     """Returns the weights of a field's list in each row."""
-    table, found = transform.categorical_names.index(name), []
+    table, found = transform.schema.categorical_names.index(name), []
     for part in parts:
         lists = np.split(part.weights, part.lengths.ravel().cumsum()[:-1])
         found += [own.tolist() for own in lists[table :: part.num_tables][: len(part.lengths)]]
@@ -295,5 +297,5 @@ def weights_of(transform, parts, name):
 
 def numbers_of(transform, parts, name):
     """Returns a field's number in each row."""
-    place = transform.numerical_names.index(name)
+    place = transform.schema.numerical_names.index(name)
     return [number for part in parts for number in part.numerical[:, place].tolist()]

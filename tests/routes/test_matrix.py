@@ -194,9 +194,9 @@ def expected_of(transform, own, field, values):
     """
     if field in AS_NUMBERS:
         return [float(np.float16(number(value) or 0)) for value in values]
-    table = transform.categorical_names.index(field)
+    table = transform.schema.categorical_names.index(field)
     if field in AS_INTEGERS:
-        ids = {transform.value(table, id): id for id in range(1, transform.table_sizes[table])}
+        ids = {transform.value(table, id): id for id in range(1, transform.cardinalities[table])}
         return [0 if value is None else ids[str(int(number(value)))] for value in values]
     found = ids = ids_of(transform, own, field)
     if table in transform.longest:

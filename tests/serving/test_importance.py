@@ -10,7 +10,7 @@ import dlrm
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.importance import contributions, permutation_importance
 from dlrm.serving.predictor import Predictor
-from dlrm.serving.rows.raw import text_of_lines
+from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +22,8 @@ def rows(trained):
     """
     predictor = dlrm.load(trained.checkpoint)
     lines = "\n".join(trained.rows)
-    inputs = predictor.row_transform(
-        text_of_lines(lines.encode(), len(predictor.row_transform.names))
+    inputs = inputs_of_text(
+        predictor.row_transform, text_of_lines(lines.encode(), len(predictor.row_transform.names))
     )
     return predictor, inputs, np.array([line[0] == "1" for line in trained.lines], np.float32)
 

@@ -28,7 +28,7 @@ def predictor(listed):
 @pytest.fixture(scope="module")
 def inputs(listed, predictor):
     """The inputs of all rows, and their labels."""
-    table = predictor.transform.fitted
+    table = predictor.transform
     (batch,) = pq.read_table(listed.table).combine_chunks().to_batches()
     made, rows = read_inputs(table, scoring_reader(table, labelled=True), batch)
     return made, rows.labels.astype(np.float32)
@@ -39,7 +39,7 @@ def vectors_of(predictor, row):
     transform = predictor.transform
     values = [
         {transform.value(table, number): number for number in range(1, size)}
-        for table, size in enumerate(transform.table_sizes)
+        for table, size in enumerate(transform.cardinalities)
     ]
     kept = slice(-20, None)
     tags = (row["tags"] or [])[-4:]

@@ -23,7 +23,7 @@ from dlrm.serving.network.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
-from dlrm.serving.rows.raw import text_of_lines
+from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 
@@ -133,7 +133,7 @@ def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp
             loaded.model, quantize_tables(loaded.model, "fp32"), recalibration=loaded.recalibration
         )
         text = text_of_lines("\n".join(lines[:50]).encode(), len(loaded.row_transform.names))
-        part = loaded.row_transform(text)
+        part = inputs_of_text(loaded.row_transform, text)
         tensors = torch.from_numpy(part.numerical).float(), torch.from_numpy(part.ids).long()
         for platform in (PLATFORMS["onnx"], PLATFORMS["ts-script"]):
             platform.write(exported.eval(), tensors, target)

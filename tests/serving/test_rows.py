@@ -16,7 +16,6 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows import raw
 from dlrm.serving.rows.inputs import Inputs, check_inputs
-from dlrm.serving.rows.raw import RowTransform
 
 COLUMNS = 4
 FIELDS = st.lists(st.text("ab1-\xe9", max_size=5), min_size=1, max_size=COLUMNS)
@@ -80,17 +79,17 @@ def test_malformed_lines_are_named(text, message):
 
 
 def test_the_field_that_cannot_be_read_is_named():
-    transform = RowTransform(Transform.from_logs(2, [np.array([7], np.uint32)]))
+    transform = Transform.from_logs(2, [np.array([7], np.uint32)])
     with pytest.raises(RowError, match="row 1, column categorical 0: .* hexadecimal.* got 'xyz'"):
-        transform(raw.text_of_lines(b"1\t2\t7\n1\t2\txyz\n", 3))
+        raw.inputs_of_text(transform, raw.text_of_lines(b"1\t2\t7\n1\t2\txyz\n", 3))
 
 
 def test_csv_cells_are_named_by_column():
-    transform = RowTransform(table_transform({"age": (3.0, 2.0)}, {"job": ["x"]}))
-    numerical, ids, *_ = transform(raw.text_of_lines(b"5\tx\n3\ty\n", 2))
+    transform = table_transform({"age": (3.0, 2.0)}, {"job": ["x"]})
+    numerical, ids, *_ = raw.inputs_of_text(transform, raw.text_of_lines(b"5\tx\n3\ty\n", 2))
     assert (numerical.tolist(), ids.tolist()) == ([[1.0], [0.0]], [[1], [0]])
     with pytest.raises(RowError, match="row 1, column age: expected a number, got 'old'"):
-        transform(raw.text_of_lines(b"5\tx\nold\ty\n", 2))
+        raw.inputs_of_text(transform, raw.text_of_lines(b"5\tx\nold\ty\n", 2))
 
 
 GOOD = Inputs(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int64))
@@ -157,13 +156,13 @@ def test_a_file_without_line_ends_is_refused_early(monkeypatch):
 @pytest.mark.parametrize("wide", [b"x" * 20_000, b"\t" * 3 + b"1" * 1_000_000, b"\t" * 1_000_000])
 def test_memory_is_proportional_to_the_bytes_sent(wide):
     """Padding the batch to its widest row would take 1,000 times the bytes."""
-    transform = RowTransform(Transform.from_logs(1, [np.array([7], np.uint32)] * 3))
+    transform = Transform.from_logs(1, [np.array([7], np.uint32)] * 3)
     tensors = [tensor_of([b"12\t7\t8\t9"]) for _ in range(1000)] + [tensor_of([wide])]
     sent = sum(tensor.nbytes for tensor in tensors)
     tracemalloc.start()
     try:
         with pytest.raises(RowError, match="row 1000"):
-            transform(raw.text_of_tensors(tensors, COLUMNS))
+            raw.inputs_of_text(transform, raw.text_of_tensors(tensors, COLUMNS))
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -230,7 +229,7 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
             patch.setattr(native, "host", None)
         transform = Transform.from_logs(1, DICTIONARIES)
         try:
-            inputs = RowTransform(transform)(raw.text_of_tensors(tensors, COLUMNS))
+            inputs = raw.inputs_of_text(transform, raw.text_of_tensors(tensors, COLUMNS))
         except RowError as error:
             assert expected[error.row] is None  # noqa: PT017
             return
@@ -247,10 +246,10 @@ def test_both_parsers_read_what_a_plain_one_reads(parser, requests):
 def test_both_parsers_name_the_same_field(monkeypatch):
     def problem():
         with pytest.raises(RowError) as error:
-            transform(raw.text_of_lines(b"1\t2\t7\n1\t-\tx\n1\tz\t7\n", 3))
+            raw.inputs_of_text(transform, raw.text_of_lines(b"1\t2\t7\n1\t-\tx\n1\tz\t7\n", 3))
         return str(error.value)
 
-    transform = RowTransform(Transform.from_logs(2, [np.array([7], np.uint32)]))
+    transform = Transform.from_logs(2, [np.array([7], np.uint32)])
     natively = problem()
     monkeypatch.setattr(native, "host", None)
     assert problem() == natively
@@ -275,9 +274,9 @@ def test_the_native_parser_reads_nothing_outside_the_data(starts, ends):
 
 
 def test_a_long_cell_is_shortened_in_the_message():
-    transform = RowTransform(table_transform({"age": (0.0, 1.0)}, {}, "none"))
+    transform = table_transform({"age": (0.0, 1.0)}, {}, "none")
     for cell in (b"x" * 1_000_000, b"9" * 100_000):
         with pytest.raises(RowError, match=r"row 0, column age: .*\.\.\.") as error:
-            transform(raw.text_of_tensors([tensor_of([cell])], 1))
+            raw.inputs_of_text(transform, raw.text_of_tensors([tensor_of([cell])], 1))
         shorter = len(str(error.value)) < 500
         assert shorter

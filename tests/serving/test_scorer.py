@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dlrm.data.transform.transform import Transform
-from dlrm.serving.rows.raw import RowTransform
+from dlrm.serving.rows.raw import inputs_of_text
 from dlrm.serving.server import backend
 from dlrm.serving.server.reader import Reader
 
@@ -150,14 +150,12 @@ def test_requests_whose_rows_do_not_match_cannot_shift_those_of_others(reader):
 
 @pytest.mark.parametrize("error", [MemoryError("of 8 GB"), IndexError("7"), ZeroDivisionError()])
 def test_an_error_that_nobody_foresaw_fails_its_own_request_only(reader, monkeypatch, error):
-    transform = RowTransform.__call__
-
-    def fails(self, text):
+    def fails(transform, text):
         if b"bb" in text.data.tobytes():
             raise error
-        return transform(self, text)
+        return inputs_of_text(transform, text)
 
-    monkeypatch.setattr(RowTransform, "__call__", fails)
+    monkeypatch.setattr("dlrm.serving.server.reader.inputs_of_text", fails)
     first, wrong, last = reader.read([raw("1\ta\tc"), raw("1\tbb\tc"), raw("1\tb\tc")])
     assert (first.ids.tolist(), last.ids.tolist()) == ([[1, 1]], [[2, 1]])
     assert str(wrong) == f"expected a request that can be answered, got {error!r}"

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dlrm.store.config import TableStoreConfig, bytes_of
-from dlrm.store.layout import Block
+from dlrm.store.layout import RowBlock
 from dlrm.store.memory import memory_of, slots_within
 from dlrm.store.native import FullError, native_store
 from dlrm.store.row_store import limited_store
@@ -42,7 +42,7 @@ def initial():
 def blocks(weights, at_once=100):
     for first in range(0, ROWS, at_once):
         part = weights[first : first + at_once].contiguous()
-        yield Block(first, len(part), {"weight": part})  # sums are zeros
+        yield RowBlock(first, len(part), {"weight": part})  # sums are zeros
 
 
 class Trained:

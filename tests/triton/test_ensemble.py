@@ -11,7 +11,7 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
 from dlrm.serving.importance import contributions
-from dlrm.serving.rows.raw import text_of_lines
+from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 pytestmark = pytest.mark.long
@@ -87,7 +87,7 @@ def test_contributions_are_the_mean_of_those_of_its_members(ensemble):
         model = dlrm.load(path)
         lines = "\n".join(ensemble.rows[:5]).encode()
         text = text_of_lines(lines, len(model.row_transform.names))
-        return contributions(model, model.row_transform(text))
+        return contributions(model, inputs_of_text(model.row_transform, text))
 
     members = [of(ensemble.checkpoint / f"seed-{seed}") for seed in SEEDS]
     np.testing.assert_allclose(of(ensemble.checkpoint), np.mean(members, 0), rtol=1e-4, atol=1e-6)

@@ -66,7 +66,7 @@ def test_scores_of_a_table_are_those_of_the_dataset(model, inputs, rows):
     held = rows[1200:]
     np.testing.assert_array_equal(predictor.logits(held), expected)
     np.testing.assert_array_equal(predictor.logits(held.to_pylist()), expected)
-    names = predictor.transform.numerical_names
+    names = predictor.transform.schema.numerical_names
     assert names == ["x", "user_count", "user_target", "shop_x_user_target"]
 
 

@@ -108,7 +108,7 @@ def interleave(
         or None if no field has weights.
     """
     lists = lists_in(columns)
-    lengths_dtype = np.result_type(np.int8, *(one.lengths.dtype for one in lists))
+    lengths_dtype = np.result_type(np.int8, *(bags.lengths.dtype for bags in lists))
     lengths = np.ones((num_rows, len(columns)), lengths_dtype)
     for table, column in enumerate(columns):
         if isinstance(column, Jagged):
@@ -117,7 +117,7 @@ def interleave(
     begins = (ends - lengths.ravel()).reshape(lengths.shape)
     total = int(ends[-1]) if len(ends) else 0
     ids = np.empty(total, dtype)
-    weighted = any(one.weights is not None for one in lists)
+    weighted = any(bags.weights is not None for bags in lists)
     weights = np.ones(total, WEIGHTS_DTYPE) if weighted else None
     for table, column in enumerate(columns):
         if not isinstance(column, Jagged):

@@ -61,7 +61,7 @@ class Batch(NamedTuple):
         """
         whole = self.num_samples
         slices = [part(whole, rank, world.size) for rank in range(world.size)]
-        sizes = [own.stop - own.start for own in slices]
+        sizes = [ranges.stop - ranges.start for ranges in slices]
         parts = min(parts, max(sizes))
         if parts <= 1:
             return [self]
@@ -122,8 +122,8 @@ class Shard:
 
     def take(self, batch: Batch) -> Batch:
         """Cuts the shard out of a whole batch."""
-        own = self.world.part(len(batch.labels))
-        batch = self._without_others(batch, own) if self.own_samples_alone else batch
+        samples = self.world.part(len(batch.labels))
+        batch = self._without_others(batch, samples) if self.own_samples_alone else batch
         categorical, lengths, id_weights = batch.categorical, batch.lengths, batch.id_weights
         if self.tables is not None:
             tables = list(self.tables)
@@ -136,21 +136,21 @@ class Shard:
                 categorical, lengths = categorical[of_ids], lengths[:, tables]
                 id_weights = None if id_weights is None else id_weights[of_ids]
         return Batch(
-            batch.numerical[own],
+            batch.numerical[samples],
             categorical,
-            batch.labels[own],
+            batch.labels[samples],
             lengths,
             id_weights=id_weights,
-            weights=None if batch.weights is None else batch.weights[own],
+            weights=None if batch.weights is None else batch.weights[samples],
             total_weight=batch.total_weight,
         )
 
-    def _without_others(self, batch: Batch, own: slice) -> Batch:
+    def _without_others(self, batch: Batch, samples: slice) -> Batch:
         """Drops the ids of other samples in `own_samples_alone`."""
         ids, lengths, weights = batch.categorical, batch.lengths, batch.id_weights
         wanted = torch.ones_like(ids if lengths is None else lengths, dtype=torch.bool)
         wanted[:, list(self.own_samples_alone)] = False
-        wanted[own] = True
+        wanted[samples] = True
         if lengths is None:
             return batch._replace(categorical=ids * wanted)
         of_ids = wanted.flatten().repeat_interleave(lengths.flatten().long())

@@ -46,8 +46,8 @@ class Datasets(_Splits):
 
     def named(self) -> dict[str, Dataset]:
         """Returns the splits that there are, by name."""
-        found = {**self._asdict(), "set_aside": self.set_aside}
-        return {name: one for name, one in found.items() if one is not None}
+        splits = {**self._asdict(), "set_aside": self.set_aside}
+        return {name: dataset for name, dataset in splits.items() if dataset is not None}
 
     def row_text(self, split: str, row: int) -> str:
         """Returns the words for a row of a split; a row set aside has its number in the file."""
@@ -58,7 +58,7 @@ class Datasets(_Splits):
 
     def rows(self) -> dict[str, int]:
         """Returns the number of rows of each split, by name."""
-        return {name: one.num_samples for name, one in self.named().items()}
+        return {name: dataset.num_samples for name, dataset in self.named().items()}
 
 
 def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
@@ -85,9 +85,9 @@ def open_datasets(config: DataConfig, shard: Shard | None = None) -> Datasets:
     else:
         datasets = _open_binary(config) if kind == "binary" else _open_in_memory(config)
         if shard is not None:
-            own = {name: Sharded(one, shard) for name, one in datasets.named().items()}
-            others = own.get("validation"), own.get("set_aside")
-            datasets = Datasets(own["train"], own["test"], *others)
+            sharded = {name: Sharded(dataset, shard) for name, dataset in datasets.named().items()}
+            others = sharded.get("validation"), sharded.get("set_aside")
+            datasets = Datasets(sharded["train"], sharded["test"], *others)
     _check_rows(datasets, config)
     return datasets
 
@@ -145,16 +145,16 @@ def _split_datasets(
     size, subset = config.test_batch_size, config.dataset_subset or 1.0
     weights = config.sample_weights
     kept = 1 - config.set_aside
-    own = shard, verifier, weights
-    train = SplitDataset(spec, "train", config.batch_size, subset, *own, (0.0, kept))
+    reading = shard, verifier, weights
+    train = SplitDataset(spec, "train", config.batch_size, subset, *reading, (0.0, kept))
     test, validation = (
-        SplitDataset(spec, split, size, 1.0, *own) if split in spec.splits else None
+        SplitDataset(spec, split, size, 1.0, *reading) if split in spec.splits else None
         for split in ("test", "validation")
     )
     assert test is not None
     aside = None
     if config.set_aside:
-        aside = SplitDataset(spec, "train", size, 1.0, *own, (kept, 1.0))
+        aside = SplitDataset(spec, "train", size, 1.0, *reading, (kept, 1.0))
     return Datasets(train, test, validation, aside)
 
 
@@ -163,10 +163,10 @@ def _check_manifest(spec: FeatureSpec) -> None:
     manifest = layout.read_dataset_manifest(spec.directory, spec.allow_links)
     if manifest is None:
         return
-    found = {split: spec.num_rows(split) for split in spec.splits}
-    if manifest["rows"] != found:
+    rows = {split: spec.num_rows(split) for split in spec.splits}
+    if manifest["rows"] != rows:
         raise ValueError(
-            f"{spec.directory}: expected the rows of the manifest, {manifest['rows']}, got {found}"
+            f"{spec.directory}: expected the rows of the manifest, {manifest['rows']}, got {rows}"
         )
     if manifest["cardinalities"] != spec.cardinalities:
         raise ValueError(
@@ -234,15 +234,15 @@ def _open_binary(config: DataConfig) -> Datasets:
 
 def _open_in_memory(config: DataConfig) -> Datasets:
     spec = _synthetic_spec(config)
-    own: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_hotness}
+    options: dict[str, Any] = {"seed": config.seed, "hotness": config.synthetic_hotness}
     kind: type[SyntheticDataset] = RandomDataset
     if config.dataset_type == "synthetic_gpu":
         kind = SyntheticDataset
-        own |= {"ids": config.synthetic_ids, "device": config.device}
-        own |= {"fixed_lengths": config.synthetic_dataset is not None}
+        options |= {"ids": config.synthetic_ids, "device": config.device}
+        options |= {"fixed_lengths": config.synthetic_dataset is not None}
     num_samples, subset = config.synthetic_dataset_num_entries, config.dataset_subset or 1.0
-    train = kind(spec, "train", num_samples, config.batch_size, subset=subset, **own)
-    test = kind(spec, "test", num_samples, config.test_batch_size, **own)
+    train = kind(spec, "train", num_samples, config.batch_size, subset=subset, **options)
+    test = kind(spec, "test", num_samples, config.test_batch_size, **options)
     return Datasets(train, test, None)
 
 

@@ -130,8 +130,8 @@ class FeatureSpec:
             name: {"dtype": str(layout.id_dtype(size)), "cardinality": size}
             for name, size in cardinalities.items()
         }
-        for name, one in lists.items():
-            features[name]["list"] = one.to_dict()
+        for name, list_field in lists.items():
+            features[name]["list"] = list_field.to_dict()
         features |= {name: {"dtype": str(layout.NUMERICAL_DTYPE)} for name in numerical}
         features[label] = {"dtype": str(layout.LABEL_DTYPE)}
         channels = {
@@ -206,12 +206,12 @@ class FeatureSpec:
         If all lists have the same pooling, features with one id per row, which no pooling changes,
         get it too.
         """
-        said = {one.pooling for one in self.lists.values()}
+        said = {field.pooling for field in self.lists.values()}
         if said <= {None}:
             return None
         if len(said) == 1:
             return tuple(said) * len(self.categorical)
-        of_lists = {name: one.pooling for name, one in self.lists.items()}
+        of_lists = {name: field.pooling for name, field in self.lists.items()}
         return tuple(of_lists.get(name) for name in self.categorical)
 
     def dtype(self, feature: str) -> np.dtype:
@@ -269,7 +269,7 @@ class FeatureSpec:
 
     def _check_list(self, split: str, name: str, rows: int) -> None:
         """Raises ValueError if the files of a list field do not match."""
-        files, one = self.list_files(split, name), self.lists[name]
+        files, list_field = self.list_files(split, name), self.lists[name]
 
         def check(path: Path, count: int, of: str, dtype: np.dtype) -> None:
             if (size := _size(path)) != count * dtype.itemsize:
@@ -278,15 +278,16 @@ class FeatureSpec:
                     f"{dtype.itemsize} bytes), got {size}"
                 )
 
-        check(files.lengths, rows, "lengths, one a row,", one.lengths_dtype)
+        check(files.lengths, rows, "lengths, one a row,", list_field.lengths_dtype)
         check(files.starts, bags.num_starts(rows), "starts", bags.STARTS_DTYPE)
         with open(files.starts, "rb") as file:
             file.seek(-bags.STARTS_DTYPE.itemsize, os.SEEK_END)
             total = int(np.frombuffer(file.read(), bags.STARTS_DTYPE)[0])
-        if not 0 <= total <= rows * one.max_length:
+        most = list_field.max_length
+        if not 0 <= total <= rows * most:
             raise ValueError(
-                f"{files.starts}: expected up to {rows * one.max_length} ids ({rows} rows of up to "
-                f"{one.max_length}), got {total}"
+                f"{files.starts}: expected up to {rows * most} ids ({rows} rows of up to {most}), "
+                f"got {total}"
             )
         check(files.values, total, "ids", self.dtype(name))
         if files.weights is not None:
@@ -316,8 +317,8 @@ def read_sections(path: Path) -> dict[str, Any]:
     sections = read_yaml(path)
     expected = {"feature_spec", "source_spec", "channel_spec", "metadata"}
     if not expected - {"metadata"} <= set(sections) <= expected:
-        found = brief(sorted(map(str, sections)))
-        raise ValueError(f"{path}: expected the sections {sorted(expected)}, got {found}")
+        listed = brief(sorted(map(str, sections)))
+        raise ValueError(f"{path}: expected the sections {sorted(expected)}, got {listed}")
     sections["metadata"] = sections.get("metadata") or {}
     for name in expected:
         if not isinstance(sections[name], dict):
@@ -335,8 +336,9 @@ def _default_chunks(
     chunks = [(channels["numerical"], [layout.NUMERICAL_FILE])] if channels["numerical"] else []
     chunks += [(channels["label"], [layout.LABEL_FILE])]
     for i, name in enumerate(channels["categorical"]):
-        one = lists.get(name)
-        names = [layout.categorical_name(i)] if one is None else bags.file_names(i, one.weighted)
+        of_lists = lists.get(name)
+        one_file = [layout.categorical_name(i)]
+        names = one_file if of_lists is None else bags.file_names(i, of_lists.weighted)
         chunks.append(([name], names))
     return [
         {

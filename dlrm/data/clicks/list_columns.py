@@ -62,16 +62,16 @@ class ListColumn:
         self._check_lengths(lengths, known)
         ends = self._starts[first] + np.cumsum(lengths, dtype=np.int64)
         self._check_ends(ends, first, end)
-        own = lengths[begin - known :]
+        lengths_read = lengths[begin - known :]
         last = int(ends[-1]) if len(ends) else int(self._starts[first])
-        start = last - int(own.sum(dtype=np.int64))
+        start = last - int(lengths_read.sum(dtype=np.int64))
         self._touch(self.files.values, start, last)
         weights = None
         if self._weights is not None and self.files.weights is not None:
             self._touch(self.files.weights, start, last)
             weights = self._weights[start:last]
-            self._check_weights(weights, own, begin)
-        return Jagged(self._values[start:last], own, weights)
+            self._check_weights(weights, lengths_read, begin)
+        return Jagged(self._values[start:last], lengths_read, weights)
 
     def _touch(self, path: Path, first: int, last: int) -> None:
         if (file := self._checked.get(path)) is not None:
@@ -91,11 +91,11 @@ class ListColumn:
 
     def _check_ends(self, ends: np.ndarray, first: int, end: int) -> None:
         """Compares the ends of rows with the starts of each 4,096th row and of the last."""
-        found = ends[bags.ROWS_A_START - 1 :: bags.ROWS_A_START]
+        computed = ends[bags.ROWS_A_START - 1 :: bags.ROWS_A_START]
         if end == len(self._lengths) and end % bags.ROWS_A_START:
-            found = np.append(found, ends[-1:])
-        expected = self._starts[first : first + 1 + len(found)]
-        wrong = np.append(not 0 <= expected[0] <= self._total, found != expected[1:])
+            computed = np.append(computed, ends[-1:])
+        expected = self._starts[first : first + 1 + len(computed)]
+        wrong = np.append(not 0 <= expected[0] <= self._total, computed != expected[1:])
         if wrong.any():
             number = int(wrong.argmax())
             row = min((first + number) * bags.ROWS_A_START, len(self._lengths))
@@ -107,7 +107,7 @@ class ListColumn:
                 )
             raise ValueError(
                 f"{self.files.lengths}: expected {what} to add up to {expected[number]}, as "
-                f"{self.files.starts.name} says, got {found[number - 1]}"
+                f"{self.files.starts.name} says, got {computed[number - 1]}"
             )
         if len(ends) and ends[-1] > self._total:
             raise ValueError(

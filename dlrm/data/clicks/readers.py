@@ -108,15 +108,15 @@ class SplitDataset(BatchedRows):
                 infinite, or a weight is not a number of 0 or more; file and row are named.
         """
         start, stop = self.rows(index)
-        own = self._world.part(stop - start)
-        first, last = start + own.start, start + own.stop
+        samples = self._world.part(stop - start)
+        first, last = start + samples.start, start + samples.stop
         for file, row_bytes in self._checked_dense:
             file.touch(first * row_bytes, last * row_bytes)
         for file, row_bytes in self._checked_ids:
             file.touch(start * row_bytes, stop * row_bytes)
         numerical = self._numerical[first:last].copy()
         _check_finite(numerical, self._numerical_file, first, self._numerical_names)
-        ids, lengths, id_weights = self._read_ids(start, stop, own)
+        ids, lengths, id_weights = self._read_ids(start, stop, samples)
         weights = None if self._weights is None else self._weights.read(start, stop)
         total = None if weights is None else weights.sum(dtype=np.float64)
         return Batch(
@@ -125,21 +125,21 @@ class SplitDataset(BatchedRows):
             _labels(self._labels[first:last], self._label_file, first),
             None if lengths is None else torch.from_numpy(lengths),
             id_weights=None if id_weights is None else torch.from_numpy(id_weights),
-            weights=None if weights is None else torch.from_numpy(weights[own].copy()),
+            weights=None if weights is None else torch.from_numpy(weights[samples].copy()),
             total_weight=None if total is None else torch.tensor(total),
         )
 
     def _read_ids(
-        self, start: int, stop: int, own: slice
+        self, start: int, stop: int, samples: slice
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         """Returns ids, lengths and id weights of rows `start` to `stop`, in the form of a batch.
 
-        Tables of `Shard.own_samples_alone` have only ids of the rows `own` of these.
+        Tables of `Shard.own_samples_alone` have only ids of the rows `samples` of these.
         """
         if not self.one_id_each:
             columns = [
-                _own_bags(one, start, stop, own) if own_alone else _column(one, start, stop)
-                for one, own_alone in zip(self._ids, self._own_alone, strict=True)
+                _own_bags(ids, start, stop, samples) if own_alone else _column(ids, start, stop)
+                for ids, own_alone in zip(self._ids, self._own_alone, strict=True)
             ]
             return interleave(columns, stop - start, self._id_dtype)
         ids = np.empty((stop - start, len(self._ids)), self._id_dtype)
@@ -147,7 +147,7 @@ class SplitDataset(BatchedRows):
             assert isinstance(column, np.ndarray)
             if self._own_alone[table]:
                 ids[:, table] = 0
-                ids[own, table] = column[start + own.start : start + own.stop]
+                ids[samples, table] = column[start + samples.start : start + samples.stop]
             else:
                 ids[:, table] = column[start:stop]
         return ids, None, None
@@ -162,12 +162,12 @@ def _column(column: np.ndarray | ListColumn, start: int, stop: int) -> np.ndarra
     return column.read(start, stop) if isinstance(column, ListColumn) else column[start:stop]
 
 
-def _own_bags(column: np.ndarray | ListColumn, start: int, stop: int, own: slice) -> Jagged:
-    """Returns bags of rows `start` to `stop`, empty except in the rows `own` of these."""
-    found = _column(column, start + own.start, start + own.stop)
-    bags = found if isinstance(found, Jagged) else Jagged(found, np.ones(len(found), np.int8))
+def _own_bags(column: np.ndarray | ListColumn, start: int, stop: int, samples: slice) -> Jagged:
+    """Returns bags of rows `start` to `stop`, empty except in the rows `samples` of these."""
+    ids = _column(column, start + samples.start, start + samples.stop)
+    bags = ids if isinstance(ids, Jagged) else Jagged(ids, np.ones(len(ids), np.int8))
     lengths = np.zeros(stop - start, bags.lengths.dtype)
-    lengths[own] = bags.lengths
+    lengths[samples] = bags.lengths
     return bags._replace(lengths=lengths)
 
 

@@ -76,7 +76,7 @@ class SyntheticDataset(BatchedRows):
             if size > 2**31:
                 raise ValueError(f"feature {name}: expected at most 2**31 rows, got {size}")
         if hotness is None and spec.lists:
-            longest = {name: one.max_length for name, one in spec.lists.items()}
+            longest = {name: field.max_length for name, field in spec.lists.items()}
             hotness = [longest.get(name, 1) for name in self.categorical_names]
         if hotness is not None and len(hotness) not in (1, len(self.table_sizes)):
             raise ValueError(
@@ -196,10 +196,10 @@ def ensure_synthetic_dataset(
     check_owned(directory)
     wanted = _describe(spec, num_samples, seed, ids, fixed_lengths)
     if directory.is_dir() and (manifest := layout.read_dataset_manifest(directory)):
-        found = manifest["transform"]
-        if found == wanted:
+        facts = manifest["transform"]
+        if facts == wanted:
             return FeatureSpec.load(directory)
-        if "synthetic" not in found:
+        if "synthetic" not in facts:
             raise FileExistsError(
                 f"{directory}: expected a synthetic dataset or nothing, got a dataset of other "
                 "origin, which is not replaced (--synthetic_dataset_dir)"
@@ -283,9 +283,9 @@ def write_synthetic_dataset(
 def _row_bytes(spec: FeatureSpec) -> int:
     """Returns the maximum bytes of a row."""
     total = sum(spec.dtype(name).itemsize for name in spec.feature_spec)
-    for name, one in spec.lists.items():
-        each = spec.dtype(name).itemsize + one.weighted * WEIGHTS_DTYPE.itemsize
-        total += one.lengths_dtype.itemsize + one.max_length * each
+    for name, field in spec.lists.items():
+        each = spec.dtype(name).itemsize + field.weighted * WEIGHTS_DTYPE.itemsize
+        total += field.lengths_dtype.itemsize + field.max_length * each
     return total
 
 
@@ -298,12 +298,12 @@ def _columns(spec: FeatureSpec, batch: Batch) -> list[np.ndarray | Jagged]:
     tables = np.tile(np.arange(lengths.shape[1]), len(lengths)).repeat(lengths.ravel())
     columns: list[np.ndarray | Jagged] = []
     for table, name in enumerate(spec.categorical):
-        own = ids[tables == table]
-        if (one := spec.lists.get(name)) is None:
-            columns.append(own)
+        table_ids = ids[tables == table]
+        if (field := spec.lists.get(name)) is None:
+            columns.append(table_ids)
             continue
-        weights = np.ones(len(own), WEIGHTS_DTYPE) if one.weighted else None
-        columns.append(Jagged(own, lengths[:, table], weights))
+        weights = np.ones(len(table_ids), WEIGHTS_DTYPE) if field.weighted else None
+        columns.append(Jagged(table_ids, lengths[:, table], weights))
     return columns
 
 

@@ -80,9 +80,9 @@ class SplitWriter:
         self.num_rows += len(labels)
 
     def _write_bags(self, name: str, rows: Jagged) -> None:
-        one = self._spec.lists[name]
+        field = self._spec.lists[name]
         try:
-            problem = bags.first_problem(rows, one, self._spec.feature_spec[name]["cardinality"])
+            problem = bags.first_problem(rows, field, self._spec.feature_spec[name]["cardinality"])
         except ValueError as error:
             raise ValueError(f"feature {name} of {self._split}: {error}") from None
         if problem is not None:
@@ -91,7 +91,7 @@ class SplitWriter:
         _, starts = bags.starts_within(rows.lengths, self.num_rows, self._totals[name])
         columns = [
             np.ascontiguousarray(rows.values, self._spec.dtype(name)),
-            np.ascontiguousarray(rows.lengths, one.lengths_dtype),
+            np.ascontiguousarray(rows.lengths, field.lengths_dtype),
             starts,
         ]
         if rows.weights is not None:

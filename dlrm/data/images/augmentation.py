@@ -127,8 +127,8 @@ class Augmentation:
 
     def evaluate(self, batch: ImageBatch) -> Tensor:
         """Returns normalized center crops, `[samples, 3, image_size, image_size]`, float32."""
-        own = batch.map(lambda rows: rows[batch.num_partners :])
-        return self._normalise(crop(own.images, self._centre_boxes(own), self.image_size))
+        prepared = batch.map(lambda rows: rows[batch.num_partners :])
+        return self._normalise(crop(prepared.images, self._centre_boxes(prepared), self.image_size))
 
     def _random_boxes(self, draws: Tensor, side: int) -> Tensor:
         """Draws boxes as torchvision's RandomResizedCrop does: the first of ten that fits."""
@@ -137,9 +137,9 @@ class Augmentation:
         heights, widths = (area / ratio).sqrt().round(), (area * ratio).sqrt().round()
         fits = (heights <= side) & (widths <= side) & (heights > 0) & (widths > 0)
         first = fits.int().argmax(1, keepdim=True)
-        found = fits.any(1)
+        has_box = fits.any(1)
         height, width = (
-            torch.where(found, sizes.gather(1, first)[:, 0], side) for sizes in (heights, widths)
+            torch.where(has_box, sizes.gather(1, first)[:, 0], side) for sizes in (heights, widths)
         )
         top = (draws[:, _TOP] * (side - height + 1)).floor()
         left = (draws[:, _LEFT] * (side - width + 1)).floor()
@@ -230,7 +230,7 @@ def _mix_up(prepared: Prepared, draws: Tensor, alpha: float) -> Prepared:
     """Mixes each sample with a smaller share of the one before it."""
     share = _larger_share(draws[:, _BETA], alpha)
     partner = _rows_before(prepared, 1)
-    images = torch.lerp(partner.images, prepared.images, _per_image(share))
+    images = torch.lerp(partner.images, prepared.images, share[:, None, None, None])
     return _labelled(images, prepared, partner, share[:, None])
 
 
@@ -264,13 +264,9 @@ def _rows_before(prepared: Prepared, shift: int) -> Prepared:
     return Prepared(*(torch.cat([rows[:shift], rows[:-shift]]) for rows in prepared))
 
 
-def _labelled(images: Tensor, own: Prepared, partner: Prepared, share: Tensor) -> Prepared:
+def _labelled(images: Tensor, first: Prepared, partner: Prepared, share: Tensor) -> Prepared:
     """Returns images with a share of their own labels, the rest being their partners'."""
-    labels = torch.cat([own.labels, partner.labels], 1)
+    labels = torch.cat([first.labels, partner.labels], 1)
     return Prepared(
-        images, labels, torch.cat([own.weights * share, partner.weights * (1 - share)], 1)
+        images, labels, torch.cat([first.weights * share, partner.weights * (1 - share)], 1)
     )
-
-
-def _per_image(values: Tensor) -> Tensor:
-    return values[:, None, None, None]

@@ -141,8 +141,8 @@ class OfKeys:
             return self._function(column)
         earlier = self._earlier  # which another thread may replace
         if earlier is None or earlier[0] is not column.keys:
-            found = self._function(Parsed.present(column.keys))
-            earlier = column.keys, np.append(found, found.dtype.type(self._of_missing))
+            results = self._function(Parsed.present(column.keys))
+            earlier = column.keys, np.append(results, results.dtype.type(self._of_missing))
             self._earlier = earlier
         return earlier[1].take(column.codes, mode="wrap")  # twice as fast as with checks
 

@@ -160,11 +160,11 @@ class _Rows:
         if (lines := self._plain_lines(block)) is not None:
             if len(names) == 1:
                 self._check_blank_lines(block)
-            found = self._split(block, len(names), _places(names, wanted), len(lines))
-            if found is not None:
+            cells = self._split(block, len(names), _places(names, wanted), len(lines))
+            if cells is not None:
                 self._line += block.count(b"\n") + (not block.endswith(b"\n"))
                 self._pending = b""
-                return Chunk(names, lines, found)
+                return Chunk(names, lines, cells)
         return self.chunk_of(names, wanted, *self.records(one_column=len(names) == 1))
 
     def chunk_of(
@@ -373,7 +373,7 @@ class EscapedReader:
         self, lines: Iterator[str], delimiter: str, quote: str | None, escape: str
     ) -> None:
         self.line_num, self._lines = 0, lines
-        d, e, q = (re.escape(one) for one in (delimiter, escape, quote or delimiter))
+        d, e, q = (re.escape(mark) for mark in (delimiter, escape, quote or delimiter))
         self._delimiter, self._quote = delimiter, quote
         plain = rf"[^{d}]*" if quote else rf"(?:{e}.|[^{d}{e}])*"
         self._plain = re.compile(plain, re.DOTALL)
@@ -390,14 +390,14 @@ class EscapedReader:
         while True:
             place += len(text[place:]) - len(text[place:].lstrip(" "))
             if self._quote and text.startswith(self._quote, place):
-                while (found := self._quoted.match(text, place)) is None:
+                while (match := self._quoted.match(text, place)) is None:
                     text += self._end + self._line()  # StopIteration: the quote is not closed
-                cells.append(self._escapes.sub(r"\1", found[1]))
+                cells.append(self._escapes.sub(r"\1", match[1]))
             else:
-                found = self._plain.match(text, place)
-                assert found is not None
-                cells.append(found[0] if self._quote else self._escapes.sub(r"\1", found[0]))
-            place = found.end()
+                match = self._plain.match(text, place)
+                assert match is not None
+                cells.append(match[0] if self._quote else self._escapes.sub(r"\1", match[0]))
+            place = match.end()
             if place == len(text):
                 return cells
             if text[place] != self._delimiter:
@@ -443,8 +443,8 @@ def delimiter_hint(path: Path, text: TextFormat, column: str | None = None) -> s
     """
     delimiter = delimiter_of(path, text)
     line = first_line(path, text)
-    own = cells_of(line, delimiter)
-    if column is None and len(own) > 1:
+    named_cells = cells_of(line, delimiter)
+    if column is None and len(named_cells) > 1:
         return ""
     seen = "" if delimiter in line else f"; the delimiter {delimiter!r} is not in its first line"
     for other in DELIMITERS:

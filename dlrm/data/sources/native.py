@@ -84,9 +84,9 @@ class Host:
             raise OSError(f"{path}: expected version {_VERSION} of the library, got another")
 
         def function(name: str, result: type | None, *arguments: type) -> Callable[..., Any]:
-            found = getattr(library, f"dlrm_{name}")
-            found.restype, found.argtypes = result, arguments
-            return found
+            symbol = getattr(library, f"dlrm_{name}")
+            symbol.restype, symbol.argtypes = result, arguments
+            return symbol
 
         pair = (_Pointer, _Pointer)
         self._count_lines = function("count_lines", _Place, ctypes.c_char_p, _Place)

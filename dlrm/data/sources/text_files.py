@@ -52,18 +52,18 @@ def open_bytes(path: Path, compression: str | None = None) -> BinaryIO:
     Raises:
         ValueError: its content has another compression.
     """
-    found = compression_of(path)
-    if compression not in (None, found) and path.stat().st_size:
+    actual = compression_of(path)
+    if compression not in (None, actual) and path.stat().st_size:
         raise ValueError(
             f"{path}: expected the compression {compression} (compression in the format), got "
-            f"{found}"
+            f"{actual}"
         )
-    if found == "gzip":
+    if actual == "gzip":
         return gzip.open(path, "rb")  # type: ignore[return-value]
-    if found in ("bz2", "xz"):
-        streams = _Streams(path, bz2.BZ2Decompressor if found == "bz2" else lzma.LZMADecompressor)
+    if actual in ("bz2", "xz"):
+        streams = _Streams(path, bz2.BZ2Decompressor if actual == "bz2" else lzma.LZMADecompressor)
         return io.BufferedReader(streams)
-    if found == "zstd":
+    if actual == "zstd":
         import pyarrow as pa
 
         stream: Any = pa.CompressedInputStream(str(path), "zstd")
@@ -229,9 +229,10 @@ def _without_mark(path: Path, data: bytes, encoding: str | None) -> bytes:
     if data.startswith(UTF_8_BOM) and encoding is None:
         return data.removeprefix(UTF_8_BOM)
     marks = {"utf-8": (UTF_8_BOM,), "utf-16": _UTF_16_BOMS}
-    own = (encoding or "utf-8").lower().replace("_", "-")
+    used = (encoding or "utf-8").lower().replace("_", "-")
     for name, starts in marks.items():
-        if data.startswith(starts) and not own.startswith((name, name.replace("-", ""), "utf-32")):
+        same = name, name.replace("-", ""), "utf-32"
+        if data.startswith(starts) and not used.startswith(same):
             raise ValueError(
                 f"{path}: expected {encoding or 'UTF-8'}, got the mark of {name.upper()}; try "
                 f"--encoding {name}"

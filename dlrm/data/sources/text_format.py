@@ -98,8 +98,8 @@ class TextFormat:
             return self
         entries = {}
         for entry in fields(self):
-            own = getattr(self, entry.name)
-            entries[entry.name] = own if own != entry.default else getattr(other, entry.name)
+            value = getattr(self, entry.name)
+            entries[entry.name] = value if value != entry.default else getattr(other, entry.name)
         if self.columns and self.header is None:
             entries["header"] = None  # of the other's columns
         return TextFormat(**entries)
@@ -132,9 +132,9 @@ def plain_number(text: str, decimal: str, thousands: str | None) -> str:
     mark = re.escape(thousands or "")
     groups = rf"\d{{1,3}}(?:{mark}\d{{3}})+|\d+" if thousands else r"\d+"
     pattern = rf"\s*([+-]?)({groups})?(?:{re.escape(decimal)}(\d*))?([eE][+-]?\d+)?\s*"
-    found = re.fullmatch(pattern, text, re.ASCII)
-    if found is None or not (found[2] or found[3]):
+    match = re.fullmatch(pattern, text, re.ASCII)
+    if match is None or not (match[2] or match[3]):
         return f"{text.strip()} (decimal mark {decimal})" if _PLAIN.fullmatch(text) else text
-    whole = (found[2] or "").replace(thousands or "\0", "")
-    fraction = "" if found[3] is None else f".{found[3]}"
-    return f"{found[1]}{whole}{fraction}{found[4] or ''}"
+    whole = (match[2] or "").replace(thousands or "\0", "")
+    fraction = "" if match[3] is None else f".{match[3]}"
+    return f"{match[1]}{whole}{fraction}{match[4] or ''}"

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError, shown_text
-from dlrm.data.tables.kinds.text import NUMBERS
+from dlrm.data.tables.kinds.text import NUMBERS, PROBLEM
 from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.transform.lists import move_to_row
 from dlrm.data.transform.schema import TIME_UNITS
@@ -25,7 +25,7 @@ from dlrm.data.transform.values import (
 )
 
 
-class Found:
+class Faults:
     """The first bad value of each bad row of a batch."""
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Found:
             wrong[list(problems)] = True
             self.add(column, wrong[codes], lambda row: problems[int(codes[row]) % (missing + 1)])
 
-    def add_lists(self, inner: "Found", lengths: np.ndarray) -> None:
+    def add_lists(self, inner: "Faults", lengths: np.ndarray) -> None:
         """Adds the problems of lists' values, whose rows are indices among all values.
 
         Args:
@@ -76,13 +76,10 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     check_columns("", batch.schema.names, [name])
     array = batch.column(name)
     if isinstance(array, pa.ExtensionArray):
-        is_uuid = array.type.extension_name == "arrow.uuid"
-        array = _uuid_texts(array) if is_uuid else array.storage
+        if array.type.extension_name != "arrow.uuid":
+            return array.storage
+        return pa.array([u if u is None else str(u) for u in array.to_pylist()], pa.string())
     return array
-
-
-def _uuid_texts(array: pa.Array) -> pa.Array:
-    return pa.array([None if one is None else str(one) for one in array.to_pylist()], pa.string())
 
 
 def array_of_values(values: Sequence[Any]) -> pa.Array:
@@ -103,12 +100,12 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
     if pa.types.is_temporal(kind):
         # Arrow takes the first value's type for all, cutting times off and zones.
         there = [
-            one for one, known in zip(values, array.is_valid().to_pylist(), strict=True) if known
+            time for time, valid in zip(values, array.is_valid().to_pylist(), strict=True) if valid
         ]
-        kinds = {(hasattr(one, "hour"), getattr(one, "tzinfo", None) is None) for one in there}
+        kinds = {(hasattr(time, "hour"), getattr(time, "tzinfo", None) is None) for time in there}
         if len(kinds) > 1:
             raise ValueError("dates and times, or times with a zone and without one")
-        if any(getattr(one, "nanosecond", 0) or getattr(one, "nanoseconds", 0) for one in there):
+        if any(getattr(t, "nanosecond", 0) or getattr(t, "nanoseconds", 0) for t in there):
             if pa.types.is_duration(kind):
                 return pa.array(values, pa.duration("ns"), from_pandas=True)
             return pa.array(values, pa.timestamp("ns", kind.tz), from_pandas=True)
@@ -122,7 +119,7 @@ def texts_of(name: str, array: pa.Array) -> tuple[Sequence[str], np.ndarray]:
 
 
 def distinct_of(
-    name: str, array: pa.Array, found: Found | None = None
+    name: str, array: pa.Array, faults: Faults | None = None
 ) -> tuple[pa.Array, np.ndarray]:
     """Returns the distinct values, and the index of each row's value, or -1 for null.
 
@@ -130,8 +127,8 @@ def distinct_of(
     """
     raw, codes = places_of(name, array)
     distinct, problems = utf_8(raw)
-    if found is not None:
-        found.add_places(name, codes, problems, len(distinct))
+    if faults is not None:
+        faults.add_places(name, codes, problems, len(distinct))
     return distinct, codes
 
 
@@ -217,9 +214,9 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
         )
     if pa.types.is_float32(kind):  # the shortest text, as in CSV: 0.1, which float64 says longer
         narrow = array.to_numpy(zero_copy_only=False)
-        return pa.array([str(one) for one in narrow], pa.large_string())
+        return pa.array([str(value) for value in narrow], pa.large_string())
     if pa.types.is_decimal(kind):
-        return pa.array([number_text(one) for one in as_text(array).to_pylist()], pa.large_string())
+        return pa.array(list(map(number_text, as_text(array).to_pylist())), pa.large_string())
     return as_text(array)
 
 
@@ -252,7 +249,7 @@ def _plain(value: Any) -> str:
 
 def plain_texts(array: pa.Array) -> list[str]:
     """Returns values as text without surrounding blanks."""
-    return [one.strip() for one in as_text(array).to_pylist()]
+    return [text.strip() for text in as_text(array).to_pylist()]
 
 
 def text_column(array: pa.Array) -> TextColumn:
@@ -280,3 +277,19 @@ def array_of(column: TextColumn) -> pa.Array:
     return pa.LargeBinaryArray.from_buffers(
         pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data.tobytes())]
     )
+
+
+def row_text(batch: pa.RecordBatch, row: int) -> str:
+    """Returns a row as text, for lists of rows that were left out."""
+    values = []
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        if name == PROBLEM:
+            if column[row].is_valid:
+                return column[row].as_py().partition("\t")[2]
+            continue
+        if pa.types.is_nested(column.type):
+            values.append(f"{name}={column[row].as_py()}")
+            continue
+        texts, codes = texts_of(name, column.slice(row, 1))
+        values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")
+    return "\t".join(values).replace("\n", "\\n")

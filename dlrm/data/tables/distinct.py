@@ -120,7 +120,7 @@ class Distinct:
         Args:
             missing, missing_positives: rows without a value, which count as one more value.
         """
-        extra = [one >> self._halvings for one in (missing, missing_positives)]
+        extra = [counted >> self._halvings for counted in (missing, missing_positives)]
         absent = int(extra[0] > 0)
         more = np.array(extra, np.int64)
         counts = np.concatenate([self._counts, more[:absent]])
@@ -138,7 +138,7 @@ class Distinct:
         ranges = (middles * _BINS / max(counts[order].sum(), 1)).astype(np.int64)
         ranges = np.concatenate([ranges, np.full(absent, _BINS)])
         ordered = np.append(order, np.arange(len(order), len(counts)))
-        of_ranges = [np.bincount(ranges, one[ordered]) for one in (counts, positives)]
+        of_ranges = [np.bincount(ranges, counted[ordered]) for counted in (counts, positives)]
         used = of_ranges[0] > 0
         by_order = _explained(of_ranges[0][used], of_ranges[1][used], share)
         return Signal(by_value, by_order, _CLEAR * float(np.sqrt(noise)) / rows, pure)

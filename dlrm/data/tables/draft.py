@@ -1,8 +1,7 @@
 """Drafts a schema from the data, with the reasons for its choices."""
 
 import itertools
-from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,7 +9,6 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.sources.csv_rows import Spans
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.columns import column_of, texts_of
 from dlrm.data.tables.fields import (
@@ -23,10 +21,7 @@ from dlrm.data.tables.fields import (
     shown,
     shown_name,
 )
-from dlrm.data.tables.kinds.cells import Cell
-from dlrm.data.tables.kinds.json_lines import plain_numbers
-from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import Reading, Text
+from dlrm.data.tables.samples import Seen
 from dlrm.data.tables.summaries import BOOLEANS, Summary
 from dlrm.data.transform.schema import Label, Schema
 from dlrm.data.transform.values import canonical_text
@@ -108,7 +103,7 @@ def draft(
     time: str | None = None,
     max_rows: int = SAMPLE_ROWS,
     text: TextFormat | None = None,
-    seen: "Seen | None" = None,
+    seen: Seen | None = None,
 ) -> Draft:
     """Drafts a schema from the first rows of a table.
 
@@ -218,114 +213,6 @@ def _check_weight(summary: Summary) -> None:
         raise ValueError(f"{where}: expected weights of 0 or more, got {summary.numbers.least:.9g}")
 
 
-@dataclass
-class Seen:
-    """Observations from reading the files of a draft, besides the values.
-
-    Attributes:
-        nested: column of JSON -> its first value that is a map or a list of them.
-        mixed: columns of JSON with values in some rows and lists in others.
-        twice: columns whose name occurs several times, of which none is read.
-        lacking: column -> a file that does not have it.
-        spans: file -> rows that quoted cells extend over several lines.
-    """
-
-    nested: dict[str, str] = field(default_factory=dict)
-    mixed: dict[str, None] = field(default_factory=dict)
-    twice: dict[str, None] = field(default_factory=dict)
-    lacking: dict[str, Path] = field(default_factory=dict)
-    spans: dict[Path, Spans] = field(default_factory=dict)
-
-    @property
-    def left_out(self) -> dict[str, str]:
-        """Returns the columns that no field can use, and why."""
-        found = {name: f"nested, such as {value}" for name, value in self.nested.items()}
-        found |= dict.fromkeys(self.mixed, "values in some rows, lists in others")
-        found |= dict.fromkeys(self.twice, "several columns have this name")
-        for name, path in self.lacking.items():
-            found[name] = f"{path} does not have it; prepare needs it in every file"
-        return found
-
-
-def batches_of(
-    files: Sequence[TableFile],
-    text: TextFormat,
-    needed: Collection[str] = (),
-    seen: Seen | None = None,
-) -> Iterator[pa.RecordBatch]:
-    """Yields the rows of files with all their columns, those of folders included.
-
-    Args:
-        files: files of one kind.
-        text: format of CSV.
-        needed: columns that every CSV file must have.
-        seen: receives what is not in the batches.
-
-    Raises:
-        ValueError: a file is damaged, or lacks a column; the message names it.
-    """
-    seen = seen or Seen()
-    if len(files) > 1:
-        _note_lacking(files, text, needed, seen)
-    for file in files:
-        kind, partition = file.kind, file.partition
-        if not isinstance(kind, Text):
-            for batch, _ in kind.batches(file, text, _once(file.columns(text), seen)):
-                yield batch
-            continue
-        spans = seen.spans.setdefault(file.path, Spans())
-        reading = Reading(text, spans=spans, nested=seen.nested)
-        for names, lines, read in kind.read(file.path, reading):
-            wanted = [name for name in needed if name not in partition]
-            kind.check_names(file.path, names, text, wanted)
-            once = [name for name in _once(names, seen) if name not in partition]
-            arrays = {name: _array(name, column, seen) for name, column in read if name in once}
-            arrays |= {
-                name: pa.array([value] * len(lines), pa.string())
-                for name, value in partition.items()
-            }
-            yield pa.record_batch(list(arrays.values()), names=list(arrays))
-
-
-def _once(names: Sequence[str], seen: Seen) -> list[str]:
-    """Returns the names that occur once, and notes the others."""
-    counts = Counter(names)
-    seen.twice |= {name: None for name, count in counts.items() if count > 1}
-    return [name for name, count in counts.items() if count == 1]
-
-
-def _note_lacking(
-    files: Sequence[TableFile], text: TextFormat, needed: Collection[str], seen: Seen
-) -> None:
-    """Notes columns that a file does not have, though others do."""
-    if files[0].kind.may_lack_columns:
-        return
-    every = {file.path: file.columns(text) for file in files}
-    known = dict.fromkeys(name for names in every.values() for name in names)
-    for path, names in every.items():
-        if not names:  # an empty file
-            continue
-        for name in known:
-            if name in names or name in seen.lacking:
-                continue
-            if name in needed:
-                check_columns(path, names, [name])
-            seen.lacking[name] = path
-
-
-def _array(name: str, column: pa.Array | list[Cell], seen: Seen) -> pa.Array:
-    """Returns the cells of a column; numbers of JSON have the text of typed ones."""
-    if isinstance(column, pa.Array):
-        return column
-    kinds = {list if isinstance(cell, list) else str for cell in column if cell is not None}
-    if len(kinds) > 1:
-        seen.mixed[name] = None
-    if len(kinds) != 1:
-        return pa.nulls(len(column))
-    cells = plain_numbers(column, name, set())
-    return pa.array(cells, pa.list_(pa.string()) if list in kinds else pa.string())
-
-
 def _summaries(
     batches: Iterable[pa.RecordBatch],
     label: str,
@@ -367,14 +254,14 @@ def _count_labels(
     texts = [canonical_text(text) for text in texts]
     if len(labels) <= _MOST_LABELS:
         counts = np.bincount(codes[codes >= 0], minlength=len(texts))
-        for one, count in zip(texts, counts.tolist(), strict=True):
-            if count and one:
-                labels[one] = labels.get(one, 0) + count
+        for label_text, count in zip(texts, counts.tolist(), strict=True):
+            if count and label_text:
+                labels[label_text] = labels.get(label_text, 0) + count
     if positive is not None:
         known = set(_positives(positive, labels))
-        hits = [one in known for one in texts]
+        hits = [label_text in known for label_text in texts]
     else:
-        hits = [one != next(iter(labels), None) for one in texts]
+        hits = [label_text != next(iter(labels), None) for label_text in texts]
     return np.array([*hits, False], bool)[codes]
 
 
@@ -382,7 +269,7 @@ def _positives(positive: str, labels: Collection[str]) -> list[str]:
     """Returns the values that `--positive` names, in canonical form."""
     if canonical_text(positive) in labels:
         return [canonical_text(positive)]
-    return [canonical_text(one.strip()) for one in positive.split(",")]
+    return [canonical_text(text.strip()) for text in positive.split(",")]
 
 
 def _label(
@@ -399,7 +286,7 @@ def _label(
     known += ", ..." if len(labels) > _MOST_SHOWN else ""
     if positive is not None:
         positives = _positives(positive, labels)
-        if unknown := [one for one in positives if one not in labels]:
+        if unknown := [value_text for value_text in positives if value_text not in labels]:
             raise ValueError(
                 f"--positive {unknown[0]}: expected a label that occurs in {rows}, got none of "
                 f"column {name}, which has {known}"
@@ -424,7 +311,7 @@ def _label(
     else:
         value, why = _positive(labels)
         label, positives = Label(name, value), [value]
-    share = sum(labels[one] for one in positives) / summary.rows
+    share = sum(labels[value_text] for value_text in positives) / summary.rows
     counted = " and ".join(map(shown, positives))
     return (
         label,

@@ -309,13 +309,9 @@ def _spellings(summary: Summary) -> tuple[tuple[str, ...], tuple[str, ...]]:
     true = tuple(t for t in texts if t.lower() in YES and SPELLINGS.get(t) != "true")
     false = tuple(t for t in texts if t.lower() in NO and SPELLINGS.get(t) != "false")
     plain = {text.lower() for text in texts} <= {"true", "false"}
-    if plain or len(texts) - len({*map(_polarity, texts)}) == 0:
+    if plain or len(texts) - len({text.lower() in YES for text in texts}) == 0:
         return (), ()
     return true, false
-
-
-def _polarity(text: str) -> bool:
-    return text.lower() in YES
 
 
 def _text_note(summary: Summary) -> str:
@@ -357,8 +353,8 @@ def _disguise(summary: Summary) -> str:
         repeated = mark == "|" or 2 * len(parts) < len(listed) + 2
         if len(listed) > len(texts) / 4 and repeated:
             longest = max(len(text.split(mark)) for text in listed)
-            one = shown(listed[0])
-            return f"; lists in disguise, such as {one}: max_length: {longest}, separator: {mark!r}"
+            such_as = f"such as {shown(listed[0])}"
+            return f"; lists in disguise, {such_as}: max_length: {longest}, separator: {mark!r}"
     return ""
 
 

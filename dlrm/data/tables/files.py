@@ -62,27 +62,27 @@ def find_tables(
         ValueError: a file is of an unknown kind, or files are of several.
     """
     kind = None if input_format is None else KINDS[input_format]
-    found: list[TableFile] = []
+    files: list[TableFile] = []
     left_out: list[Path] = []
     for given in map(Path, inputs):
         if given.is_dir():
-            found += _of_folder(given, kind, left_out)
+            files += _of_folder(given, kind, left_out)
         elif not given.exists():
             raise FileNotFoundError(f"{given}: no such file or directory (--input)")
         elif not given.is_file():
             raise ValueError(f"{given}: expected a regular file or a folder (--input)")
         else:
-            one = kind or kind_of(given) or _kind_by_content(given)
-            found.append(TableFile(given, one, _root_of(given.parent, None)))
-    if not found:
+            file_kind = kind or kind_of(given) or _kind_by_content(given)
+            files.append(TableFile(given, file_kind, _root_of(given.parent, None)))
+    if not files:
         raise ValueError("--input: expected a file or a folder, got none")
-    for file in found:
+    for file in files:
         try:
             str(file.path).encode()
         except UnicodeEncodeError:
             shown = os.fsencode(file.path).decode("utf-8", "backslashreplace")
             raise ValueError(f"{shown}: expected UTF-8 in the names of files and folders") from None
-    kinds = {file.kind: file.path for file in found}
+    kinds = {file.kind: file.path for file in files}
     if len(kinds) > 1:
         shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
         raise ValueError(
@@ -91,7 +91,7 @@ def find_tables(
         )
     if left_out:
         say(_left_out_line(left_out))
-    return found
+    return files
 
 
 def _of_folder(folder: Path, kind: Kind | None, left_out: list[Path]) -> list[TableFile]:

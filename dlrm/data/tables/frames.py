@@ -89,7 +89,7 @@ def _places(
     """Returns the indices of wanted columns."""
     if columns is None:
         columns = names
-    check_columns(name, names, [one for one in columns if one in names or one not in optional])
+    check_columns(name, names, [c for c in columns if c in names or c not in optional])
     return [place for place, column in enumerate(names) if column in columns]
 
 

@@ -7,7 +7,7 @@ import pyarrow.compute as pc
 from dlrm.data.clicks import bags
 from dlrm.data.clicks.bags import places_of
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.tables.columns import Found
+from dlrm.data.tables.columns import Faults
 from dlrm.data.tables.kinds.types import is_list
 from dlrm.data.transform.lists import (
     bad_weights,
@@ -41,22 +41,22 @@ def lists_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
 
 
 def check_lengths(
-    field: CategoricalField, lengths: np.ndarray, of_weights: np.ndarray | None, found: Found
+    field: CategoricalField, lengths: np.ndarray, of_weights: np.ndarray | None, faults: Faults
 ) -> None:
     """Notes lists that are too long, and lists with unequal numbers of values and weights."""
     long = too_long(field, lengths)
-    found.add(field.column, long, lambda row: length_problem(field, int(lengths[row])))
+    faults.add(field.column, long, lambda row: length_problem(field, int(lengths[row])))
     if of_weights is not None:
         differ = lengths != of_weights
 
         def problem(row: int) -> str:
             return count_problem(field, int(lengths[row]), int(of_weights[row]))
 
-        found.add(field.column, differ, problem)
+        faults.add(field.column, differ, problem)
 
 
 def checked_weights(
-    name: str, weights: Parsed, lengths: np.ndarray, values: np.ndarray, found: Found
+    name: str, weights: Parsed, lengths: np.ndarray, values: np.ndarray, faults: Faults
 ) -> np.ndarray:
     """Returns the weights of values, or 0 in rows with another number of them; notes bad ones.
 
@@ -65,11 +65,11 @@ def checked_weights(
         weights: weights of all rows, one after another.
         lengths: number of weights in each row.
         values: number of values in each row.
-        found: receives the bad rows.
+        faults: receives the bad rows.
     """
-    inner = Found()
+    inner = Faults()
     inner.add(name, bad_weights(weights), lambda place: weight_problem(weights, place))
-    found.add_lists(inner, lengths)
+    faults.add_lists(inner, lengths)
     numbers = np.where(bad_weights(weights), 0.0, weights.values).astype(bags.WEIGHTS_DTYPE)
     if (same := lengths == values).all():
         return numbers

@@ -84,10 +84,10 @@ class Part(NamedTuple):
 
     def check(self) -> None:
         """Raises ValueError if the groups have changed since they were counted."""
-        if self.crc is not None and (found := self.checksum()) != self.crc:
+        if self.crc is not None and (crc := self.checksum()) != self.crc:
             raise ValueError(
                 f"{self.source}: expected CRC-32 {self.crc:08x} of {self._kind.group}s "
-                f"{self.begin} to {self.end - 1}, as when they were counted, got {found:08x}: the "
+                f"{self.begin} to {self.end - 1}, as when they were counted, got {crc:08x}: the "
                 "file has changed; --restart begins anew"
             )
 
@@ -126,9 +126,9 @@ def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[P
         opened = kind.open(path, file.path)
         begin, size, rows, of_file = 0, 0, 0, 0
         for group in range(opened.num_groups):
-            found = opened.group(group)
-            size += found.end - found.begin
-            rows += found.rows
+            facts = opened.group(group)
+            size += facts.end - facts.begin
+            rows += facts.rows
             if size >= part_bytes or group + 1 == opened.num_groups:
                 place = (number, begin, group + 1, first_row, of_file, rows, size)
                 parts.append(

@@ -4,9 +4,9 @@ Each distinct value is converted once: a column is read as indices of its distin
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +16,7 @@ from dlrm.data.clicks.bags import Jagged
 from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Coded, Parsed
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.columns import (
-    Found,
+    Faults,
     array_of,
     as_text,
     canonical_texts,
@@ -42,49 +42,10 @@ from dlrm.data.transform.cells import (
 from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import Column, split_text
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER
-
-
-class Rows(NamedTuple):
-    """Rows by the fields of a schema.
-
-    Attributes:
-        labels: bool `[rows]`; None without labels.
-        numerical: a column for each numerical field.
-        categorical: a column for each categorical field, of lists for a list field, and then for
-            each cross.
-        texts: the distinct values of each categorical field of strings, in the form of
-            `Coded.keys`; None for integers, and with a fitted transform.
-        extra: weight, groups and time by their names in a dataset; see `extra_dtypes`.
-    """
-
-    labels: np.ndarray | None
-    numerical: Sequence[Parsed]
-    categorical: Sequence[Column]
-    texts: Sequence[pa.Array | None]
-    extra: dict[str, np.ndarray]
-
-    def take(self, rows: np.ndarray) -> "Rows":
-        """Returns the rows selected by a mask or by indices."""
-        return Rows(
-            None if self.labels is None else self.labels[rows],
-            [column.take(rows) for column in self.numerical],
-            [column.take(rows) for column in self.categorical],
-            self.texts,
-            {name: values[rows] for name, values in self.extra.items()},
-        )
-
-
-def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
-    """Returns the columns of a dataset besides the model's inputs: name -> type.
-
-    `weight` is float32, `group_<column>` a 64-bit hash, and `time` microseconds since 1970 in UTC.
-    """
-    names: dict[str, np.dtype] = {"weight": np.dtype("<f4")} if schema.weight else {}
-    names |= {f"group_{name}": np.dtype("<u8") for name in schema.groups}
-    return names | ({"time": np.dtype("<i8")} if schema.time else {})
 
 
 class _Keyed(NamedTuple):
@@ -155,7 +116,7 @@ class RowReader:
             names += [schema.time.column] if schema.time else []
         return list(dict.fromkeys(names))
 
-    def read(self, batch: pa.RecordBatch) -> tuple[Rows, list[RowError]]:
+    def read(self, batch: pa.RecordBatch) -> tuple[FieldRows, list[RowError]]:
         """Returns the rows of a batch, and the first bad value of each bad row, in order.
 
         The content of bad rows is meaningless.
@@ -164,36 +125,37 @@ class RowReader:
             ValueError: a column is missing, occurs twice, or has an unsupported type; the message
                 names it.
         """
-        schema, found = self.schema, Found()
+        schema, faults = self.schema, Faults()
         labels = None
         if self.labelled:
-            labels = self._labels(schema.label.column, column_of(batch, schema.label.column), found)
+            labels = self._labels(batch, faults)
         numerical = [
-            _numbers(field, column_of(batch, field.column), schema, found)
+            _numbers(field, column_of(batch, field.column), schema, faults)
             for field in schema.numerical
         ]
         for number, parsed in zip(schema.numerical, numerical, strict=True):
             if number.required:
-                found.add(number.column, parsed.missing, lambda row: NO_NUMBER)
+                faults.add(number.column, parsed.missing, lambda row: NO_NUMBER)
             if number.rule.checked_in_readers:
                 large = np.isinf(number.rule.apply(parsed)[0])
-                found.add(number.column, large, partial(_too_large, number, parsed.values))
+                faults.add(number.column, large, partial(_too_large, number, parsed.values))
         categorical: list[Column] = []
         texts = []
         for place, field in enumerate(schema.categorical):
             if field.max_length is None:
-                coded, text = self._keys(place, batch, column_of(batch, field.column), found)
+                coded, text = self._keys(place, batch, column_of(batch, field.column), faults)
                 categorical.append(coded)
             else:
-                lists, text = self._lists(place, batch, found)
+                lists, text = self._lists(place, batch, faults)
                 categorical.append(lists)
             texts.append(text)
         categorical += cross_columns(schema, categorical)
-        extra = {} if self.inputs_only else self._extra(batch, found)
-        return Rows(labels, numerical, categorical, texts, extra), found.in_order()
+        extra = {} if self.inputs_only else self._extra(batch, faults)
+        return FieldRows(labels, numerical, categorical, texts, extra), faults.in_order()
 
-    def _labels(self, name: str, array: pa.Array, found: Found) -> np.ndarray:
-        distinct, codes = distinct_of(name, array, found)
+    def _labels(self, batch: pa.RecordBatch, faults: Faults) -> np.ndarray:
+        name = self.schema.label.column
+        distinct, codes = distinct_of(name, column_of(batch, name), faults)
         cells = [*plain_texts(distinct), ""]  # the last for missing ones
         values, problems = np.zeros(len(cells), bool), {}
         for place, cell in enumerate(cells):
@@ -201,22 +163,22 @@ class RowReader:
                 values[place] = self._parse_labels([cell])[0]
             except RowError as error:
                 problems[place] = error.problem
-        found.add_places(name, codes, problems, len(distinct))
+        faults.add_places(name, codes, problems, len(distinct))
         return values[codes]
 
     def _keys(
-        self, place: int, batch: pa.RecordBatch, array: pa.Array, found: Found
+        self, place: int, batch: pa.RecordBatch, array: pa.Array, faults: Faults
     ) -> tuple[Coded, pa.Array | None]:
         """Returns the keys of a field's values, which are in an array of the batch's rows."""
         of_texts = self._keys_of[place]
         field, name = of_texts.field, of_texts.field.column
         if field.type == "id":
-            found.add(name, array.is_null().to_numpy(zero_copy_only=False), _no_id(of_texts))
+            faults.add(name, array.is_null().to_numpy(zero_copy_only=False), _no_id(of_texts))
             if pa.types.is_integer(array.type):
-                return _ids(of_texts, array, found), None
+                return _ids(of_texts, array, faults), None
         raw, codes = places_of(name, array)
         if field.type == "id":  # a dictionary may have a null of its own
-            found.add(name, codes < 0, _no_id(of_texts))
+            faults.add(name, codes < 0, _no_id(of_texts))
         numbers = not of_texts.plain and numbers_of_json(batch, name)
         earlier = self._earlier.get(name)
         if earlier is None or earlier.numbers != numbers or not earlier.raw.equals(raw):
@@ -243,33 +205,33 @@ class RowReader:
                     texts = array_of(column)
             problems |= not_utf_8
             earlier = self._earlier[name] = _Keyed(raw, numbers, keys, missing, problems, texts)
-        found.add_places(name, codes, earlier.problems, len(raw))
+        faults.add_places(name, codes, earlier.problems, len(raw))
         if earlier.missing.any():
             places = np.append(np.where(earlier.missing, -1, np.arange(len(raw))), -1)
             codes = places.take(codes, mode="wrap")
         return Coded(earlier.keys, codes), earlier.texts
 
     def _lists(
-        self, place: int, batch: pa.RecordBatch, found: Found
+        self, place: int, batch: pa.RecordBatch, faults: Faults
     ) -> tuple[Jagged, pa.Array | None]:
         field = self._keys_of[place].field
         flat, lengths = self._flat(field, field.column, batch)
         if field.weights is None:
-            check_lengths(field, lengths, None, found)
+            check_lengths(field, lengths, None, faults)
         else:
             numbers, of_weights = self._flat(field, field.weights, batch)
-            check_lengths(field, lengths, of_weights, found)
-        inner = Found()
+            check_lengths(field, lengths, of_weights, faults)
+        inner = Faults()
         coded, texts = self._keys(place, batch, flat, inner)
-        found.add_lists(inner, lengths)
+        faults.add_lists(inner, lengths)
         if field.weights is None:
             return Jagged(coded, lengths), texts
-        inner = Found()
+        inner = Faults()
         markers = field.missing_values
         rule = NumericalField(field.weights, "none", missing_values=markers, required=True)
         weights = _numbers(rule, numbers, self.schema, inner)
-        found.add_lists(inner, of_weights)
-        checked = checked_weights(field.weights, weights, of_weights, lengths, found)
+        faults.add_lists(inner, of_weights)
+        checked = checked_weights(field.weights, weights, of_weights, lengths, faults)
         return Jagged(coded, lengths, checked), texts
 
     def _flat(
@@ -285,27 +247,27 @@ class RowReader:
             array = pa.array(split, pa.list_(pa.string()))
         return lists_of(name, array)
 
-    def _extra(self, batch: pa.RecordBatch, found: Found) -> dict[str, np.ndarray]:
+    def _extra(self, batch: pa.RecordBatch, faults: Faults) -> dict[str, np.ndarray]:
         schema, extra = self.schema, {}
         if schema.weight:
             field = NumericalField(schema.weight, "none", required=True)
-            weights = _numbers(field, column_of(batch, schema.weight), schema, found)
-            bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values, "<f4")
+            weights = _numbers(field, column_of(batch, schema.weight), schema, faults)
+            bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values)
             most = ""
             if schema.weighs_targets:
                 bad |= weights.values >= MAX_WEIGHT
                 most = f"below {MAX_WEIGHT}, as encodings of the target add it up"
-            found.add(schema.weight, bad, lambda row: _bad_weight(weights, row, most))
+            faults.add(schema.weight, bad, lambda row: _bad_weight(weights, row, most))
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
-            distinct, codes = distinct_of(name, column_of(batch, name), found)
+            distinct, codes = distinct_of(name, column_of(batch, name), faults)
             of_texts = self._groups[name]
             (keys, missing), _ = of_texts.of_texts(text_column(_texts(of_texts, distinct)))
             absent = np.append(missing, True)
-            found.add(name, absent[codes], lambda row: "expected a group, got no value")
+            faults.add(name, absent[codes], lambda row: "expected a group, got no value")
             extra[f"group_{name}"] = np.append(keys, np.uint64(0))[codes]
         if schema.time:
-            extra["time"] = times(schema.time, column_of(batch, schema.time.column), found)
+            extra["time"] = times(schema.time, column_of(batch, schema.time.column), faults)
         return extra
 
 
@@ -313,13 +275,13 @@ def _no_id(of_ids: FieldKeys) -> Callable[[int], str]:
     return lambda row: of_ids.id_problem(None)
 
 
-def _ids(of_ids: FieldKeys, array: pa.Array, found: Found) -> Coded:
+def _ids(of_ids: FieldKeys, array: pa.Array, faults: Faults) -> Coded:
     """Returns ids without a search for the distinct ones."""
     values = array.fill_null(0).to_numpy(zero_copy_only=False)
     problems: dict[int, str] = {}
     keys, _ = of_ids.of_integers(values, problems)
     codes = np.arange(len(values))
-    found.add_places(of_ids.field.column, codes, problems, len(values))
+    faults.add_places(of_ids.field.column, codes, problems, len(values))
     return Coded(keys, codes)
 
 
@@ -341,10 +303,10 @@ def _bad_weight(weights: Parsed, row: int, most: str) -> str:
     return f"expected a weight {expected}, got {got}"
 
 
-def _is_infinite(values: np.ndarray, dtype: Any) -> np.ndarray:
-    """Returns a mask of numbers that are too large for a type."""
+def _is_infinite(values: np.ndarray) -> np.ndarray:
+    """Returns a mask of numbers that are too large for float32."""
     with np.errstate(over="ignore"):
-        return np.isinf(values.astype(np.float32).astype(dtype))
+        return np.isinf(values.astype(np.float32))
 
 
 def _too_large(field: NumericalField, values: np.ndarray, row: int) -> str:
@@ -355,7 +317,7 @@ def _numbers(
     field: NumericalField,
     array: pa.Array,
     schema: Schema,
-    found: Found,
+    faults: Faults,
 ) -> Parsed:
     name, kind = field.column, array.type
     hint = "" if field.required else "; missing_values: [nan] takes NaN as missing"
@@ -368,7 +330,7 @@ def _numbers(
     if (field.true_values or field.false_values) and not is_text(kind):
         array, kind = canonical_texts(name, array), pa.large_string()
     if is_text(kind):
-        return _numbers_of_text(field, array, schema, found)
+        return _numbers_of_text(field, array, schema, faults)
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         array = array.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         array = pc.divide(array.cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
@@ -387,7 +349,7 @@ def _numbers(
         bad = ~finite
         if "nan" in (text.lower() for text in markers):
             missing, bad = missing | np.isnan(values), np.isinf(values)
-        found.add(
+        faults.add(
             name,
             bad,
             lambda row: (
@@ -396,15 +358,15 @@ def _numbers(
         )
     if field.type == "decimal":
         bad = finite & ~missing & ((values != np.floor(values)) | (abs(values) >= MOST_DECIMAL))
-        found.add(name, bad, lambda row: f"expected {EXPECTED_INTEGER}, got {values[row]}")
+        faults.add(name, bad, lambda row: f"expected {EXPECTED_INTEGER}, got {values[row]}")
     return Parsed(np.where(finite & ~missing, values, 0.0), missing)
 
 
 def _numbers_of_text(
-    field: NumericalField, array: pa.Array, schema: Schema, found: Found
+    field: NumericalField, array: pa.Array, schema: Schema, faults: Faults
 ) -> Parsed:
-    distinct, codes = distinct_of(field.column, array, found)
+    distinct, codes = distinct_of(field.column, array, faults)
     cells, problems = [*plain_texts(distinct), ""], dict[int, str]()
     values, missing = numbers_of_texts(field, cells, schema.missing_of(field), problems)
-    found.add_places(field.column, codes, problems, len(distinct))
+    faults.add_places(field.column, codes, problems, len(distinct))
     return Parsed(values[codes], missing[codes])

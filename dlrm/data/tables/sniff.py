@@ -47,19 +47,19 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
     samples = [sample for sample in samples if sample.strip()][:_MOST_FILES]
     if not samples:
         return Sniffed(given, None)
-    found = TextFormat()
+    text_format = TextFormat()
     if given.encoding is None:
-        found = replace(found, encoding=_encoding(samples))
+        text_format = replace(text_format, encoding=_encoding(samples))
     if files[0].kind.delimited:
-        encoding = given.encoding or found.encoding or "utf-8-sig"
+        encoding = given.encoding or text_format.encoding or "utf-8-sig"
         text = _Text.from_parts([_decoded(sample, encoding) for sample in samples])
-        found = _of_csv(files[0], text, given, found)
-    return Sniffed(given.over(found), _line(given, found))
+        text_format = _of_csv(files[0], text, given, text_format)
+    return Sniffed(given.over(text_format), _line(given, text_format))
 
 
-def _line(given: TextFormat, found: TextFormat) -> str | None:
-    own = vars(given)
-    new = {n: value for n, value in vars(found).items() if value is not None and own[n] is None}
+def _line(given: TextFormat, detected: TextFormat) -> str | None:
+    flags = vars(given)
+    new = {n: v for n, v in vars(detected).items() if v is not None and flags[n] is None}
     if not new:
         return None
     line = f"{', '.join(f'{name} {value!r}' for name, value in new.items())} (from the files)"
@@ -134,12 +134,12 @@ class _Text:
         return records if len({*map(len, records)}) == 1 else []
 
 
-def _of_csv(file: TableFile, text: _Text, given: TextFormat, found: TextFormat) -> TextFormat:
-    own = delimiter_of(file.path, given)
-    delimiter = given.delimiter or _delimiter(text.lines, own)
+def _of_csv(file: TableFile, text: _Text, given: TextFormat, detected: TextFormat) -> TextFormat:
+    written = delimiter_of(file.path, given)
+    delimiter = given.delimiter or _delimiter(text.lines, written)
     if delimiter is not None and given.delimiter is None:
-        found = replace(found, delimiter=delimiter)
-    delimiter = delimiter or own
+        detected = replace(detected, delimiter=delimiter)
+    delimiter = delimiter or written
     if text.lines and all(map(_SPARSE.fullmatch, text.lines)):
         raise ValueError(
             f"{file.path}: expected a table, got rows of labels and INDEX:VALUE, as of libsvm; "
@@ -148,14 +148,14 @@ def _of_csv(file: TableFile, text: _Text, given: TextFormat, found: TextFormat) 
     quote, escape = given.quote or '"', given.escape
     if given.quote is None and escape is None:
         quote, escape = _quoting(text, delimiter)
-        found = replace(found, quote=None if quote == '"' else quote, escape=escape)
+        detected = replace(detected, quote=None if quote == '"' else quote, escape=escape)
     records = text.records(delimiter, None if quote == NONE else quote, escape)
     cells = records[1:] if has_header(given) else records
     columns = [[cell.strip() for cell in column] for column in zip(*cells, strict=True)]
     if given.decimal is None and given.thousands is None:
         decimal, thousands = _marks(columns)
-        found = replace(found, decimal=decimal, thousands=thousands)
-    return found
+        detected = replace(detected, decimal=decimal, thousands=thousands)
+    return detected
 
 
 def _delimiter(lines: Sequence[str], default: str) -> str | None:
@@ -226,13 +226,13 @@ def _written(columns: Sequence[Sequence[str]], decimal: str, thousands: str | No
         if decimal == ".":
             return False
     certain = re.compile(sure, re.ASCII)
-    found = False
+    any_certain = False
     for column in columns:
         if all(map(number.fullmatch, column)):
-            found = found or any(map(certain.fullmatch, column))
+            any_certain = any_certain or any(map(certain.fullmatch, column))
         elif decimal == "," and _has_points(column):
             return False  # numbers of another form as well
-    return found
+    return any_certain
 
 
 def _has_points(column: Sequence[str]) -> bool:

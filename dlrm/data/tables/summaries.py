@@ -232,10 +232,10 @@ class Summary:
             len(text) > 1 and text[0] == "0" and text.isdecimal() for text in texts
         )
         self.numbers.add(values[there], counts[there])
-        found = [text for text, one in zip(texts, there.tolist(), strict=True) if one]
-        self.exponents = self.exponents or any("e" in text.lower() for text in found)
+        present = [text for text, known in zip(texts, there.tolist(), strict=True) if known]
+        self.exponents = self.exponents or any("e" in text.lower() for text in present)
         self.numbers.whole = self.numbers.whole and all(
-            canonical_text(text).lstrip("-").isdecimal() for text in found
+            canonical_text(text).lstrip("-").isdecimal() for text in present
         )
         return values
 

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.sources.row_error import shown_text
-from dlrm.data.tables.columns import Found, as_text, distinct_of, plain_texts
+from dlrm.data.tables.columns import Faults, as_text, distinct_of, plain_texts
 from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.transform.schema import TIME_UNITS, TimeField
 
@@ -18,7 +18,7 @@ _NUMBER = re.compile(r"([+-]?[0-9]{1,4000})(?:\.([0-9]{0,4000}))?")
 _MICROSECOND = 1000  # nanoseconds
 
 
-def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
+def times(field: TimeField, array: pa.Array, faults: Faults) -> np.ndarray:
     """Returns microseconds since 1970 in UTC, int64 `[rows]`; missing ones are bad."""
     name, kind = field.column, array.type
     if pa.types.is_dictionary(kind):
@@ -33,7 +33,7 @@ def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
         if pa.types.is_date(kind):
             array = array.cast(pa.timestamp("s" if pa.types.is_date32(kind) else "ms"))
         local = field.zone if zone is None else None
-        return _of_counts(name, array.cast(pa.int64()), _unit(array.type), local, found)
+        return _of_counts(name, array.cast(pa.int64()), _unit(array.type), local, faults)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         array, kind = as_text(array), pa.large_string()  # of which the fraction is exact
     if pa.types.is_integer(kind) and field.format is not None:  # such as 20261120
@@ -44,9 +44,9 @@ def times(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
                 f"column {name!r}: expected timestamps, got the type {kind}; time: {{unit: s}} in "
                 "the schema says that they are seconds since 1970"
             )
-        return _of_counts(name, array, TIME_UNITS[field.unit], None, found)
+        return _of_counts(name, array, TIME_UNITS[field.unit], None, faults)
     if is_text(kind):
-        return _times_of_text(field, array, found)
+        return _times_of_text(field, array, faults)
     raise ValueError(f"column {name!r}: expected timestamps, got the type {kind}")
 
 
@@ -56,7 +56,7 @@ def _unit(kind: pa.TimestampType) -> int:
 
 
 def _of_counts(
-    name: str, array: pa.Array, unit: int, local: str | None, found: Found
+    name: str, array: pa.Array, unit: int, local: str | None, faults: Faults
 ) -> np.ndarray:
     """Returns microseconds from integers that count units of time, in UTC or in a local zone.
 
@@ -65,10 +65,10 @@ def _of_counts(
         array: the integers.
         unit: nanoseconds of the unit.
         local: the local zone; None is UTC.
-        found: receives the bad rows.
+        faults: receives the bad rows.
     """
     missing = array.is_null().to_numpy(zero_copy_only=False)
-    found.add(name, missing, lambda row: "expected a time, got no value")
+    faults.add(name, missing, lambda row: "expected a time, got no value")
     counts = array.fill_null(0).to_numpy(zero_copy_only=False)
     if counts.dtype == np.uint64:
         counts = np.minimum(counts, np.uint64(1 << 62))
@@ -76,7 +76,7 @@ def _of_counts(
     many = max(unit // _MICROSECOND, 1)
     first, last = (limit // many for limit in _YEARS)
     beyond = ((counts < first) | (counts > last)) & (unit >= _MICROSECOND)  # never nanoseconds
-    found.add(name, beyond, lambda row: f"{_EXPECTED_YEAR}, got {array[row]}")
+    faults.add(name, beyond, lambda row: f"{_EXPECTED_YEAR}, got {array[row]}")
     times = np.where(beyond, 0, counts) * many
     if unit < _MICROSECOND:
         times = times // (_MICROSECOND // unit)
@@ -91,8 +91,8 @@ def _in_utc(times: np.ndarray, zone: str) -> np.ndarray:
     return array.cast(pa.int64()).to_numpy(zero_copy_only=False)
 
 
-def _times_of_text(field: TimeField, array: pa.Array, found: Found) -> np.ndarray:
-    distinct, codes = distinct_of(field.column, array, found)
+def _times_of_text(field: TimeField, array: pa.Array, faults: Faults) -> np.ndarray:
+    distinct, codes = distinct_of(field.column, array, faults)
     cells = [*plain_texts(distinct), ""]
     values, problems = np.zeros(len(cells), np.int64), dict[int, str]()
     for place, cell in enumerate(cells):
@@ -100,7 +100,7 @@ def _times_of_text(field: TimeField, array: pa.Array, found: Found) -> np.ndarra
             values[place] = microseconds(cell, field)
         except ValueError as error:
             problems[place] = str(error)
-    found.add_places(field.column, codes, problems, len(distinct))
+    faults.add_places(field.column, codes, problems, len(distinct))
     return values[codes]
 
 

@@ -44,26 +44,26 @@ class GeneratedText:
         random = np.random.default_rng(seed)
         made = min(num_samples, _MOST)
         least_own = 8 if lengths == "random" else length
-        own = random.integers(least_own, length + 1, made)
+        num_tokens = random.integers(least_own, length + 1, made)
         column = np.arange(length)
         ids = random.integers(1, vocab_size, (made, length), np.int32)
-        ids[column >= own[:, None]] = 0
-        second = random.integers(2, own - 1)
-        segments = (column >= second[:, None]) & (column < own[:, None])
+        ids[column >= num_tokens[:, None]] = 0
+        second = random.integers(2, num_tokens - 1)
+        segments = (column >= second[:, None]) & (column < num_tokens[:, None])
         labels = spans = positions = masked = None
         num_masked = None
         if kind == "pretrain":
             labels = random.integers(0, 2, made)
-            num_masked = np.minimum(max_predictions, own // 2)
-            positions, masked = _masked(random, own, num_masked, max_predictions, vocab_size)
+            num_masked = np.minimum(max_predictions, num_tokens // 2)
+            positions, masked = _masked(random, num_tokens, num_masked, max_predictions, vocab_size)
         elif kind == "squad":
-            spans = np.sort(random.integers(0, own[:, None], (made, 2)), axis=1)
+            spans = np.sort(random.integers(0, num_tokens[:, None], (made, 2)), axis=1)
         else:
             labels = random.integers(0, num_labels, made)
         self._batch = TextBatch(
             torch.from_numpy(ids),
             torch.from_numpy(segments.astype(np.int8)),
-            torch.from_numpy(own.astype(np.int32)),
+            torch.from_numpy(num_tokens.astype(np.int32)),
             torch.arange(made),
             labels=_tensor(labels),
             spans=_tensor(spans),
@@ -71,7 +71,7 @@ class GeneratedText:
             masked_ids=_tensor(masked),
         )
         copies = np.arange(num_samples) % made
-        self.lengths = own[copies]
+        self.lengths = num_tokens[copies]
         self.num_masked = None if num_masked is None else num_masked[copies]
 
     def read(self, rows: np.ndarray) -> TextBatch:
@@ -97,13 +97,17 @@ def _tensor(array: np.ndarray | None) -> torch.Tensor | None:
 
 
 def _masked(
-    random: np.random.Generator, own: np.ndarray, num_masked: np.ndarray, most: int, vocab_size: int
+    random: np.random.Generator,
+    ends: np.ndarray,
+    num_masked: np.ndarray,
+    most: int,
+    vocab_size: int,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns ascending positions of masked tokens, neither first nor last, and the tokens."""
-    made, length = len(own), int(own.max())
+    made, length = len(ends), int(ends.max())
     keys = random.random((made, length))
     column = np.arange(length)
-    keys[(column == 0) | (column >= own[:, None] - 1)] = 2
+    keys[(column == 0) | (column >= ends[:, None] - 1)] = 2
     chosen = np.argsort(keys, axis=1)[:, :most]
     positions = np.pad(chosen, ((0, 0), (0, most - chosen.shape[1])))
     unused = np.arange(most) >= num_masked[:, None]

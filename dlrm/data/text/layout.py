@@ -29,7 +29,7 @@ LENGTH, SECOND, NUM_MASKED, LABEL = range(4)  # columns of rows_*.bin
 MAX_LENGTH = (1 << 16) - 1
 
 
-class Rows(NamedTuple):
+class TextRows(NamedTuple):
     """Pre-training rows as arrays, of any integer dtype.
 
     Attributes:
@@ -56,7 +56,7 @@ def token_dtype(vocab_size: int) -> np.dtype:
 
 
 def write_shard(
-    directory: Path, shard: int, blocks: Iterable[Rows], vocab_size: int
+    directory: Path, shard: int, blocks: Iterable[TextRows], vocab_size: int
 ) -> dict[str, str]:
     """Writes a shard block by block; returns the checksums of its files by their names."""
     dtype, paths = token_dtype(vocab_size), shard_files(directory, shard)
@@ -170,12 +170,12 @@ def open_shards(
             a file has another size or is damaged.
     """
     manifest = read_text_manifest(directory, allow_links)
-    own = {
+    names = {
         path.name
         for shard in range(len(manifest["rows"]))
         for path in shard_files(directory, shard)
     }
-    if wrong := sorted(own ^ {name for name in manifest["files"] if name.endswith(".bin")}):
+    if wrong := sorted(names ^ {name for name in manifest["files"] if name.endswith(".bin")}):
         raise ValueError(
             f"{directory / MANIFEST}: rows: expected the shards that have files, differing: "
             f"{', '.join(wrong[:4])}"

@@ -206,15 +206,15 @@ class Epoch(NamedTuple):
     def batch(self, index: int) -> TextBatch:
         """Returns a batch, which depends on `index` and not on earlier reads."""
         rows, source = self.rows(index), self.source
-        own = rows[self.world.part(len(rows))]
+        own_rows = rows[self.world.part(len(rows))]
         if self.parts > 1:
-            own = own[np.argsort(source.lengths[own], kind="stable")]
-        batch = source.read(own)
+            own_rows = own_rows[np.argsort(source.lengths[own_rows], kind="stable")]
+        batch = source.read(own_rows)
         masked = 0 if source.num_masked is None else int(source.num_masked[rows].sum())
-        lengths: np.ndarray = source.lengths[own]
+        lengths: np.ndarray = source.lengths[own_rows]
         parts: tuple[tuple[int, bool], ...] = ()
         if self.parts:
-            bounds = _bounds(len(own), self.parts)
+            bounds = _bounds(len(own_rows), self.parts)
             parts = tuple(
                 self._shape(lengths[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)
             )

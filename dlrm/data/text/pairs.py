@@ -96,9 +96,9 @@ class SentencePairs:
         self.length, self.labels, self._tokenizer = max_seq_length, pairs.labels, tokenizer
         self.num_samples = len(pairs.first)
         self._first, self._second = tokenizer.encode(pairs.first), tokenizer.encode(pairs.second)
-        one, two = self._first.lengths, self._second.lengths
-        kept = np.minimum(one, np.maximum(room - two, -(-room // 2)))
-        self._first_lengths = np.where(one + two > room, kept, one)
+        first, two = self._first.lengths, self._second.lengths
+        kept = np.minimum(first, np.maximum(room - two, -(-room // 2)))
+        self._first_lengths = np.where(first + two > room, kept, first)
         self._second_lengths = np.minimum(two, room - self._first_lengths)
         self.lengths = self._first_lengths + self._second_lengths + 3
 
@@ -137,8 +137,8 @@ def accuracy_and_f1(labels: np.ndarray, predictions: np.ndarray) -> dict[str, fl
         )
     positive, predicted = labels == 1, predictions == 1
     accuracy = float(np.mean(labels == predictions))
-    found = int((positive & predicted).sum())
-    f1 = 2 * found / (int(positive.sum()) + int(predicted.sum())) if found else 0.0
+    hits = int((positive & predicted).sum())
+    f1 = 2 * hits / (int(positive.sum()) + int(predicted.sum())) if hits else 0.0
     return {"accuracy": accuracy, "f1": f1, "accuracy_and_f1": (accuracy + f1) / 2}
 
 

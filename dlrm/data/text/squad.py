@@ -259,11 +259,11 @@ def _check_answers(questions: Iterable[Question]) -> None:
         if not question.answers:
             raise ValueError(f"{question.place} ({question.id}): expected an answer, got none")
         text, start = question.answers[0]
-        found = question.context[max(start, 0) : max(start, 0) + len(text)]
-        if start < 0 or found != text or not text.strip():
+        quoted = question.context[max(start, 0) : max(start, 0) + len(text)]
+        if start < 0 or quoted != text or not text.strip():
             raise ValueError(
                 f"{question.place} ({question.id}): the answer {text!r} is not at character "
-                f"{start} of its context, which has {found!r} there"
+                f"{start} of its context, which has {quoted!r} there"
             )
 
 
@@ -312,8 +312,8 @@ def predict_answers(
     judges = _has_most_context(features)
     for begin in range(0, features.num_samples, _BLOCK):
         rows = np.arange(begin, min(begin + _BLOCK, features.num_samples))
-        found = _best_pairs(features, rows, start_logits[rows], end_logits[rows], judges[rows])
-        for row, total, first, last in zip(rows, *found, strict=True):
+        pairs = _best_pairs(features, rows, start_logits[rows], end_logits[rows], judges[rows])
+        for row, total, first, last in zip(rows, *pairs, strict=True):
             question = int(features.question_of_window[row])
             if total > best.get(question, (-np.inf,))[0]:
                 offset = features.window_starts[row] - features.first_places[row]
@@ -379,8 +379,8 @@ def _has_most_context(features: SquadFeatures) -> np.ndarray:
             winner = np.where((left >= 0) & (right >= 0), scores, -np.inf).argmax(axis=0)
             for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
                 place = features.first_places[row + number]
-                own = winner[start : start + length] == number
-                result[row + number, place : place + length] = own
+                wins = winner[start : start + length] == number
+                result[row + number, place : place + length] = wins
     return result
 
 

@@ -207,21 +207,21 @@ class FieldKeys:
 
 def _missing_integers(missing_values: Collection[str]) -> np.ndarray:
     """Returns the keys of the integers whose text means "missing"."""
-    found = []
+    values = []
     for text in missing_values:
         with suppress(ValueError):
-            found.append(_integer(text.encode()))
-    found = [value for value in found if str(value) in missing_values]
-    return np.array(found, np.int64).view(np.uint64)
+            values.append(_integer(text.encode()))
+    values = [value for value in values if str(value) in missing_values]
+    return np.array(values, np.int64).view(np.uint64)
 
 
 def missing_numbers(missing_values: Collection[str]) -> np.ndarray:
     """Returns the numbers that mean "missing": -999 in any notation."""
-    parse, found = number_parser(()), []
+    parse, numbers = number_parser(()), []
     for text in missing_values:
         with suppress(RowError):
-            found += parse([text]).tolist()
-    return np.array(found, np.float64)
+            numbers += parse([text]).tolist()
+    return np.array(numbers, np.float64)
 
 
 def _integer(text: bytes) -> int:

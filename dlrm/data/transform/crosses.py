@@ -28,8 +28,8 @@ def combined(columns: Sequence[Column]) -> Parsed:
     parsed = [single(column).by_row() for column in columns]
     rows, width = len(parsed[0].values), len(parsed)
     keys = np.zeros(rows * width + 1, "<u8")  # with the 8 bytes that a TextColumn ends with
-    keys[:-1].reshape(rows, width)[:] = np.stack([one.values for one in parsed], axis=1)
+    keys[:-1].reshape(rows, width)[:] = np.stack([values for values, _ in parsed], axis=1)
     starts = np.arange(rows, dtype=np.int64) * (8 * width)
     hashes = hash_texts(TextColumn(keys.view(np.uint8), starts, starts + 8 * width))
-    missing = np.logical_or.reduce([one.missing for one in parsed])
+    missing = np.logical_or.reduce([missing for _, missing in parsed])
     return Parsed(np.where(missing, np.uint64(0), hashes), missing)

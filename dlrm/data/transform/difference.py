@@ -56,10 +56,10 @@ def compare_transforms(
         return None
     if dataset is None or here is None:
         return _nothing_tells(dataset, checkpoint, dataset)
-    found = list(_differences(model, here))
-    if not found:
+    differences = list(_differences(model, here))
+    if not differences:
         return None
-    shown = _listed_fields(found)
+    shown = _listed_fields(differences)
     differ = f"{dataset}: its transform is not that of {checkpoint}"
     if allowed:
         return f"note: {differ} ({shown}); --allow_other_transform goes on"
@@ -95,11 +95,11 @@ def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> 
     if model is None or here is None:
         without = checkpoint if model is None else dataset
         return None if model is here else _nothing_tells(without, checkpoint, dataset)
-    if found := list(_differences(model, here, extended=True)):
+    if differences := list(_differences(model, here, extended=True)):
         raise ValueError(
             f"{dataset}: expected the transform of {checkpoint} with further values at the ends of "
-            f"its dictionaries, got another one: {_listed_fields(found)}. Trained rows and weights "
-            "would get other values; train a new model on this dataset"
+            f"its dictionaries, got another one: {_listed_fields(differences)}. Trained rows and "
+            "weights would get other values; train a new model on this dataset"
         )
     return None
 
@@ -113,10 +113,10 @@ def _nothing_tells(
     )
 
 
-def _listed_fields(found: Sequence[str]) -> str:
+def _listed_fields(differences: Sequence[str]) -> str:
     """Returns the first differences, and the number of the others."""
-    shown = "; ".join(found[:_MOST_FIELDS])
-    if (more := len(found) - _MOST_FIELDS) > 0:
+    shown = "; ".join(differences[:_MOST_FIELDS])
+    if (more := len(differences) - _MOST_FIELDS) > 0:
         shown += f"; {more} more field{'s' * (more > 1)} differ{'s' * (more == 1)}"
     return shown
 
@@ -149,15 +149,15 @@ def _differences(model: Transform, here: Transform, extended: bool = False) -> I
         yield from _unequal("keep_negatives", model.keep_negatives, here.keep_negatives)
     checksums = model.checksums(), here.checksums()
     for index, place in _common_fields(model, here):
-        field, own = model.fields[index], model.dictionary_of[index]
-        values = model.dictionaries[own], here.dictionaries[place]
-        if checksums[0][own] == checksums[1][place] and len(values[0]) == len(values[1]):
+        field, number = model.fields[index], model.dictionary_of[index]
+        values = model.dictionaries[number], here.dictionaries[place]
+        if checksums[0][number] == checksums[1][place] and len(values[0]) == len(values[1]):
             continue
         fixed = not extended or field.hash_buckets > 0
-        found = list(_of_dictionaries(_name("categorical", field.column), *values, fixed))
-        if found and extended and len(values[1]) > len(values[0]) and fixed:
-            found = [f"{found[0]} (its hash buckets follow its dictionary, so their ids change)"]
-        yield from found
+        lines = list(_of_dictionaries(_name("categorical", field.column), *values, fixed))
+        if lines and extended and len(values[1]) > len(values[0]) and fixed:
+            lines = [f"{lines[0]} (its hash buckets follow its dictionary, so their ids change)"]
+        yield from lines
 
 
 def _name(kind: str, column: str) -> str:
@@ -170,13 +170,13 @@ def _of_encodings(model: Transform, here: Transform) -> Iterator[str]:
     if not model.encoded or not here.encoded:
         return
     both = []
-    for one in (model, here):
-        crcs = one.checksums()[len(one.dictionaries) :]
-        pairs = zip(one.schema.encoded, crcs, strict=True)
+    for side in (model, here):
+        crcs = side.checksums()[len(side.dictionaries) :]
+        pairs = zip(side.schema.encoded, crcs, strict=True)
         both.append({field.column: (field.encodings, crc) for (_, field), crc in pairs})
     for column in filter(both[1].__contains__, both[0]):
-        (theirs, their_checksums), (ours, our_checksums) = (one[column] for one in both)
-        kinds = [", ".join(one.kind for one in encodings) for encodings in (theirs, ours)]
+        (theirs, their_checksums), (ours, our_checksums) = (encodings[column] for encodings in both)
+        kinds = [", ".join(encoding.kind for encoding in encodings) for encodings in (theirs, ours)]
         yield from _unequal(f"encodings of {column}", *kinds)
         if kinds[0] == kinds[1] and their_checksums != our_checksums:
             yield f"encodings of {column}: other numbers for its values"
@@ -206,16 +206,17 @@ def _of_schemas(model: Transform, here: Transform) -> Iterator[str]:
     crosses = {cross.column: cross for cross in second.crosses}
     for cross in first.crosses:
         if (same := crosses.get(cross.column)) is not None:
-            lists = [", ".join(one.fields) for one in (cross, same)]
+            lists = [", ".join(side.fields) for side in (cross, same)]
             yield from _unequal(f"cross {cross.column}: fields", *lists)
     theirs = {field.column: field for field in here.fields}
-    for one in model.fields:
-        if (two := theirs.get(one.column)) is not None:
-            name = _name("categorical", one.column)
-            yield from _unequal(f"{name}: type", one.type, two.type)
-            yield from _unequal(f"{name}: hash buckets", one.hash_buckets, two.hash_buckets)
+    for field in model.fields:
+        if (other := theirs.get(field.column)) is not None:
+            name = _name("categorical", field.column)
+            yield from _unequal(f"{name}: type", field.type, other.type)
+            yield from _unequal(f"{name}: hash buckets", field.hash_buckets, other.hash_buckets)
             for entry in ("max_length", "kept", "ordered", "weights", "pooling"):
-                yield from _unequal(f"{name}: {entry}", getattr(one, entry), getattr(two, entry))
+                values = getattr(field, entry), getattr(other, entry)
+                yield from _unequal(f"{name}: {entry}", *values)
 
 
 def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
@@ -223,9 +224,9 @@ def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
     fields = [
         {
             field.column: (field, fitted)
-            for field, fitted in zip(one.schema.numerical_features, one.numerical, strict=True)
+            for field, fitted in zip(side.schema.numerical_features, side.numerical, strict=True)
         }
-        for one in (model, here)
+        for side in (model, here)
     ]
     names = [name for name in fields[0] if name in fields[1]]
     rules = [(fields[0][name][0].transform, fields[1][name][0].transform) for name in names]
@@ -237,11 +238,11 @@ def _of_numbers(model: Transform, here: Transform) -> Iterator[str]:
     for name in names:
         (field, theirs), (_, ours) = fields[0][name], fields[1][name]
         name = _name("numerical", name)
-        scales = [f"mean {one.mean!r}, deviation {one.deviation!r}" for one in (theirs, ours)]
+        scales = [f"mean {side.mean!r}, deviation {side.deviation!r}" for side in (theirs, ours)]
         yield from _unequal(name, *scales)
         if field.rule.bins and not all(map(np.array_equal, theirs[2:], ours[2:])):
             edges = [
-                f"{len(one.edges)} edges {one.edges[:3].tolist()}..." for one in (theirs, ours)
+                f"{len(side.edges)} edges {side.edges[:3].tolist()}..." for side in (theirs, ours)
             ]
             yield f"{name}: {edges[0]} for the model and {edges[1]} here"
 
@@ -251,10 +252,8 @@ def _of_meanings(first: Schema, second: Schema) -> Iterator[str]:
     numerical = {field.column: field for field in second.numerical}
     categorical = {field.column: field for field in second.categorical}
     pairs: list[tuple[NumericalField | CategoricalField, NumericalField | CategoricalField]] = []
-    pairs += [(one, numerical[one.column]) for one in first.numerical if one.column in numerical]
-    pairs += [
-        (one, categorical[one.column]) for one in first.categorical if one.column in categorical
-    ]
+    pairs += [(f, numerical[f.column]) for f in first.numerical if f.column in numerical]
+    pairs += [(f, categorical[f.column]) for f in first.categorical if f.column in categorical]
     for theirs, ours in pairs:
         missing = first.missing_of(theirs), second.missing_of(ours)
         yield from _unequal(f"{theirs.column}: missing values", *map(_listed, missing))

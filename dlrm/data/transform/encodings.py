@@ -91,12 +91,12 @@ class Encoded:
             hashes: hashes of training rows, which select their folds; None for other rows.
         """
         places = self._places(column)
-        found = [self.values[places, i] for i in range(len(encodings))]
+        numbers = [self.values[places, i] for i in range(len(encodings))]
         for i, encoding in enumerate(encodings):
             if encoding.kind == TARGET and hashes is not None:
                 assert self.folds is not None, "which preprocessing alone has"
-                found[i] = self.folds[places, fold_of(hashes, encoding.folds)]
-        return found
+                numbers[i] = self.folds[places, fold_of(hashes, encoding.folds)]
+        return numbers
 
 
 def folds_path(directory: str | os.PathLike, place: int) -> Path:
@@ -159,7 +159,7 @@ class EncodingSums(NamedTuple):
             addends += [whole, rest, whole * labels, rest * labels]
         elif self.target:
             addends.append(labels.astype(np.float64))
-        sums = [np.bincount(bins, one, num_places * self.folds) for one in addends]
+        sums = [np.bincount(bins, addend, num_places * self.folds) for addend in addends]
         return np.stack(sums, axis=1).astype(np.int64).reshape(num_places, self.size)
 
     def _sums(self, cells: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -35,8 +35,8 @@ def missing_features(
         numerical, categorical: the columns.
         num_numerical: numerical features; those without a column are encodings, never missing.
     """
-    absent, of_tables = ([one.missing for one in columns] for columns in (numerical, categorical))
-    present = [np.zeros_like(one) for one in [*absent, *of_tables][:1]]
+    absent, of_tables = ([c.missing for c in columns] for columns in (numerical, categorical))
+    present = [np.zeros_like(missing) for missing in [*absent, *of_tables][:1]]
     return np.array(absent + present * (num_numerical - len(numerical)) + of_tables)
 
 
@@ -84,8 +84,8 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: Jagged) -> Jagged:
     Raises:
         RowError: a list is too long and may not be truncated.
     """
-    one, weights = field.list_field, column.weights
-    assert one is not None
+    list_field, weights = field.list_field, column.weights
+    assert list_field is not None
     lengths = column.lengths
     if not field.ordered:
         rows = np.repeat(np.arange(len(lengths)), lengths)
@@ -93,18 +93,18 @@ def bags_of(field: CategoricalField, ids: np.ndarray, column: Jagged) -> Jagged:
         keys = (places, rows) if weights is None else (weights, places, rows)
         order = np.lexsort(keys)
         ids, weights = ids[order], None if weights is None else weights[order]
-    if (long := lengths > one.max_length).any():
+    if (long := lengths > list_field.max_length).any():
         if (refused := too_long(field, lengths)).any():
             row = int(refused.argmax())
             raise RowError(row, length_problem(field, int(lengths[row])), field.column)
-        kept = np.where(long, one.max_length, lengths)
+        kept = np.where(long, list_field.max_length, lengths)
         starts = np.cumsum(lengths, dtype=np.int64)
         starts -= kept if field.kept == "last" else lengths
         places = np.repeat(starts - np.cumsum(kept) + kept, kept) + np.arange(kept.sum())
         ids, weights, lengths = ids[places], None if weights is None else weights[places], kept
     if weights is not None:
         weights = weights.astype(bags.WEIGHTS_DTYPE, copy=False)
-    return Jagged(ids, lengths.astype(one.lengths_dtype), weights)
+    return Jagged(ids, lengths.astype(list_field.lengths_dtype), weights)
 
 
 def split_text(text: str, separator: str, missing: Collection[str]) -> list[str]:
@@ -142,9 +142,9 @@ def lists_of_texts(
     if weights is None or field.weights is None:
         return Jagged(values, lengths)
     numbers = [split_text(cell, field.separator, missing_values) for cell in weights]
-    for row, (one, other) in enumerate(zip(rows, numbers, strict=True)):
-        if len(one) != len(other):
-            raise RowError(row, count_problem(field, len(one), len(other)), field.column)
+    for row, (texts_of_row, other) in enumerate(zip(rows, numbers, strict=True)):
+        if len(texts_of_row) != len(other):
+            raise RowError(row, count_problem(field, len(texts_of_row), len(other)), field.column)
     flat = [text for row in numbers for text in row]
     try:
         parsed = numbers_of_texts(NumericalField(field.weights, "none"), flat, missing_values)

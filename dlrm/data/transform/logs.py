@@ -47,7 +47,8 @@ def log_schema(num_numerical: int, frequency_limits: tuple[int, ...], rule: str)
 def rule_of(schema: Schema) -> str:
     """Returns the transform of the integers of a log, one of `CRITEO_TRANSFORMS`."""
     rules = {field.transform for field in schema.numerical}
-    return next((name for name, one in CRITEO_TRANSFORMS.items() if {one.name} == rules), "readme")
+    names = (name for name, rule in CRITEO_TRANSFORMS.items() if {rule.name} == rules)
+    return next(names, "readme")
 
 
 def is_log(schema: Schema) -> bool:

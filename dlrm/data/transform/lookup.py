@@ -69,10 +69,10 @@ class IdLookup(_Arrays):
         """Returns the ids of a column; 0 for a number that is missing or has no id."""
         values, missing = numbers
         if native.host is not None:
-            found = np.empty(len(values), self.ids.dtype)
+            ids = np.empty(len(values), self.ids.dtype)
             values = np.ascontiguousarray(values, np.uint64)
-            native.host.look_up(values, missing, self._table, found)
-            return found
+            native.host.look_up(values, missing, self._table, ids)
+            return ids
         if not len(self.hashes):
             return np.zeros(len(values), self.ids.dtype)
         hashes = spread(values)

@@ -100,11 +100,11 @@ class Sums:
         """Sums finite float64 numbers, each repeated as often as its count says."""
         total = cls()
         for bit in range(int(counts.max(initial=0)).bit_length()):
-            one = cls.from_values(values[(counts >> bit) & 1 == 1])
-            one.count, one.values, one.squares = (
-                number << bit for number in (one.count, one.values, one.squares)
+            sums = cls.from_values(values[(counts >> bit) & 1 == 1])
+            sums.count, sums.values, sums.squares = (
+                number << bit for number in (sums.count, sums.values, sums.squares)
             )
-            total += one
+            total += sums
         return total
 
     def __add__(self, other: "Sums") -> "Sums":

@@ -157,7 +157,7 @@ class Unchanged(NumericTransform):
 
 
 NUMERIC_TRANSFORMS: Mapping[str, NumericTransform] = {
-    one.name: one for one in (Log(), NvidiaLog(), Standardise(), Quantile(), Unchanged())
+    rule.name: rule for rule in (Log(), NvidiaLog(), Standardise(), Quantile(), Unchanged())
 }
 # By their names in flags and `transform.json` of Criteo's logs.
 CRITEO_TRANSFORMS: Mapping[str, NumericTransform] = {
@@ -168,4 +168,4 @@ CRITEO_TRANSFORMS: Mapping[str, NumericTransform] = {
 
 def described(transforms: Mapping[str, NumericTransform]) -> str:
     """Returns names and meanings of transforms, for the help of a flag."""
-    return "; ".join(f"{name}: {one.meaning}" for name, one in transforms.items())
+    return "; ".join(f"{name}: {rule.meaning}" for name, rule in transforms.items())

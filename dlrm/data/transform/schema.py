@@ -30,7 +30,7 @@ Criteo's logs need no file: `--schema criteo` is built in.
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -236,26 +236,23 @@ class CategoricalField:
             if self.cardinality is not None:
                 raise ValueError(f"{where}: cardinality: expected the type id, got {self.type}")
             return
-        for field in fields(self):
-            if field.name in _OF_DICTIONARIES and getattr(self, field.name) != field.default:
-                raise ValueError(
-                    f"{where}: {field.name}: expected a type other than id, whose values are kept "
-                    "as they are"
-                )
+        why = "expected a type other than id, whose values are kept as they are"
+        self._check_defaults(where, _OF_DICTIONARIES, why)
         if self.cardinality is not None and not 1 <= self.cardinality <= layout.MAX_CARDINALITY:
             raise ValueError(
                 f"{where}: cardinality: expected 1 to {layout.MAX_CARDINALITY}, got "
                 f"{self.cardinality}"
             )
 
+    def _check_defaults(self, where: str, names: Collection[str], why: str) -> None:
+        for field in fields(self):
+            if field.name in names and getattr(self, field.name) != field.default:
+                raise ValueError(f"{where}: {field.name}: {why}")
+
     def _check_list(self, where: str) -> None:
         if self.max_length is None:
-            for field in fields(self):
-                if field.name in _OF_LISTS and getattr(self, field.name) != field.default:
-                    raise ValueError(
-                        f"{where}: {field.name}: expected max_length too, which makes a field one "
-                        "of lists, got none"
-                    )
+            why = "expected max_length too, which makes a field one of lists, got none"
+            self._check_defaults(where, _OF_LISTS, why)
             return
         if not 1 <= self.max_length <= MAX_LENGTH:
             raise ValueError(
@@ -386,7 +383,7 @@ class Schema:
         numerical = [field.column for field in self.numerical]
         single = [field.column for field in self.categorical if field.max_length is None]
         lists = [field.column for field in self.categorical if field.max_length is not None]
-        lists += [self.label.column, *(one.weights for one in self.categorical if one.weights)]
+        lists += [self.label.column, *(f.weights for f in self.categorical if f.weights)]
         repeated = {*_repeated([*numerical, *lists]), *_repeated([*single, *lists])}
         if repeated:
             raise ValueError(f"columns used twice: {', '.join(sorted(repeated))}")
@@ -449,9 +446,9 @@ class Schema:
     def numerical_features(self) -> tuple[NumericalField, ...]:
         """Returns the model's numerical inputs: the fields, then the encodings."""
         return self.numerical + tuple(
-            NumericalField(one.name_of(field.column), one.transform, one.bins)
+            NumericalField(encoding.name_of(field.column), encoding.transform, encoding.bins)
             for _, field in self.encoded
-            for one in field.encodings
+            for encoding in field.encodings
         )
 
     @property
@@ -500,8 +497,8 @@ class Schema:
     def separators(self) -> dict[str, str]:
         """Returns the columns of lists, including weights, and their separators in CSV."""
         lists = [field for field in self.categorical if field.max_length is not None]
-        found = {field.column: field.separator for field in lists}
-        return found | {field.weights: field.separator for field in lists if field.weights}
+        by_column = {field.column: field.separator for field in lists}
+        return by_column | {field.weights: field.separator for field in lists if field.weights}
 
     @property
     def columns(self) -> list[str]:
@@ -516,11 +513,11 @@ class Schema:
 
         Its key is the name that fields share, after "shared ", or the column of a single one.
         """
-        found: dict[str, list[CategoricalField]] = {}
+        by_name: dict[str, list[CategoricalField]] = {}
         for field in self.categorical_features:
             shared = f"shared {field.dictionary}" if field.dictionary else f"of {field.column}"
-            found.setdefault(shared, []).append(field)
-        return found
+            by_name.setdefault(shared, []).append(field)
+        return by_name
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the schema as maps and lists, without default values."""
@@ -647,8 +644,8 @@ _SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), False)
 def _check_spellings(where: str, field: Any) -> None:
     """Raises ValueError if a text means two of true, false and missing in a field."""
     true, false, missing = (set(getattr(field, f"{name}_values") or ()) for name in _MEANINGS)
-    for one, other, got in ((true, false, "both"), (true, missing, "true and missing")):
-        if both := sorted(one & other):
+    for texts, other, got in ((true, false, "both"), (true, missing, "true and missing")):
+        if both := sorted(texts & other):
             raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got {got}")
     if both := sorted(false & missing):
         raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got false and missing")
@@ -720,7 +717,7 @@ def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
 
 
 def _made(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
-    known = {one.name: one for one in _entries(kind)}
+    known = {entry.name: entry for entry in _entries(kind)}
     for name in values:
         if name not in known:
             raise ValueError(
@@ -771,20 +768,20 @@ def _entries(kind: Any) -> list[Field[Any]]:
 
 
 def _without_defaults(value: Any) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     for field in _entries(value):
-        one = getattr(value, field.name)
-        if one == field.default:
+        content = getattr(value, field.name)
+        if content == field.default:
             continue
         if field.name in _FIELDS or field.name == "encodings":
             entry = "kind" if field.name == "encodings" else "column"
-            short = [_without_defaults(item) for item in one]
-            found[field.name] = [m[entry] if list(m) == [entry] else m for m in short]
-        elif hasattr(one, "__dataclass_fields__"):
-            found[field.name] = _without_defaults(one)
+            short = [_without_defaults(item) for item in content]
+            entries[field.name] = [m[entry] if list(m) == [entry] else m for m in short]
+        elif hasattr(content, "__dataclass_fields__"):
+            entries[field.name] = _without_defaults(content)
         else:
-            found[field.name] = list(one) if isinstance(one, tuple) else one
-    return found
+            entries[field.name] = list(content) if isinstance(content, tuple) else content
+    return entries
 
 
 def _repeated(names: Sequence[str]) -> list[str]:

@@ -62,10 +62,10 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
     facts = {
         "version": _VERSION,
         "schema": transform.schema.to_dict(),
-        "numerical": [one.to_dict() for one in transform.numerical],
+        "numerical": [statistics.to_dict() for statistics in transform.numerical],
         "dictionaries": [
-            {"size": len(one), "crc32": crc}
-            for one, crc in zip(transform.dictionaries, crcs, strict=False)
+            {"size": len(dictionary), "crc32": crc}
+            for dictionary, crc in zip(transform.dictionaries, crcs, strict=False)
         ],
         "negatives": None if transform.negatives is None else list(transform.negatives),
         "columns": list(transform.columns),
@@ -75,8 +75,8 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
         facts["kinds"] = list(transform.kinds)
     if transform.encoded:
         facts["encodings"] = [
-            {"size": len(one.keys), "crc32": crc}
-            for one, crc in zip(transform.encoded, crcs[len(transform.dictionaries) :], strict=True)
+            {"size": len(encoded.keys), "crc32": crc}
+            for encoded, crc in zip(transform.encoded, crcs[-len(transform.encoded) :], strict=True)
         ]
     text = json.dumps(facts, indent=1, ensure_ascii=False)
     write_atomically(directory / TABLE, f"{text}\n")
@@ -108,23 +108,23 @@ def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
 
 def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     schema = Schema.from_dict(facts["schema"])
-    numerical = [Fitted.from_dict(one) for one in facts["numerical"]]
+    numerical = [Fitted.from_dict(statistics) for statistics in facts["numerical"]]
     types = [fields[0].type for fields in schema.dictionaries().values()]
     dictionaries = [
-        Dictionary.load(directory, place, one["size"], kind)
-        for place, (one, kind) in enumerate(zip(facts["dictionaries"], types, strict=True))
+        Dictionary.load(directory, place, entry["size"], kind)
+        for place, (entry, kind) in enumerate(zip(facts["dictionaries"], types, strict=True))
     ]
     if len(numerical) != (expected := len(schema.numerical_features)):
         raise ValueError(f"{len(numerical)} fitted of {expected} numbers")
     of_encodings = facts.get("encodings", [])
     encoded = [
-        Encoded.load(directory, place, one["size"], len(field.encodings))
-        for place, (one, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
+        Encoded.load(directory, place, entry["size"], len(field.encodings))
+        for place, (entry, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
     ]
     kinds = texts_in(facts["kinds"]) if "kinds" in facts else None
     if kinds is not None and len(kinds) != len(schema.categorical):
         raise ValueError(f"{len(kinds)} kinds of {len(schema.categorical)} fields")
-    crcs = [one["crc32"] for one in [*facts["dictionaries"], *of_encodings]]
+    crcs = [entry["crc32"] for entry in [*facts["dictionaries"], *of_encodings]]
     lengths = [{"string": 3, "id": 0}.get(kind, 1) for kind in types] + [2] * len(encoded)
     for length, crc in zip(lengths, crcs, strict=True):
         if not isinstance(crc, list) or len(crc) != length:

@@ -58,7 +58,7 @@ class Transform:
             typed numbers, otherwise `TEXT`. None if texts have no canonical form, as in earlier
             versions.
         crcs: checksums of each dictionary, then encodings, in files; none if they are unknown.
-        directory: the directory of these files.
+        directory: the directory of these files; None if it was not loaded.
 
     Attributes:
         is_log: whether its rows are lines of Criteo's logs, and it has the built-in schema.
@@ -99,7 +99,7 @@ class Transform:
         ]
         self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
         self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
-        self._directory, self._crcs = directory, [list(one) for one in crcs]
+        self.directory, self._crcs = directory, [list(sums) for sums in crcs]
         self._checked: set[int] = set()  # indices in `_crcs`
 
     @property
@@ -171,7 +171,7 @@ class Transform:
             i, arrays = place, arrays_of(self.dictionaries[place])
         else:
             arrays = self.encoded[i].arrays
-        return {f"{name}_{i}.npy": one for name, one in arrays.items()}
+        return {f"{name}_{i}.npy": array for name, array in arrays.items()}
 
     @property
     def num_numerical(self) -> int:
@@ -191,8 +191,23 @@ class Transform:
     @property
     def lists(self) -> dict[int, ListField]:
         """Returns the tables with several ids per row."""
-        found = {i: field.list_field for i, field in enumerate(self.fields)}
-        return {i: one for i, one in found.items() if one is not None}
+        fields = {i: field.list_field for i, field in enumerate(self.fields)}
+        return {i: field for i, field in fields.items() if field is not None}
+
+    @property
+    def longest(self) -> dict[int, int]:
+        """Returns the maximum ids per row of each table of lists."""
+        return {table: field.max_length for table, field in self.lists.items()}
+
+    @property
+    def of_ids(self) -> list[bool]:
+        """Returns, for each categorical field, whether its values are ids, of which 0 is one."""
+        return [field.type == "id" for field in self.fields]
+
+    @property
+    def table(self) -> "Transform":
+        """Returns itself, for `model.row_transform.table` of earlier versions."""
+        return self
 
     @property
     def own_ids(self) -> list[int]:
@@ -241,12 +256,12 @@ class Transform:
 
     def _encodings(self, categorical: Sequence[Column], hashes: np.ndarray | None) -> list[Parsed]:
         """Returns the values of the encodings, before the transforms of numerical fields."""
-        found: list[Parsed] = []
+        columns: list[Parsed] = []
         for place, (index, field) in enumerate(self.schema.encoded):
             self.check(len(self.dictionaries) + place)
             numbers = self.encoded[place](field.encodings, single(categorical[index]), hashes)
-            found += map(Parsed.present, numbers)
-        return found
+            columns += map(Parsed.present, numbers)
+        return columns
 
     def _bags(self, index: int, column: Jagged) -> Jagged:
         return bags_of(self.fields[index], self.encode(index, column.values), column)
@@ -264,13 +279,15 @@ class Transform:
         if not buckets:
             return ids.astype(dtype, copy=False)
         hashes = spread(spread(column.values) >> np.uint64(32))  # bits that the lookup has mixed
-        own = 1 + len(self.dictionaries[self.dictionary_of[index]])
-        bucket = own + (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
+        first_bucket = 1 + len(self.dictionaries[self.dictionary_of[index]])
+        bucket = first_bucket + (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32))
         outside = (ids == 0) & ~column.missing
         return np.where(outside, bucket.astype(np.int64), ids).astype(dtype)
 
     def value(self, index: int, id: int) -> str:
-        """Returns the value of a categorical field's id, above 0 unless its values are ids."""
+        """Returns the value of a categorical field's id; id 0 has none unless values are ids."""
+        if not id and self.fields[index].type != "id":
+            return "(no id)"
         dictionary = self.dictionaries[self.dictionary_of[index]]
         if id > len(dictionary):
             return f"(bucket {id - len(dictionary) - 1})"
@@ -278,11 +295,11 @@ class Transform:
 
     def lookup(self, place: int) -> IdLookup:
         """Returns the lookup of a dictionary, made on first use."""
-        found = self._lookups[place]
-        if found is None:
+        lookup = self._lookups[place]
+        if lookup is None:
             self.check(place)
-            found = self._lookups[place] = IdLookup.from_dictionary(self.dictionaries[place].keys)
-        return found
+            lookup = self._lookups[place] = IdLookup.from_dictionary(self.dictionaries[place].keys)
+        return lookup
 
     def build(self) -> None:
         """Makes the lookups of ids, which otherwise the first rows make."""
@@ -299,8 +316,8 @@ class Transform:
         It loads the encodings of training rows as well.
         """
         self._lookups = [
-            None if one.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(one) + 1))
-            for i, one in enumerate(self.dictionaries)
+            None if d.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
+            for i, d in enumerate(self.dictionaries)
         ]
         for place, encoded in enumerate(self.encoded):
             encoded.use_lookup(directory, len(self.dictionaries) + place, place)
@@ -395,11 +412,11 @@ class Transform:
     def _check_markers(self, place: int, keys: FieldKeys) -> None:
         """Raises ValueError if a field has a value with an id that means "missing"."""
         lookup = self.lookup(self.dictionary_of[place])
-        found = lookup(Parsed.present(keys.missing)).max(initial=0)
-        if found:
+        id = lookup(Parsed.present(keys.missing)).max(initial=0)
+        if id:
             raise ValueError(
                 f"column {keys.field.column!r}: expected missing_values that the training data did "
-                f"not have as values, got {self.value(place, int(found))!r}, which has id {found}"
+                f"not have as values, got {self.value(place, int(id))!r}, which has id {id}"
             )
 
     @property
@@ -429,9 +446,9 @@ class Transform:
         for (name, array), crc in zip(
             self._arrays_at(place).items(), self._crcs[place], strict=True
         ):
-            if (found := checksum(array)) != crc:
-                path = Path(self._directory or "", name)
-                raise ValueError(f"{path}: expected CRC-32 {crc}, got {found}: damaged")
+            if (actual := checksum(array)) != crc:
+                path = Path(self.directory or "", name)
+                raise ValueError(f"{path}: expected CRC-32 {crc}, got {actual}: damaged")
         self._checked.add(place)
 
 

@@ -325,13 +325,13 @@ class KnownTexts:
     @cached_property
     def _written(self) -> dict[str, list[str]]:
         """Returns the texts of numbers, by those of the same typed numbers, where they differ."""
-        dictionary, found = self._dictionary, dict[str, list[str]]()
+        dictionary, spellings = self._dictionary, dict[str, list[str]]()
         if dictionary.texts is None or not np.isin(dictionary.texts, _MARKS).any():
             return {}
         for id in range(1, min(len(dictionary), _MOST_WRITTEN) + 1):
             text = str(dictionary.value(id))
-            found.setdefault(number_text(text), []).append(text)
-        return {plain: texts for plain, texts in found.items() if texts != [plain]}
+            spellings.setdefault(number_text(text), []).append(text)
+        return {plain: texts for plain, texts in spellings.items() if texts != [plain]}
 
     def _written_number(self, text: str) -> str:
         first, *others = self._written.get(text, [text])

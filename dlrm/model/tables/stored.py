@@ -10,7 +10,7 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
-from dlrm.store.layout import Block
+from dlrm.store.layout import RowBlock
 
 
 class StoredEmbedding(WholeTables):
@@ -47,7 +47,7 @@ class StoredEmbedding(WholeTables):
         offsets = torch.tensor([0, slots], device=world.device)
         self.register_buffer("slot_offsets", offsets, persistent=False)
 
-    def initial(self) -> Iterator[Block]:
+    def initial(self) -> Iterator[RowBlock]:
         """Yields the initial rows of all tables."""
         begin = 0
         for number, piece in self._held.items():
@@ -55,7 +55,7 @@ class StoredEmbedding(WholeTables):
                 fields = {"weight": values}
                 if self.weight_low is not None:
                     fields["weight"], fields["low"] = ops.split_float32(values)
-                yield Block(begin + first, len(values), fields)
+                yield RowBlock(begin + first, len(values), fields)
             begin += piece.num_rows
 
     def table_parameters(self) -> TableParameters:

@@ -151,10 +151,10 @@ def _umask() -> int:
 
 
 def _seconds(text: str) -> int:
-    found = re.fullmatch(r"(\d{1,6}) *s?", text.strip())
-    if found is None:
+    match = re.fullmatch(r"(\d{1,6}) *s?", text.strip())
+    if match is None:
         raise ValueError(f"--conf {_DEADLINE}: expected seconds, as in 120s, got {text!r}")
-    return int(found[1])
+    return int(match[1])
 
 
 def _probe(folders: Sequence[str], _: int) -> None:
@@ -301,15 +301,15 @@ def spark_engine(
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
     os.environ["PYTHONPATH"] = path
     return_memory()
-    own = "PYSPARK_GATEWAY_PORT" not in os.environ  # otherwise spark-submit has started the JVM
-    hint = f"; see {log}" if own and log else ""
-    if not own:
+    starts_jvm = "PYSPARK_GATEWAY_PORT" not in os.environ  # which spark-submit sets
+    hint = f"; see {log}" if starts_jvm and log else ""
+    if not starts_jvm:
         SparkContext._ensure_initialized()  # SparkConf then has the settings of spark-submit
     conf = SparkConf().setAppName("dlrm preprocessing")
     if master is not None:
         conf.setMaster(master)
     ours = configuration(master, memory_gib, path, settings or {})
-    for name, value in (ours if own else ours | {"spark.log.level": "WARN"}).items():
+    for name, value in (ours if starts_jvm else ours | {"spark.log.level": "WARN"}).items():
         conf.setIfMissing(name, value)
     conf.setAll([*(settings or {}).items()])
     try:
@@ -318,12 +318,12 @@ def spark_engine(
                 with _standard_error_to(log), _failures():
                     spark = SparkContext(conf=conf)
             except EngineError as error:
-                reason, cause = _reason(log) if own else "", str(error).partition(": ")[2]
+                reason, cause = _reason(log) if starts_jvm else "", str(error).partition(": ")[2]
                 shown = f"{cause}; its log: {reason}" if reason else cause
                 raise EngineError(f"Spark did not start: {shown}") from error
             spark.pythonExec = spark.getConf().get("spark.pyspark.python", spark.pythonExec)
             try:
-                yield _started(spark, folders, log if own else None, say)
+                yield _started(spark, folders, log if starts_jvm else None, say)
             finally:
                 _stop(spark)
     except EngineError as error:
@@ -391,20 +391,20 @@ def own_local_folders() -> Iterator[None]:
         yield
         return
     prefix = f".dlrm-spark-{os.uname().nodename}-"
-    own: list[OwnedDirectory] = []
+    folders: list[OwnedDirectory] = []
     made = []
     for folder in map(Path, filter(None, given.split(","))):
         if remove_abandoned(folder, prefix) or not os.path.lexists(folder):
             made.append(folder)
         folder.mkdir(parents=True, exist_ok=True)
-        own.append(OwnedDirectory(folder, prefix))
-    os.environ["SPARK_LOCAL_DIRS"] = ",".join(str(one.path) for one in own)
+        folders.append(OwnedDirectory(folder, prefix))
+    os.environ["SPARK_LOCAL_DIRS"] = ",".join(str(owned.path) for owned in folders)
     try:
         yield
     finally:
         os.environ["SPARK_LOCAL_DIRS"] = given
-        for one in own:
-            one.remove()
+        for owned in folders:
+            owned.remove()
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()

@@ -144,8 +144,8 @@ def _version(session: "SparkSession", table: str) -> int | None:
     described = session.sql(f"DESCRIBE TABLE EXTENDED {table}").collect()
     providers = [row["data_type"] for row in described if row["col_name"] == "Provider"]
     newest = _VERSIONS.get(providers[-1].lower()) if providers else None
-    found = session.sql(newest.format(table)).collect() if newest else []
-    return int(found[0][0]) if found else None
+    rows = session.sql(newest.format(table)).collect() if newest else []
+    return int(rows[0][0]) if rows else None
 
 
 def _quoted(name: str) -> str:

@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
 _Found = Iterator[tuple[PurePosixPath, Path, Record | str | None]]
 
 
-class Source(NamedTuple):
+class ImageSource(NamedTuple):
     """The images found.
 
     Attributes:
@@ -57,7 +57,7 @@ class Source(NamedTuple):
     left_out: list[str]
 
 
-def find_images(path: Path) -> Source:
+def find_images(path: Path) -> ImageSource:
     """Finds the images of a folder or tar file.
 
     Class folders may be in `train` and in `val`, `validation` or `test`. Names that begin with a
@@ -122,17 +122,17 @@ def _find_record_files(folder: Path) -> dict[str, list[Path]]:
     """Returns split -> files such as train-00000-of-01024, by name."""
     pattern = f"-{_DIGITS}-of-{_DIGITS}"
     files = {split: sorted(folder.glob(split + pattern)) for split in (_TRAIN, *_OTHERS)}
-    for found in filter(None, files.values()):
-        expected = int(found[-1].name.rpartition("-")[2])
-        if len(found) != expected:
+    for paths in filter(None, files.values()):
+        expected = int(paths[-1].name.rpartition("-")[2])
+        if len(paths) != expected:
             raise ValueError(
-                f"{folder}: expected {expected} files, as the name of {found[-1].name} says, got "
-                f"{len(found)}"
+                f"{folder}: expected {expected} files, as the name of {paths[-1].name} says, got "
+                f"{len(paths)}"
             )
-    return {split: found for split, found in files.items() if found}
+    return {split: paths for split, paths in files.items() if paths}
 
 
-def _from_records(files: dict[str, list[Path]]) -> Source:
+def _from_records(files: dict[str, list[Path]]) -> ImageSource:
     splits = {}
     for split, paths in files.items():
         splits[split] = [
@@ -140,7 +140,7 @@ def _from_records(files: dict[str, list[Path]]) -> Source:
             for path in paths
             for number, record in enumerate(find_records(path))
         ]
-    return Source(_named(splits), None, [])
+    return ImageSource(_named(splits), None, [])
 
 
 def _files(folder: Path) -> _Found:
@@ -198,8 +198,8 @@ def _check_end(path: Path, offset: int) -> None:
                 )
 
 
-def _from_paths(found: _Found, source: Path) -> Source:
-    files = [entry for entry in found if not any(p.startswith(".") for p in entry[0].parts)]
+def _from_paths(images: _Found, source: Path) -> ImageSource:
+    files = [entry for entry in images if not any(p.startswith(".") for p in entry[0].parts)]
     files.sort(key=lambda entry: entry[0].parts)
     tops = {name.parts[0] for name, _, _ in files if len(name.parts) > 1}
     depth = 1 if _TRAIN in tops and tops <= {_TRAIN, *_OTHERS} else 0
@@ -236,7 +236,7 @@ def _from_paths(found: _Found, source: Path) -> Source:
         split: [item._replace(label=labels[name]) for name, item in items]
         for split, items in splits.items()
     }
-    return Source(_named(labelled), classes, left_out)
+    return ImageSource(_named(labelled), classes, left_out)
 
 
 def _named(splits: dict[str, list[Item]]) -> dict[str, list[Item]]:

@@ -110,13 +110,13 @@ def find_days(
             else f"missing; expected day_{days[0]} to day_{days[1]} (--days)"
         )
         raise FileNotFoundError(f"{folder / f'day_{missing[0]}'}: {expected}")
-    found = f"day_0 to day_{last}" if present else "none"
+    present_days = f"day_0 to day_{last}" if present else "none"
     if num_days is not None and len(present) != num_days:
-        raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), got {found}")
+        raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), got {present_days}")
     if days is None and len(present) < 2:
         raise ValueError(
             f"{folder}: expected day files day_0, day_1, ..., at least 2 since the last one is "
-            f"held out for testing, or train.txt; got {found}"
+            f"held out for testing, or train.txt; got {present_days}"
         )
     return [_one_form(present[day]) for day in wanted]
 
@@ -155,12 +155,12 @@ def split_days(days: Sequence[Day], split_bytes: int) -> list[Split]:
 def number_rows(splits: Sequence[Split], counted: Sequence[dict[str, Any]]) -> list[Split]:
     """Returns splits with what was counted: rows, the rows before, and the checksum."""
     numbered, first_row, lines = [], 0, dict[str, int]()
-    for split, one in zip(splits, counted, strict=True):
-        rows, first_line = sum(one["rows"]), lines.get(split.source, 0)
+    for split, facts in zip(splits, counted, strict=True):
+        rows, first_line = sum(facts["rows"]), lines.get(split.source, 0)
         places = {"first_row": first_row, "rows": rows, "first_line": first_line}
-        numbered.append(replace(split, crc=one["crc"], **places))
+        numbered.append(replace(split, crc=facts["crc"], **places))
         first_row += rows
-        lines[split.source] = first_line + rows + len(one["rejected"])
+        lines[split.source] = first_line + rows + len(facts["rejected"])
     return numbered
 
 
@@ -187,13 +187,13 @@ def start_of_line(split: Split, line: int) -> int:
         file.seek(position)
         while True:
             block = _read(file, _BLOCK_BYTES, split)
-            found = block.count(b"\n")
-            if found >= wanted:
+            newlines = block.count(b"\n")
+            if newlines >= wanted:
                 place = -1
                 for _ in range(wanted):
                     place = block.index(b"\n", place + 1)
                 return position + place + 1
-            wanted -= found
+            wanted -= newlines
             position += len(block)
 
 

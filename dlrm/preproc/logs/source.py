@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.tables.rows import Rows
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.logs.raw_log import Split, read_blocks
 from dlrm.preproc.stages.source import Read, Rejected
@@ -33,6 +33,7 @@ class LogSource:
         texts = [None] * self.log_format.num_categorical
         for first, lines in read_blocks(part, self.log_format, rejected, crcs):
             numbers = part.first_row + first + np.arange(len(lines.labels))
-            yield Read(Rows(lines.labels, lines.numerical, lines.categorical, texts, {}), numbers)
+            rows = FieldRows(lines.labels, lines.numerical, lines.categorical, texts, {})
+            yield Read(rows, numbers)
         if facts is not None:
             facts["crc"], facts["kinds"] = crcs[0], [[]] * self.log_format.num_categorical

@@ -56,8 +56,8 @@ class Periods(NamedTuple):
         """Yields the name of each period, and the indices of the times in it."""
         numbers = (times // _DAY - self.first) // self.days
         order = np.argsort(numbers, kind="stable")
-        found, begins = np.unique(numbers[order], return_index=True)
-        for number, rows in zip(found.tolist(), np.split(order, begins[1:]), strict=True):
+        periods, begins = np.unique(numbers[order], return_index=True)
+        for number, rows in zip(periods.tolist(), np.split(order, begins[1:]), strict=True):
             yield self.name(number), rows
 
 
@@ -127,7 +127,7 @@ class Statistics:
                 counts[bins[missing[i].argmax(), i]] -= absent
             self.numbers[i] += counts
         lists = 0
-        for i, (column, own) in enumerate(zip(rows.ids, own_ids, strict=True)):
+        for i, (column, own_id) in enumerate(zip(rows.ids, own_ids, strict=True)):
             absent = int(np.count_nonzero(missing[num_numerical + i]))
             if isinstance(column, Jagged):
                 assert cut is not None
@@ -136,7 +136,7 @@ class Statistics:
                 self.lists[lists] += [len(column.values), int(np.count_nonzero(cut[lists]))]
                 column, absent, lists = column.values, 0, lists + 1
             digits = np.frexp(column.astype(np.float32 if column.itemsize < 4 else np.float64))[1]
-            digits[column > own] = HASH_BUCKETS
+            digits[column > own_id] = HASH_BUCKETS
             counts = np.bincount(digits, minlength=ID_BINS)
             counts[0] -= absent
             self.ids[i] += counts
@@ -244,12 +244,12 @@ class Counted:
     def without_id(self, table: int, names: Sequence[str]) -> dict[str, float | None]:
         """Returns the share of values with id 0 among those that are not missing."""
         ids = {name: self.split(name).ids[table] for name in names}
-        return {name: share(found[0], found.sum()) for name, found in ids.items()}
+        return {name: share(counts[0], counts.sum()) for name, counts in ids.items()}
 
     def drift(self, part: Statistics, histogram: Histogram) -> float:
         """Returns the population stability index of some rows against the training rows."""
-        found, usual = _shares(histogram(part)), _shares(histogram(self.train))
-        return round(float(((found - usual) * np.log(found / usual)).sum()), 4)
+        shares, usual = _shares(histogram(part)), _shares(histogram(self.train))
+        return round(float(((shares - usual) * np.log(shares / usual)).sum()), 4)
 
     def tenths(self, i: int) -> Histogram:
         """Returns a function that counts rows by tenths of the training rows, and missing ones.
@@ -283,14 +283,14 @@ class Counted:
         parts, train = {name: self.split(name) for name in names}, self.train
         lengths: dict[str, Any] = dict.fromkeys(map(str, QUANTILES))
         if (bins := _quantile_bins(train.lengths[i])) is not None:
-            found = np.rint(number_of_bin(bins)).astype(int).tolist()
-            lengths = dict(zip(lengths, found, strict=True))
+            quantiles = np.rint(number_of_bin(bins)).astype(int).tolist()
+            lengths = dict(zip(lengths, quantiles, strict=True))
         empty = int(length_bins(np.zeros(1, int))[0])
         return {
             "mean_length": share(train.lists[i, 0], train.totals[0]),
             "length_quantiles": lengths,
-            "empty": {n: share(one.lengths[i, empty], one.totals[0]) for n, one in parts.items()},
-            "cut": {n: share(one.lists[i, 1], one.totals[0]) for n, one in parts.items()},
+            "empty": {n: share(p.lengths[i, empty], p.totals[0]) for n, p in parts.items()},
+            "cut": {n: share(part.lists[i, 1], part.totals[0]) for n, part in parts.items()},
         }
 
 

@@ -1,32 +1,24 @@
 """The first reading of rows: splits, values of fields, statistics to fit, and bad rows."""
 
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from dlrm.data.sources.columns import Coded, Parsed
-from dlrm.data.tables.columns import column_of, texts_of
-from dlrm.data.tables.kinds.text import PROBLEM
-from dlrm.data.tables.rows import Rows
-from dlrm.data.transform.derived import Cross
 from dlrm.data.transform.dictionaries import Counts, count_values, merge_counts
 from dlrm.data.transform.encodings import EncodingSums
 from dlrm.data.transform.lists import Column, list_column, single
 from dlrm.data.transform.numbers import Sums, ordered
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_counts
-from dlrm.preproc.stages.division import DROPPED, TRAIN, Divider, Ranges
+from dlrm.preproc.stages.division import DROPPED, FOLD, TRAIN, Divider, Ranges, readable, splitmix64
 from dlrm.preproc.stages.encodings import EncodedColumn
-from dlrm.preproc.stages.hashing import FOLD, splitmix64
-from dlrm.preproc.stages.source import Part, Read, Rejected, Source
+from dlrm.preproc.stages.source import Read, Rejected, Source
 
 _MOST_LABELS = 1000  # distinct labels of a part
-_TEXTS = pa.large_binary()
 _BETWEEN = b" & "  # the values of a combination in its text
 _LEAST_MERGED = 1 << 14  # values of a column that are merged at once
 
@@ -66,48 +58,6 @@ def count_part(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
     return facts | counted.facts() | {"rejected": rejected or []}
 
 
-def readable(
-    source: Source,
-    divider: Divider | Ranges,
-    part: Part,
-    rejected: list[Rejected] | None,
-    facts: dict[str, Any] | None = None,
-) -> Iterator[tuple[Read, np.ndarray]]:
-    """Yields the rows of a part that can be read, with their splits.
-
-    Args:
-        source: reads the part.
-        divider: assigns rows to splits.
-        part: the part.
-        rejected: receives the other rows, which are left out; None raises the first.
-        facts: see `Source.read`.
-
-    Raises:
-        RowError: a row cannot be read.
-    """
-    for read in source.read(part, rejected, facts):
-        try:
-            splits, undivided = divider(read, part.file)
-        except ValueError as error:
-            raise ValueError(f"{part.source}: {error}") from None
-        if not read.bad and not undivided:
-            yield read, splits
-            continue
-        first = {one.row: one for one in reversed([*read.bad, *undivided])}
-        begin = int(read.numbers[0]) - part.first_row
-        bad = [first[row] for row in sorted(first)]
-        if rejected is None:
-            bad[0].where = part.where(begin + bad[0].row)
-            raise bad[0]
-        rejected += [
-            Rejected(begin + one.row, one.reason, _row_text(read.batch, one.row)) for one in bad
-        ]
-        good = np.ones(len(read.numbers), bool)
-        good[list(first)] = False
-        kept = np.flatnonzero(good)
-        yield read.take(kept), splits[kept]  # even if none is left: their labels count
-
-
 def counted_columns(schema: Schema) -> list[CountedColumn]:
     """Returns the columns whose values are counted, for dictionaries, encodings and bins."""
     columns = []
@@ -115,7 +65,7 @@ def counted_columns(schema: Schema) -> list[CountedColumn]:
         kind = {"string": "texts", "id": "ids"}.get(field.type, "numbers")
         most = field.max_ids if field.cardinality is None else field.cardinality - 1
         columns.append(CountedColumn(kind, field.frequency_limit, most))
-    columns += [CountedColumn("encodings", encoded=one) for one in encoded_columns(schema)]
+    columns += [CountedColumn("encodings", encoded=column) for column in encoded_columns(schema)]
     columns += [
         CountedColumn("bins", bins=field.fitted_bins)
         for field in schema.numerical
@@ -171,7 +121,7 @@ class _Counted:
             self._positives[split] += int(np.count_nonzero(rows.labels[chosen]))
             self._ids[split] += _num_ids(schema, rows, chosen)
         if schema.label.positives:
-            self._labels += _label_counts(schema, read.batch)
+            self._labels += _label_counts(read, schema.label.column)
         self._add_ids(rows, np.flatnonzero(kept))
         training = np.flatnonzero(splits == TRAIN)
         if not fit or not len(training):
@@ -203,18 +153,18 @@ class _Counted:
             "labels": labels,
             "ids": self._ids.tolist(),
             "times": self._times,
-            "sums": [one.to_list() for one in self._sums],
-            "cells": [[one.totals.tolist(), one.missing.tolist()] for one in self._encoded],
+            "sums": [sums.to_list() for sums in self._sums],
+            "cells": [[cells.totals.tolist(), cells.missing.tolist()] for cells in self._encoded],
         }
 
-    def _add_values(self, rows: Rows, training: np.ndarray) -> None:
+    def _add_values(self, rows: FieldRows, training: np.ndarray) -> None:
         schema, counts = self._schema, self._counts
         for i, field in enumerate(self._fields):
             if schema.categorical[i].type == "id":
                 continue
             field.add(rows.categorical[i], rows.texts[i], training, counts[self._places[i]])
-        for cross, place in zip(schema.crosses, self._places[len(self._fields) :], strict=True):
-            _append(counts[place], _cross_counts(schema, cross, rows, training))
+        for i, place in enumerate(self._places[len(self._fields) :]):
+            _append(counts[place], _cross_counts(schema, i, rows, training))
         place = len(schema.dictionaries()) + len(schema.encoded)
         for i, number in enumerate(schema.numerical):
             if number.fitted_bins:
@@ -223,17 +173,17 @@ class _Counted:
                 _append(counts[place], Counts(*np.unique(keys, return_counts=True)))
                 place += 1
 
-    def _add_ids(self, rows: Rows, kept: np.ndarray) -> None:
+    def _add_ids(self, rows: FieldRows, kept: np.ndarray) -> None:
         """Keeps the greatest id of each field of ids, over the rows of all splits."""
         for i, field in enumerate(self._schema.categorical):
             if field.type == "id":
                 place = self._places[i]
                 column, chosen = rows.categorical[i].each(kept)
-                found = [self._counts[place][0].keys, column.take(chosen).by_row().values]
-                greatest = np.concatenate(found).max(initial=0, keepdims=True)
+                keys = [self._counts[place][0].keys, column.take(chosen).by_row().values]
+                greatest = np.concatenate(keys).max(initial=0, keepdims=True)
                 self._counts[place] = [Counts(greatest, np.ones(1, np.int64))]
 
-    def _add_encoded(self, rows: Rows, training: np.ndarray, numbers: np.ndarray) -> None:
+    def _add_encoded(self, rows: FieldRows, training: np.ndarray, numbers: np.ndarray) -> None:
         if not self._encoded:
             return
         assert rows.labels is not None
@@ -256,26 +206,33 @@ def _places(schema: Schema) -> list[int]:
     return [place_of[name] for name in schema.categorical_names]
 
 
-def _cross_counts(schema: Schema, cross: Cross, read: Rows, rows: np.ndarray) -> Counts:
+def _cross_counts(schema: Schema, index: int, read: FieldRows, rows: np.ndarray) -> Counts:
     """Counts the combinations in selected rows, with texts if they may have ids of their own."""
-    names = [field.column for field in schema.categorical]
-    column = single(read.categorical[len(names) + schema.crosses.index(cross)]).by_row()
+    cross, names = schema.crosses[index], [field.column for field in schema.categorical]
+    column = single(read.categorical[len(names) + index]).by_row()
     rows = rows[~column.missing[rows]]
     keys, first, counts = np.unique(column.values[rows], return_index=True, return_counts=True)
     if cross.frequency_limit is None:
         return Counts(keys, counts)
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     parts = [_texts_at(read, names.index(name), rows[first]) for name in cross.fields]
-    return Counts(keys, counts, pc.binary_join_element_wise(*parts, pa.scalar(_BETWEEN, _TEXTS)))
+    between = pa.scalar(_BETWEEN, pa.large_binary())
+    return Counts(keys, counts, pc.binary_join_element_wise(*parts, between))
 
 
-def _texts_at(read: Rows, field: int, rows: np.ndarray) -> pa.Array:
-    """Returns the text of a categorical field in rows that have a value."""
+def _texts_at(read: FieldRows, field: int, rows: np.ndarray) -> Any:
+    """Returns an Arrow array: the text of a categorical field in rows that have a value."""
+    import pyarrow as pa
+
     column, texts = read.categorical[field], read.texts[field]
     assert isinstance(column, Coded)
     places = column.codes[rows]
     if texts is not None:
         return texts.take(pa.array(places))
-    return pa.array(column.keys[places].view(np.int64)).cast(pa.large_string()).cast(_TEXTS)
+    integers = pa.array(column.keys[places].view(np.int64))
+    return integers.cast(pa.large_string()).cast(pa.large_binary())
 
 
 class _EncodedCounts:
@@ -332,8 +289,8 @@ class _FieldCounts:
         there = np.flatnonzero(self._occurrences)
         if len(there):
             texts = None if self._texts is None else self._texts.take(there)
-            found = Counts(self._keys[there], self._occurrences[there], texts)
-            _append(counts, merge_counts([found]))
+            pending = Counts(self._keys[there], self._occurrences[there], texts)
+            _append(counts, merge_counts([pending]))
 
 
 def _list_fields(schema: Schema) -> list[tuple[int, int]]:
@@ -342,53 +299,41 @@ def _list_fields(schema: Schema) -> list[tuple[int, int]]:
     return [(i, field.max_length) for i, field in fields if field.max_length is not None]
 
 
-def _num_ids(schema: Schema, read: Rows, chosen: np.ndarray) -> np.ndarray:
+def _num_ids(schema: Schema, read: FieldRows, chosen: np.ndarray) -> np.ndarray:
     """Returns the number of ids in the lists of selected rows after truncation."""
-    found = []
+    num_ids = []
     for i, max_length in _list_fields(schema):
         lengths = list_column(read.categorical[i]).lengths[chosen]
-        found.append(int(np.minimum(lengths, max_length).sum()))
-    return np.array(found, np.int64)
+        num_ids.append(int(np.minimum(lengths, max_length).sum()))
+    return np.array(num_ids, np.int64)
 
 
 def _none_of(column: CountedColumn) -> Counts:
     """Returns the counts of a column in no rows: a part may have no training rows."""
-    texts = pa.array([], _TEXTS) if column.kind == "texts" else None
+    texts = None
+    if column.kind == "texts":
+        import pyarrow as pa
+
+        texts = pa.array([], pa.large_binary())
     cells = () if column.encoded is None else (column.encoded.cells.size,)
     return Counts(np.empty(0, np.uint32), np.empty((0, *cells), np.int64), texts)
 
 
-def _append(parts: list[Counts], found: Counts) -> None:
+def _append(parts: list[Counts], counts: Counts) -> None:
     """Adds counts to those of a column: the first part is merged, and the others wait.
 
     They are merged once they are as many as the merged ones, so that memory is a small multiple of
     the distinct values, and every value is sorted a logarithmic number of times.
     """
-    parts.append(found)
+    parts.append(counts)
     if sum(len(part.keys) for part in parts[1:]) > max(len(parts[0].keys), _LEAST_MERGED):
         parts[:] = [merge_counts(parts)]
 
 
-def _label_counts(schema: Schema, batch: pa.RecordBatch) -> Counter[str]:
-    name = schema.label.column
-    texts, codes = texts_of(name, column_of(batch, name))
+def _label_counts(read: Read, label: str) -> Counter[str]:
+    texts, codes = read.texts_of(label)
     occurrences = np.bincount(codes[codes >= 0], minlength=len(texts))
-    found: Counter[str] = Counter()
+    labels: Counter[str] = Counter()
     for text, count in zip(texts, occurrences.tolist(), strict=True):
-        found[text] += count
-    return +found
-
-
-def _row_text(batch: pa.RecordBatch, row: int) -> str:
-    values = []
-    for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        if name == PROBLEM:
-            if column[row].is_valid:
-                return column[row].as_py().partition("\t")[2]
-            continue
-        if pa.types.is_nested(column.type):
-            values.append(f"{name}={column[row].as_py()}")
-            continue
-        texts, codes = texts_of(name, column.slice(row, 1))
-        values.append(f"{name}={texts[codes[0]] if codes[0] >= 0 else None}")
-    return "\t".join(values).replace("\n", "\\n")
+        labels[text] += count
+    return +labels

@@ -1,13 +1,23 @@
 """Files of a dataset as tasks write them: rows in place, and the values of their lists."""
 
 import os
+from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from dlrm.data.clicks import bags, layout
-from dlrm.data.clicks.bags import Jagged, ListField, starts_within
+from dlrm.data.clicks.bags import Jagged, ListField, lists_in, starts_within
+from dlrm.data.transform.stored import facts_file
+from dlrm.data.transform.transform import Transform, Transformed
+from dlrm.preproc.stages.column_statistics import Periods
+from dlrm.preproc.stages.division import Divider, Ranges
+from dlrm.preproc.stages.source import Read, Source, Target
+
+OUTPUT_FORMATS = ("split_binary", "binary")
+_WORD = np.dtype("<i4")
 
 
 class ListColumns(NamedTuple):
@@ -44,11 +54,11 @@ class ListColumns(NamedTuple):
 
     def columns(self, rows: Jagged) -> dict[str, np.ndarray]:
         """Returns file -> entries of rows, for all files except the starts."""
-        found = {self.values: rows.values, self.lengths: rows.lengths}
+        by_file = {self.values: rows.values, self.lengths: rows.lengths}
         if self.weights is not None:
             assert rows.weights is not None
-            found[self.weights] = rows.weights
-        return found
+            by_file[self.weights] = rows.weights
+        return by_file
 
     def create(self, dataset: str, rows: int, num_ids: int) -> None:
         """Creates all files except the lengths, at full size, and writes the end of the starts.
@@ -110,3 +120,92 @@ def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]
 def _write_all(file: Any, data: memoryview) -> None:
     while len(data):
         data = data[file.write(data) :]
+
+
+class TransformJob(NamedTuple):
+    """The arguments of a transform's tasks besides their split or bucket."""
+
+    source: Source
+    divider: Divider | Ranges
+    transform: str  # directory of the fitted transform
+    lookups: str  # directory of its lookups
+    dataset: str  # directory to write to
+    output_format: str
+    targets: list[Target]
+    shuffle: str  # directory of intermediate rows, by bucket
+    buckets: int
+    seed: int
+    quarantine: bool
+    statistics: str | None  # directory for them
+    extra: dict[str, np.dtype] = {}  # columns besides the model's inputs: name -> type
+    starts: Sequence[Sequence[int]] = ()  # first row of each part in each target
+    list_starts: Sequence[Sequence[Sequence[int]]] = ()  # first id of each, and list field
+    periods: Periods | None = None  # counted separately in the statistics, of rows with a time
+
+    def fitted(self) -> Transform:
+        """Returns the transform, loaded once per process while its files are unchanged."""
+        status = facts_file(Path(self.transform)).stat()
+        return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
+
+    def start(self, number: int, target: Target) -> int:
+        """Returns the index, in a target, of a part's first row of it."""
+        return self.starts[number][self.targets.index(target)]
+
+    def list_start(self, number: int, target: Target) -> Sequence[int]:
+        """Returns the index, in a target, of a part's first id of each list field."""
+        return self.list_starts[number][self.targets.index(target)] if target.num_ids else []
+
+    def lists(self, target: Target) -> list[ListColumns]:
+        """Returns the files of the list fields."""
+        fitted = self.fitted()
+        return [
+            ListColumns.from_field(target.folder, i, field, fitted.cardinalities[i])
+            for i, field in fitted.lists.items()
+        ]
+
+    def files(self, target: Target) -> dict[str, np.dtype]:
+        """Returns file, relative to the dataset -> dtype of its rows, or of lengths of lists."""
+        fitted = self.fitted()
+        if self.output_format == "binary":
+            words = 1 + fitted.num_numerical + fitted.num_categorical
+            return {target.binary_file: np.dtype((_WORD, (words,)))}
+        files = layout.row_dtypes(fitted.num_numerical, fitted.cardinalities)
+        if not target.labelled:
+            del files[layout.LABEL_FILE]
+        for i in fitted.lists:
+            del files[layout.categorical_name(i)]
+        files |= {f"{name}.bin": dtype for name, dtype in self.extra.items()}
+        by_file = {target.folder + file: dtype for file, dtype in files.items()}
+        return by_file | {f.lengths: f.dtypes[f.lengths] for f in self.lists(target)}
+
+    def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:
+        """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""
+        labels, ids = (
+            read.labels,
+            {i: c for i, c in enumerate(rows.ids) if isinstance(c, np.ndarray)},
+        )
+        if self.output_format == "binary":
+            words = [labels[:, None].astype(_WORD), rows.numerical.view(_WORD)]
+            words += [column[:, None] for column in ids.values()]
+            return {target.binary_file: np.concatenate(words, axis=1, dtype=_WORD)}
+        columns = {layout.LABEL_FILE: labels} if target.labelled else {}
+        if rows.numerical.shape[1]:
+            columns[layout.NUMERICAL_FILE] = rows.numerical
+        columns |= {layout.categorical_name(i): column for i, column in ids.items()}
+        columns |= {f"{name}.bin": read.rows.extra[name] for name in self.extra}
+        by_file = {target.folder + file: column for file, column in columns.items()}
+        for field, column in zip(self.lists(target), lists_in(rows.ids), strict=True):
+            by_file |= field.columns(column)
+        return by_file
+
+    @property
+    def numerical_dtype(self) -> np.dtype:
+        """Returns the dtype of numericals in the output format: float32 in NVIDIA's binary rows."""
+        return np.dtype("<f4") if self.output_format == "binary" else layout.NUMERICAL_DTYPE
+
+
+@lru_cache(maxsize=1)
+def _load(directory: str, lookups: str, inode: int, changed: int) -> Transform:
+    transform = Transform.load(directory)
+    transform.use_lookups(lookups)
+    return transform

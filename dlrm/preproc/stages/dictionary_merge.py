@@ -28,6 +28,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.files import staged_file, write_array
 from dlrm.locks import sync
 from dlrm.mapped_files import map_npy
+from dlrm.preproc.stages.division import bucket_of
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
 
@@ -51,11 +52,6 @@ def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
             pieces += [keys.tobytes(), occurrences.tobytes(), lengths, texts]
         contents.append(b"".join(pieces))
     write_buckets(path, contents, counts)
-
-
-def bucket_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
-    """Divides the range of 64-bit hashes into buckets that ascend with the hash."""
-    return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
 def merge_bucket(
@@ -170,13 +166,13 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
     """
     fits = {"numbers": _fit_column, "texts": _fit_texts, "bins": _fit_bins}
     fits |= {"encodings": _fit_encodings, "ids": _fit_ids}
-    found = {}
+    sizes = {}
     for column in columns:
         kind = job.columns[column].kind
-        found[str(column)] = fits[kind](column, job)
+        sizes[str(column)] = fits[kind](column, job)
     for folder in (job.transform, job.lookups):
         sync(Path(folder))
-    return found
+    return sizes
 
 
 def _fit_bins(column: int, job: FitJob) -> list[list[str]]:
@@ -201,10 +197,10 @@ def _fit_encodings(column: int, job: FitJob) -> dict[str, Any]:
     assert encoded is not None
     size = sum(kept[column][0] for kept in job.kept)
     parts = ((keys, counts) for keys, counts, _ in _merged(column, job))
-    found = fit_encodings(encoded, size, parts, job.transform, job.lookups)
+    facts = fit_encodings(encoded, size, parts, job.transform, job.lookups)
     keys = np.load(Path(job.transform, f"encoded_keys_{encoded.place}.npy"))
     _write_lookup(keys, column, job.lookups)
-    return found
+    return facts
 
 
 def _fit_texts(column: int, job: FitJob) -> int:
@@ -298,7 +294,7 @@ def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, 
         entries, text_bytes = kept[column]
         with open(Path(job.merged, str(bucket)), "rb") as file:
             before = zip(job.columns, kept[:column], strict=False)
-            file.seek(sum(one.width * values + texts for one, (values, texts) in before))
+            file.seek(sum(earlier.width * values + texts for earlier, (values, texts) in before))
             keys = np.frombuffer(file.read(8 * entries), np.uint64)
             counts, texts = np.frombuffer(file.read((width - 8) * entries), np.int64), None
             if job.columns[column].encoded is not None:
@@ -328,15 +324,15 @@ def _by_count_and_key(keys: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarr
     """Yields indices in the order of descending counts, then ascending keys, some at a time."""
     for lowest, highest, values in _count_ranges(counts):
         for first, last in _key_ranges(keys, counts, lowest, values):
-            found: list[np.ndarray] = [np.empty(0, np.int64)]
+            orders: list[np.ndarray] = [np.empty(0, np.int64)]
             for number, (key, count) in enumerate(zip(_parts(keys), _parts(counts), strict=True)):
                 mine = (lowest <= count) & (count <= highest)
                 if first is not None:
                     mine &= key >= first
                 if last is not None:
                     mine &= key < last
-                found.append(np.flatnonzero(mine) + number * _SORTED_AT_ONCE)
-            places = np.concatenate(found)
+                orders.append(np.flatnonzero(mine) + number * _SORTED_AT_ONCE)
+            places = np.concatenate(orders)
             yield places[np.lexsort((keys[places], -counts[places]))]
 
 

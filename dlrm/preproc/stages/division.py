@@ -1,26 +1,24 @@
-"""SplitConfig of rows into splits: by chance, by time, by a column or by file."""
+"""Division of rows into splits by chance, by time, by a column or by file, and its hashes."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.row_error import RowError, shown_text
-from dlrm.data.tables.columns import column_of, texts_of
-from dlrm.data.tables.rows import Rows
-from dlrm.data.tables.times import microseconds
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema, TimeField
-from dlrm.preproc.stages.hashing import splitmix64
-from dlrm.preproc.stages.source import Part, Read
+from dlrm.preproc.stages.source import Part, Read, Rejected, Source
 
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
-_DIVIDE, _KEEP = 0x5EED_0001, 0x5EED_0002  # added to the seed, so that choices are independent
+# Added to the seed, so that choices are independent.
+_DIVIDE, _KEEP, FOLD = 0x5EED_0001, 0x5EED_0002, 0x5EED_0003
+_STEP = np.uint64(0x9E3779B97F4A7C15)
 _WHOLE = 1 << 64
 _ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache
 
@@ -108,6 +106,8 @@ _WAYS = {
 
 
 def _microseconds(flag: str, text: str, field: TimeField) -> int:
+    from dlrm.data.tables.times import microseconds
+
     zone = TimeField(field.column, field.zone or "UTC")
     try:
         return microseconds(text, zone)
@@ -155,20 +155,15 @@ class Divider:
         return [name for name in named if name]
 
     @property
-    def required(self) -> list[int]:
-        """Returns the splits that must have rows."""
-        return self.splits
-
-    @property
     def splits(self) -> list[int]:
-        """Returns the splits of the dataset."""
+        """Returns the splits of the dataset, which must have rows."""
         division = self.division
-        found = {TRAIN, *self._file_splits}
+        splits = {TRAIN, *self._file_splits}
         if division.test_fraction or division.test_from:
-            found.add(TEST)
+            splits.add(TEST)
         if division.validation_fraction or division.validation_from or division.held_out:
-            found.add(VALIDATION)
-        return sorted(found | ({TEST} if division.split_column else set()))
+            splits.add(VALIDATION)
+        return sorted(splits | ({TEST} if division.split_column else set()))
 
     def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[RowError]]:
         """Returns the split of each row, int8 `[rows]`, and rows whose split is unknown.
@@ -187,11 +182,11 @@ class Divider:
             splits += (times >= self._times[0]).astype(np.int8)
             splits += (times >= self._times[1]).astype(np.int8)
         elif self.division.split_column:
-            splits, bad = _named_splits(self.division.split_column, read.batch)
+            splits, bad = _named_splits(self.division.split_column, read)
         elif self.division.held_out:
             splits = np.searchsorted(self._ends, numbers, side="right")
         elif self._limits[1]:
-            hashes = self._hashes(read.batch, numbers)
+            hashes = self._hashes(read)
             below = [
                 np.ones(len(hashes), bool) if limit >= _WHOLE else hashes < np.uint64(limit)
                 for limit in self._limits
@@ -199,16 +194,16 @@ class Divider:
             splits = np.where(below[0], TEST, np.where(below[1], VALIDATION, TRAIN))
         return self._thinned(splits.astype(np.int8), rows, numbers), bad
 
-    def _hashes(self, batch: pa.RecordBatch, numbers: np.ndarray) -> np.ndarray:
+    def _hashes(self, read: Read) -> np.ndarray:
         seed, key = self.division.seed + _DIVIDE, self.division.split_key
         if key is None:
-            return splitmix64(seed, numbers)
-        texts, codes = texts_of(key, column_of(batch, key))
+            return splitmix64(seed, read.numbers)
+        texts, codes = read.texts_of(key)
         column = TextColumn.from_bytes([text.encode() for text in texts])
         hashes = np.append(hash_texts(column), np.uint64(0))  # missing values also stay together
         return splitmix64(seed, hashes)[codes]
 
-    def _thinned(self, splits: np.ndarray, rows: Rows, numbers: np.ndarray) -> np.ndarray:
+    def _thinned(self, splits: np.ndarray, rows: FieldRows, numbers: np.ndarray) -> np.ndarray:
         if self.division.keep_negatives == 1:
             return splits
         hashes = splitmix64(self.division.seed + _KEEP, numbers)
@@ -218,7 +213,7 @@ class Divider:
 
 
 class Ranges:
-    """Assigns rows to splits by their numbers.
+    """Assigns rows to splits by their numbers; a split may have no rows.
 
     Args:
         edges: ascending numbers of rows, the first one and that after the last included.
@@ -226,7 +221,6 @@ class Ranges:
     """
 
     columns: list[str] = []
-    required: list[int] = []  # any split may have no rows
 
     def __init__(self, edges: Sequence[int], splits: Sequence[int]) -> None:
         self.edges, self.splits = list(edges), list(splits)
@@ -247,8 +241,48 @@ class Ranges:
         return counts
 
 
-def _named_splits(name: str, batch: pa.RecordBatch) -> tuple[np.ndarray, list[RowError]]:
-    texts, codes = texts_of(name, column_of(batch, name))
+def readable(
+    source: Source,
+    divider: Divider | Ranges,
+    part: Part,
+    rejected: list[Rejected] | None,
+    facts: dict[str, Any] | None = None,
+) -> Iterator[tuple[Read, np.ndarray]]:
+    """Yields the rows of a part that can be read, with their splits.
+
+    Args:
+        source: reads the part.
+        divider: assigns rows to splits.
+        part: the part.
+        rejected: receives the other rows, which are left out; None raises the first.
+        facts: see `Source.read`.
+
+    Raises:
+        RowError: a row cannot be read.
+    """
+    for read in source.read(part, rejected, facts):
+        try:
+            splits, undivided = divider(read, part.file)
+        except ValueError as error:
+            raise ValueError(f"{part.source}: {error}") from None
+        if not read.bad and not undivided:
+            yield read, splits
+            continue
+        first = {problem.row: problem for problem in reversed([*read.bad, *undivided])}
+        begin = int(read.numbers[0]) - part.first_row
+        bad = [first[row] for row in sorted(first)]
+        if rejected is None:
+            bad[0].where = part.where(begin + bad[0].row)
+            raise bad[0]
+        rejected += [Rejected(begin + e.row, e.reason, read.text(e.row)) for e in bad]
+        good = np.ones(len(read.numbers), bool)
+        good[list(first)] = False
+        kept = np.flatnonzero(good)
+        yield read.take(kept), splits[kept]  # even if none is left: their labels count
+
+
+def _named_splits(name: str, read: Read) -> tuple[np.ndarray, list[RowError]]:
+    texts, codes = read.texts_of(name)
     places = {split: place for place, split in enumerate(layout.SPLITS)}
     known = np.array([places.get(text.lower(), DROPPED) for text in texts] + [DROPPED], np.int8)
     splits = known[codes]
@@ -284,10 +318,32 @@ def smallest_hashes(seed: int, num_rows: int, count: int) -> int:
             hashes = splitmix64(seed, np.arange(begin, min(begin + _ROWS_AT_ONCE, num_rows)))
             below += int(np.count_nonzero(hashes < first))
             near.append(hashes[(first <= hashes) & (hashes <= last)])
-        found = np.sort(np.concatenate(near))
-        if 0 < count - below <= len(found):
-            return int(found[count - below - 1]) + 1
+        nearest = np.sort(np.concatenate(near))
+        if 0 < count - below <= len(nearest):
+            return int(nearest[count - below - 1]) + 1
         reach *= reach
+
+
+def splitmix64(seed: int, counters: np.ndarray) -> np.ndarray:
+    """Returns a 64-bit hash of each counter: output `counter` of the splitmix64 generator.
+
+    With one seed, different counters have different hashes (Steele, Lea and Flood, 2014, with the
+    constants of Vigna's splitmix64.c).
+    """
+    state = counters.astype(np.uint64)
+    state += np.uint64(1)
+    state *= _STEP
+    state += np.uint64(seed & 0xFFFFFFFFFFFFFFFF)
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state ^= state >> np.uint64(shift)
+        state *= np.uint64(factor)
+    state ^= state >> np.uint64(31)
+    return state
+
+
+def bucket_of(hashes: np.ndarray, buckets: int) -> np.ndarray:
+    """Divides the range of 64-bit hashes into buckets that ascend with the hash."""
+    return (((hashes >> np.uint64(32)) * np.uint64(buckets)) >> np.uint64(32)).astype(np.int64)
 
 
 def facts(division: SplitConfig) -> dict[str, Any]:

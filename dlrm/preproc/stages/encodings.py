@@ -57,7 +57,7 @@ def fit_encodings(
     """
     cells, num = column.cells, len(column.encodings)
     totals = np.array(column.totals, np.int64)
-    found = list(map(_Numbers, column.fields))
+    collected = list(map(_Numbers, column.fields))
     none, no_key = np.zeros((1, cells.size), np.int64), np.empty(0, np.uint64)
     missing = np.array([column.missing], np.int64)
     with ExitStack() as stack:
@@ -77,12 +77,12 @@ def fit_encodings(
             if folds_file is not None and by_fold is not None:
                 folds_file.write(by_fold.tobytes())
             rows = cells.rows(counts)
-            for i, (encoding, numbers) in enumerate(zip(column.encodings, found, strict=True)):
+            for i, (encoding, numbers) in enumerate(zip(column.encodings, collected, strict=True)):
                 if encoding.kind == COUNT or by_fold is None:
                     numbers.add(values[:, i], rows.sum(axis=1))
                 else:
                     numbers.add(by_fold.ravel(), rows.ravel())
-    return {"size": size, "fitted": [numbers.fitted() for numbers in found]}
+    return {"size": size, "fitted": [numbers.fitted() for numbers in collected]}
 
 
 def _array_file(stack: ExitStack, path: Path, shape: tuple[int, ...], kind: str) -> BinaryIO:

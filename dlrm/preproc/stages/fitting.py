@@ -42,7 +42,7 @@ def fit(
         negatives: the labels that count as 0, if they are known.
     """
     schema: Schema = run.options.schema
-    num_rows = sum(one["rows"][TRAIN] for one in counted)
+    num_rows = sum(facts["rows"][TRAIN] for facts in counted)
     made_of = _with_totals(counted_columns(schema), counted)
     results = fit_counted(run, range(len(counted)), num_rows, made_of, directory)
     places = list(schema.dictionaries().values())
@@ -60,33 +60,32 @@ def fit(
             fitted.append(field.rule.fit(total, *edges))
         except OverflowError as error:
             raise ValueError(f"column {field.column}: {error}") from None
-    fitted += [Fitted.from_dict(one) for result in of_encodings for one in result["fitted"]]
+    fitted += [Fitted.from_dict(numbers) for result in of_encodings for numbers in result["fitted"]]
     encoded = [
         Encoded.load(directory, place, result["size"], len(field.encodings))
         for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
     ]
-    kept = run.options.division.keep_negatives
-    own = dictionaries, negatives, columns, kept, encoded, _kinds(run, counted)
+    kept, kinds = run.options.division.keep_negatives, _kinds(run, counted)
     read = run.options.remembered_schema if columns else schema  # of a CSV
-    transform = Transform(read, fitted, *own)
+    transform = Transform(read, fitted, dictionaries, negatives, columns, kept, encoded, kinds)
     transform.save_facts(directory)
     return transform
 
 
 def negatives_of(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
     """Returns the labels that count as 0, after checking them against the schema."""
-    label, found = schema.label, label_counts(counted)
+    label, counts = schema.label, label_counts(counted)
     if not label.positives:
         return None
     positive = sum(sum(result["positives"]) for result in counted)
-    shown = ", ".join(map(repr, sorted(found)[:_MOST_LISTED]))
+    shown = ", ".join(map(repr, sorted(counts)[:_MOST_LISTED]))
     if not positive:
         raise ValueError(
             f"column {label.column}: no row has the label "
             f"{' or '.join(map(repr, label.positives))}; found {shown}"
         )
     forms = set(map(canonical_text, label.positives))
-    others = sorted(text for text in found if canonical_text(text) not in forms)
+    others = sorted(text for text in counts if canonical_text(text) not in forms)
     expected = label.negative
     if expected is None and len(others) > 1 and not label.any_negative:
         known = " or ".join(map(repr, label.positives))
@@ -100,10 +99,10 @@ def negatives_of(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str
 
 def label_counts(counted: Sequence[dict[str, Any]]) -> dict[str, int]:
     """Returns the count of each label, if the schema names the positive one."""
-    found = Counter[str]()
+    labels = Counter[str]()
     for result in counted:
-        found.update(result["labels"])
-    return dict(sorted(found.items(), key=lambda item: (-item[1], item[0])))
+        labels.update(result["labels"])
+    return dict(sorted(labels.items(), key=lambda item: (-item[1], item[0])))
 
 
 def _kinds(run: Run, counted: Sequence[dict[str, Any]]) -> list[str]:
@@ -112,8 +111,8 @@ def _kinds(run: Run, counted: Sequence[dict[str, Any]]) -> list[str]:
     of_json = set(run.work.result("numbers") or ())
     kinds = []
     for place, field in enumerate(schema.categorical):
-        found = set().union(*(result["kinds"][place] for result in counted))
-        kinds.append(NUMBER if found == {NUMBER} or field.column in of_json else TEXT)
+        kinds_met = set().union(*(result["kinds"][place] for result in counted))
+        kinds.append(NUMBER if kinds_met == {NUMBER} or field.column in of_json else TEXT)
     return kinds
 
 
@@ -176,7 +175,7 @@ def fit_counted(
         if (fitted := work.result("fitted")) is None:
             groups = shared_out(range(len(columns)))
             parts = stage.tasks("fit", partial(fit_columns, job=job), groups)
-            by_column = {int(i): found for part in parts for i, found in part.items()}
+            by_column = {int(i): outcome for part in parts for i, outcome in part.items()}
             fitted = [by_column[i] for i in range(len(columns))]
             work.finish("fitted", fitted)
         remove_folder(work.folder("merged"))

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
-from dlrm.preproc.stages.tasks import OUTPUT_FORMATS
+from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 
 ORDERINGS = ("total_random", "input")
 BAD_LINES = ("fail", "quarantine")

@@ -18,14 +18,15 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.tables.rows import extra_dtypes
+from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import checksum
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.counting import CountJob, count_part
-from dlrm.preproc.stages.division import TRAIN, Divider, Ranges, SplitConfig
+from dlrm.preproc.stages.dataset_files import TransformJob
+from dlrm.preproc.stages.division import TRAIN, Divider, Ranges
 from dlrm.preproc.stages.fitting import (
     count_buckets,
     fit,
@@ -37,7 +38,7 @@ from dlrm.preproc.stages.fitting import (
 from dlrm.preproc.stages.shuffle_files import bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, Run
-from dlrm.preproc.stages.tasks import TransformJob, create_files, transform_split, write_bucket
+from dlrm.preproc.stages.tasks import create_files, transform_split, write_bucket
 
 _BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
 _BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
@@ -78,7 +79,7 @@ def count(
         job = CountJob(source, divider, folder, buckets, options.quarantine, options.seed)
         items = list(enumerate(parts))
         counted = stage.tasks(name.replace(" ", "."), partial(count_part, job=job), items, sizes)
-        stage.rows, stage.size = sum(sum(one["rows"]) for one in counted), sum(sizes)
+        stage.rows, stage.size = sum(sum(facts["rows"]) for facts in counted), sum(sizes)
     return counted
 
 
@@ -89,9 +90,9 @@ def quarantine(run: Run, parts: Sequence[Any], counted: Sequence[dict[str, Any]]
     """
     if not run.options.quarantine:
         return
-    rejected = [one["rejected"] for one in counted]
+    rejected = [facts["rejected"] for facts in counted]
     bad = sum(map(len, rejected))
-    total = bad + sum(sum(one["rows"]) + one["dropped"] for one in counted)
+    total = bad + sum(sum(facts["rows"]) + facts["dropped"] for facts in counted)
     if bad > run.options.max_bad_lines * total:
         part, rows = next((p, r) for p, r in zip(parts, rejected, strict=True) if r)
         raise TaskError(
@@ -166,14 +167,14 @@ def write_dataset(
     """
     options, output = run.options, run.work.output
     negatives = negatives_of(options.schema, counted)
-    _check_splits(divided.rows.sum(axis=0), divided.divider.required, options.division)
+    if isinstance(divided.divider, Divider):
+        _check_splits(divided.rows.sum(axis=0), divided.divider)
     fitted = fit(run, counted, output / layout.TRANSFORM, columns, negatives)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
     names = [target.name for target in targets]
     periods = report.periods_of(counted, fitted.num_numerical) if options.report else None
-    extra = extra_dtypes(options.schema)
-    totals = transform(run, divided, targets, extra=extra, periods=periods)
+    totals = transform(run, divided, targets, periods=periods)
     totals |= more() if more is not None else {}
     with run.stage("describe"):
         if options.report:
@@ -184,13 +185,13 @@ def write_dataset(
         return finish_dataset(run, spec, totals, fitted.cardinalities, names, origin, labels=labels)
 
 
-def _check_splits(rows: np.ndarray, splits: Sequence[int], division: SplitConfig) -> None:
+def _check_splits(rows: np.ndarray, divider: Divider) -> None:
     """Raises ValueError if there is no training row, or if a requested split is empty."""
-    for place in splits:
+    for place in divider.splits:
         if not rows[place]:
             flags = ", ".join(
                 f"--{name} {value}"
-                for name, value in vars(division).items()
+                for name, value in vars(divider.division).items()
                 if value and name not in ("seed", "keep_negatives")
             )
             raise ValueError(
@@ -223,7 +224,6 @@ def transform(
     targets: list[Target],
     name: str = "transform",
     directory: Path | None = None,
-    extra: dict[str, np.dtype] | None = None,
     periods: Periods | None = None,
 ) -> dict[str, dict[str, int]]:
     """Transforms the rows of targets into the files of the output.
@@ -234,7 +234,6 @@ def transform(
         targets: destinations of rows; at most one of them is shuffled.
         name: name of the stage.
         directory: the fitted transform; by default that of the output.
-        extra: columns besides the model's inputs.
         periods: periods that the report compares; None for rows without a time.
 
     Returns:
@@ -256,7 +255,7 @@ def transform(
         options.seed,
         options.quarantine,
         str(work.folder(f"{name}.statistics")) if options.report else None,
-        extra or {},
+        extra_dtypes(options.schema),
         (np.cumsum(rows, axis=0) - rows).tolist(),
         (np.cumsum(ids, axis=0) - ids).tolist(),
         periods,
@@ -265,9 +264,10 @@ def transform(
         create_files(job)
         counts, sizes = [part.rows for part in parts], [part.size for part in parts]
         task = partial(transform_split, job=job)
-        found = stage.tasks(name, task, list(enumerate(parts)), sizes, counts)
+        summaries = stage.tasks(name, task, list(enumerate(parts)), sizes, counts)
         stage.rows, stage.size = sum(counts), sum(sizes)
-    totals = {target.name: _sum([one.get(target.name, {}) for one in found]) for target in targets}
+    names = [target.name for target in targets]
+    totals = {name: _sum([summary.get(name, {}) for summary in summaries]) for name in names}
     for target in targets:
         if totals[target.name].get("rows", 0) != target.rows:
             raise TaskError(
@@ -369,3 +369,19 @@ def _checksums(run: Run) -> dict[str, str]:
 
 def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:
     return {name: checksum(Path(folder, name)) for name in names}
+
+
+def summary(result: dict[str, Any]) -> list[str]:
+    """Returns lines about the rows of each split and the tables."""
+    lines = []
+    for name, total in result["totals"].items():
+        rows, clicks = total.get("rows", 0), total.get("clicks", 0)
+        rate = f", {clicks / rows:.2%} positive" if rows else ""
+        lines.append(f"{name + ':':<12}{rows:>14,} rows{rate}")
+        if note := layout.one_class_note(name, rows, clicks):
+            lines.append(note)
+    cardinalities = result["cardinalities"]
+    lines.append(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
+    if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
+        lines.append(f"clamped to 1:{clamped:>13,} values whose logarithm would be below 0")
+    return lines

@@ -95,8 +95,8 @@ def facts(
     sliced_by, slice_of = _slices(files, periods, fitted.num_numerical)
     counts = _load(run, parts, fitted, list(totals), slice_of)
     quarantined = dict.fromkeys(range(len(files.names)), 0)
-    for part, one in zip(parts, counted, strict=True):
-        quarantined[part.file] += len(one["rejected"])
+    for part, part_facts in zip(parts, counted, strict=True):
+        quarantined[part.file] += len(part_facts["rejected"])
     return {
         "label": {"column": schema.label.column, "positive": schema.label.positive},
         "division": files.note,
@@ -110,7 +110,7 @@ def facts(
         },
         "negatives": {
             "kept": run.options.division.keep_negatives,
-            "rows_left_out": sum(one["dropped"] for one in counted),
+            "rows_left_out": sum(part_facts["dropped"] for part_facts in counted),
         },
         "sliced_by": sliced_by,
         "slices": [
@@ -161,13 +161,13 @@ def _load(
     folder = run.work.folder("transform.statistics")
     counts = Counted(fitted.num_numerical, fitted.num_categorical, len(fitted.lists))
     for number, part in enumerate(parts):
-        for name, found in Statistics.load(folder / str(number)).items():
+        for name, statistics in Statistics.load(folder / str(number)).items():
             if name not in splits:
-                counts.add(counts.slices, name, found)
+                counts.add(counts.slices, name, statistics)
                 continue
-            counts.add(counts.splits, name, found)
+            counts.add(counts.splits, name, statistics)
             if of_file := slice_of[part.file]:
-                counts.add(counts.slices, of_file, found)
+                counts.add(counts.slices, of_file, statistics)
     if not any(slice_of):
         counts.slices = {name: counts.slices[name] for name in sorted(counts.slices, key=str)}
     return counts
@@ -186,20 +186,20 @@ def _numerical(counts: Counted, fitted: Transform) -> list[dict[str, Any]]:
     splits = [name for name in layout.SPLITS if name in counts.splits]
     rules, names = fitted.schema.numerical_features, fitted.schema.numerical_names
     of_encodings = [
-        {"kind": one.kind, "of": field.column}
+        {"kind": encoding.kind, "of": field.column}
         for _, field in fitted.schema.encoded
-        for one in field.encodings
+        for encoding in field.encodings
     ]
     first = len(rules) - len(of_encodings)
-    for i, (field, found) in enumerate(zip(rules, fitted.numerical, strict=True)):
+    for i, (field, statistics) in enumerate(zip(rules, fitted.numerical, strict=True)):
         quantiles: dict[str, float | None] = dict.fromkeys(map(str, QUANTILES))
         if (bins := counts.quantile_bins(i)) is not None:
-            quantiles = dict(zip(quantiles, _raw(field, found, bins), strict=True))
+            quantiles = dict(zip(quantiles, _raw(field, statistics, bins), strict=True))
         features.append(
             {
                 "name": names[i],
                 "transform": field.transform,
-                "bins": max(len(found.edges) - 1, 0),
+                "bins": max(len(statistics.edges) - 1, 0),
                 "missing": counts.missing(i, splits),
                 "quantiles": quantiles,
                 "drift": _drift(counts, counts.tenths(i)),

@@ -76,7 +76,7 @@ def page(facts: dict[str, Any]) -> str:
         parts.append(_section("Numerical features", _numerical(facts), whole=True))
     if facts["categorical"]:
         parts.append(_section("Categorical features", _categorical(facts), whole=True))
-    if lists := [one for one in facts["categorical"] if "list" in one]:
+    if lists := [entry for entry in facts["categorical"] if "list" in entry]:
         parts.append(_section("Lists", _lists(lists), whole=True))
     if facts["left_out"]:
         table = _table("Rows that could not be read", [("", ["file", "rows"])], facts["left_out"])
@@ -102,7 +102,7 @@ def _with_words(facts: dict[str, Any]) -> dict[str, Any]:
         "split_note": note,
         "words": ("positive", "share positive"),
         "counted": "of the training rows",
-        "left_out": [(one["file"], one["rows"]) for one in facts["rows_quarantined"]],
+        "left_out": [(entry["file"], entry["rows"]) for entry in facts["rows_quarantined"]],
     }
 
 
@@ -120,14 +120,14 @@ def _drifts(facts: dict[str, Any]) -> tuple[str, str]:
     """Returns the features that drift most, and a section to expand with all of them."""
     features = [*facts["numerical"], *facts["categorical"]]
     parts = {name: facts["splits"][name]["rows"] for name in features[0]["drift"]["splits"]}
-    rows = [*parts.values(), *(one["rows"] for one in facts["slices"])]
-    names = [*parts, *(one["slice"] for one in facts["slices"])]
+    rows = [*parts.values(), *(entry["rows"] for entry in facts["slices"])]
+    names = [*parts, *(entry["slice"] for entry in facts["slices"])]
     table = [[*f["drift"]["splits"].values(), *f["drift"]["slices"]] for f in features]
     if not names:
         return "<p class='note'>There are no rows to compare with the training rows.</p>", ""
     worst = sorted(
         ((max(values), values, f["name"]) for f, values in zip(features, table, strict=True)),
-        key=lambda one: -one[0],
+        key=lambda entry: -entry[0],
     )[:_WORST]
     lines = []
     for value, values, name in worst:
@@ -183,11 +183,11 @@ def _slices(facts: dict[str, Any]) -> str:
         ("rows", "rows", _whole),
         ("positive_rate", facts["words"][1], _percent),
     ):
-        values = [one[key] or 0 for one in slices]
+        values = [entry[key] or 0 for entry in slices]
         highest = max([*values, 1e-12])
         lines = [
-            [one["slice"], Bar(shown(value) or "", value / highest)]
-            for one, value in zip(slices, values, strict=True)
+            [entry["slice"], Bar(shown(value) or "", value / highest)]
+            for entry, value in zip(slices, values, strict=True)
         ]
         heading = f"{title[0].upper()}{title[1:]}, up to {shown(highest)}"
         tables.append(_table(heading, [("", ["part", title])], lines, full=True))

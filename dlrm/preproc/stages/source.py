@@ -1,12 +1,12 @@
 """Interface of a source of rows, which only reads: stages count, divide and write what it reads."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.tables.rows import Rows
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 
 
@@ -29,7 +29,7 @@ class Read(NamedTuple):
             meaning.
     """
 
-    rows: Rows
+    rows: FieldRows
     numbers: np.ndarray
     batch: Any = None
     bad: tuple[RowError, ...] = ()
@@ -39,6 +39,18 @@ class Read(NamedTuple):
         """Labels, bool `[rows]`; of rows without labels all are False."""
         assert self.rows.labels is not None
         return self.rows.labels
+
+    def texts_of(self, column: str) -> tuple[Sequence[str], np.ndarray]:
+        """Returns a column's distinct values as text, and the index of each row's, or -1."""
+        from dlrm.data.tables.columns import column_of, texts_of  # imports Arrow, unlike logs
+
+        return texts_of(column, column_of(self.batch, column))
+
+    def text(self, row: int) -> str:
+        """Returns a row as text, for lists of rows that were left out."""
+        from dlrm.data.tables.columns import row_text
+
+        return row_text(self.batch, row)
 
     def take(self, rows: np.ndarray) -> "Read":
         """Returns the rows selected by indices."""

@@ -5,121 +5,24 @@ every task writes its rows at their place, so the result does not depend on how 
 """
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import ids_in, lists_in, places_of, taken
+from dlrm.data.clicks.bags import ids_in, places_of, taken
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import list_column, missing_features
-from dlrm.data.transform.stored import facts_file
-from dlrm.data.transform.transform import Transform, Transformed
-from dlrm.preproc.stages.column_statistics import Periods, Statistics
-from dlrm.preproc.stages.counting import readable
-from dlrm.preproc.stages.dataset_files import ListColumns, write_rows
-from dlrm.preproc.stages.dictionary_merge import bucket_of
-from dlrm.preproc.stages.division import TRAIN, Divider, Ranges
-from dlrm.preproc.stages.hashing import FOLD, splitmix64
+from dlrm.data.transform.transform import Transformed
+from dlrm.preproc.stages.column_statistics import Statistics
+from dlrm.preproc.stages.dataset_files import TransformJob, write_rows
+from dlrm.preproc.stages.division import FOLD, TRAIN, bucket_of, readable, splitmix64
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
-from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
+from dlrm.preproc.stages.source import Part, Read, Rejected, Target
 
-OUTPUT_FORMATS = ("split_binary", "binary")
-_WORD = np.dtype("<i4")
 _HELD_ROWS = 1 << 17  # 14 MB of Criteo's rows
 _HELD_IDS = 1 << 22  # of list fields: 50 MB with weights
 _PACKED_ROWS = 1 << 14
-
-
-class TransformJob(NamedTuple):
-    """The arguments of a transform's tasks besides their split or bucket."""
-
-    source: Source
-    divider: Divider | Ranges
-    transform: str  # directory of the fitted transform
-    lookups: str  # directory of its lookups
-    dataset: str  # directory to write to
-    output_format: str
-    targets: list[Target]
-    shuffle: str  # directory of intermediate rows, by bucket
-    buckets: int
-    seed: int
-    quarantine: bool
-    statistics: str | None  # directory for them
-    extra: dict[str, np.dtype] = {}  # columns besides the model's inputs: name -> type
-    starts: Sequence[Sequence[int]] = ()  # first row of each part in each target
-    list_starts: Sequence[Sequence[Sequence[int]]] = ()  # first id of each, and list field
-    periods: Periods | None = None  # counted separately in the statistics, of rows with a time
-
-    def fitted(self) -> Transform:
-        """Returns the transform, loaded once per process while its files are unchanged."""
-        status = facts_file(Path(self.transform)).stat()
-        return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
-
-    def start(self, number: int, target: Target) -> int:
-        """Returns the index, in a target, of a part's first row of it."""
-        return self.starts[number][self.targets.index(target)]
-
-    def list_start(self, number: int, target: Target) -> Sequence[int]:
-        """Returns the index, in a target, of a part's first id of each list field."""
-        return self.list_starts[number][self.targets.index(target)] if target.num_ids else []
-
-    def lists(self, target: Target) -> list[ListColumns]:
-        """Returns the files of the list fields."""
-        fitted = self.fitted()
-        return [
-            ListColumns.from_field(target.folder, i, field, fitted.cardinalities[i])
-            for i, field in fitted.lists.items()
-        ]
-
-    def files(self, target: Target) -> dict[str, np.dtype]:
-        """Returns file, relative to the dataset -> dtype of its rows, or of lengths of lists."""
-        fitted = self.fitted()
-        if self.output_format == "binary":
-            words = 1 + fitted.num_numerical + fitted.num_categorical
-            return {target.binary_file: np.dtype((_WORD, (words,)))}
-        files = layout.row_dtypes(fitted.num_numerical, fitted.cardinalities)
-        if not target.labelled:
-            del files[layout.LABEL_FILE]
-        for i in fitted.lists:
-            del files[layout.categorical_name(i)]
-        files |= {f"{name}.bin": dtype for name, dtype in self.extra.items()}
-        found = {target.folder + file: dtype for file, dtype in files.items()}
-        return found | {one.lengths: one.dtypes[one.lengths] for one in self.lists(target)}
-
-    def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:
-        """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""
-        labels, ids = (
-            read.labels,
-            {i: c for i, c in enumerate(rows.ids) if isinstance(c, np.ndarray)},
-        )
-        if self.output_format == "binary":
-            words = [labels[:, None].astype(_WORD), rows.numerical.view(_WORD)]
-            words += [column[:, None] for column in ids.values()]
-            return {target.binary_file: np.concatenate(words, axis=1, dtype=_WORD)}
-        columns = {layout.LABEL_FILE: labels} if target.labelled else {}
-        if rows.numerical.shape[1]:
-            columns[layout.NUMERICAL_FILE] = rows.numerical
-        columns |= {layout.categorical_name(i): column for i, column in ids.items()}
-        columns |= {f"{name}.bin": read.rows.extra[name] for name in self.extra}
-        found = {target.folder + file: column for file, column in columns.items()}
-        for one, column in zip(self.lists(target), lists_in(rows.ids), strict=True):
-            found |= one.columns(column)
-        return found
-
-    @property
-    def numerical_dtype(self) -> np.dtype:
-        """Returns the dtype of numericals in the output format: float32 in NVIDIA's binary rows."""
-        return np.dtype("<f4") if self.output_format == "binary" else layout.NUMERICAL_DTYPE
-
-
-@lru_cache(maxsize=1)
-def _load(directory: str, lookups: str, inode: int, changed: int) -> Transform:
-    transform = Transform.load(directory)
-    transform.use_lookups(lookups)
-    return transform
 
 
 def create_files(job: TransformJob) -> None:
@@ -130,8 +33,8 @@ def create_files(job: TransformJob) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with open(path, "ab") as file:
                 file.truncate(target.rows * dtype.itemsize)
-        for one, num_ids in zip(job.lists(target), target.num_ids, strict=True):
-            one.create(job.dataset, target.rows, num_ids)
+        for field, num_ids in zip(job.lists(target), target.num_ids, strict=True):
+            field.create(job.dataset, target.rows, num_ids)
 
 
 def transform_split(item: tuple[int, Any], job: TransformJob) -> dict[str, Any]:
@@ -163,8 +66,8 @@ def transform_split(item: tuple[int, Any], job: TransformJob) -> dict[str, Any]:
         summary[target.name] = {name: before[name] + counts[name] for name in counts}
         if statistics is not None:
             _count(statistics, target, read, rows, missing, job)
-    for one in held.values():
-        one.write()
+    for rows_held in held.values():
+        rows_held.write()
     if statistics is not None:
         Statistics.save(Path(job.statistics or "", str(number)), statistics)
     return summary
@@ -200,7 +103,7 @@ def _count(
     """Counts rows under the name of their target and of their period."""
     own_ids, lists = job.fitted().own_ids, job.fitted().lists.items()
     cut = np.array(
-        [list_column(read.rows.categorical[i]).lengths > one.max_length for i, one in lists]
+        [list_column(read.rows.categorical[i]).lengths > field.max_length for i, field in lists]
     )
     cut = cut.reshape(len(lists), len(read.labels))
     statistics[target.name].add(read.labels, rows, missing, own_ids, cut)
@@ -227,7 +130,7 @@ class _Held:
         """Adds rows, by file; writes them when there are many."""
         self._blocks.append(columns)
         self._rows += rows
-        self._ids += sum(len(columns[one.values]) for one in self._lists)
+        self._ids += sum(len(columns[field.values]) for field in self._lists)
         if self._rows >= _HELD_ROWS or self._ids >= _HELD_IDS:
             self.write()
 
@@ -246,11 +149,11 @@ class _Held:
     def _write_in_order(self) -> None:
         dataset = self._job.dataset
         by_file = {name: [block[name] for block in self._blocks] for name in self._blocks[0]}
-        for i, one in enumerate(self._lists):
-            payload = {name: by_file.pop(name) for name in one.payload}
-            lengths = np.concatenate(by_file[one.lengths])
+        for i, field in enumerate(self._lists):
+            payload = {name: by_file.pop(name) for name in field.payload}
+            lengths = np.concatenate(by_file[field.lengths])
             first = self._first_row, self._first_ids[i]
-            self._first_ids[i] = one.write(dataset, *first, lengths, payload)
+            self._first_ids[i] = field.write(dataset, *first, lengths, payload)
         write_rows(dataset, self._first_row, by_file)
 
 
@@ -291,13 +194,13 @@ def _write_to_buckets(
     order = np.argsort(owners.astype(narrow), kind="stable")
     counts, sizes = [rows], rows * dtype.itemsize
     payload: list[tuple[np.ndarray, np.ndarray]] = []  # in the order of the buckets, and their ends
-    for one in lists:
-        places, lengths = places_of(columns[one.lengths], order)
+    for field in lists:
+        places, lengths = places_of(columns[field.lengths], order)
         ends = np.cumsum(np.r_[0, lengths])[np.cumsum(rows)]
         counts.append(np.diff(ends, prepend=0))
-        for name in one.payload:
+        for name in field.payload:
             payload.append((columns.pop(name)[places], ends))
-            sizes = sizes + counts[-1] * one.dtypes[name].itemsize
+            sizes = sizes + counts[-1] * field.dtypes[name].itemsize
 
     def packed() -> Iterator[memoryview]:
         last = np.cumsum(rows).tolist() if lists else [len(order)]  # without lists, buckets as one
@@ -328,21 +231,21 @@ def write_bucket(
     (target,) = (target for target in job.targets if target.shuffled)
     dtype, lists = _packed_dtype(target, job), job.lists(target)
     parts: list[np.ndarray] = []
-    payload: dict[str, list[np.ndarray]] = {name: [] for one in lists for name in one.payload}
+    payload: dict[str, list[np.ndarray]] = {name: [] for field in lists for name in field.payload}
     for content, counts in read_bucket([Path(source) for source in sources], bucket):
         rows, *num_ids = counts.tolist()
         parts.append(np.frombuffer(content, dtype, rows))
         place = rows * dtype.itemsize
-        for one, number in zip(lists, num_ids, strict=True):
-            for name in one.payload:
-                payload[name].append(np.frombuffer(content, one.dtypes[name], number, place))
+        for field, number in zip(lists, num_ids, strict=True):
+            for name in field.payload:
+                payload[name].append(np.frombuffer(content, field.dtypes[name], number, place))
                 place += payload[name][-1].nbytes
     order = np.argsort(np.concatenate([part["key"] for part in parts]))
-    for one, first_id in zip(lists, first_ids, strict=True):
-        before = np.concatenate([part[one.lengths] for part in parts])
+    for field, first_id in zip(lists, first_ids, strict=True):
+        before = np.concatenate([part[field.lengths] for part in parts])
         places, lengths = places_of(before, order)
-        in_order = {name: [np.concatenate(payload.pop(name))[places]] for name in one.payload}
-        one.write(job.dataset, first_row, first_id, lengths, in_order)
+        in_order = {name: [np.concatenate(payload.pop(name))[places]] for name in field.payload}
+        field.write(job.dataset, first_row, first_id, lengths, in_order)
     for name in job.files(target):  # one at a time, so that the rows are in memory once
         column = np.concatenate([part[name] for part in parts])[order]
         write_rows(job.dataset, first_row, {name: [column]})

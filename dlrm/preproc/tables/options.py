@@ -68,8 +68,8 @@ class TableOptions(Options):
         del text["chunk_rows"]
         values = text | vars(self.division)
         values |= {name: getattr(self, name) for name in ("feature_spec_out", "default_names")}
-        own = {"--schema": self.schema.to_dict()} | {f"--{k}": v for k, v in values.items()}
-        return own | self.common_facts()
+        flags = {"--schema": self.schema.to_dict()} | {f"--{k}": v for k, v in values.items()}
+        return flags | self.common_facts()
 
     def manifest_facts(self) -> dict[str, Any]:
         """Returns the manifest's entries about the options."""

@@ -89,8 +89,8 @@ def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
     source = TableSource(options.schema, divider.columns)
     counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
     quarantine(run, parts, counted)
-    parts = [part._replace(crc=one["crc"]) for part, one in zip(parts, counted, strict=True)]
-    rows, ids = (np.array([one[name] for one in counted], np.int64) for name in ("rows", "ids"))
+    parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, counted, strict=True)]
+    rows, ids = (np.array([facts[name] for facts in counted], np.int64) for name in ("rows", "ids"))
     first = inputs.files[0]
     columns: list[str] = []
     if first.kind.delimited:

@@ -96,7 +96,7 @@ def source_config(predictor: Predictor) -> SourceConfig:
     Raises:
         ValueError: a flag is for models of tables, and the model is none.
     """
-    of_tables = predictor.transform is not None and not predictor.transform.fitted.is_log
+    of_tables = predictor.transform is not None and not predictor.transform.is_log
     if not of_tables and (given := [name for name in CSV_FLAGS if FLAGS[name].present]):
         raise ValueError(f"--{given[0]}: is for models of tables; {predictor.path} is none")
     return SourceConfig(

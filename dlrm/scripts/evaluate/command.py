@@ -224,8 +224,8 @@ def _is_day(model: Predictor, name: str) -> bool:
 
 def _columns(model: Predictor, dataset: str | None) -> Columns:
     """Returns the locations of the groups, weights and times that flags request."""
-    fitted = model.transform.fitted if model.transform else None
-    schema = fitted.schema if fitted and not fitted.is_log else None
+    transform = model.transform
+    schema = transform.schema if transform and not transform.is_log else None
     times = any(_is_day(model, name) for name in FLAGS.slices)
     asked = FLAGS.groups, FLAGS.weights, times
     if dataset is not None:

@@ -8,10 +8,10 @@ import numpy as np
 
 from dlrm.data.transform.schema import Schema
 from dlrm.metrics.judged import ScoredRows
-from dlrm.serving.predictor import Predictor, field_names
+from dlrm.serving.predictor import Predictor, field_names, shares_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares
-from dlrm.serving.sources import SourceBlock, SourceConfig, taken, value_shares
+from dlrm.serving.sources import SourceBlock, SourceConfig, taken
 
 
 @dataclass
@@ -68,7 +68,7 @@ def collect(
     first = models[0]
     columns = _columns(first, fields)
     _check_same_columns(models)
-    shares, transform = value_shares(first), first.transform
+    shares, transform = shares_of(first.transform), first.transform
     tables = slice(None) if transform is None else ~np.array(transform.of_ids, bool)
     scores: list[list[np.ndarray]] = [[] for _ in models]
     labels: list[np.ndarray] = []

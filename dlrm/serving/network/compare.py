@@ -128,12 +128,12 @@ def table_lines(
 ) -> list[str]:
     """Returns a table to print: size of each table, and the effect of quantizing only this one."""
     lines = [f"{'table':<24}{'rows':>12}{'bytes':>14}{'of fp32':>9}{'AUC':>12}{'log loss':>12}"]
-    for name, parts, found in zip(names, _places(model), agreements, strict=True):
+    for name, parts, agreement in zip(names, _places(model), agreements, strict=True):
         rows = sum(part.stop - part.start for part in parts)
         size = sum(tables.rows(part.start, part.stop).num_bytes for part in parts)
         share = size / (4 * rows * model.config.embedding_dim)
         lines.append(
             f"{name:<24}{rows:>12,}{size:>14,}{share:>9.3f}"
-            f"{found.auc_change:>+12.1e}{found.log_loss_change:>+12.1e}"
+            f"{agreement.auc_change:>+12.1e}{agreement.log_loss_change:>+12.1e}"
         )
     return lines

@@ -157,8 +157,8 @@ def exportable(
         return made(model, tables, probability, recalibration).eval()
     rows = sum(model.config.embedding_rows)
     members = [
-        made(one, tables.rows(rows * index, rows * (index + 1)))
-        for index, one in enumerate(members_of(model))
+        made(member, tables.rows(rows * index, rows * (index + 1)))
+        for index, member in enumerate(members_of(model))
     ]
     ensemble = _EnsembleOfIds if inputs.lengths is None else _EnsembleOfBags
     return ensemble(members, probability, recalibration).eval()

@@ -196,6 +196,6 @@ def _require(*packages: str) -> None:
 
 
 _ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"), AOTInductor())
-PLATFORMS: dict[str, Platform] = {one.name: one for one in _ALL}
+PLATFORMS: dict[str, Platform] = {platform.name: platform for platform in _ALL}
 # What `--inference_benchmark_runtimes` measures besides the model as trained.
 RUNTIMES = {"eager": "plain torch"} | {p.runtime: p.help for p in _ALL if p.runtime}

@@ -51,7 +51,7 @@ def quantize_tables(model: DLRM | Ensemble, precision: str) -> QuantizedTables:
     """
     members = members_of(model)
     parameters = [
-        weight.detach() for one in members for weight, _ in one.embeddings.table_parameters()
+        weight.detach() for member in members for weight, _ in member.embeddings.table_parameters()
     ]
     parts = [_quantized(weight, precision) for weight in parameters]
     tables = parts[0]
@@ -61,9 +61,9 @@ def quantize_tables(model: DLRM | Ensemble, precision: str) -> QuantizedTables:
         )
     rows = model.config.embedding_rows
     _check_finite(tables, rows * len(members))
-    for one in members:
-        if one.wide is not None and precision != "fp32":
-            ((weight, _),) = one.wide.table_parameters()
+    for member in members:
+        if member.wide is not None and precision != "fp32":
+            ((weight, _),) = member.wide.table_parameters()
             _check_finite(QuantizedTables(weight.detach().half()), rows)
     return tables
 

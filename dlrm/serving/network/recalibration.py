@@ -213,9 +213,9 @@ def _platt(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
     return Recalibration("platt", np.array([middle]), np.array([value]), slope, slope)
 
 
-def _not_rising(found: str) -> ValueError:
+def _not_rising(got: str) -> ValueError:
     return ValueError(
-        f"--recalibrate platt: expected scores that rise with the click rate, but {found}"
+        f"--recalibrate platt: expected scores that rise with the click rate, but {got}"
     )
 
 

@@ -14,7 +14,7 @@ from dlrm.serving.network.platforms import PLATFORMS, Score
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
-_EXPORTED = {one.runtime: one for one in PLATFORMS.values() if one.runtime}
+_EXPORTED = {platform.runtime: platform for platform in PLATFORMS.values() if platform.runtime}
 Predict = Callable[[Batch], object]
 
 
@@ -47,10 +47,10 @@ def _open(name: str, model: DLRM, batch: Batch, directory: Path) -> Callable[...
     exported = exportable(model, quantize_tables(model, "fp32"), inputs)
     if name == "eager":
         return exported
-    platform, own = _EXPORTED[name], directory / name
-    own.mkdir()
-    platform.write(exported, example_like(inputs), own)
-    return _of_arrays(platform.open(own))
+    platform, folder = _EXPORTED[name], directory / name
+    folder.mkdir()
+    platform.write(exported, example_like(inputs), folder)
+    return _of_arrays(platform.open(folder))
 
 
 def _of_arrays(score: Score) -> Callable[..., object]:

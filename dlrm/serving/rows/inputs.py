@@ -64,15 +64,16 @@ class Inputs(NamedTuple):
         if self.lengths is None:
             return Inputs(self.numerical[rows], self.ids[rows])
         first = int(self.lengths[:begin].sum(dtype=np.int64))
-        ids = slice(first, first + int(self.lengths[rows].sum(dtype=np.int64)))
-        weights = None if self.weights is None else self.weights[ids]
-        return Inputs(self.numerical[rows], self.ids[ids], self.lengths[rows], weights)
+        return self._at(rows, slice(first, first + int(self.lengths[rows].sum(dtype=np.int64))))
 
     def take(self, rows: np.ndarray) -> "Inputs":
         """Returns the rows that a mask or indices select."""
         if self.lengths is None:
             return Inputs(self.numerical[rows], self.ids[rows])
-        places, _ = places_of(self.lengths.sum(1, dtype=np.int64), rows)
+        return self._at(rows, places_of(self.lengths.sum(1, dtype=np.int64), rows)[0])
+
+    def _at(self, rows: slice | np.ndarray, places: slice | np.ndarray) -> "Inputs":
+        assert self.lengths is not None
         weights = None if self.weights is None else self.weights[places]
         return Inputs(self.numerical[rows], self.ids[places], self.lengths[rows], weights)
 
@@ -80,10 +81,10 @@ class Inputs(NamedTuple):
         """Returns the ids of a row for a table."""
         if self.lengths is None:
             return self.ids[row, table : table + 1]
-        one = self.part(row, row + 1)
-        assert one.lengths is not None
-        first = int(one.lengths[0, :table].sum(dtype=np.int64))
-        return one.ids[first : first + one.lengths[0, table]]
+        of_row = self.part(row, row + 1)
+        assert of_row.lengths is not None
+        first = int(of_row.lengths[0, :table].sum(dtype=np.int64))
+        return of_row.ids[first : first + of_row.lengths[0, table]]
 
     def bags_of_ids(self) -> np.ndarray:
         """Returns, for each id of inputs with lengths, its row times the tables, plus its table."""

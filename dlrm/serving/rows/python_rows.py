@@ -13,10 +13,9 @@ from dlrm.data.tables.frames import is_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import brief
-from dlrm.serving.rows.raw import RowTransform
 
 
-def frame_of(rows: Any, transform: RowTransform) -> Any:
+def frame_of(rows: Any, transform: Transform) -> Any:
     """Returns a table of Arrow with the fields that a model takes, from rows of any kind.
 
     A table in memory is returned as it is.
@@ -30,7 +29,7 @@ def frame_of(rows: Any, transform: RowTransform) -> Any:
         RowError: a row has a wrong number of fields, or an unexpected list.
         ValueError: a column is missing, or it is no row.
     """
-    names, fitted = transform.names, transform.fitted
+    names = transform.names
     if is_frame(rows):
         return rows
     if isinstance(rows, str | bytes):
@@ -42,8 +41,8 @@ def frame_of(rows: Any, transform: RowTransform) -> Any:
         columns = [[row[place] for row in cells] for place in range(len(names))]
     else:
         raise ValueError(f"rows: expected a list of rows, got {rows!r}")
-    lists, named = Cells.from_schema(fitted.schema), zip(names, columns, strict=True)
-    return pa.table([_array_of(fitted, lists, *one) for one in named], names)
+    lists, named = Cells.from_schema(transform.schema), zip(names, columns, strict=True)
+    return pa.table([_array_of(transform, lists, *column) for column in named], names)
 
 
 def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
@@ -111,10 +110,10 @@ def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
         cell = cell.tolist()
     if not isinstance(cell, _SEVERAL):
         return cell
-    maps = [one for one in (cell, *cell) if isinstance(one, Mapping | Set)]
+    maps = [item for item in (cell, *cell) if isinstance(item, Mapping | Set)]
     if maps:
         raise ValueError(f"rows: expected values, or lists of them, got {maps[0]!r}")
-    nested = any(isinstance(one, _SEVERAL) for one in cell)
+    nested = any(isinstance(item, _SEVERAL) for item in cell)
     if nested or not in_lists:
         expected = "a list of values" if nested else "one value"
         raise RowError(row, f"expected {expected}, got {brief(list(cell))}", name)
@@ -124,7 +123,7 @@ def _checked(name: str, row: int, cell: Any, in_lists: bool) -> Any:
 def _texts_in(cell: Any) -> Any:
     """Returns a list as texts, and a text of CSV as it is."""
     if isinstance(cell, list):
-        return [_text_of(one) or None for one in cell]
+        return [_text_of(item) or None for item in cell]
     return _text_of(cell) or None
 
 

@@ -7,7 +7,7 @@ modules that it imports into the model repository. It imports only numpy and the
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -61,72 +61,37 @@ class Text(NamedTuple):
         return TextColumn(self.data, self.starts[index], self.ends[index])
 
 
-class RowTransform:
-    """The fitted transform of a dataset of any kind, applied to rows of text.
+def inputs_of_text(transform: Transform, text: Text) -> Inputs:
+    """Returns a model's inputs from rows, whose columns are `transform.names`.
 
-    Args:
-        transform: the transform.
-        directory: directory that it was loaded from.
+    Raises:
+        RowError: a field is unreadable; the message names row and column.
     """
+    if transform.is_log:
+        return Inputs(*transform.of_fields(TextColumn(*text)))
+    columns = [text.column(place) for place in range(len(transform.names))]
+    numbers, ids, _ = transform.of_texts(columns)
+    return Inputs.from_columns(numbers, ids)
 
-    def __init__(self, transform: Transform, directory: Path | None = None) -> None:
-        self.fitted, self.directory = transform, directory
-        self.numerical_names = transform.schema.numerical_names
-        self.categorical_names = transform.schema.categorical_names
-        self.table_sizes = transform.cardinalities
+
+class RowTransform:
+    """A `Transform` under its former name, which `inputs_of_text` applies to text."""
+
+    def __init__(self, transform: Transform) -> None:
+        self.table = transform
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> "RowTransform":
-        """Reads the `transform/` of a dataset, a checkpoint or a served model.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ValueError: a file is damaged; the message names it.
-        """
+        """Loads the `transform/` of a directory, and compares its files with their checksums."""
         transform = Transform.load(Path(directory) / layout.TRANSFORM)
         transform.check_all()
-        return cls(transform, Path(directory))
+        return cls(transform)
 
-    @property
-    def longest(self) -> dict[int, int]:
-        """Returns the maximum ids per row of each table of lists."""
-        return {table: one.max_length for table, one in self.fitted.lists.items()}
-
-    @property
-    def have_ids(self) -> list[bool]:
-        """Returns, for each categorical field, whether values had ids of their own in training."""
-        return [ids > 0 for ids in self.fitted.own_ids]
-
-    @property
-    def of_ids(self) -> list[bool]:
-        """Returns, for each categorical field, whether its values are ids, of which 0 is one."""
-        return [field.type == "id" for field in self.fitted.fields]
-
-    @property
-    def table(self) -> Transform:
-        """Returns `fitted`; the name of earlier versions."""
-        return self.fitted
-
-    @property
-    def names(self) -> list[str]:
-        """Returns the columns of a row: numerical ones first, without the label."""
-        return self.fitted.names
-
-    def value(self, table: int, number: int) -> str:
-        """Returns the source's value for the id `number` of a table; id 0 has no single value."""
-        has_value = number or self.of_ids[table]
-        return self.fitted.value(table, number) if has_value else "(no id)"
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.table, name)
 
     def __call__(self, text: Text) -> Inputs:
-        """Transforms rows, whose columns are `names`.
-
-        Raises:
-            RowError: a field is unreadable; the message names row and column.
-        """
-        if self.fitted.is_log:
-            return Inputs(*self.fitted.of_fields(TextColumn(*text)))
-        numbers, ids, _ = self.fitted.of_texts([text.column(i) for i in range(len(self.names))])
-        return Inputs.from_columns(numbers, ids)
+        return inputs_of_text(self.table, text)
 
 
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> Text:

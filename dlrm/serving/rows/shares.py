@@ -89,7 +89,7 @@ class Shares:
         """
         rows, only_ids = max(self._rows, 1), self._word != "unknown"
         counts = zip(self._names, self._missing.tolist(), self._unknown.tolist(), strict=True)
-        return [(n, None if only_ids else missing / rows, own / rows) for n, missing, own in counts]
+        return [(n, None if only_ids else m / rows, unknown / rows) for n, m, unknown in counts]
 
     def _of(self, index: int) -> str:
         counts = ((self._word, self._unknown[index]), ("missing", self._missing[index]))

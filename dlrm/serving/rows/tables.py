@@ -4,8 +4,9 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.tables.rows import RowReader, Rows
+from dlrm.data.tables.rows import RowReader
 from dlrm.data.transform.lists import missing_features
+from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs
@@ -26,7 +27,7 @@ def scoring_reader(fitted: Transform, labelled: bool, schema: Schema | None = No
 
 def read_inputs(
     fitted: Transform, reader: RowReader, batch: Any, shares: Shares | None = None
-) -> tuple[Inputs, Rows]:
+) -> tuple[Inputs, FieldRows]:
     """Returns a model's inputs from an Arrow batch, and its rows by the schema.
 
     Args:
@@ -50,6 +51,6 @@ def read_inputs(
     return inputs, rows
 
 
-def labels_of(rows: Rows) -> np.ndarray | None:
+def labels_of(rows: FieldRows) -> np.ndarray | None:
     """Returns labels as float32 `[rows]`; None if none were read."""
     return None if rows.labels is None else rows.labels.astype(np.float32)

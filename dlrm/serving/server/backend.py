@@ -25,7 +25,7 @@ def read(requests: Sequence[Any], reader: Reader) -> list[Request | ValueError]:
     Omitted inputs are not included. Shapes are checked before data are read, since Triton's own
     check of them against the bytes sent overflows.
     """
-    return [together_or_alone(lambda one: [_inputs(one[0], reader)], [r])[0] for r in requests]
+    return [together_or_alone(lambda items: [_inputs(items[0], reader)], [r])[0] for r in requests]
 
 
 def _inputs(request: Any, reader: Reader) -> Request:
@@ -58,7 +58,7 @@ def _response(pb_utils: Any, answer: Mapping[str, np.ndarray] | ValueError) -> A
 
 def log_parser(pb_utils: Any, reader: Reader) -> None:
     """Logs once, in the server, that numpy reads raw rows instead of the native parser."""
-    if reader.transform and reader.transform.fitted.is_log and native.host is None:
+    if reader.transform and reader.transform.is_log and native.host is None:
         pb_utils.Logger.log_warn(
             "dlrm: numpy reads raw rows, which takes several times as long, since the native "
             f"parser cannot be used: {native.why_not}"

@@ -11,11 +11,12 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.log_lines import LONGEST_LINE
+from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST, within
 from dlrm.manifest import check_listed, read_manifest
 from dlrm.serving.rows.inputs import Inputs, check_lengths, check_shapes, check_values
-from dlrm.serving.rows.raw import RowTransform, text_of_tensors
+from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
 
 FACTS = "model.json"
 ONNX = "model.onnx"  # a directory, if ONNX Runtime scores
@@ -118,11 +119,12 @@ class Reader:
             self._taken += [LENGTHS, *[WEIGHTS] * lists["weighted"]]
             if lists["longest"] is not None:
                 self._longest = {int(table): most for table, most in lists["longest"].items()}
-        self.transform: RowTransform | None = None
-        if (directory / layout.TRANSFORM).is_dir():
+        self.transform: Transform | None = None
+        if folder.is_dir():
             check_listed(directory, layout.TRANSFORM)
-            self.transform = RowTransform.load(directory)
-            self.transform.fitted.build()
+            self.transform = Transform.load(folder)
+            self.transform.check_all()
+            self.transform.build()
 
     def check_shape(self, name: str, shape: Sequence[int]) -> None:
         """Raises ValueError if an input is larger than any request may be; needs no data."""
@@ -164,8 +166,8 @@ class Reader:
             except Exception as error:
                 answers[place] = as_value_error(error)
         for read, group in ((self._read_raw, raw), (self._read_ids, ids)):
-            found = together_or_alone(read, list(group.values()))
-            answers.update(zip(group, found, strict=True))
+            read_inputs = together_or_alone(read, list(group.values()))
+            answers.update(zip(group, read_inputs, strict=True))
         return [answers[place] for place in range(len(requests))]
 
     def _check(self, request: Request | ValueError) -> Request:
@@ -188,7 +190,8 @@ class Reader:
     def _read_raw(self, requests: Sequence[Request]) -> list[Inputs]:
         assert self.transform is not None
         tensors = [request[RAW] for request in requests]
-        inputs = self.transform(text_of_tensors(tensors, len(self.transform.names)))
+        text = text_of_tensors(tensors, len(self.transform.names))
+        inputs = inputs_of_text(self.transform, text)
         return self._divided(inputs, [len(tensor) for tensor in tensors])
 
     def _read_ids(self, requests: Sequence[Request]) -> list[Inputs]:

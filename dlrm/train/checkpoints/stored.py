@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed
 from dlrm.ops import split_float32
-from dlrm.store.layout import Block, Layout
+from dlrm.store.layout import Layout, RowBlock
 from dlrm.store.row_store import RowStore
 from dlrm.store.row_view import RowView
 from dlrm.train.checkpoints.rows import STORES, prefix_of
@@ -42,7 +42,7 @@ def start_store(
             store.pin()
 
 
-def _beating(blocks: Iterable[Block], beat: Callable[[], object]) -> Iterator[Block]:
+def _beating(blocks: Iterable[RowBlock], beat: Callable[[], object]) -> Iterator[RowBlock]:
     for block in blocks:
         beat()
         yield block
@@ -89,7 +89,7 @@ def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_stat
     store.pin()
 
 
-def _blocks(parameters: Parameters, saved: SavedModel, with_state: bool) -> Iterator[Block]:
+def _blocks(parameters: Parameters, saved: SavedModel, with_state: bool) -> Iterator[RowBlock]:
     """Yields all rows of a checkpoint in the form that a store takes."""
     store, low, first = parameters.store, parameters.low(), 0
     assert store is not None
@@ -105,5 +105,5 @@ def _blocks(parameters: Parameters, saved: SavedModel, with_state: bool) -> Iter
                     fields[f"{prefix}weight"] = values
                 for name, state in saved.table_state[number].items() if with_state else ():
                     fields[prefix + name] = torch.from_numpy(state.part(begin, count))
-            yield Block(first + begin, count, {n: v.contiguous() for n, v in fields.items()})
+            yield RowBlock(first + begin, count, {n: v.contiguous() for n, v in fields.items()})
         first += rows

@@ -11,8 +11,9 @@ from tables_testing import COLUMNAR
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.distinct import Distinct, Moments
-from dlrm.data.tables.draft import Seen, batches_of, draft
+from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema, TimeField
 
 ROWS = 3000

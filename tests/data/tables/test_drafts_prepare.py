@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 import dlrm
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.draft import Seen, batches_of, draft
+from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
 from dlrm.data.transform.schema import TimeField
 

@@ -24,8 +24,8 @@ def test_a_column_can_be_a_number_and_an_id(tmp_path):
     settings = {"max_steps": 4, "batch_size": 64, "embedding_dim": 4, "base_device": "cpu"}
     model = dlrm.fit(rows(), SCHEMA, **settings)
     assert model.transform.names == ["age", "price", "shop"]
-    assert model.row_transform.numerical_names == ["age_number", "price"]
-    assert model.row_transform.categorical_names == ["age", "shop"]
+    assert model.row_transform.schema.numerical_names == ["age_number", "price"]
+    assert model.row_transform.schema.categorical_names == ["age", "shop"]
     scores = model.predict(rows())
     model.save(tmp_path / "model")
     loaded = dlrm.load(tmp_path / "model")

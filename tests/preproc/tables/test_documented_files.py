@@ -18,14 +18,14 @@ from tables_testing import COLUMNAR, prepare
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.columns import column_of
-from dlrm.data.tables.draft import Seen, draft
-from dlrm.data.tables.draft import batches_of as drafted_batches
+from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.samples import Seen
+from dlrm.data.tables.samples import batches_of as drafted_batches
 from dlrm.data.transform.transform import Transform
 from dlrm.files import check_local
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.raw import RowTransform
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
 
@@ -65,8 +65,8 @@ def values_of(tmp, inputs, schema=SCHEMA, **options):
 
 def scored(tmp, rows):
     """Returns the ids of rows in memory by the transform of `dataset`."""
-    transform = RowTransform.load(tmp / "dataset").table
-    frame = frame_of(rows, RowTransform(transform))
+    transform = Transform.load(tmp / "dataset" / layout.TRANSFORM)
+    frame = frame_of(rows, transform)
     reader = scoring_reader(transform, labelled=False)
     return read_inputs(transform, reader, frame.to_batches()[0])[0].ids[:, 0].tolist()
 

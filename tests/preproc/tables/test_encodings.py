@@ -20,7 +20,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.scripts import verify_dataset
-from dlrm.serving.rows.raw import RowTransform, text_of_lines
+from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 
 ROWS = 4000
 BOTH = ["count", {"kind": "target", "folds": 4, "smoothing": 2}]
@@ -105,7 +105,7 @@ def test_a_row_has_the_same_bits_as_test_rows_text_and_table(dataset):
     columns = [rows[name].to_pylist() for name in transform.names]
     cells = [["" if v is None else str(v) for v in row] for row in zip(*columns, strict=True)]
     text = text_of_lines("\n".join(map("\t".join, cells)).encode(), len(cells[0]))
-    of_text = RowTransform.load(dataset)(text)
+    of_text = inputs_of_text(Transform.load(dataset / "transform"), text)
     expected = numbers(dataset, "test")
     np.testing.assert_array_equal(of_table.numerical, expected)
     np.testing.assert_array_equal(of_text.numerical, expected)

@@ -46,7 +46,7 @@ class _Blocks(Groups):
         for begin in range(first, end, size):
             words = np.ascontiguousarray(self._rows[begin : min(begin + size, end)].T[places])
             dtypes = (field.type.to_pandas_dtype() for field in schema)
-            arrays = [pa.array(one.view(kind)) for one, kind in zip(words, dtypes, strict=True)]
+            arrays = [pa.array(word.view(kind)) for word, kind in zip(words, dtypes, strict=True)]
             yield pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 

@@ -32,18 +32,18 @@ class Cells:
     def from_schema(cls, schema: Schema, earlier: bool = False) -> "Cells":
         """Returns the meaning of a schema's cells."""
         missing: dict[str, Collection[str]] = {
-            one.column: schema.missing_of(one) for one in schema.numerical
+            field.column: schema.missing_of(field) for field in schema.numerical
         }
         missing |= {schema.weight: schema.missing_values} if schema.weight else {}
-        numbers = {one.column for one in schema.numerical}
+        numbers = {field.column for field in schema.numerical}
         numbers |= {schema.weight} if schema.weight else set()
-        for one in schema.categorical:
-            columns = [one.column, *([one.weights] if one.weights else [])]
-            missing |= dict.fromkeys(columns, schema.missing_of(one))
-            if one.type == "integer":
-                numbers.add(one.column)
-            if one.weights:
-                numbers.add(one.weights)
+        for categorical in schema.categorical:
+            columns = [categorical.column, *([categorical.weights] if categorical.weights else [])]
+            missing |= dict.fromkeys(columns, schema.missing_of(categorical))
+            if categorical.type == "integer":
+                numbers.add(categorical.column)
+            if categorical.weights:
+                numbers.add(categorical.weights)
         return cls(schema.separators, missing, numbers, earlier)
 
     def type_of(self, name: str) -> pa.DataType:
@@ -79,8 +79,8 @@ def _without_marks(array: pa.Array, text: TextFormat, missing: Collection[str]) 
     """Returns numbers in text without the marks of a format, and missing ones as they are."""
     coded = array.dictionary_encode()
     texts = [
-        one if one.strip() in missing else text.plain_number(one.strip())
-        for one in coded.dictionary.to_pylist()
+        cell if cell.strip() in missing else text.plain_number(cell.strip())
+        for cell in coded.dictionary.to_pylist()
     ]
     values = pa.array(texts, pa.string())
     return pa.DictionaryArray.from_arrays(coded.indices, values).dictionary_decode()

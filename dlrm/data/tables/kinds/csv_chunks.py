@@ -51,12 +51,12 @@ class CsvChunks(Csv):
             rows = min(table.num_rows for table in there)
             of_chunks = (table.column(0).slice(0, rows).to_pylist() for table in there)
             lines = _joined(list(zip(*of_chunks, strict=True)), wrong, problems)
-            found = [
+            columns = [
                 (name, table.column(name).slice(0, rows))
                 for table in there
                 for name in table.schema.names[1:]
             ]
-            yield names, np.array(lines, object), found
+            yield names, np.array(lines, object), columns
             tables = [
                 table.slice(rows) if table.num_rows > rows else next(part, None)
                 for table, part in zip(there, parts, strict=True)
@@ -81,17 +81,17 @@ class CsvChunks(Csv):
         problems: dict[str, str] | None,
     ) -> Iterator[pa.RecordBatch]:
         """Yields the wanted columns of a chunk, after one with files and lines."""
-        own = TextFormat(chunk.features, False, ",", chunk_rows=text.chunk_rows)
+        chunk_format = TextFormat(chunk.features, False, ",", chunk_rows=text.chunk_rows)
         columns = [name for name in chunk.features if name in wanted]
         for file in chunk.files:
             wrong: dict[int, str] | None = None if problems is None else {}
-            for names, lines, found in read_csv(self._folder / file, own, wrong, columns):
+            for names, lines, cells in read_csv(self._folder / file, chunk_format, wrong, columns):
                 where = {line: f"{file}, line {line}" for line in lines.tolist()}
                 if problems is not None and wrong:
                     there = [line for line in wrong if line in where]
                     problems |= {where[line]: wrong.pop(line) for line in there}
                 arrays = [pa.array(list(where.values()), pa.string())]
-                arrays += [found[names.index(name)] for name in columns]
+                arrays += [cells[names.index(name)] for name in columns]
                 yield pa.RecordBatch.from_arrays(arrays, ["", *columns])
 
 
@@ -100,6 +100,6 @@ def _joined(lines: list[tuple[str, ...]], wrong: dict[str, str] | None, problems
     joined = [" and ".join(of_row) for of_row in lines]
     if wrong:
         for of_row, line in zip(lines, joined, strict=True):
-            for one in filter(wrong.__contains__, of_row):
-                problems[line] = wrong.pop(one)
+            for place in filter(wrong.__contains__, of_row):
+                problems[line] = wrong.pop(place)
     return joined

@@ -35,8 +35,8 @@ class Csv(Text):
         """Yields the rows of a file; see `Text.read`."""
         text, problems, columns = reading.text, reading.problems, reading.columns
         try:
-            for names, lines, found in read_csv(path, text, problems, columns, reading.spans):
-                there = [(n, c) for n, c in zip(names, found, strict=True) if c is not None]
+            for names, lines, cells in read_csv(path, text, problems, columns, reading.spans):
+                there = [(n, c) for n, c in zip(names, cells, strict=True) if c is not None]
                 yield names, lines, there
         except ValueError as error:
             if hint := delimiter_hint(path, text):

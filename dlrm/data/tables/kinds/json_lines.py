@@ -42,7 +42,7 @@ class JsonLines(Text):
     def names(self, path: Path, text: TextFormat) -> list[str]:
         """Returns the columns of the first 1,000 rows."""
         rows = read_json_lines(path, replace(text, chunk_rows=_FIRST_ROWS), wanted=())
-        return next((one.names for one in rows), [])
+        return next((block.names for block in rows), [])
 
     def read(
         self, path: Path, reading: Reading
@@ -75,8 +75,8 @@ def plain_numbers(column: Iterable[Cell], name: str, numbers: set[str]) -> list[
     cells: list[Cell] = []
     for cell in column:
         if isinstance(cell, list):
-            numbers -= {name for one in cell if not isinstance(one, Number)}
-            cell = [number_text(one) if isinstance(one, Number) else one for one in cell]
+            numbers -= {name for value in cell if not isinstance(value, Number)}
+            cell = [number_text(value) if isinstance(value, Number) else value for value in cell]
         elif isinstance(cell, Number):
             cell = number_text(cell)
         elif cell is not None:
@@ -89,7 +89,7 @@ class Number(str):
     """The text of a number, which was no text in JSON."""
 
 
-class Rows(NamedTuple):
+class JsonRows(NamedTuple):
     """Some rows of JSON lines: names of the columns, and the line and the cells of each row."""
 
     names: list[str]
@@ -104,7 +104,7 @@ def read_json_lines(
     lists: Collection[str] | None = None,
     wanted: Collection[str] | None = None,
     nested: dict[str, str] | None = None,
-) -> Iterator[Rows]:
+) -> Iterator[JsonRows]:
     """Yields the rows of a file, some at a time; blank lines are no rows.
 
     Args:
@@ -150,9 +150,9 @@ def read_json_lines(
             lines.append(number)
             names |= dict.fromkeys(rows[-1], 0)
             if len(rows) == text.chunk_rows:
-                yield Rows(list(names), lines, rows)
+                yield JsonRows(list(names), lines, rows)
                 lines, rows = [], []
-    yield Rows(list(names), lines, rows)
+    yield JsonRows(list(names), lines, rows)
 
 
 def _line(file: Any, path: Path, number: int, encoding: str | None) -> str:
@@ -179,23 +179,23 @@ def _row(
         raise ValueError(f"no JSON ({error})") from None
     if not isinstance(row, dict):
         raise ValueError(f"expected a map of columns to values, got {brief(row)}")
-    found: dict[str, Cell] = {}
+    cells: dict[str, Cell] = {}
     for name, value in row.items():
         if wanted is not None and name not in wanted:
-            found[name] = None
+            cells[name] = None
         elif nested is not None and _is_nested(value):
             nested.setdefault(name, f"{brief(value)} in line {number}")
-            found[name] = None
+            cells[name] = None
         elif isinstance(value, list) and (lists is None or name in lists):
-            found[name] = [
-                _value(f"column {name}: {in_list(place, '')}", one)
-                for place, one in enumerate(value)
+            cells[name] = [
+                _value(f"column {name}: {in_list(place, '')}", item)
+                for place, item in enumerate(value)
             ]
         elif lists and name in lists and not _may_be_list(value):
             raise ValueError(f"column {name}: expected a list of values, got {brief(value)}")
         else:
-            found[name] = _value(f"column {name}: ", value)
-    return found
+            cells[name] = _value(f"column {name}: ", value)
+    return cells
 
 
 def _may_be_list(value: Any) -> bool:
@@ -205,7 +205,7 @@ def _may_be_list(value: Any) -> bool:
 
 def _is_nested(value: Any) -> bool:
     if isinstance(value, list):
-        return any(isinstance(one, dict | list) for one in value)
+        return any(isinstance(item, dict | list) for item in value)
     return isinstance(value, dict)
 
 
@@ -222,8 +222,8 @@ def _value(where: str, value: Any) -> str | None:
 
 
 def _pairs(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    if len(found := dict(pairs)) < len(pairs):
+    if len(mapping := dict(pairs)) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
         raise ValueError(f"two values of {twice!r}")
-    return found
+    return mapping

@@ -99,12 +99,12 @@ class TableFile(NamedTuple):
     @property
     def partition(self) -> dict[str, str | None]:
         """Returns the columns that the names of folders encode, such as `day=2026-11-20`."""
-        found: dict[str, str | None] = {}
+        values: dict[str, str | None] = {}
         for folder in () if self.root is None else self.path.relative_to(self.root).parts[:-1]:
             name, mark, value = folder.partition("=")
             if mark and name:
-                found[name] = None if value == _NO_PARTITION else unquote(value)
-        return found
+                values[name] = None if value == _NO_PARTITION else unquote(value)
+        return values
 
     def columns(self, text: TextFormat) -> list[str]:
         """Returns the columns; of JSON lines, those of the first 1,000 rows.

@@ -53,20 +53,20 @@ class _Stripes(Groups):
 
 def _groups(path: str | Path, file: Any) -> list[Group]:
     """Returns the rows and places of the stripes, which pyarrow does not tell, from the footer."""
-    found: list[Group] = []
+    groups: list[Group] = []
     with open(path, "rb") as raw:
         raw.seek(-1 - file.file_postscript_length - file.file_footer_length, 2)
         footer = _unpacked(raw.read(file.file_footer_length), file)
     place = 0
-    while len(found) < file.nstripes:
+    while len(groups) < file.nstripes:
         number, value, place = _field(footer, place)
         if number == _STRIPES and isinstance(value, bytes):
-            found.append(_group(value))
-    if any(not 0 <= one.begin <= one.end <= file.file_length for one in found) or (
-        sum(one.rows for one in found) != file.nrows
+            groups.append(_group(value))
+    if any(not 0 <= group.begin <= group.end <= file.file_length for group in groups) or (
+        sum(group.rows for group in groups) != file.nrows
     ):
         raise pa.ArrowInvalid("stripes that are not within the file")
-    return found
+    return groups
 
 
 def _group(stripe: bytes) -> Group:
@@ -76,7 +76,7 @@ def _group(stripe: bytes) -> Group:
         if isinstance(value, int):
             facts[number] = value
     begin = facts.get(_OFFSET, 0)
-    return Group(facts.get(_ROWS, 0), begin, begin + sum(facts.get(one, 0) for one in _LENGTHS))
+    return Group(facts.get(_ROWS, 0), begin, begin + sum(facts.get(key, 0) for key in _LENGTHS))
 
 
 def _field(message: bytes, place: int) -> tuple[int, int | bytes, int]:
@@ -106,13 +106,13 @@ def _unpacked(packed: bytes, file: Any) -> bytes:
     """Returns the footer, which is compressed in chunks."""
     if file.compression == "UNCOMPRESSED":
         return packed
-    found, place = b"", 0
+    content, place = b"", 0
     while place + 3 <= len(packed):
         header = int.from_bytes(packed[place : place + 3], "little")
         chunk = packed[place + 3 : place + 3 + (header >> 1)]
         place += 3 + (header >> 1)
-        found += chunk if header & 1 else _decompressed(chunk, file)
-    return found
+        content += chunk if header & 1 else _decompressed(chunk, file)
+    return content
 
 
 def _decompressed(chunk: bytes, file: Any) -> bytes:

@@ -66,9 +66,9 @@ class _RowGroups(Groups):
 
     def _values(self, number: int, columns: Sequence[str]) -> int:
         """Returns the number of values of columns in a row group, including those of lists."""
-        facts, found = self._file.metadata.row_group(number), 0
+        facts, values = self._file.metadata.row_group(number), 0
         for i in range(facts.num_columns):
             path = facts.column(i).path_in_schema
             if path in columns or any(path.startswith(f"{name}.") for name in columns):
-                found += facts.column(i).num_values
-        return found
+                values += facts.column(i).num_values
+        return values

@@ -98,19 +98,19 @@ class Text(Kind):
         """Yields the rows of a file; see `Kind.batches`."""
         cells = cells or Cells()
         partition = {name: value for name, value in file.partition.items() if name in columns}
-        own = [name for name in columns if name not in partition]
-        reading = Reading(text, cells.separators, own, spans=spans)
-        for names, lines, found in self.read(file.path, reading):
-            if twice := [name for name in own if names.count(name) > 1]:
+        in_file = [name for name in columns if name not in partition]
+        reading = Reading(text, cells.separators, in_file, spans=spans)
+        for names, lines, read in self.read(file.path, reading):
+            if twice := [name for name in in_file if names.count(name) > 1]:
                 raise ValueError(f"{file.path}: two columns are called {twice[0]!r}")
             if seen is not None:
                 seen |= {*names, *partition}
-            made = [self._with_field(*column, cells, text) for column in found]
+            made = [self._with_field(*column, cells, text) for column in read]
             if self.may_lack_columns:
-                there = {one.name for one, _ in made}
-                made += [_constant(name, None, len(lines)) for name in own if name not in there]
+                there = {field.name for field, _ in made}
+                made += [_constant(name, None, len(lines)) for name in in_file if name not in there]
             made += [_constant(name, value, len(lines)) for name, value in partition.items()]
-            schema = pa.schema([one for one, _ in made])
+            schema = pa.schema([field for field, _ in made])
             batch = pa.RecordBatch.from_arrays([array for _, array in made], schema=schema)
             yield batch, partial(_line_of, file.path, lines)
 
@@ -153,10 +153,10 @@ class Text(Kind):
         """
         rows, spans, cells = 0, Spans(), cells or Cells()
         problems: dict[int, str] | None = {} if quarantine else None
-        found: dict[str, None] = {}
+        file_names: dict[str, None] = {}
         numbers = set(columns)
-        own = [(LINE, self.line_type), (PROBLEM, pa.string())]
-        schema = pa.schema([*((name, cells.type_of(name)) for name in columns), *own])
+        notes = [(LINE, self.line_type), (PROBLEM, pa.string())]
+        schema = pa.schema([*((name, cells.type_of(name)) for name in columns), *notes])
         options: dict[str, Any] = {"compression": "none", "write_statistics": False}
         with (
             staged_file(Path(target)) as partial_file,
@@ -165,11 +165,11 @@ class Text(Kind):
             reading = Reading(text, cells.separators, columns, problems, spans)
             parts = self.read(file.path, reading)
             for names, lines, read in parts:
-                found |= dict.fromkeys(names)
+                file_names |= dict.fromkeys(names)
                 self.check_names(file.path, names, text, columns)
                 if not len(lines):
                     continue
-                by_name = {name: self.array(name, one, cells, text, numbers) for name, one in read}
+                by_name = {name: self.array(name, c, cells, text, numbers) for name, c in read}
                 arrays = [
                     by_name[name] if name in by_name else pa.nulls(len(lines), cells.type_of(name))
                     for name in columns
@@ -180,7 +180,7 @@ class Text(Kind):
                 rows += len(lines)
         of_json = [name for name in columns if name in numbers]
         note = spans.note(file.path, text)
-        return {"rows": rows, "names": [*found], "numbers": of_json, "note": note}
+        return {"rows": rows, "names": [*file_names], "numbers": of_json, "note": note}
 
 
 def _constant(name: str, value: str | None, rows: int) -> tuple[pa.Field, pa.Array]:

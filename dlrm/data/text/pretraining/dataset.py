@@ -81,8 +81,8 @@ def open_pretraining(
     vocab_sizes = []
     for path in map(Path, given):
         kind = _format_of(path) if data_format == "auto" else data_format
-        found, known = _open(path, kind, max_seq_length, max_predictions, verify_data, allow_links)
-        parts += found
+        shards, known = _open(path, kind, max_seq_length, max_predictions, verify_data, allow_links)
+        parts += shards
         vocab_sizes += known
     if vocab_size is None and vocab_sizes and len(vocab_sizes) == len(given):
         vocab_size = max(vocab_sizes)
@@ -142,10 +142,10 @@ def _files(path: Path, allow_links: bool, suffixes: tuple[str, ...] | None = Non
         raise FileNotFoundError(f"{path}: no such file or directory")
     if not path.is_dir():
         return [path]
-    if not (found := _in_folder(path, suffixes)):
+    if not (files := _in_folder(path, suffixes)):
         wanted = "files" if suffixes is None else " or ".join(f"*{end}" for end in suffixes)
         raise FileNotFoundError(f"{path}: expected {wanted}, found none")
-    return [within(path, file.name, path, allow_links) for file in found]
+    return [within(path, file.name, path, allow_links) for file in files]
 
 
 def _in_folder(path: Path, suffixes: tuple[str, ...] | None) -> list[Path]:
@@ -236,10 +236,10 @@ class PretrainingDataset:
         numbers = np.searchsorted(self._starts, rows, side="right") - 1
         for number in np.unique(numbers):
             part, places = self._parts[number], np.flatnonzero(numbers == number)
-            own = rows[places] - self._starts[number]
-            tokens = part.tokens(own)
+            rows_of_shard = rows[places] - self._starts[number]
+            tokens = part.tokens(rows_of_shard)
             if self.vocab_size is not None:
-                tokens = self._known(part, own, *tokens)
+                tokens = self._known(part, rows_of_shard, *tokens)
             ids[places, : part.length] = tokens[0]
             positions[places, : part.predictions] = tokens[1]
             masked[places, : part.predictions] = tokens[2]
@@ -261,7 +261,7 @@ class PretrainingDataset:
     def _known(
         self,
         part: _Part,
-        own: np.ndarray,
+        places: np.ndarray,
         ids: np.ndarray,
         positions: np.ndarray,
         masked: np.ndarray,
@@ -274,11 +274,11 @@ class PretrainingDataset:
         if self._unknown_id is None:
             row = int((unknown.any(axis=1) | wrong.any(axis=1)).argmax())
             raise ValueError(
-                f"{part.shard.path}: row {own[row]}: expected tokens in [0, {self.vocab_size}), "
+                f"{part.shard.path}: row {places[row]}: expected tokens in [0, {self.vocab_size}), "
                 f"got {max(ids[row].max(), masked[row].max(initial=0))}"
             )
         ids = np.where(unknown, self._unknown_id, ids)
-        used = np.arange(part.predictions) < part.shard.facts[own, NUM_MASKED, None]
+        used = np.arange(part.predictions) < part.shard.facts[places, NUM_MASKED, None]
         order = np.argsort(wrong | ~used, axis=1, kind="stable")  # known ones first, in order
         positions = np.take_along_axis(positions, order, axis=1)
         return ids, positions, np.take_along_axis(masked, order, axis=1)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.text.layout import FACT_DTYPE, LENGTH, MAX_LENGTH, Rows, Shard
+from dlrm.data.text.layout import FACT_DTYPE, LENGTH, MAX_LENGTH, Shard, TextRows
 from dlrm.documents import brief
 from dlrm.mapped_files import map_file
 
@@ -105,7 +105,7 @@ def _check_stored(fields: dict[str, Any], path: Path) -> None:
             )
 
 
-def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> Rows:
+def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> TextRows:
     ids, mask, segments, positions, masked, labels = (
         np.asarray(fields[name][part], np.int64) for name in HDF5_FIELDS
     )
@@ -128,7 +128,7 @@ def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> Rows:
     second = _second(segments == 1, lengths)
     facts = np.stack([lengths, second, num_masked, labels.reshape(-1)], axis=1)
     _check_range(facts, path, part.start)
-    return Rows(ids, facts, positions, masked)
+    return TextRows(ids, facts, positions, masked)
 
 
 def _are_words(ids: np.ndarray) -> np.ndarray:
@@ -302,7 +302,7 @@ def _check_popart(block: _Popart, wrong: np.ndarray, path: Path, rows: np.ndarra
     )
 
 
-def write_hdf5(path: Path, blocks: Iterable[Rows]) -> None:
+def write_hdf5(path: Path, blocks: Iterable[TextRows]) -> None:
     """Writes rows with the fields, dtypes and compression of NVIDIA's files.
 
     Raises:
@@ -315,7 +315,7 @@ def write_hdf5(path: Path, blocks: Iterable[Rows]) -> None:
                 _append(file, name, values.astype(dtypes[name]))
 
 
-def _hdf5_fields(rows: Rows) -> dict[str, np.ndarray]:
+def _hdf5_fields(rows: TextRows) -> dict[str, np.ndarray]:
     lengths, second, _, labels = (rows.facts[:, i : i + 1] for i in range(4))
     column = np.arange(rows.ids.shape[1])
     values = (

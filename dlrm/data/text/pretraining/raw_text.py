@@ -43,14 +43,14 @@ def text_files(paths: list[Path]) -> list[Path]:
         FileNotFoundError: a path does not exist, or a folder has no files.
         ValueError: a path is neither a folder nor a regular file.
     """
-    found = []
+    every = []
     for path in paths:
         if not path.exists():
             raise FileNotFoundError(f"{path}: no such file or directory")
         if not path.is_dir():
             if not path.is_file():  # opening a pipe would wait
                 raise ValueError(f"{path}: expected a regular file or a folder")
-            found.append(path)
+            every.append(path)
             continue
         inside = (file for file in path.rglob("*") if file.is_file())
         visible = (
@@ -58,8 +58,8 @@ def text_files(paths: list[Path]) -> list[Path]:
         )
         if not (files := sorted(visible)):
             raise FileNotFoundError(f"{path}: expected text files, found none")
-        found += files
-    return found
+        every += files
+    return every
 
 
 def read_sentences(

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.text.layout import MAX_LENGTH, Rows
+from dlrm.data.text.layout import MAX_LENGTH, TextRows
 from dlrm.data.text.wordpiece import Slices, Tokenizer
 
 A_BEGIN, A_END, B_BEGIN, B_END, IS_RANDOM = range(5)  # columns of pairs
@@ -170,7 +170,7 @@ def _cut_ends(segment: tuple[int, int], number: int, random) -> tuple[int, int]:
 
 def make_rows(
     tokens: np.ndarray, pairs: np.ndarray, tokenizer: Tokenizer, config: RowConfig, part: int
-) -> Rows:
+) -> TextRows:
     """Fills rows with pairs and masks their tokens.
 
     Args:
@@ -199,7 +199,7 @@ def make_rows(
     ids[row, positions[row, place]] = shown[row, place]
     positions[unused], masked_ids[unused] = 0, 0
     facts = np.stack([lengths, a.lengths + 2, num_masked, pairs[:, IS_RANDOM]], axis=1)
-    return Rows(ids, facts, positions, masked_ids)
+    return TextRows(ids, facts, positions, masked_ids)
 
 
 def masked_count(lengths: np.ndarray, config: RowConfig) -> np.ndarray:

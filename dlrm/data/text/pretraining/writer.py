@@ -19,8 +19,8 @@ from dlrm.data.text.layout import (
     LABEL,
     LENGTH,
     NUM_MASKED,
-    Rows,
     Shard,
+    TextRows,
     token_dtype,
     write_shard,
     write_text_manifest,
@@ -328,7 +328,7 @@ def _write_shard(shard: _Shard) -> _Written:
     return _write_blocks(shard.task, shard.number, _filled(shard))
 
 
-def _filled(shard: _Shard) -> Iterator[Rows]:
+def _filled(shard: _Shard) -> Iterator[TextRows]:
     task, documents = shard.task, shard.task.documents()
     pairs = task.open("pairs", "<i8").reshape(-1, 5)
     for first in range(shard.first, shard.last, _TASK_ROWS):
@@ -336,10 +336,10 @@ def _filled(shard: _Shard) -> Iterator[Rows]:
         yield make_rows(documents.tokens, part, task.tokenizer, task.config, first)
 
 
-def _write_blocks(task: _Task, number: int, blocks: Iterable[Rows]) -> _Written:
+def _write_blocks(task: _Task, number: int, blocks: Iterable[TextRows]) -> _Written:
     counts = np.zeros(5, np.int64)
 
-    def counted() -> Iterator[Rows]:
+    def counted() -> Iterator[TextRows]:
         for rows in blocks:
             counts[:] += [len(rows.facts), *rows.facts.sum(axis=0, dtype=np.int64)]
             yield rows
@@ -375,17 +375,17 @@ def _convert_file(file: _File) -> _Written:
     config = file.task.config
     wanted = config.max_seq_length, config.max_predictions_per_seq
     if config.input_format == "hdf5":
-        shard, *found = open_hdf5(file.path)
-        if (found[0], found[1]) != wanted:
+        shard, *others = open_hdf5(file.path)
+        if (others[0], others[1]) != wanted:
             raise ValueError(
                 f"{file.path}: expected --max_seq_length and --max_predictions_per_seq {wanted}, "
-                f"got {tuple(found)}"
+                f"got {tuple(others)}"
             )
         return _write_blocks(file.task, file.number, _blocks_of(file, shard))
     return _write_blocks(file.task, file.number, _blocks_of(file, open_popart(file.path, *wanted)))
 
 
-def _blocks_of(file: _File, shard: Shard | PopartShard) -> Iterator[Rows]:
+def _blocks_of(file: _File, shard: Shard | PopartShard) -> Iterator[TextRows]:
     length, vocab_size = file.task.config.max_seq_length, file.task.tokenizer.vocab_size
     end = length + file.task.config.max_predictions_per_seq
     for start in range(0, len(shard.facts), _TASK_ROWS):
@@ -399,7 +399,7 @@ def _blocks_of(file: _File, shard: Shard | PopartShard) -> Iterator[Rows]:
                 f"{file.path}: row {start + row}: expected tokens in [0, {vocab_size}), got "
                 f"{max(ids[row].max(), masked[row].max())}"
             )
-        yield Rows(ids, shard.facts[rows], positions, masked)
+        yield TextRows(ids, shard.facts[rows], positions, masked)
 
 
 def _totals(

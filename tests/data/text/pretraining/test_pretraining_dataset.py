@@ -8,7 +8,7 @@ import torch
 from text_testing import assert_same
 
 from dlrm.data.text import layout as text_layout
-from dlrm.data.text.layout import Rows, write_shard, write_text_manifest
+from dlrm.data.text.layout import TextRows, write_shard, write_text_manifest
 from dlrm.data.text.loader import NO_TOKEN, TextLoader
 from dlrm.data.text.pretraining.dataset import open_pretraining
 from dlrm.manifest import sealed_json
@@ -17,7 +17,7 @@ LENGTH, PREDICTIONS, VOCAB = 16, 4, 200
 CLS, SEP, MASK = 1, 2, 3
 
 
-def made_up(count, length=LENGTH, predictions=PREDICTIONS, seed=0, vocab=VOCAB) -> Rows:
+def made_up(count, length=LENGTH, predictions=PREDICTIONS, seed=0, vocab=VOCAB) -> TextRows:
     """Makes rows one by one, with lists."""
     random = np.random.default_rng(seed)
     ids, facts, positions, masked = [], [], [], []
@@ -35,7 +35,7 @@ def made_up(count, length=LENGTH, predictions=PREDICTIONS, seed=0, vocab=VOCAB) 
             row[i] = MASK
         facts.append([len(row), begin, number, int(random.integers(2))])
         ids.append(row + [0] * (length - len(row)))
-    return Rows(*map(np.array, (ids, facts, positions, masked)))
+    return TextRows(*map(np.array, (ids, facts, positions, masked)))
 
 
 def write(directory, *shards, vocab_size=VOCAB, length=LENGTH, predictions=PREDICTIONS):
@@ -49,7 +49,7 @@ def write(directory, *shards, vocab_size=VOCAB, length=LENGTH, predictions=PREDI
     return directory
 
 
-def assert_holds(batch, rows: Rows, indices) -> None:
+def assert_holds(batch, rows: TextRows, indices) -> None:
     """Compares a batch with rows one by one."""
     assert batch.indices.tolist() == list(indices)
     for place, index in enumerate(indices):
@@ -71,7 +71,7 @@ def rows():
 
 @pytest.fixture
 def shards(tmp_path, rows):
-    parts = [Rows(*(array[a:b] for array in rows)) for a, b in [(0, 4), (4, 4), (4, 11)]]
+    parts = [TextRows(*(array[a:b] for array in rows)) for a, b in [(0, 4), (4, 4), (4, 11)]]
     return write(tmp_path / "shards", *parts)
 
 
@@ -137,7 +137,7 @@ def test_shorter_rows_are_padded_on_request(shards, rows):
     with pytest.raises(ValueError, match="expected masked tokens 6 .*, got 4"):
         open_pretraining(shards, max_predictions=6)
     padded = open_pretraining(shards, "auto", 24, 6, pad_to_seq_length=True)
-    wide = Rows(
+    wide = TextRows(
         np.pad(rows.ids, ((0, 0), (0, 8))),
         rows.facts,
         np.pad(rows.masked_positions, ((0, 0), (0, 2))),
@@ -245,7 +245,7 @@ def test_a_row_that_cannot_be_is_named(tmp_path, rows, column, value):
 
 
 def test_a_token_outside_of_the_vocabulary_is_named_when_it_is_read(tmp_path, rows):
-    parts = [Rows(*(array[a:b] for array in rows)) for a, b in [(0, 4), (4, 11)]]
+    parts = [TextRows(*(array[a:b] for array in rows)) for a, b in [(0, 4), (4, 11)]]
     parts[1].ids[2, 1] = 199
     dataset = open_pretraining(write(tmp_path / "a", *parts), vocab_size=199)
     rest = [row for row in range(11) if 199 not in [*rows.ids[row], *rows.masked_ids[row]]]
@@ -284,7 +284,7 @@ def test_a_smaller_vocabulary_makes_tokens_unknown(shards, rows):
         open_pretraining(shards, vocab_size=100, unknown_id=100)
 
 
-def write_popart(path, rows: Rows) -> None:
+def write_popart(path, rows: TextRows) -> None:
     """Writes records word by word, by the description of the format."""
     length, predictions = rows.ids.shape[1], rows.masked_ids.shape[1]
     with open(path, "wb") as file:
@@ -305,7 +305,7 @@ def popart_rows(count, seed=0):
     rows = made_up(count, 20, seed=seed)
     fits = rows.facts[:, 0] - rows.facts[:, 2] + PREDICTIONS <= LENGTH
     assert fits.sum() > count / 2
-    return Rows(*(a[fits] for a in rows._replace(ids=rows.ids[:, :LENGTH])))
+    return TextRows(*(a[fits] for a in rows._replace(ids=rows.ids[:, :LENGTH])))
 
 
 def test_popart_records_are_put_back_in_order(tmp_path):
@@ -397,7 +397,7 @@ def test_what_is_no_popart_record_is_named(tmp_path, changed, got):
         read_record(tmp_path / "wiki", **changed)
 
 
-def write_nvidia(path, rows: Rows, **changed) -> None:
+def write_nvidia(path, rows: TextRows, **changed) -> None:
     """Writes the fields of NVIDIA's files; `changed` replaces some, None omits one."""
     h5py = pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
     column = np.arange(rows.ids.shape[1])
