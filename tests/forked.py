@@ -26,6 +26,14 @@ CONTEXT.set_forkserver_preload(
 )
 
 
+def is_running(pid):
+    """Returns whether a process has not ended, even if nobody waited for it."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def start(
     module, *arguments, stdout, stderr=None, stdin=os.devnull, cwd=None, env=None, curves=False
 ):
@@ -64,6 +72,13 @@ def run(module, *arguments, input="", timeout=300, **options):
             raise subprocess.TimeoutExpired([module, *arguments], timeout)
         texts = stdout.read_text(), stderr.read_text()
         return subprocess.CompletedProcess([module, *arguments], process.exitcode, *texts)
+
+
+def succeed(module, *arguments, **options):
+    """Runs a command that must not fail; returns what `run` does."""
+    done = run(module, *arguments, **options)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def _run(words, streams, cwd, env, curves):

@@ -77,6 +77,5 @@ def make(directory: Path) -> Listed:
     train = [f"--dataset={dataset}", f"--save_checkpoint_path={run}", *MODEL, *TRAINING]
     log = f"--log_path={directory / 'log.json'}"
     for script, words in (("prepare", [*prepare, "--noreport"]), ("main", [*train, log])):
-        done = forked.run(f"dlrm.scripts.{script}", *words)
-        assert done.returncode == 0, done.stderr
+        forked.succeed(f"dlrm.scripts.{script}", *words)
     return Listed(dataset, run, source, table.to_pylist())

@@ -51,9 +51,11 @@ class Ranks:
         results = []
         for rank, pipe in enumerate(self._pipes):
             if not pipe.poll(max(end - time.monotonic(), 0)):
+                answers = results + [other.recv() for other in self._pipes if other.poll()]
                 for process in self._processes:
                     process.kill()
-                raise TimeoutError(f"rank {rank} gave no answer in {TIMEOUT} s")
+                cause = next((one for one in answers if isinstance(one, Exception)), None)
+                raise TimeoutError(f"rank {rank} gave no answer in {TIMEOUT} s") from cause
             results.append(pipe.recv())
         return results
 

@@ -1,10 +1,13 @@
 """Writes tables as files, and prepares them in the test's process, without waiting for the disk."""
 
+import csv
+import json
 import os
 from contextlib import nullcontext
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow import feather, orc
@@ -41,6 +44,42 @@ COLUMNAR = {  # suffix: the name of a group of rows, and a writer of groups
     ),
     ".arrows": ("record batch", write_stream),
 }
+
+
+def texts(column):
+    """Returns a column as text of CSV, as the csv module writes it."""
+    return [
+        "" if v is None else "|".join(map(str, v)) if type(v) is list else str(v) for v in column
+    ]
+
+
+def rows_of(table):
+    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
+
+
+def csv_module(table, path):
+    with open(path, "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(table)
+        writer.writerows(zip(*map(texts, table.values()), strict=True))
+
+
+def json_module(table, path):
+    with open(path, "w") as file:
+        file.writelines(json.dumps(row, default=_of_json) + "\n" for row in rows_of(table))
+
+
+def _of_json(value):
+    return value.item() if isinstance(value, np.integer) else str(value)
+
+
+def write_table(table, path, rows=2):
+    """Writes columns of Python values as the kind of file of the suffix, in groups of rows."""
+    if path.suffix in COLUMNAR:
+        COLUMNAR[path.suffix][1](pa.table(table), path, rows)
+    else:
+        {".csv": csv_module, ".jsonl": json_module}[path.suffix](table, path)
+    return path
 
 
 def prepare(

@@ -254,8 +254,7 @@ def test_a_recording_that_fails_has_a_process_of_its_own(tmp_path, root):
 def collected(root, command):
     """Returns the names of the tests that a step's command selects; all need a GPU."""
     words = command[command.index("pytest") + 1 :]
-    done = forked.run("pytest", *words, "--collect-only", cwd=root)
-    assert done.returncode == 0, done.stdout + done.stderr
+    done = forked.succeed("pytest", *words, "--collect-only", cwd=root)
     lines = [line for line in done.stdout.splitlines() if "::" in line]
     assert lines
     assert all(re.search(r"\[(.*-)?cuda\b", line) for line in lines)

@@ -36,6 +36,11 @@ class Trained(NamedTuple):
     log: Path
     lines: list[str]
 
+    @property
+    def rows(self) -> list[str]:
+        """Returns the lines without labels."""
+        return [line.split("\t", 1)[1] for line in self.lines]
+
 
 def write_log(path: Path, seed: int = 0) -> list[str]:
     """Writes lines of a learnable label, integers and hashes."""
@@ -86,8 +91,7 @@ def train(dataset: Path, checkpoints: Path, *flags: str) -> Path:
     """Trains a small model; returns its checkpoint directory."""
     words = [f"--dataset={dataset}", f"--save_checkpoint_path={checkpoints}", *MODEL, *TRAINING]
     log = f"--log_path={checkpoints.parent / 'log.json'}"
-    done = forked.run("dlrm.scripts.main", *words, log, *flags)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.main", *words, log, *flags)
     return checkpoints
 
 

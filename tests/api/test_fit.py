@@ -64,8 +64,7 @@ def trained_by_the_command(dataset, settings, folder):
         "--base_device=cpu",
         "--log_path=log.json",
     ]
-    done = forked.run("dlrm.scripts.main", *where, *words, cwd=folder)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.main", *where, *words, cwd=folder)
     return find_checkpoint(folder / "run")
 
 
@@ -167,12 +166,10 @@ def test_what_is_saved_is_read_wherever_checkpoints_are(model, dataset, tmp_path
     model.save(tmp_path / "saved", overwrite=True)
     pq.write_table(rows, tmp_path / "rows.parquet")
     words = ["--checkpoint=saved", "--input=rows.parquet", "--output=scores.npy"]
-    done = forked.run("dlrm.scripts.predict", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.predict", *words, cwd=tmp_path)
     np.testing.assert_array_equal(np.load(tmp_path / "scores.npy"), scores)
     words = ["--mode=test", f"--dataset={dataset.path}", "--load_checkpoint_path=saved"]
-    done = forked.run("dlrm.scripts.main", *words, "--base_device=cpu", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = forked.succeed("dlrm.scripts.main", *words, "--base_device=cpu", cwd=tmp_path)
     auc = float(re.search(r"Finished testing: auc (0\.\d+)", done.stdout)[1])
     assert auc == pytest.approx(model.results["test_auc"], abs=1e-6)
 

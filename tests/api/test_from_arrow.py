@@ -4,21 +4,17 @@ import gc
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables_testing import contents, prepare
 
 import dlrm
-from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.frames import GROUP_ROWS, open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.execution.engines import InlineEngine, thread_engine
-from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.tables.options import TableOptions
 
 ROWS = GROUP_ROWS + 5000  # two row groups
 SCHEMA = {
@@ -69,31 +65,20 @@ def of_parquet(tmp_path_factory):
     """Returns the files of the dataset that another engine writes from Parquet."""
     folder = tmp_path_factory.mktemp("parquet")
     pq.write_table(table(), folder / "rows.parquet", row_group_size=7777)
-    options = TableOptions(Schema.from_dict(SCHEMA), SplitConfig(0.2), report=False)
-    files = {"train": find_tables([folder / "rows.parquet"])}
-    prepare_tables(
-        options,
-        files,
-        folder / "dataset",
-        lambda: nullcontext(InlineEngine()),
-        say=lambda line: None,
-    )
-    return contents(folder / "dataset")
+    options = {"test_fraction": 0.2}
+    prepare(SCHEMA, [folder / "rows.parquet"], folder / "dataset", InlineEngine(), **options)
+    return fitted_files(folder / "dataset")
 
 
-def contents(dataset):
-    return {
-        str(path.relative_to(dataset)): path.read_bytes()
-        for path in dataset.rglob("*")
-        if path.suffix in (".bin", ".npy") or path.name == "table.json"
-    }
+def fitted_files(dataset):
+    return contents(dataset, ".bin") | contents(dataset, ".npy") | contents(dataset, "table.json")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_table_in_memory_becomes_the_bytes_of_its_parquet_file(kind, of_parquet, tmp_path):
     frame = KINDS[kind](table())
     dataset = dlrm.Dataset.from_arrow(frame, SCHEMA, tmp_path / "dataset")
-    found = contents(dataset.path)
+    found = fitted_files(dataset.path)
     assert found.keys() == of_parquet.keys()
     assert [name for name in found if found[name] != of_parquet[name]] == []
     test = ROWS // 5

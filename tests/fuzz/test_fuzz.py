@@ -16,6 +16,7 @@ import pytest
 import yaml
 from fuzzing import CASES, failures, mutated
 from pyarrow import orc
+from tables_testing import contents
 
 import dlrm
 from dlrm.data.clicks.bags import Jagged, ListField, first_problem
@@ -279,11 +280,6 @@ def json_lists(path):
     wanted = ["y", "t", "u"]
     for batch, _ in JSON_LINES.batches(table, TextFormat(), wanted, Cells(separators)):
         batch.validate(full=True)
-
-
-def contents(folder):
-    files = (path for path in sorted(folder.rglob("*")) if path.is_file())
-    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in files}
 
 
 ROWS = ["1\t2\t7\t5", "\t-3\tffff\t"]

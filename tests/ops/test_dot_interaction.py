@@ -57,14 +57,16 @@ def assert_as_exact_as_reference(args):
             assert_as_close_as_reference(actual, reference, exact)
 
 
+def assert_matches_reference(args):
+    found = outputs_and_gradients(ops.dot_interaction, args)
+    torch.testing.assert_close(
+        found, outputs_and_gradients(ops.dot_interaction_reference, args), **SUMS
+    )
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_match_reference(shape, device):
-    args = inputs(shape, device, requires_grad=True)
-    torch.testing.assert_close(
-        outputs_and_gradients(ops.dot_interaction, args),
-        outputs_and_gradients(ops.dot_interaction_reference, args),
-        **SUMS,
-    )
+    assert_matches_reference(inputs(shape, device, requires_grad=True))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -75,12 +77,7 @@ def test_every_instruction_set_is_as_exact_as_the_reference(shape, dtype, instru
 
 
 def test_large_outputs_that_bypass_the_caches_match_reference(instruction_set):
-    args = inputs((2600, 26, 128), "cpu", requires_grad=True)
-    torch.testing.assert_close(
-        outputs_and_gradients(ops.dot_interaction, args),
-        outputs_and_gradients(ops.dot_interaction_reference, args),
-        **SUMS,
-    )
+    assert_matches_reference(inputs((2600, 26, 128), "cpu", requires_grad=True))
 
 
 def test_known_answer(device):

@@ -64,6 +64,16 @@ def values_and_gradients(function, args, sample_weights=None, **more):
     return [output.detach()] + [leaf.grad.to_dense() for leaf in leaves]
 
 
+def assert_match_reference(args, pooling, weighted):
+    sample_weights = make_sample_weights(args) if weighted else None
+    found, expected = (
+        values_and_gradients(function, args, sample_weights, pooling=pooling)
+        for function in (ops.joint_embedding_bag, ops.joint_embedding_bag_reference)
+    )
+    # 300 products of about 1, in two orders.
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-5)
+
+
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("pooling", ["sum", "mean"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -81,15 +91,7 @@ def test_both_give_what_the_definition_says(shape, pooling, weighted):
 @pytest.mark.parametrize("shape", SHAPES)
 def test_values_and_gradients_match_reference(shape, pooling, weighted, device):
     args = make_inputs(*shape, device, ids=torch.int32)
-    sample_weights = make_sample_weights(args) if weighted else None
-    torch.testing.assert_close(
-        values_and_gradients(ops.joint_embedding_bag, args, sample_weights, pooling=pooling),
-        values_and_gradients(
-            ops.joint_embedding_bag_reference, args, sample_weights, pooling=pooling
-        ),
-        atol=1e-4,  # 300 products of about 1, in two orders
-        rtol=1e-5,
-    )
+    assert_match_reference(args, pooling, weighted)
 
 
 @pytest.mark.parametrize("output_dtype", DTYPES)
@@ -197,15 +199,7 @@ def test_ids_and_lengths_may_be_of_any_integer_dtype(id_dtype, length_dtype):
 )
 def test_any_shape_matches_reference(batch, table_sizes, most, dim, id_dtype, weighted, pooling):
     args = make_inputs(batch, table_sizes, most, dim, ids=id_dtype)
-    sample_weights = make_sample_weights(args) if weighted else None
-    torch.testing.assert_close(
-        values_and_gradients(ops.joint_embedding_bag, args, sample_weights, pooling=pooling),
-        values_and_gradients(
-            ops.joint_embedding_bag_reference, args, sample_weights, pooling=pooling
-        ),
-        atol=1e-4,
-        rtol=1e-5,
-    )
+    assert_match_reference(args, pooling, weighted)
 
 
 @settings(max_examples=100)

@@ -3,11 +3,40 @@
 import math
 import struct
 from collections import Counter
+from contextlib import contextmanager
+from itertools import count
 from pathlib import Path
+from unittest.mock import patch
 
+import pytest
 from table_oracle import splitmix64
 
 GOOD = "1\t5\t6\ta\tb\tc\n0\t7\t8\td\te\tf\n"  # two rows of 2 numericals and 3 categoricals
+
+
+class KilledError(BaseException):
+    """Must not be caught, like SIGKILL."""
+
+
+@contextmanager
+def killed_at(number):
+    """Kills the process of a block before the renaming that creates file `number`."""
+    rename, seen = Path.replace, count(1)
+
+    def replace(self, target):
+        if next(seen) == number:
+            raise KilledError
+        return rename(self, target)
+
+    with patch.object(Path, "replace", replace), pytest.raises(KilledError):
+        yield
+
+
+def renamings(run):
+    """Returns the number of files that a function creates by renaming."""
+    with patch.object(Path, "replace", autospec=True, side_effect=Path.replace) as replace:
+        run()
+    return replace.call_count
 
 
 def half(value):

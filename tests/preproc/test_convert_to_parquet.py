@@ -3,7 +3,6 @@
 import json
 import shutil
 from collections import Counter, defaultdict
-from contextlib import nullcontext
 from datetime import datetime, timedelta, timezone
 
 import forked
@@ -12,16 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from preproc_testing import binary_files, write_days
+from tables_testing import prepare
 from test_inputs import prepared as prepared_logs
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.tables.files import find_tables
-from dlrm.data.transform.schema import Schema
 from dlrm.manifest import read_manifest
 from dlrm.preproc import convert_to_binary, convert_to_parquet
-from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.tables.options import TableOptions
 
 convert = convert_to_parquet.convert_to_parquet
 ROWS = 1000
@@ -70,12 +65,8 @@ def dataset(local, frame, tmp_path_factory):
     folder = tmp_path_factory.mktemp("tables")
     (folder / "in").mkdir()
     pq.write_table(pa.table(frame), folder / "in" / "rows.parquet", row_group_size=90)
-    division = SplitConfig(test_from=str(frame["when"][800]))
-    options = TableOptions(Schema.from_dict(SCHEMA), division, output_ordering="input")
-    prepare_tables(
-        options, {"train": find_tables([folder / "in"])}, folder / "dataset",
-        lambda: nullcontext(local), say=lambda line: None,
-    )  # fmt: skip
+    options = {"test_from": str(frame["when"][800]), "output_ordering": "input", "report": True}
+    prepare(SCHEMA, [folder / "in"], folder / "dataset", local, **options)
     return folder / "dataset"
 
 

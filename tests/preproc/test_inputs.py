@@ -3,6 +3,7 @@
 import gzip
 import json
 import os
+import re
 import signal
 import struct
 import subprocess
@@ -14,12 +15,14 @@ import numpy as np
 import pyarrow
 import pytest
 from preproc_testing import GOOD, binary_files, reference_dataset, write_days
+from tables_testing import contents
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import open_binary
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.work_folder import Progress
+from dlrm.preproc.logs import pipeline
 from dlrm.scripts.simulate_logs import Simulation, simulate
 
 pytestmark = pytest.mark.long
@@ -67,9 +70,7 @@ def test_compressed_days_give_the_bytes_of_plain_ones(days, tmp_path):
     plain = write_days(tmp_path / "plain", *days)
     dataset = prepared(raw, tmp_path / "out", *SMALL)
     expected = prepared(plain, tmp_path / "expected", *SMALL)
-    assert {p.relative_to(dataset): p.read_bytes() for p in dataset.rglob("*.*")} == {
-        p.relative_to(expected): p.read_bytes() for p in expected.rglob("*.*")
-    }
+    assert contents(dataset) == contents(expected)
 
 
 @pytest.mark.parametrize(
@@ -276,6 +277,36 @@ def test_a_transform_of_other_logs_is_suspected(days, tmp_path, capsys):
     command += [f"--model_folder={dataset / 'transform'}", f"--output_folder={tmp_path / 'o'}"]
     assert prepare_logs.main([*command, *SMALL]) == 0
     assert "warning: only 0.0% of the categorical values have an id" in capsys.readouterr().out
+
+
+def test_nothing_of_a_transform_is_used_once_it_is_fitted_again(
+    days, tmp_path, capsys, monkeypatch
+):
+    raw, models = write_days(tmp_path / "raw", *days), f"--model_folder={tmp_path / 'models'}"
+
+    def fit(limit):
+        options = [models, *SMALL[:2], f"--frequency_limit={limit}"]
+        assert run(raw, tmp_path / "none", "--mode=generate_models", *options) == 0
+
+    def transform(name, *words):
+        return run(raw, tmp_path / name, "--mode=transform", models, *SMALL, *words)
+
+    fit(1)
+    assert transform("whole") == 0
+    earlier = contents(tmp_path / "whole", ".bin")
+    with monkeypatch.context() as patch:
+        patch.setattr(pipeline, "transform", lambda *_, **__: 1 / 0)  # once dictionaries are sorted
+        with pytest.raises(ZeroDivisionError):
+            transform("stopped")
+    fit(40)
+    assert transform("whole") == transform("direct") == 0
+    assert transform("stopped") == 1
+    assert re.search(r"models/transform.json was of .*--restart discards", capsys.readouterr().err)
+    assert transform("stopped", "--restart") == 0
+    whole, stopped, direct = (
+        contents(tmp_path / name, ".bin") for name in ("whole", "stopped", "direct")
+    )
+    assert whole == stopped == direct != earlier
 
 
 def test_sigterm_ends_the_processes(days, tmp_path):

@@ -155,8 +155,7 @@ def test_parquet_becomes_binary_rows_and_these_a_file_a_feature(tmp_path):
         pq.write_table(pa.table(columns), tmp_path / "spark" / split / "part-0.parquet")
     words = [f"--src_dir={tmp_path / 'spark'}", f"--dst_dir={tmp_path / 'binary'}"]
     others = [f"--intermediate_dir={tmp_path / 'i'}", "--parallel_jobs=40"]
-    done = forked.run(PREPROC / "parquet_to_binary.py", *words, *others)
-    assert done.returncode == 0, done.stderr
+    forked.succeed(PREPROC / "parquet_to_binary.py", *words, *others)
     names = sorted(path.name for path in (tmp_path / "binary").glob("*.bin"))
     assert names == ["test_data.bin", "train_data.bin", "val_data.bin"]  # as NVIDIA's reader wants
     row = np.fromfile(tmp_path / "binary" / "train_data.bin", "<i4").reshape(200, 6)[7]
@@ -165,8 +164,7 @@ def test_parquet_becomes_binary_rows_and_these_a_file_a_feature(tmp_path):
 
     paths = [f"--dataset={tmp_path / 'binary'}", f"--output={tmp_path / 'split'}"]
     flags = [*paths, "--batch_size=64", "--numerical_features=2"]
-    done = forked.run(PREPROC / "split_dataset.py", *flags)
-    assert done.returncode == 0, done.stderr
+    forked.succeed(PREPROC / "split_dataset.py", *flags)
     assert list(verify(tmp_path / "split")) == []
     labels, numbers, ids = read_as_nvidia(tmp_path / "split")["test"]
     assert labels.tolist() == tables["test"]["label"].tolist()
@@ -204,12 +202,10 @@ def test_random_csv_files_are_transcoded(tmp_path):
     }
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(sections))
     words = [f"--feature_spec_in={tmp_path / 'spec.yaml'}", f"--output={tmp_path / 'csv'}"]
-    done = forked.run("dlrm.scripts.gen_csv", *words, "--size=2001")
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.gen_csv", *words, "--size=2001")
     assert len((tmp_path / "csv" / "a" / "0.csv").read_text().splitlines()) == 1001
     words = ["--input", tmp_path / "csv", "--output", tmp_path / "dataset"]
-    done = forked.run("dlrm.scripts.transcode", *words)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.transcode", *words)
     for labels, numbers, (user, shop) in read_as_nvidia(tmp_path / "dataset").values():
         assert len(labels) == 2001
         assert 0.4 < labels.mean() < 0.6

@@ -10,6 +10,7 @@ import tarfile
 import forked
 import numpy as np
 import pytest
+from tables_testing import contents
 
 from dlrm.data.images.layout import BAD_IMAGES
 from dlrm.data.images.loader import ImageDataset
@@ -55,11 +56,6 @@ def fails(capsys, source, output, *flags: str) -> str:
     return capsys.readouterr().err
 
 
-def content(dataset) -> dict[str, bytes]:
-    files = (path for path in sorted(dataset.rglob("*")) if path.is_file())
-    return {path.relative_to(dataset).as_posix(): path.read_bytes() for path in files}
-
-
 def pixels_of(dataset, split: str) -> list[tuple[int, ...]]:
     """Returns label, red, green and blue of plain images."""
     data = ImageDataset(dataset, split)
@@ -85,8 +81,8 @@ def test_the_bytes_do_not_depend_on_the_cores(folder, tmp_path):
     for cores in ("1", "3"):
         flags = ["--test_fraction", "0.2", "--shard_images", "3", "--cores", cores]
         prepare(folder, tmp_path / cores, *flags)
-    assert content(tmp_path / "1") == content(tmp_path / "3")
-    assert len(content(tmp_path / "1")) == 1 + 2 * (6 + 2)
+    assert contents(tmp_path / "1") == contents(tmp_path / "3")
+    assert len(contents(tmp_path / "1")) == 1 + 2 * (6 + 2)
 
 
 def test_an_output_within_the_source_is_refused(folder, tmp_path, capsys):
@@ -104,7 +100,7 @@ def test_a_tar_file_gives_what_its_folder_gives(folder, tmp_path):
         archive.add(folder, ".")
     prepare(folder, tmp_path / "a", "--test_fraction", "0.3")
     prepare(tmp_path / "images.tar", tmp_path / "b", "--test_fraction", "0.3")
-    a, b = content(tmp_path / "a"), content(tmp_path / "b")
+    a, b = contents(tmp_path / "a"), contents(tmp_path / "b")
     assert json.loads(b.pop("manifest.json"))["prepared_from"] == "images.tar"
     del a["manifest.json"]
     assert a == b
@@ -272,10 +268,10 @@ def test_what_is_no_file_is_a_bad_image(folder, tmp_path, capsys):
 def test_an_earlier_dataset_stays_when_a_run_fails(folder, tmp_path, capsys):
     flags = ["--test_fraction", "0.25"]
     prepare(folder, tmp_path / "a", *flags)
-    before = content(tmp_path / "a")
+    before = contents(tmp_path / "a")
     (folder / "dog" / "9.png").write_bytes(b"")
     assert main(["--source", str(folder), "--output", str(tmp_path / "a"), *flags]) == 1
-    assert content(tmp_path / "a") == before
+    assert contents(tmp_path / "a") == before
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a", "images"]
 
 

@@ -10,8 +10,8 @@ import time
 from pathlib import Path
 
 import pytest
-from preproc_testing import GOOD, write_days
-from tables_testing import Inline
+from preproc_testing import GOOD, KilledError, killed_at, renamings, write_days
+from tables_testing import Inline, contents
 
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.manifest import read_manifest
@@ -37,10 +37,6 @@ def prepare(engine, raw, output, restart=False, replace=True, **options):
         work.publish()
 
 
-def contents(folder):
-    return {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
-
-
 @pytest.fixture(scope="module")
 def raw(tmp_path_factory):
     folder = tmp_path_factory.mktemp("raw") / "logs"
@@ -55,37 +51,15 @@ def whole(raw, tmp_path_factory):
     return contents(output)
 
 
-class KilledError(BaseException):
-    """Must not be caught, like SIGKILL."""
-
-
-def die_at(monkeypatch, number):
-    """Kills the process before the renaming that creates file `number`."""
-    rename, seen = Path.replace, [0]
-
-    def replace(self, target):
-        seen[0] += 1
-        if seen[0] == number:
-            raise KilledError
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
-    return seen
-
-
 @pytest.mark.slow
-def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_path, monkeypatch):
+def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_path):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-    with monkeypatch.context() as patch:
-        seen = die_at(patch, -1)
-        prepare(Inline(), raw, tmp_path / "count", **options)
-    assert seen[0] > 60
-    for number in range(1, seen[0] + 1):
+    files = renamings(lambda: prepare(Inline(), raw, tmp_path / "count", **options))
+    assert files > 60
+    for number in range(1, files + 1):
         output = tmp_path / str(number)
-        with monkeypatch.context() as patch:
-            die_at(patch, number)
-            with pytest.raises(KilledError):
-                prepare(Inline(), raw, output, **options)
+        with killed_at(number):
+            prepare(Inline(), raw, output, **options)
         assert not (output / "dataset").exists()
         # The first run's number of splits is kept.
         prepare(Inline(), raw, output, **(options | {"split_bytes": 777}))
@@ -93,9 +67,9 @@ def test_killed_before_any_file_it_goes_on_to_the_same_bytes(raw, whole, tmp_pat
         shutil.rmtree(output)
 
 
-def test_what_a_killed_process_was_writing_gets_into_no_dataset(raw, whole, tmp_path, monkeypatch):
+def test_what_a_killed_process_was_writing_gets_into_no_dataset(raw, whole, tmp_path):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-    begin(raw, tmp_path, monkeypatch, **options)
+    begin(raw, tmp_path, **options)
     (run,) = (path for path in (tmp_path / "dataset.unfinished").iterdir() if path.is_dir())
     output = run / "output"
     (output / "transform").mkdir(parents=True, exist_ok=True)
@@ -136,12 +110,17 @@ def test_a_result_says_no_more_than_is_on_the_disk(raw, tmp_path, monkeypatch):
     assert seen[0] > 20
 
 
-def test_killed_while_it_publishes(raw, whole, tmp_path, monkeypatch):
-    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+def leave_work_folder(monkeypatch, raw, output, options):
+    """Ends a run between publishing its output and removing its work folder."""
     with monkeypatch.context() as patch:
         patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            prepare(Inline(), raw, tmp_path, **options)
+            prepare(Inline(), raw, output, **options)
+
+
+def test_killed_while_it_publishes(raw, whole, tmp_path, monkeypatch):
+    options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
+    leave_work_folder(monkeypatch, raw, tmp_path, options)
     assert (tmp_path / "dataset" / "manifest.json").exists()
     prepare(Inline(), raw, tmp_path, **options)
     assert contents(tmp_path) == whole
@@ -154,10 +133,7 @@ def test_complete_means_that_the_output_is_there(raw, whole, tmp_path, monkeypat
         prepare(Inline(), raw, tmp_path / "other", seed=1, **options)
     elif became == "deleted after it replaced":
         prepare(Inline(), raw, tmp_path / "run", seed=1, **options)
-    with monkeypatch.context() as patch:
-        patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(Inline(), raw, tmp_path / "run", **options)
+    leave_work_folder(monkeypatch, raw, tmp_path / "run", options)
     dataset = tmp_path / "run" / "dataset"
     if became == "cut off":
         (dataset / "train" / "label.bin").write_bytes(b"")
@@ -171,10 +147,7 @@ def test_complete_means_that_the_output_is_there(raw, whole, tmp_path, monkeypat
 
 def test_what_is_published_already_needs_no_leave_to_replace_it(raw, whole, tmp_path, monkeypatch):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000, "replace": False}
-    with monkeypatch.context() as patch:
-        patch.setattr("dlrm.preproc.execution.work_folder.remove_work_folder", lambda folder: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            prepare(Inline(), raw, tmp_path, **options)
+    leave_work_folder(monkeypatch, raw, tmp_path, options)
     prepare(Inline(), raw, tmp_path, **options)
     assert contents(tmp_path) == whole
     with pytest.raises(FileExistsError, match="exists and is not empty") as refused:
@@ -212,7 +185,7 @@ def test_killed_while_it_removes(raw, whole, tmp_path, monkeypatch, restart):
     """Tasks of a half-removed run do not count as done."""
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     if restart:
-        begin(raw, tmp_path, monkeypatch, **options)
+        begin(raw, tmp_path, **options)
     remove = shutil.rmtree
 
     def remove_half(folder, **options):
@@ -275,12 +248,10 @@ def test_killed_again_and_again(engine, command, uninterrupted, tmp_path, reques
     assert contents(dataset) == uninterrupted
 
 
-def begin(raw, output, monkeypatch, **options):
+def begin(raw, output, **options):
     """Leaves an unfinished run."""
-    with monkeypatch.context() as patch:
-        die_at(patch, 20)
-        with pytest.raises(KilledError):
-            prepare(Inline(), raw, output, **options)
+    with killed_at(20):
+        prepare(Inline(), raw, output, **options)
 
 
 @pytest.mark.parametrize(
@@ -292,9 +263,9 @@ def begin(raw, output, monkeypatch, **options):
         ({"dictionary_days": (0, 0)}, r"--dictionary_days was not there and is \[0, 0\]"),
     ],
 )
-def test_a_changed_option_is_named(raw, tmp_path, monkeypatch, change, message):
+def test_a_changed_option_is_named(raw, tmp_path, change, message):
     options = {"log_format": LogFormat(2, 3), "split_bytes": 2000}
-    begin(raw, tmp_path, monkeypatch, **options)
+    begin(raw, tmp_path, **options)
     with pytest.raises(ValueError, match=f"{message}. --restart discards it and begins"):
         prepare(Inline(), raw, tmp_path, **(options | change))
     prepare(Inline(), raw, tmp_path, restart=True, **(options | change))
@@ -393,13 +364,11 @@ def test_a_full_disk_is_named_and_the_run_goes_on(tmp_path):
 
 
 @pytest.mark.parametrize("done", [8, 20])
-def test_another_content_of_the_same_size_and_time_is_refused(raw, tmp_path, monkeypatch, done):
+def test_another_content_of_the_same_size_and_time_is_refused(raw, tmp_path, done):
     days, options = tmp_path / "days", {"log_format": LogFormat(2, 3), "split_bytes": 2000}
     shutil.copytree(raw, days)
-    with monkeypatch.context() as patch:
-        die_at(patch, done)
-        with pytest.raises(KilledError):
-            prepare(Inline(), days, tmp_path, **options)
+    with killed_at(done):
+        prepare(Inline(), days, tmp_path, **options)
     path = days / "day_0"
     content, status = path.read_bytes(), path.stat()
     path.write_bytes((b"1" if content[:1] == b"0" else b"0") + content[1:])  # a label

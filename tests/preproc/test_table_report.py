@@ -1,25 +1,20 @@
 """The report on tables: raw units, drift of splits, days and files, and a page for every screen."""
 
 import json
-from contextlib import nullcontext
 from html.parser import HTMLParser
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from tables_testing import prepare
 
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
-from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transformed
-from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.column_statistics import Periods, Statistics, ends_of_bin
-from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.report import shortest
-from dlrm.preproc.tables.options import TableOptions
 
 DAY = 86_400_000_000
 NASTY = "<b>&amp; a name that is much longer than a phone is wide, of forty words or so"
@@ -98,11 +93,8 @@ def table(rows=4000):
 
 
 def prepared(local, folder, output, schema=None, division=None, **options):
-    options = TableOptions(
-        Schema.from_dict(schema or SCHEMA), division or SplitConfig(split_column="split"), **options
-    )
-    tables = {"train": find_tables([folder])}
-    prepare_tables(options, tables, output, lambda: nullcontext(local), say=lambda line: None)
+    division = division or {"split_column": "split"}
+    prepare(schema or SCHEMA, [folder], output, local, report=True, **division, **options)
     return json.loads((output / "report.json").read_text())
 
 
@@ -195,7 +187,7 @@ def test_drift_is_the_population_stability_index_against_training_rows(local, tm
     (tmp_path / "in").mkdir()
     pq.write_table(rows, tmp_path / "in" / "all.parquet")
     schema = {"label": "bought", "categorical": ["kind"], "numerical": ["number"], "time": "when"}
-    division = SplitConfig(test_from="1970-01-01", validation_from="1970-01-02")
+    division = {"test_from": "1970-01-01", "validation_from": "1970-01-02"}
     report = prepared(local, tmp_path / "in", tmp_path / "out", schema, division)
     expected = round(0.4 * np.log(1.8) - 0.4 * np.log(0.2), 4)
     (kind,), (number,) = report["categorical"], report["numerical"]
@@ -249,7 +241,7 @@ def test_rows_left_out_are_counted(local, tmp_path):
     text[7] = "1,old,train"
     (tmp_path / "in").mkdir()
     (tmp_path / "in" / "rows.csv").write_text("\n".join(text) + "\n")
-    division = SplitConfig(split_column="split", keep_negatives=0.25)
+    division = {"split_column": "split", "keep_negatives": 0.25}
     report = prepared(
         local, tmp_path / "in", tmp_path / "out", {"label": "bought", "numerical": ["age"]},
         division, bad_lines="quarantine", max_bad_lines=0.1,

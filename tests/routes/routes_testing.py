@@ -4,8 +4,6 @@ A table is a mapping from names to columns: lists of Python values, with None fo
 arrays of numpy. Files are written by csv, json, pyarrow, pandas and Polars alone.
 """
 
-import csv
-import json
 import os
 from pathlib import Path
 from unittest.mock import patch
@@ -17,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from pyarrow import feather, orc
-from tables_testing import prepare
+from tables_testing import csv_module, json_module, prepare, rows_of, texts
 
 import dlrm
 from dlrm.data.sources.text_format import TextFormat
@@ -54,9 +52,21 @@ def as_arrow(table):
 
 def as_dictionaries(table):
     """Returns an Arrow table whose texts are indices into dictionaries."""
-    arrays = [pa.array(values) for values in table.values()]
-    arrays = [one.dictionary_encode() if one.type == pa.string() else one for one in arrays]
-    return pa.table(dict(zip(table, arrays, strict=True)))
+    coded = pa.dictionary(pa.int32(), pa.string())
+    return of_types(table, {pa.string(): coded, pa.list_(pa.string()): pa.list_(coded)})
+
+
+def as_views(table):
+    """Returns an Arrow table whose texts and lists are views."""
+    text, integer = pa.string_view(), pa.int64()
+    views = {pa.list_(pa.string()): pa.list_view(text), pa.list_(integer): pa.list_view(integer)}
+    return of_types(table, {pa.string(): text, **views})
+
+
+def of_types(table, types):
+    """Returns an Arrow table with other types for some."""
+    found = {name: pa.array(values).type for name, values in table.items()}
+    return pa.table({n: pa.array(v, types.get(found[n], found[n])) for n, v in table.items()})
 
 
 def as_slices(table):
@@ -65,33 +75,6 @@ def as_slices(table):
     whole = pa.table({n: pa.concat_arrays([a, a]) for n, a in arrays.items()})
     rows, half = whole.num_rows // 2, whole.num_rows // 4
     return pa.concat_tables([whole.slice(rows, half), whole.slice(half, rows - half)])
-
-
-def texts(column):
-    """Returns a column as text of CSV, as the csv module writes it."""
-    return [
-        "" if v is None else "|".join(map(str, v)) if type(v) is list else str(v) for v in column
-    ]
-
-
-def rows_of(table):
-    return [dict(zip(table, row, strict=True)) for row in zip(*table.values(), strict=True)]
-
-
-def csv_module(table, path):
-    with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(table)
-        writer.writerows(zip(*map(texts, table.values()), strict=True))
-
-
-def json_module(table, path):
-    with open(path, "w") as file:
-        file.writelines(json.dumps(row, default=_of_json) + "\n" for row in rows_of(table))
-
-
-def _of_json(value):
-    return value.item() if isinstance(value, np.integer) else str(value)
 
 
 def pandas_csv(table, path):
@@ -170,6 +153,7 @@ FILES = {
 FRAMES = {
     "arrow": as_arrow,
     "dictionaries": as_dictionaries,
+    "views": as_views,
     "slices": as_slices,
     "pandas": as_pandas,
     "nullable": as_nullable,
@@ -307,7 +291,7 @@ def weights_of(transform, parts, name):
     table, found = transform.schema.categorical_names.index(name), []
     for part in parts:
         lists = np.split(part.weights, part.lengths.ravel().cumsum()[:-1])
-        found += [own.tolist() for own in lists[table :: part.num_tables]]
+        found += [own.tolist() for own in lists[table :: part.num_tables][: len(part.lengths)]]
     return found
 
 

@@ -51,12 +51,12 @@ KINDS = {
     "texts": SAFE,
     "words": st.sampled_from(["True", "False", "true", "TRUE", "yes", "", " no "]),
 }
-EXACT = {  # of 64 bits, which pandas makes floats beside missing values, and its JSON shortens
+EXACT = {  # of 64 bits, which pandas makes floats beside missing values
     "int64": st.integers(-(2**63), 2**63 - 1),
     "floats": st.floats(allow_nan=False, allow_infinity=False),
 }
 NUMERIC = ("booleans", "small", "integers", "whole", "fractions", "decimals")
-LOSSY = {"pandas json"}
+SHORTENED = {"floats", "decimals"}  # kinds whose values the JSON of pandas rounds
 OF_PANDAS = {"pandas", "pandas csv", "pandas parquet", "nullable", "nullable csv", "records"}
 OF_PANDAS |= {"pandas json", "arrays"}
 
@@ -80,8 +80,8 @@ def tables(draw):
 def routes_of(table, kinds):
     """Returns the routes that keep all values of a table."""
     without = set()
-    if "floats" in kinds.values():
-        without |= LOSSY
+    if SHORTENED & set(kinds.values()):
+        without.add("pandas json")
     for name, kind in kinds.items():
         if kind in ("int64", "wide") and None in table[name]:
             without |= OF_PANDAS

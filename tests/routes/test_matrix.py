@@ -132,6 +132,7 @@ SELDOM = (
     "pandas parquet",
     "polars parquet",
     "dictionaries",
+    "views",
     "slices",
     "nullable",
 )
@@ -266,6 +267,21 @@ def test_a_marker_of_missing_integers_has_any_notation(tmp_path):
     for route in ROUTES:
         ids = ids_of(transform, inputs_of(transform, table, route, paths), "c")
         assert ids == [1, 0, 2], route
+
+
+def test_lists_in_one_text_have_markers_blanks_and_empty_values(tmp_path):
+    tags, items = {"column": "tags", "max_length": 2, "weights": "w"}, {"column": "items"}
+    schema = {"label": "y", "categorical": [tags, items | {"type": "integer", "max_length": 4}]}
+    table = {"tags": ["b| a|b", "", "NA", "c|"], "w": ["1|-2|.5", "", "NA", "3|0"]}
+    table["items"] = ["7", "8|7", "", "9"]
+    markers = {"missing_values": ["NA"]}
+    transform = fitted(schema | markers, table | {"y": [0, 1, 0, 1]}, "csv", tmp_path)
+    paths = written(table, tmp_path)
+    for route in ROUTES:
+        parts = inputs_of(transform, table, route, paths)
+        assert ids_of(transform, parts, "tags") == [[2, 1], [], [], [3, 0]], route
+        assert weights_of(transform, parts, "tags") == [[-2.0, 0.5], [], [], [3.0, 0.0]], route
+        assert ids_of(transform, parts, "items") == [[1], [2, 1], [], [3]], route
 
 
 MIXED = [

@@ -3,10 +3,10 @@
 import os
 
 import pytest
+import small_images
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlrm.model.networks import efficientnet, resnet
 from dlrm.ops.library import cuda_switches
 from dlrm.scripts.bert import command as bert
 from dlrm.scripts.bert import flags as bert_flags
@@ -51,10 +51,7 @@ def train(request, monkeypatch):
         return lambda *flags: command("--max_steps=4", "--test_freq=4", *flags)
     if name == "bert":
         return lambda *flags: bert.run(bert_flags.parse([*TEXTS, *flags]))
-    small = efficientnet.VARIANTS["efficientnet_b0"]._replace(width=0.25, depth=0.5)
-    monkeypatch.setitem(efficientnet.VARIANTS, "efficientnet_b0", small)
-    small = resnet.VARIANTS["resnet50"]._replace(depths=(1, 1, 1, 1))
-    monkeypatch.setitem(resnet.VARIANTS, "resnet50", small)
+    small_images.shrink(monkeypatch.setitem)
     return lambda *flags: cnn.run(cnn_flags.parse([*IMAGES, f"--model={name}", *flags]))
 
 

@@ -301,9 +301,9 @@ def test_a_signal_ends_every_rank_as_the_table_says(start, tmp_path, sent, to, c
     for pid in {"launcher": [job.process.pid], "rank": ranks[2:3], "ranks": ranks}[to]:
         os.kill(pid, sent)
     end = time.monotonic() + 20  # a step and a save take less than one; torch ends in seconds
-    while any(map(is_running, ranks)) and time.monotonic() < end:
+    while any(map(forked.is_running, ranks)) and time.monotonic() < end:
         time.sleep(0.05)
-    left = [rank for rank, pid in enumerate(ranks) if is_running(pid)]
+    left = [rank for rank, pid in enumerate(ranks) if forked.is_running(pid)]
     for rank in left:
         os.kill(ranks[rank], signal.SIGKILL)
     assert not left, job.output()
@@ -312,13 +312,6 @@ def test_a_signal_ends_every_rank_as_the_table_says(start, tmp_path, sent, to, c
     codes = {int(file.name[6:]): int(file.read_text()) for file in tmp_path.glob("ended-*")}
     assert codes == dict.fromkeys(set(range(4)) - killed, code), job.output()
     assert ("stopped after step" in job.output()) == (code == 75)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_more_or_fewer_processes_go_on_from_the_same_checkpoint(start, tmp_path, command):

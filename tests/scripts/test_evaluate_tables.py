@@ -53,15 +53,13 @@ def model(tmp_path_factory):
         + ["--mlp_optimizer=adam", "--embedding_optimizer=adam", "--lr=0.02", "--warmup_steps=0"]
         + ["--decay_steps=0", f"--save_checkpoint_path={folder / 'run'}"],
     ):
-        done = forked.run(f"dlrm.scripts.{words[0]}", *words[1:])
-        assert done.returncode == 0, done.stderr
+        forked.succeed(f"dlrm.scripts.{words[0]}", *words[1:])
     return folder
 
 
 def judged(model, *flags):
     words = [f"--checkpoint={model / 'run'}", "--bootstrap=5", f"--output={model / 'out'}"]
-    done = forked.run("dlrm.scripts.evaluate", *words, *flags)
-    assert done.returncode == 0, done.stderr
+    done = forked.succeed("dlrm.scripts.evaluate", *words, *flags)
     return done.stdout, json.loads((model / "out" / "evaluation.json").read_text())
 
 
@@ -195,10 +193,9 @@ def test_the_share_of_kept_negatives_is_said_by_all_commands(model):
 
 def test_converted_numbers_are_no_raw_rows(model):
     converted = model / "converted"
-    done = forked.run(
+    forked.succeed(
         "dlrm.scripts.convert", f"--dataset={model / 'dataset'}", f"--output={converted}"
     )
-    assert done.returncode == 0, done.stderr
     scores = (f"--checkpoint={model / 'run'}", f"--output={model / 'scores.npy'}")
     done = forked.run("dlrm.scripts.predict", *scores, f"--input={converted / 'test'}")
     assert done.returncode == 1

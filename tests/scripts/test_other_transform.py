@@ -69,8 +69,7 @@ def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, othe
             ("evaluate", *known, "--bootstrap=0", f"--against={trained.checkpoint}"),
             ("predict", *scores, f"--input={trained.dataset}"),
         ):
-            done = forked.run(f"dlrm.scripts.{name}", *words)
-            assert done.returncode == 0, done.stderr
+            done = forked.succeed(f"dlrm.scripts.{name}", *words)
             aucs.add(re.search(r"\bauc +(\d\.\d{4})", done.stdout)[1])
     assert len(aucs) == 1
     refused = forked.run("dlrm.scripts.predict", *scores, f"--input={other_ids}")
@@ -146,7 +145,7 @@ def test_load_refuses_it_and_goes_on_where_it_is_told_to(trained, other_ids):
         dlrm.load(trained.checkpoint, other_ids)
     with pytest.warns(UserWarning, match="its transform is not that of"):
         model = dlrm.load(trained.checkpoint, other_ids, allow_other_transform=True)
-    rows = [line.split("\t", 1)[1] for line in trained.lines[:9]]
+    rows = trained.rows[:9]
     scores = dlrm.load(trained.checkpoint).predict(rows)
     np.testing.assert_array_equal(model.predict(rows), scores)  # the model's own is taken
 

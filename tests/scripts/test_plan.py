@@ -121,16 +121,14 @@ def by_hand(folder):
 def test_a_training_of_a_plan_is_that_of_one_process_and_goes_on_elsewhere(tmp_path):
     write_dataset(tmp_path / "data")
     by_hand(tmp_path)
-    one = forked.run(MAIN, *TRAIN, "--epochs=2", "--save_checkpoint_path=one", cwd=tmp_path)
-    assert one.returncode == 0, one.stderr
+    one = forked.succeed(MAIN, *TRAIN, "--epochs=2", "--save_checkpoint_path=one", cwd=tmp_path)
     expected = last_metrics(one.stdout)
     steps = ["--save_checkpoint_path=run", "--resume"]
     for placement, length in (("plan.yaml", 8), ("auto", 14), ("nvidia", 20)):
         flags = [f"--placement={placement}", f"--max_steps={length}", "--epochs=2"]
         job = Ranks(tmp_path, MAIN, *TRAIN, *steps, *flags)
         assert job.wait() == 0, job.output()
-    done = forked.run(MAIN, *TRAIN, *steps, "--epochs=2", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = forked.succeed(MAIN, *TRAIN, *steps, "--epochs=2", cwd=tmp_path)
     found = last_metrics(done.stdout)
     assert found.keys() == expected.keys()
     for name, value in expected.items():

@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+from functools import partial
 
 import forked
 import numpy as np
@@ -19,9 +20,8 @@ from dlrm.data.transform.transform import Transform
 from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.directory import find_checkpoint
 
-
-def predict(*flags, stdin=""):
-    return forked.run("dlrm.scripts.predict", *flags, input=stdin)
+predict = partial(forked.run, "dlrm.scripts.predict")
+scored = partial(forked.succeed, "dlrm.scripts.predict")
 
 
 def flags_of(trained, source, output, *others):
@@ -42,13 +42,12 @@ def ids_of_test(trained, index):
 @pytest.fixture(scope="module")
 def expected(trained):
     """The scores of the test rows, row by row through Python."""
-    return dlrm.load(trained.checkpoint).predict([x.split("\t", 1)[1] for x in trained.lines])
+    return dlrm.load(trained.checkpoint).predict(trained.rows)
 
 
 def test_a_log_and_its_dataset_get_the_same_scores(trained, expected, tmp_path):
     for source, name in ((trained.log, "log.npy"), (trained.dataset, "dataset.npy")):
-        done = predict(*flags_of(trained, source, tmp_path / name))
-        assert done.returncode == 0, done.stderr
+        done = scored(*flags_of(trained, source, tmp_path / name))
         assert "auc 0." in done.stdout
         scores = np.load(tmp_path / name)
         assert scores.dtype == np.float32
@@ -56,17 +55,15 @@ def test_a_log_and_its_dataset_get_the_same_scores(trained, expected, tmp_path):
 
 
 def test_standard_input_without_labels(trained, expected, tmp_path):
-    lines = "".join(line.split("\t", 1)[1] + "\n" for line in trained.lines[:20])
+    lines = "".join(f"{line}\n" for line in trained.rows[:20])
     flags = flags_of(trained, "-", tmp_path / "s.npy", "--nolabel", "--output_kind=logit")
-    done = predict(*flags, stdin=lines)
-    assert done.returncode == 0, done.stderr
+    scored(*flags, input=lines)
     logits = np.load(tmp_path / "s.npy").astype(np.float64)
     np.testing.assert_allclose(1 / (1 + np.exp(-logits)), expected[:20], rtol=1e-5)
 
 
 def test_a_row_is_explained(trained, expected, tmp_path):
-    done = predict(*flags_of(trained, trained.log, tmp_path / "s.npy", "--explain=412"))
-    assert done.returncode == 0, done.stderr
+    done = scored(*flags_of(trained, trained.log, tmp_path / "s.npy", "--explain=412"))
     lines = done.stdout.splitlines()
     (place,) = (index for index, line in enumerate(lines) if line.startswith("row 412: logit "))
     logit = float(lines[place].split()[3].rstrip(";"))
@@ -119,38 +116,40 @@ def test_the_dataset_of_another_model_is_refused(trained, other_trained, tmp_pat
     assert "its transform is not that of" in done.stderr
 
 
-def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
+def train_on_csv(folder, rows, letters, words, *flags):
+    """Trains on a CSV whose clicks depend on age and city; returns it and its rows, and flags."""
     random = np.random.default_rng(0)
-    ages, cities = random.integers(18, 90, 600), random.choice(list("xyz"), 600)
-    labels = (ages + 20 * (cities == "x") + random.normal(0, 10, 600) > 60).astype(int)
-    rows = [f"{c},{label},{a}" for c, label, a in zip(cities, labels, ages, strict=True)]
-    csv = tmp_path / "rows.csv"
-    csv.write_text("city,clicked,age\n" + "\n".join(rows) + "\n")
+    ages, cities = random.integers(18, 90, rows), random.choice(list(letters), rows)
+    clicks = ages + 20 * (cities == "x") + random.normal(0, 10, rows) > 60
+    lines = [f"{c},{words[k]},{a}\n" for c, k, a in zip(cities, clicks * 1, ages, strict=True)]
+    csv = folder / "rows.csv"
+    csv.write_text("city,clicked,age\n" + "".join(lines))
+    fields = ["--label=clicked", "--numerical=age", "--categorical=city", "--test_fraction=0"]
     model = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
     run = ["--max_steps=20", "--batch_size=64", "--lr=0.1", "--warmup_steps=0", "--decay_steps=0"]
-    for words in (
-        ["transcode", "--input", csv, "--output", tmp_path / "dataset", "--label=clicked"]
-        + ["--numerical=age", "--categorical=city", "--test_fraction=0"],
-        ["main", f"--dataset={tmp_path / 'dataset'}", "--base_device=cpu", *model, *run]
-        + [f"--save_checkpoint_path={tmp_path / 'run'}", f"--log_path={tmp_path / 'log'}"],
-        ["predict", f"--checkpoint={tmp_path / 'run'}", f"--input={csv}"]
-        + [f"--output={tmp_path / 'scores.npy'}"],
-    ):
-        done = forked.run(f"dlrm.scripts.{words[0]}", *words[1:])
-        assert done.returncode == 0, done.stderr
+    run += [f"--save_checkpoint_path={folder / 'run'}", f"--log_path={folder / 'log'}"]
+    dataset = folder / "dataset"
+    forked.succeed("dlrm.scripts.transcode", "--input", csv, "--output", dataset, *fields, *flags)
+    forked.succeed("dlrm.scripts.main", f"--dataset={dataset}", "--base_device=cpu", *model, *run)
+    where = [f"--checkpoint={folder / 'run'}", f"--output={folder / 'scores.npy'}"]
+    return csv, {"age": ages.tolist(), "city": cities.tolist()}, clicks, where
+
+
+def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
+    csv, columns, labels, where = train_on_csv(tmp_path, 600, "xyz", "01")
+    words = [*where, f"--input={csv}"]
+    done = scored(*words)
     assert "auc 0." in done.stdout  # labels of 0 and 1
     scores = np.load(tmp_path / "scores.npy")
-    columns = {"age": ages.tolist(), "city": cities.tolist()}
     np.testing.assert_allclose(dlrm.load(tmp_path / "run").predict(columns), scores, rtol=1e-5)
     assert np.corrcoef(scores, labels)[0, 1] > 0.5
     csv.write_text("city,clicked,age\nx,1,30\ny,0,old\n")
-    done = predict(*words[1:])
+    done = predict(*words)
     assert done.returncode == 1
     assert f"{csv}, line 3, column age: expected a number, got 'old'" in done.stderr
     csv.write_text("x,1,30\ny,0,40\n")
-    done = predict(*words[1:], "--columns=city,clicked,age")
-    assert done.returncode == 0, done.stderr
-    done = predict(*words[1:], "--header")
+    scored(*words, "--columns=city,clicked,age")
+    done = predict(*words, "--header")
     assert done.returncode == 1
     assert (
         f"{csv}: no column 'age'; the columns are x, 1, 30; where the file has no header, "
@@ -158,12 +157,11 @@ def test_csv_rows_get_the_scores_of_their_dataset(tmp_path):
     )
     csv.write_text("city;clicked;age\nx;1;30\n")
     for more in ([], ["--header"]):
-        done = predict(*words[1:], *more)
+        done = predict(*words, *more)
         assert done.stderr.endswith("; try --delimiter ';'\n")
-        done = predict(*words[1:], *more, "--delimiter=;")
-        assert done.returncode == 0, done.stderr
+        scored(*words, *more, "--delimiter=;")
     csv.write_text("x,1,30\ny,0,40\n")
-    done = predict(*words[1:], "--columns=city,clicked,years")
+    done = predict(*words, "--columns=city,clicked,years")
     assert done.stderr.endswith("the columns are city, clicked, years\n")
 
 
@@ -192,7 +190,7 @@ def test_an_output_of_another_name_than_npy_is_refused(trained, tmp_path, name):
 
 def test_an_output_that_is_a_link_stays_one(trained, tmp_path):
     (tmp_path / "link.npy").symlink_to("scores.npy")
-    assert predict(*flags_of(trained, trained.log, tmp_path / "link.npy")).returncode == 0
+    scored(*flags_of(trained, trained.log, tmp_path / "link.npy"))
     assert (tmp_path / "link.npy").is_symlink()
     assert len(np.load(tmp_path / "scores.npy")) == len(trained.lines)
 
@@ -233,8 +231,7 @@ def test_values_that_say_nothing_are_counted(trained, tmp_path):
 def test_rows_of_one_class_are_said_to_have_no_auc(trained, tmp_path):
     log = tmp_path / "log"
     log.write_text("".join(f"0{line[1:]}\n" for line in trained.lines[:50]))
-    done = predict(*flags_of(trained, log, tmp_path / "s.npy"))
-    assert done.returncode == 0
+    done = scored(*flags_of(trained, log, tmp_path / "s.npy"))
     assert "auc" not in done.stdout
     assert "log_loss" in done.stdout
     assert "note: no AUC can be computed, since all 50 rows have the label 0\n" in done.stdout
@@ -243,32 +240,15 @@ def test_rows_of_one_class_are_said_to_have_no_auc(trained, tmp_path):
 @pytest.fixture(scope="module")
 def csv_model(tmp_path_factory):
     """A CSV whose labels are words, its clicks, and flags that score it."""
-    folder = tmp_path_factory.mktemp("csv")
-    random = np.random.default_rng(0)
-    ages, cities = random.integers(18, 90, 300), random.choice(list("xyz?"), 300)
-    clicks = ages + 20 * (cities == "x") + random.normal(0, 10, 300) > 60
-    words = np.where(clicks, "yes", "no")
-    rows = [f"{c},{word},{a}" for c, word, a in zip(cities, words, ages, strict=True)]
-    csv = folder / "rows.csv"
-    csv.write_text("city,clicked,age\n" + "\n".join(rows) + "\n")
-    model = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
-    run = ["--max_steps=20", "--batch_size=64", "--lr=0.1", "--warmup_steps=0", "--decay_steps=0"]
-    for words in (
-        ["transcode", "--input", csv, "--output", folder / "dataset", "--label=clicked"]
-        + ["--positive=yes", "--numerical=age", "--categorical=city", "--test_fraction=0"],
-        ["main", f"--dataset={folder / 'dataset'}", "--base_device=cpu", *model, *run]
-        + [f"--save_checkpoint_path={folder / 'run'}", f"--log_path={folder / 'log'}"],
-    ):
-        done = forked.run(f"dlrm.scripts.{words[0]}", *words[1:])
-        assert done.returncode == 0, done.stderr
-    return csv, clicks, [f"--checkpoint={folder / 'run'}", f"--output={folder / 's.npy'}"]
+    folder, words = tmp_path_factory.mktemp("csv"), ("no", "yes")
+    csv, _, clicks, flags = train_on_csv(folder, 300, "xyz?", words, "--positive=yes")
+    return csv, clicks, flags
 
 
 def test_a_csv_with_labels_is_judged(csv_model):
     csv, clicks, flags = csv_model
-    done = predict(*flags, f"--input={csv}")
-    assert done.returncode == 0, done.stderr
-    scores = np.load(csv.with_name("s.npy"))
+    done = scored(*flags, f"--input={csv}")
+    scores = np.load(csv.with_name("scores.npy"))
     auc = re.search(r"^auc ([\d.]+)  log_loss ([\d.]+)", done.stdout, re.MULTILINE)
     assert float(auc[1]) == pytest.approx(roc_auc_score(clicks, scores), abs=1e-5)
     assert float(auc[2]) == pytest.approx(log_loss(clicks, scores.astype(float)), abs=1e-5)
@@ -307,8 +287,7 @@ def test_a_csv_without_labels_is_scored(csv_model, tmp_path):
     csv, _, flags = csv_model
     bare = tmp_path / "bare.csv"
     bare.write_text("age,city\n30,x\n40,y\n")
-    done = predict(*flags, f"--input={bare}")
-    assert done.returncode == 0, done.stderr
+    done = scored(*flags, f"--input={bare}")
     assert "2 scores" in done.stdout
     assert "log_loss" not in done.stdout
 
@@ -324,8 +303,7 @@ def test_a_csv_without_a_header_has_the_columns_of_the_training_data(
     (tmp_path / "bare.csv").write_text(content)
     scores = []
     for name in ("named", "bare"):
-        done = predict(*flags, f"--input={tmp_path / name}.csv", f"--output={tmp_path / name}.npy")
-        assert done.returncode == 0, done.stderr
+        done = scored(*flags, f"--input={tmp_path / name}.csv", f"--output={tmp_path / name}.npy")
         scores.append(np.load(tmp_path / f"{name}.npy").tolist())
     assert scores[0] == scores[1]
     assert ("log_loss" in done.stdout) == judged
@@ -334,29 +312,24 @@ def test_a_csv_without_a_header_has_the_columns_of_the_training_data(
     assert "bare.csv, line 1: expected 3 columns (city, clicked, age), got 1" in done.stderr
 
 
-def test_a_label_that_cannot_be_read_is_named(csv_model, tmp_path):
+@pytest.mark.parametrize(
+    ("label", "problem"),
+    [
+        ("?", "expected a label that is not missing, got '?'"),
+        ("yes.", "expected 'yes' or 'no', got 'yes.'"),
+    ],
+)
+def test_a_label_that_cannot_be_read_is_named(csv_model, tmp_path, label, problem):
     _, _, flags = csv_model
     bad = tmp_path / "bad.csv"
-    bad.write_text("age,city,clicked\n30,x,yes\n40,y,?\n")
+    bad.write_text(f"age,city,clicked\n30,x,yes\n40,y,{label}\n")
     done = predict(*flags, f"--input={bad}")
     assert done.returncode == 1
     assert done.stderr == (
-        f"error: {bad}, line 3, column clicked: expected a label that is not missing, got '?'; "
+        f"error: {bad}, line 3, column clicked: {problem}; "
         "--nolabel scores rows without their labels\n"
     )
-    assert predict(*flags, f"--input={bad}", "--nolabel").returncode == 0
-
-
-def test_a_label_that_training_did_not_have_is_named(csv_model, tmp_path):
-    _, _, flags = csv_model
-    other = tmp_path / "other.csv"
-    other.write_text("age,city,clicked\n30,x,yes\n40,y,yes.\n")
-    done = predict(*flags, f"--input={other}")
-    assert done.returncode == 1
-    assert done.stderr == (
-        f"error: {other}, line 3, column clicked: expected 'yes' or 'no', got 'yes.'; "
-        "--nolabel scores rows without their labels\n"
-    )
+    scored(*flags, f"--input={bad}", "--nolabel")
 
 
 def test_a_log_with_labels_needs_no_flag_for_none(trained, tmp_path):
@@ -374,7 +347,6 @@ def test_a_checkpoint_of_before_labels_were_kept_is_silent_about_them(csv_model,
     assert (transform.schema.label.column, transform.schema.label.positive) == ("clicked", "yes")
     save_as_before(transform, folder, label=..., positive=...)
     write_manifest(older, "checkpoint")
-    done = predict(*flags, f"--checkpoint={older}", f"--input={csv}")
-    assert done.returncode == 0, done.stderr
+    done = scored(*flags, f"--checkpoint={older}", f"--input={csv}")
     assert "300 scores" in done.stdout
     assert "log_loss" not in done.stdout

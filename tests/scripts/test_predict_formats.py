@@ -6,7 +6,6 @@ import forked
 import numpy as np
 import pyarrow as pa
 import pytest
-from tables_testing import COLUMNAR
 
 import dlrm
 
@@ -32,8 +31,7 @@ def trained(tmp_path_factory):
         "format: {quote: none, encoding: latin-1, decimal: ','}\n"
     )
     given = [f"--schema={folder / 'schema.yaml'}", f"--input={folder / 'log.tsv'}"]
-    done = forked.run("dlrm.scripts.prepare", *given, f"--output={folder / 'dataset'}", "--cores=1")
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.prepare", *given, f"--output={folder / 'dataset'}", "--cores=1")
     dlrm.fit(folder / "dataset", save_checkpoint_path=folder / "run", **TINY)
     return folder
 
@@ -89,15 +87,6 @@ def test_folders_of_parts_are_read_whole(trained, tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(scores) == ROWS
     assert "left out: 1 file (1 .md: README.md)" in done.stdout
-
-
-@pytest.mark.parametrize("suffix", [".orc", ".arrow"])
-def test_files_get_the_scores_of_the_table_in_memory(trained, tmp_path, suffix):
-    table = pa.table({"price": [i % 11 + 0.5 for i in range(90)], "query": ["word1", "tv"] * 45})
-    COLUMNAR[suffix][1](table, tmp_path / f"day{suffix}", 40)
-    done, scores = predict(trained, tmp_path)
-    assert done.returncode == 0, done.stderr
-    np.testing.assert_array_equal(scores, dlrm.load(trained / "run").predict(table))
 
 
 def test_keys_that_rows_of_json_do_not_have_are_missing_values(trained, tmp_path):

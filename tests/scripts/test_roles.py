@@ -216,8 +216,7 @@ def test_pages_name_the_role_of_their_rows(dataset, two_splits, monkeypatch, tmp
         ("two", two_splits, "test", ", never chosen on"),
     ):
         words = [f"--checkpoint={name}", f"--dataset={data}", f"--split={split}", "--bootstrap=0"]
-        done = forked.run("dlrm.scripts.evaluate", *words, "--output=page")
-        assert done.returncode == 0, done.stderr
+        done = forked.succeed("dlrm.scripts.evaluate", *words, "--output=page")
         assert f" on {data} ({split}{role}): " in done.stdout
         assert f"Rows: {data} ({split}{role})" in Path("page/evaluation.html").read_text()
 
@@ -228,8 +227,7 @@ def test_rows_of_a_recalibration_report_no_more(recipe, role, two_splits, monkey
     train(two_splits, "--max_steps=20", *recipe, "--set_aside=0.1" if recipe else "--set_aside=0")
     words = [f"--dataset={two_splits}", "--bootstrap=0"]
     fit = ["--recalibrate=platt", "--recalibrated_checkpoint=fitted"]
-    done = forked.run("dlrm.scripts.evaluate", "--checkpoint=run", *words, *fit)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.evaluate", "--checkpoint=run", *words, *fit)
     for split, expected in (("test", f"{role}recalibrated on"), ("train", None)):
         done = forked.run(
             "dlrm.scripts.evaluate", "--checkpoint=fitted", *words, f"--split={split}"

@@ -18,8 +18,7 @@ ROWS = "".join(f"{i % 40},{'?' if i % 9 == 0 else 'ab'[i % 2]},{'yes' * (i % 4 =
 def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
     (tmp_path / "rows.csv").write_text(ROWS)
     arguments = ["--input=rows.csv", "--label=bought", "--columns=age,kind,bought"]
-    done = forked.run("dlrm.scripts.schema", *arguments, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = forked.succeed("dlrm.scripts.schema", *arguments, cwd=tmp_path)
     assert "label:       bought, 'yes' counts as 1, the affirmative one: 25.00%" in done.stdout
     assert "drafted from all 400 rows" in done.stdout
     schema = Schema.load(tmp_path / "schema.yaml")
@@ -30,14 +29,12 @@ def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
     _, _, module, *flags = shlex.split(done.stdout.splitlines()[-1])
     assert module == "dlrm.scripts.prepare"
     without_java = {**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"}
-    prepared = forked.run(module, *flags, cwd=tmp_path, env=without_java)
-    assert prepared.returncode == 0, prepared.stderr
+    prepared = forked.succeed(module, *flags, cwd=tmp_path, env=without_java)
     assert (tmp_path / "dataset" / "manifest.json").exists()
     *_, before, command = prepared.stdout.splitlines()
     assert before == "train on it with"
     _, _, module, *flags = shlex.split(command)
-    trained = forked.run(module, *flags, "--max_steps=3", "--base_device=cpu", cwd=tmp_path)
-    assert trained.returncode == 0, trained.stderr
+    trained = forked.succeed(module, *flags, "--max_steps=3", "--base_device=cpu", cwd=tmp_path)
     assert "--recipe auto, of 288 training rows" in trained.stdout
     assert (tmp_path / "run").is_dir()
 
@@ -49,8 +46,7 @@ def test_encodings_and_crosses_are_added_to_the_draft(tmp_path):
     (tmp_path / "rows.csv").write_text("".join(f"{i % 5},v{i % 7},{i % 2}\n" for i in range(70)))
     words = ["--input=rows.csv", "--label=y", "--columns=a,b,y"]
     words += ["--encode=count,target:a,b", "--cross=a,b:50"]
-    done = forked.run("dlrm.scripts.schema", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = forked.succeed("dlrm.scripts.schema", *words, cwd=tmp_path)
     assert "encodings:   a_count, a_target, b_count, b_target" in done.stdout
     schema = Schema.load(tmp_path / "schema.yaml")
     assert schema.crosses[0].fields == ("a", "b")
@@ -106,17 +102,15 @@ def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
     (tmp_path / "bank.csv").write_text("\n".join(joined) + "\n")
     (tmp_path / "s.yaml").write_text("label: {column: y, positive: 'yes'}\nnumerical: [age]\n")
     words = ["--input=bank.csv", "--label=y"]
-    drafted = forked.run("dlrm.scripts.schema", *words, cwd=tmp_path)
-    assert drafted.returncode == 0, drafted.stderr
+    drafted = forked.succeed("dlrm.scripts.schema", *words, cwd=tmp_path)
     assert drafted.stdout.startswith(f"format:      delimiter {delimiter!r}"), drafted.stdout
-    given = forked.run(
+    forked.succeed(
         "dlrm.scripts.schema",
         *words,
         f"--delimiter={delimiter}",
         "--output=given.yaml",
         cwd=tmp_path,
     )
-    assert given.returncode == 0, given.stderr
     schemas = [Schema.load(tmp_path / f"{name}.yaml") for name in ("schema", "given")]
     assert schemas[0] == schemas[1]
     assert schemas[0].format.delimiter == delimiter
@@ -128,8 +122,7 @@ def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
         done = forked.run(*words, cwd=tmp_path)
         assert done.returncode == 1
         assert done.stderr.rstrip().endswith(f"; try --delimiter {shown}"), done.stderr
-        done = forked.run(*words, f"--delimiter={delimiter}", cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        forked.succeed(*words, f"--delimiter={delimiter}", cwd=tmp_path)
 
 
 def test_no_separator_is_named_that_does_not_give_the_missing_column(tmp_path):
@@ -164,8 +157,7 @@ def test_logs_take_the_options_of_logs(tmp_path):
     simulate(Simulation(rows=300, days=2, num_numerical=2, num_categorical=3), tmp_path / "raw")
     common = (*LOGS_ONLY, "--engine=local", "--cores=1")
     words = ("--schema=criteo", "--input=raw", "--output=a", *common)
-    done = forked.run("dlrm.scripts.prepare", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.prepare", *words, cwd=tmp_path)
     words = ("--input_folder=raw", "--output_folder=b", *common)
     assert forked.run("dlrm.preproc.prepare_logs", *words, cwd=tmp_path).returncode == 0
     for name in ("train_data.bin", "test_data.bin", "transform/transform.json"):
@@ -188,8 +180,7 @@ def drafted(tmp_path, files, *words):
         (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     names = sorted({name.partition("/")[0] for name in files})
     words = [f"--input={','.join(names)}", "--label=y", *words]
-    done = forked.run("dlrm.scripts.schema", *words, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    done = forked.succeed("dlrm.scripts.schema", *words, cwd=tmp_path)
     return done.stdout, (tmp_path / "schema.yaml").read_text()
 
 
@@ -202,8 +193,7 @@ def test_the_format_needs_no_flags_later(tmp_path):
     assert "format: {delimiter: ;, encoding: latin-1, decimal: ','}" in text
     assert Schema.load(tmp_path / "schema.yaml").numerical_names == ["price"]
     _, _, module, *flags = shlex.split(out.splitlines()[-1])
-    prepared = forked.run(module, *flags, "--cores=1", cwd=tmp_path)
-    assert prepared.returncode == 0, prepared.stderr
+    forked.succeed(module, *flags, "--cores=1", cwd=tmp_path)
 
 
 def test_tabs_have_no_quotes_and_lines_of_quoted_cells_are_said(tmp_path):

@@ -28,16 +28,12 @@ def test_a_checkpoint_is_tested_within_the_memory_given(stored, tmp_path):
     write_dataset(tmp_path / "data", table_sizes=(ROWS, 30))
     (tmp_path / "measured.py").write_text(MEASURED)
     where = ["--table_memory=40MB", "--table_store=store"]
-    train = forked.run(
-        MAIN, *FLAGS, "--save_checkpoint_path=run", *where[: 2 * stored], cwd=tmp_path
-    )
-    assert train.returncode == 0, train.stderr
+    forked.succeed(MAIN, *FLAGS, "--save_checkpoint_path=run", *where[: 2 * stored], cwd=tmp_path)
     results, grown = [], []
     where[1] = "--table_store=other"
     for flags in ([], where):
         test = ["--mode=test", "--load_checkpoint_path=run", *flags]
-        done = forked.run(tmp_path / "measured.py", *FLAGS, *test, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        done = forked.succeed(tmp_path / "measured.py", *FLAGS, *test, cwd=tmp_path)
         results.append(last_metrics(done.stdout))
         grown.append(int(done.stdout.split("grew by ")[1]))
     results = [{k: v for k, v in one.items() if "auc" in k or "loss" in k} for one in results]
@@ -62,5 +58,4 @@ def test_memory_that_a_batch_may_exceed_is_refused_at_the_start(tmp_path):
         assert said in done.stderr
         flag, size = done.stderr.split(", or ")[1].split()
         assert not (tmp_path / "store").exists()
-    done = forked.run(MAIN, *FLAGS, "--batch_size=2500", f"{flag}={size}", *where, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    forked.succeed(MAIN, *FLAGS, "--batch_size=2500", f"{flag}={size}", *where, cwd=tmp_path)

@@ -21,7 +21,7 @@ def rows(trained):
     (`trained_model.write_log`); the second and the third number are useless.
     """
     predictor = dlrm.load(trained.checkpoint)
-    lines = "\n".join(line.split("\t", 1)[1] for line in trained.lines)
+    lines = "\n".join(trained.rows)
     inputs = inputs_of_text(
         predictor.row_transform, text_of_lines(lines.encode(), len(predictor.row_transform.names))
     )

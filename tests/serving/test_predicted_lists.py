@@ -80,15 +80,13 @@ def test_commands_score_files_and_datasets(listed, predictor, tmp_path):
         writer.writerows([listed_model.cell(value) for value in row.values()] for row in rows)
     words = [f"--checkpoint={listed.checkpoint}", f"--output={tmp_path / 'scores.npy'}"]
     source = f"--input={tmp_path / 'rows.csv'}"
-    done = forked.run("dlrm.scripts.predict", *words, source, "--explain=3")
-    assert done.returncode == 0, done.stderr
+    done = forked.succeed("dlrm.scripts.predict", *words, source, "--explain=3")
     np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected, atol=1e-6)
     history = rows[3]["history"][-20:]
     shown = ", ".join(map(str, history[:4])) + f" and {len(history) - 4} more"
     assert len(history) > 5
     assert shown in done.stdout, done.stdout
-    done = forked.run("dlrm.scripts.predict", *words, f"--input={listed.dataset}")
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.predict", *words, f"--input={listed.dataset}")
     test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=10_000)).test
     logits, labels = predictor.score_batch(test.batch(0))
     np.testing.assert_allclose(
@@ -182,8 +180,7 @@ def test_contributions_are_what_growing_tables_add(predictor, inputs):
 def test_evaluate_slices_by_the_length_of_a_list(listed, inputs, tmp_path):
     words = [f"--checkpoint={listed.checkpoint}", f"--input={listed.table}", "--bootstrap=0"]
     words += [f"--output={tmp_path / 'evaluation'}", "--slices=tags,user"]
-    done = forked.run("dlrm.scripts.evaluate", *words)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.evaluate", *words)
     facts = json.loads((tmp_path / "evaluation" / "evaluation.json").read_text())
     slices = {one["by"]: one["slices"] for one in facts["slices"]}
     lengths = np.bincount(inputs[0].lengths[:, 1])

@@ -40,20 +40,16 @@ def predictor(trained):
     return dlrm.load(trained.checkpoint)
 
 
-def unlabelled(trained):
-    return [line.split("\t", 1)[1] for line in trained.lines]
-
-
 def test_raw_lines_get_the_scores_of_testing(trained, predictor, tested, device):
     here = load_model(predictor.path, device)
     predictor = Predictor(here, predictor.transform, predictor.path)
-    np.testing.assert_allclose(predictor.logits(unlabelled(trained)), tested, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(predictor.logits(trained.rows), tested, rtol=1e-5, atol=1e-5)
     probabilities = 1 / (1 + np.exp(-tested.astype(np.float64)))
-    np.testing.assert_allclose(predictor.predict(unlabelled(trained)), probabilities, rtol=1e-5)
+    np.testing.assert_allclose(predictor.predict(trained.rows), probabilities, rtol=1e-5)
 
 
 def test_rows_may_be_lines_fields_mappings_or_columns(trained, predictor, tested):
-    lines = unlabelled(trained)[:50]
+    lines = trained.rows[:50]
     fields = [line.split("\t") for line in lines]
     names = predictor.transform.names
     numbers = [[*(int(v) if v else None for v in row[:3]), *row[3:]] for row in fields]
@@ -68,7 +64,7 @@ def test_rows_may_be_lines_fields_mappings_or_columns(trained, predictor, tested
 def test_batches_do_not_change_scores(trained, predictor, tested):
     small = dlrm.load(trained.checkpoint)
     small.batch_size = 7
-    scores = small.logits(unlabelled(trained)[:100])
+    scores = small.logits(trained.rows[:100])
     np.testing.assert_allclose(scores, tested[:100], rtol=1e-5, atol=1e-5)
     assert predictor.logits([]).shape == (0,)
 
@@ -79,7 +75,7 @@ def test_values_never_seen_score_as_missing_ones(predictor):
 
 def test_the_checkpoint_alone_is_enough(trained, tmp_path):
     moved = shutil.copytree(find_checkpoint(trained.checkpoint), tmp_path / "moved")
-    rows = unlabelled(trained)[:9]
+    rows = trained.rows[:9]
     np.testing.assert_array_equal(
         dlrm.load(moved).predict(rows), dlrm.load(trained.checkpoint).predict(rows)
     )
@@ -146,7 +142,7 @@ def test_bytes_in_rows_and_every_kind_of_missing_value_count_as_in_lines(trained
     class NaTType(NAType):
         pass
 
-    line = next(line for line in unlabelled(trained) if line.count("\t\t") or line[0] == "\t")
+    line = next(line for line in trained.rows if line.count("\t\t") or line[0] == "\t")
     fields = line.split("\t")
     expected = predictor.logits([line])
     for missing in (None, "", b"", float("nan"), np.float32("nan"), NAType(), NaTType()):
@@ -157,7 +153,7 @@ def test_bytes_in_rows_and_every_kind_of_missing_value_count_as_in_lines(trained
 def test_a_bad_row_has_its_number_whatever_the_batch(trained):
     small = dlrm.load(trained.checkpoint)
     small.batch_size = 7
-    rows = unlabelled(trained)[:40]
+    rows = trained.rows[:40]
     rows[30] = "x" + rows[30]
     with pytest.raises(ValueError, match="^row 30, column numerical 0: expected an integer"):
         small.predict(rows)
@@ -178,7 +174,7 @@ def test_a_row_without_a_finite_score_is_named(trained, tmp_path):
     model = dlrm.load(checkpoint)
     assert all(bool(weight.isfinite().all()) for weight in model.model.parameters())
     model.batch_size = 7
-    rows = unlabelled(trained)
+    rows = trained.rows
     named = f"^row {row}: expected a finite score, got (nan|-?inf): the model's weights"
     with pytest.raises(ValueError, match=named):
         model.predict(rows)
@@ -196,7 +192,7 @@ def test_a_model_that_is_replaced_again_and_again_is_always_loaded(trained, tmp_
     """Of 93 loads one failed, when a directory was replaced by two renames."""
     model = dlrm.load(trained.checkpoint)
     model.save(tmp_path / "model")
-    expected = model.logits(rows := [line.split("\t", 1)[1] for line in trained.lines[:20]])
+    expected = model.logits(rows := trained.rows[:20])
     over = threading.Event()
 
     def replace():

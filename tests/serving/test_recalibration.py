@@ -118,7 +118,7 @@ def test_the_sampling_rate_corrects_the_odds():
 
 
 def test_a_stored_recalibration_is_applied_wherever_rows_are_scored(trained, tmp_path):
-    lines = [line.split("\t", 1)[1] for line in trained.lines]
+    lines = trained.rows
     plain = dlrm.load(trained.checkpoint)
     before = plain.logits(lines)
     labels = np.array([line[0] == "1" for line in trained.lines])

@@ -3,6 +3,7 @@
 import itertools
 
 import pytest
+import small_images
 import torch
 from fake_device import NAME, fake_device
 from small_texts import Rows, small
@@ -13,7 +14,6 @@ from dlrm.data.images import augmentation as augment
 from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.data.text.loader import TextLoader
 from dlrm.model.config import DLRMConfig
-from dlrm.model.networks import efficientnet, resnet
 from dlrm.tasks.images import ImageClassification, NetworkConfig
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.tasks.recommendation import Recommendation
@@ -164,12 +164,7 @@ def test_a_step_of_a_bert_is_all_on_its_device(kind, optimizer, fake):
 
 @pytest.mark.parametrize("model", ["resnet50", "efficientnet_b0"])
 def test_a_step_of_an_image_network_is_all_on_its_device(model, fake, monkeypatch):
-    for variants, few in (
-        (resnet.VARIANTS, {"depths": (1, 1, 1, 1)}),
-        (efficientnet.VARIANTS, {"width": 0.25, "depth": 0.5}),
-    ):
-        if model in variants:
-            monkeypatch.setitem(variants, model, variants[model]._replace(**few))
+    small_images.shrink(monkeypatch.setitem)
     # Without its cache, which would keep a fake tensor.
     monkeypatch.setattr(augment, "_of_channels", augment._of_channels.__wrapped__)
     augmentation = augment.Augmentation(image_size=32, mixup_alpha=0.2, cutmix_lambda=0.85)

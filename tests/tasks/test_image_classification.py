@@ -1,17 +1,16 @@
 """Image classification: loss, evaluation; accumulation, graphs and recomputation agree."""
 
-import math
-
 import pytest
+import small_images
 import torch
 import torch.nn.functional as F
+from network_runs import learns, losses_of
 
 from dlrm.data.images.augmentation import Augmentation, Prepared
 from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.distributed import World
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.execution import ExecutionConfig
-from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 
@@ -21,14 +20,7 @@ SIZE, CLASSES = 32, 11
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    """Shrinks the networks to few blocks and channels."""
-    from dlrm.model.networks import efficientnet, resnet
-
-    for name, variant in resnet.VARIANTS.items():
-        monkeypatch.setitem(resnet.VARIANTS, name, variant._replace(depths=(1, 1, 1, 1)))
-    for name, variant in efficientnet.VARIANTS.items():
-        small = variant._replace(width=0.25, depth=0.5)
-        monkeypatch.setitem(efficientnet.VARIANTS, name, small)
+    small_images.shrink(monkeypatch.setitem)
 
 
 def task(augment=None, loss=None, **options) -> ImageClassification:
@@ -50,21 +42,14 @@ def loader(batch_size=8, images=24, partners=0, **options) -> ImageLoader:
 
 def train(task, steps=3, parts=1, batch_size=8, partners=0, double=False):
     """Losses of a few steps."""
-    torch.manual_seed(0)
     if double:
         task.model.double()
         original = task.augmentation.train
         object.__setattr__(task, "augmentation", Doubled(task.augmentation, original))
-    (optimizer,) = task.optimizers(NetworkOptimizerConfig("momentum", weight_decay=1e-4))
-    set_learning_rate([optimizer], 0.005)
-    losses = []
-    for batch in loader(batch_size, batch_size * steps, partners, world=task.world).batches():
-        pieces = [task.loss(piece) for piece in task.split(batch, parts)]
-        sum(pieces).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(sum(pieces).item())
-    return losses
+    batches = loader(batch_size, batch_size * steps, partners, world=task.world).batches()
+    return losses_of(
+        task, batches, NetworkOptimizerConfig("momentum", weight_decay=1e-4), 0.005, parts
+    )
 
 
 class Doubled:
@@ -182,19 +167,8 @@ def test_compilation_gives_the_same_losses():
 def test_every_precision_learns(precision, device):
     config, world = PrecisionConfig(precision=precision, loss_scale=128.0), World(device=device)
     subject = task(precision=config, network={"norm": "group"}, world=world)
-    (optimizer,) = subject.optimizers(NetworkOptimizerConfig("momentum"))
-    set_learning_rate([optimizer], 0.005)
-    scaler = config.scaler(device)
-    batch, losses = next(loader(world=world).batches()), []
-    for _ in range(6):
-        loss = subject.loss(batch)
-        scaler.backward(loss)
-        scaler.step([optimizer])
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    assert math.isfinite(losses[-1])
-    assert scaler.report() == ""
+    batch = next(loader(world=world).batches())
+    assert learns(subject, batch, NetworkOptimizerConfig("momentum"), 0.005) == ""
 
 
 def test_channels_last_changes_no_loss(device):

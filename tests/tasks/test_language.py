@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from network_runs import learns, losses_of
 from small_texts import LENGTH, STILL, WORDS, Rows, small
 
 from dlrm.data.text.loader import NO_TOKEN, TextLoader
@@ -14,7 +15,6 @@ from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassifi
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
-from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.precision import PrecisionConfig
 from dlrm.train.task import TrainConfig
@@ -110,17 +110,8 @@ def test_rows_without_padding_run_without_a_mask(kind, monkeypatch):
 
 def train(task, parts=1, size=8, steps=3, lr=0.05, loader=None):
     """Losses of a few steps of Adam."""
-    torch.manual_seed(0)
-    (optimizer,) = task.optimizers(NetworkOptimizerConfig("adamw", weight_decay=0.01))
-    set_learning_rate([optimizer], lr)
-    losses = []
-    for batch in batches(steps, size, device=task.world.device, **(loader or {})):
-        pieces = [task.loss(piece) for piece in task.split(batch, parts)]
-        sum(pieces).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        losses.append(sum(pieces).item())
-    return losses
+    given = batches(steps, size, device=task.world.device, **(loader or {}))
+    return losses_of(task, given, NetworkOptimizerConfig("adamw", weight_decay=0.01), lr, parts)
 
 
 @pytest.mark.parametrize("kind", TASKS)
@@ -168,18 +159,8 @@ def test_every_precision_learns(kind, precision, device):
     config = PrecisionConfig(precision=precision, loss_scale=64.0)
     task = make(kind, double=False, precision=config, device=device)
     kind_of_optimizer = "lamb" if precision == "16.16" else "adamw"  # with wider moments
-    (optimizer,) = task.optimizers(NetworkOptimizerConfig(kind_of_optimizer, optimizer_eps=1e-6))
-    set_learning_rate([optimizer], 0.01)
-    scaler = config.scaler(device)
-    (batch,), losses = batches(1, device=device), []
-    for _ in range(6):
-        loss = task.loss(batch)
-        scaler.backward(loss)
-        scaler.step([optimizer])
-        optimizer.zero_grad()
-        losses.append(loss.item())
-    assert losses[-1] < losses[0]
-    assert np.isfinite(losses).all()
+    (batch,) = batches(1, device=device)
+    learns(task, batch, NetworkOptimizerConfig(kind_of_optimizer, optimizer_eps=1e-6), 0.01)
 
 
 def trainer(kind, directory=None, **config):

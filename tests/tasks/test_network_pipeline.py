@@ -4,6 +4,7 @@ import functools
 
 import numpy as np
 import pytest
+import small_images
 import torch
 from small_texts import STILL, Rows, small
 
@@ -12,7 +13,6 @@ from dlrm.data.images.loader import ImageLoader
 from dlrm.data.text.loader import TextLoader
 from dlrm.distributed import World, pipelines
 from dlrm.distributed.pipeline import bubble_fraction
-from dlrm.model.networks import efficientnet, resnet
 from dlrm.model.networks.bert import BertForPreTraining
 from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
@@ -99,19 +99,9 @@ def texts(kind, world, precision=PrecisionConfig(), execution=ExecutionConfig())
     return task, loader
 
 
-def make_small():
-    """Shrinks the image networks of this process."""
-    b0 = efficientnet.VARIANTS["efficientnet_b0"]
-    efficientnet.VARIANTS["efficientnet_b0"] = b0._replace(width=0.25, depth=0.5)
-    resnet.VARIANTS["resnet50"] = resnet.VARIANTS["resnet50"]._replace(depths=(1, 1, 1, 1))
-
-
 @pytest.fixture(autouse=True)
 def _small(monkeypatch):
-    for variants in (efficientnet.VARIANTS, resnet.VARIANTS):
-        for name, variant in variants.items():
-            monkeypatch.setitem(variants, name, variant)
-    make_small()
+    small_images.shrink(monkeypatch.setitem)
 
 
 def train(world, kind, parts, schedule="gpipe", micro_batches=MICRO_BATCHES, **options):
@@ -119,7 +109,7 @@ def train(world, kind, parts, schedule="gpipe", micro_batches=MICRO_BATCHES, **o
 
     Trains in float64 unless a precision is given.
     """
-    make_small()
+    small_images.shrink()
     execution = ExecutionConfig(recompute=options.get("recompute", False))
     precision = options.get("precision", PrecisionConfig())
     pipes = pipelines(world, parts)

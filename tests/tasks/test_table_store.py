@@ -153,22 +153,21 @@ def test_bits_are_those_of_memory(case, tmp_path):
         assert results[0].get(name) == results[1].get(name)
 
 
-@pytest.mark.parametrize("case", ["adagrad", "bf16", "wide"])
-def test_a_stopped_run_resumes_exactly(case, tmp_path):
+@pytest.mark.parametrize(
+    ("case", "first", "then"),
+    [
+        *((case, True, True) for case in ("adagrad", "bf16", "wide")),
+        ("adagrad", False, True),
+        ("adagrad", True, False),
+    ],
+)
+def test_a_stopped_run_resumes_exactly_in_a_store_and_moves_into_and_out_of_it(
+    case, first, then, tmp_path
+):
     changes = CASES[case]
     Run(tmp_path / "whole", False, **changes).fit()
-    Run(tmp_path / "parts", True, **changes).fit(stop_at=13)
-    run = Run(tmp_path / "parts", True, **changes)
-    run.trainer.resume(last_checkpoint(tmp_path / "parts" / "run"))
-    run.fit()
-    assert_same(tmp_path / "whole", tmp_path / "parts")
-
-
-@pytest.mark.parametrize("first", [False, True])
-def test_a_run_moves_into_a_store_and_out_of_it(first, tmp_path):
-    Run(tmp_path / "whole", False).fit()
-    Run(tmp_path / "parts", first).fit(stop_at=13)
-    run = Run(tmp_path / "parts", not first)
+    Run(tmp_path / "parts", first, **changes).fit(stop_at=13)
+    run = Run(tmp_path / "parts", then, **changes)
     run.trainer.resume(last_checkpoint(tmp_path / "parts" / "run"))
     run.fit()
     assert_same(tmp_path / "whole", tmp_path / "parts")

@@ -26,19 +26,15 @@ def ensemble(trained, tmp_path_factory):
     return trained._replace(checkpoint=path)
 
 
-def rows_of(trained):
-    return [line.partition("\t")[2] for line in trained.lines]
-
-
 @pytest.fixture(scope="module")
 def by_member(ensemble):
     members = [dlrm.load(ensemble.checkpoint / f"seed-{seed}") for seed in SEEDS]
-    return np.array([member.logits(rows_of(ensemble)) for member in members], np.float64)
+    return np.array([member.logits(ensemble.rows) for member in members], np.float64)
 
 
 def test_its_logits_are_the_mean_of_its_members(ensemble, by_member):
     model = dlrm.load(ensemble.checkpoint)
-    np.testing.assert_allclose(model.logits(rows_of(ensemble)), by_member.mean(0), rtol=1e-5)
+    np.testing.assert_allclose(model.logits(ensemble.rows), by_member.mean(0), rtol=1e-5)
     assert by_member.std(0).min() > 0
 
 
@@ -64,38 +60,32 @@ def test_resuming_adds_seeds_and_trains_no_other(ensemble, trained, by_member, t
     kept = [*path.glob("seed-*/step-*/tables/0.bin")]
     before = {one: one.stat().st_mtime_ns for one in kept}
     trained_model.train(trained.dataset, path, "--seeds=1,2,5", "--resume", "--wide")
-    np.testing.assert_allclose(
-        dlrm.load(path).logits(rows_of(ensemble)), by_member.mean(0), rtol=1e-5
-    )
+    np.testing.assert_allclose(dlrm.load(path).logits(ensemble.rows), by_member.mean(0), rtol=1e-5)
     assert {one: one.stat().st_mtime_ns for one in kept} == before
     trained_model.train(trained.dataset, path, "--seeds=1,2", "--resume", "--wide")
     np.testing.assert_allclose(
-        dlrm.load(path).logits(rows_of(ensemble)), by_member[:2].mean(0), rtol=1e-5
+        dlrm.load(path).logits(ensemble.rows), by_member[:2].mean(0), rtol=1e-5
     )
 
 
 def test_commands_score_judge_and_copy_it(ensemble, by_member, tmp_path):
     where = [f"--checkpoint={ensemble.checkpoint}", f"--dataset={ensemble.dataset}"]
     output = tmp_path / "scores.npy"
-    done = forked.run(
-        "dlrm.scripts.predict", *where, f"--input={ensemble.log}", f"--output={output}"
-    )
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.predict", *where, f"--input={ensemble.log}", f"--output={output}")
     expected = 1 / (1 + np.exp(-by_member.mean(0)))
     np.testing.assert_allclose(np.load(output), expected, rtol=1e-4)
-    done = forked.run("dlrm.scripts.evaluate", *where, "--bootstrap=0", "--importance")
-    assert done.returncode == 0, done.stderr
+    done = forked.succeed("dlrm.scripts.evaluate", *where, "--bootstrap=0", "--importance")
     labels = [line[0] == "1" for line in ensemble.lines]
     assert f"{roc_auc_score(labels, by_member.mean(0)):.6f}" in done.stdout
     dlrm.load(ensemble.checkpoint).save(tmp_path / "copy")
-    logits = dlrm.load(tmp_path / "copy").logits(rows_of(ensemble))
+    logits = dlrm.load(tmp_path / "copy").logits(ensemble.rows)
     np.testing.assert_allclose(logits, by_member.mean(0), rtol=1e-5)
 
 
 def test_contributions_are_the_mean_of_those_of_its_members(ensemble):
     def of(path):
         model = dlrm.load(path)
-        lines = "\n".join(rows_of(ensemble)[:5]).encode()
+        lines = "\n".join(ensemble.rows[:5]).encode()
         text = text_of_lines(lines, len(model.row_transform.names))
         return contributions(model, inputs_of_text(model.row_transform, text))
 

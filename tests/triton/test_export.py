@@ -16,6 +16,7 @@ import pyarrow as pa
 import pytest
 import torch
 import trained_model
+from triton_testing import PLATFORMS, config_of
 
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
@@ -61,18 +62,6 @@ def test_a_model_of_a_table_in_memory_is_judged_by_generated_rows(export, tmp_pa
     found = PLATFORMS["--onnx"].open(version)(np.float32([[0]]), np.int64([[1]]))
     expected = model.model(torch.zeros(1, 1), torch.tensor([[1]])).detach().numpy()
     np.testing.assert_allclose(found[:, 0], expected, rtol=1e-4)
-
-
-PLATFORMS = {f"--{name}": one for name, one in platforms.PLATFORMS.items() if one.triton}
-
-
-def config_of(directory):
-    """Parses `config.pbtxt` by Triton's schema."""
-    from google.protobuf import json_format, text_format
-    from tritonclient.grpc.model_config_pb2 import ModelConfig
-
-    config = text_format.Parse((directory / "config.pbtxt").read_text(), ModelConfig())
-    return json_format.MessageToDict(config, preserving_proto_field_name=True)
 
 
 @pytest.fixture(scope="module")
@@ -318,7 +307,7 @@ def test_an_exported_version_runs_alone(exported, trained, tmp_path, library):
         source = version / "dlrm" / "data" / "sources" / "native.py"
         source.write_text(source.read_text().replace("\n_VERSION = ", "\n_VERSION = 9"))
     write_manifest(version, KIND)  # as if exported so
-    lines = [line.split("\t", 1)[1] for line in trained.lines[:50]]
+    lines = trained.rows[:50]
     done = subprocess.run(
         [sys.executable, "-I", "-c", ALONE, version],
         input=json.dumps(lines),
@@ -359,8 +348,7 @@ def test_int8_costs_little_on_adult(export, shared_data, tmp_path):
         + ["--warmup_steps=0", "--save_checkpoint_path=run", "--base_device=cpu"],
     ]
     for name, *words in commands:
-        done = forked.run(f"dlrm.scripts.{name}", *words, cwd=tmp_path)
-        assert done.returncode == 0, done.stderr
+        forked.succeed(f"dlrm.scripts.{name}", *words, cwd=tmp_path)
 
     class Adult:
         checkpoint = tmp_path / "run"

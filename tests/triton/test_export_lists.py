@@ -2,24 +2,18 @@
 
 import importlib.util
 import json
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import listed_model
 import numpy as np
 import pytest
-from test_export import PLATFORMS, config_of
+from triton_testing import PLATFORMS, ask, config_of, export_steps, raw, run_client
 
 import dlrm
 from dlrm.data.clicks.datasets import DataConfig, open_datasets
 from dlrm.serving.predictor import inputs_of
 
 pytestmark = pytest.mark.long
-SCRIPTS = Path(__file__).parent.parent.parent / "triton"
 NAMES = [f"input__{i}" for i in range(4)]
-TYPES = {"float32": "FP32", "int64": "INT64", "int32": "INT32", "uint8": "UINT8"}
 
 
 @pytest.fixture(scope="module")
@@ -94,36 +88,24 @@ def server(export, serve, listed, tmp_path_factory):
         pytest.skip("nvidia-pytriton is not installed")
     directory = tmp_path_factory.mktemp("triton")
     repository = export(listed, directory / "repository")
-    # The bundled server has no ONNX backend, so our Python backend is the ensemble's scoring step.
-    export(listed, repository, "--triton-model-name=steps", "--onnx")
-    shutil.rmtree(repository / "steps")
-    export(listed, repository, "--triton-model-name=steps", "--no-raw")
+    export_steps(export, listed, repository)
     with serve(repository, directory / "log") as running:
         yield running
 
 
 @pytest.fixture
-def ask(server):
+def scores(server):
     """Queries the server; returns its scores."""
     import tritonclient.grpc as grpc
 
     client = grpc.InferenceServerClient(server.grpc)
-
-    def scores(arrays, model="model"):
-        inputs = []
-        for name, array in arrays.items():
-            inputs.append(grpc.InferInput(name, list(array.shape), TYPES[array.dtype.name]))
-            inputs[-1].set_data_from_numpy(array)
-        return client.infer(model, inputs).as_numpy("output__0")[:, 0]
-
-    return scores
+    return lambda arrays, model="model": ask(client, arrays, model).as_numpy("output__0")[:, 0]
 
 
 @pytest.mark.parametrize("model", ["model", "steps_raw"])
-def test_raw_rows_get_the_scores_of_the_predictor(ask, listed, model):
+def test_raw_rows_get_the_scores_of_the_predictor(scores, listed, model):
     rows = listed.rows[:200]
-    padded = np.array([listed_model.text_of(row).encode() for row in rows])
-    found = ask({"raw__0": padded.view(np.uint8).reshape(len(rows), -1)}, model)
+    found = scores(raw(map(listed_model.text_of, rows)), model)
     expected = dlrm.load(listed.checkpoint).logits(rows)
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
@@ -139,14 +121,13 @@ def test_the_client_sends_datasets_and_logs(server, listed, tmp_path, protocol):
     for source, expected in ((listed.dataset, logits), (log, predictor.logits(rows))):
         flags = [f"--protocol={protocol}", "-u", getattr(server, protocol), "--batch-size=64"]
         flags += ["--input", source, "--output", tmp_path / "scores.npy", "--concurrency=2"]
-        command = [sys.executable, SCRIPTS / "client.py", *map(str, flags)]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = run_client(*flags)
         assert done.returncode == 0, done.stderr
         found = np.load(tmp_path / "scores.npy")
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_bad_lists_are_refused_by_name(ask, listed):
+def test_bad_lists_are_refused_by_name(scores, listed):
     from tritonclient.utils import InferenceServerException
 
     test = open_datasets(DataConfig(str(listed.dataset), test_batch_size=20)).test
@@ -163,11 +144,11 @@ def test_bad_lists_are_refused_by_name(ask, listed):
         wrong = good["input__2"].copy()
         wrong[0, place] = value
         with pytest.raises(InferenceServerException, match=message):
-            ask({**good, "input__2": wrong})
+            scores({**good, "input__2": wrong})
     with pytest.raises(InferenceServerException, match="expected a sum of"):
-        ask({**good, "input__1": ids.astype("i8")[:-1], "input__3": weights[:-1]})
+        scores({**good, "input__1": ids.astype("i8")[:-1], "input__3": weights[:-1]})
     with pytest.raises(InferenceServerException, match="expected an id from 0 to"):
-        ask({**good, "input__1": good["input__1"] + 1000})
+        scores({**good, "input__1": good["input__1"] + 1000})
     with pytest.raises(InferenceServerException, match="expected a finite weight, got nan"):
-        ask({**good, "input__3": weights * np.float32(np.nan)})
-    np.testing.assert_allclose(ask(good), expected, rtol=1e-4, atol=1e-5)
+        scores({**good, "input__3": weights * np.float32(np.nan)})
+    np.testing.assert_allclose(scores(good), expected, rtol=1e-4, atol=1e-5)

@@ -17,6 +17,8 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
+from triton_testing import ask as send
+from triton_testing import raw
 
 import dlrm
 
@@ -41,8 +43,8 @@ class Rows(NamedTuple):
 
 @pytest.fixture(scope="module")
 def rows(trained):
-    lines = [line.split("\t", 1)[1] for line in trained.lines]
-    return Rows([line.encode() for line in lines], dlrm.load(trained.checkpoint).logits(lines))
+    encoded = [line.encode() for line in trained.rows]
+    return Rows(encoded, dlrm.load(trained.checkpoint).logits(trained.rows))
 
 
 @pytest.fixture
@@ -68,12 +70,9 @@ def tensor(name, shape, kind, data):
 
 def ask(client, rows, first, count):
     """Sends rows and checks the answer; returns the latency in seconds."""
-    padded = np.array(rows.lines[first : first + count])
-    data = padded.view(np.uint8).reshape(len(padded), -1)
-    sent = grpc.InferInput("raw__0", list(data.shape), "UINT8")
-    sent.set_data_from_numpy(data)
+    sent = raw(rows.lines[first : first + count])
     began = time.perf_counter()
-    found = client.infer("model", [sent]).as_numpy("output__0")[:, 0]
+    found = send(client, sent).as_numpy("output__0")[:, 0]
     seconds = time.perf_counter() - began
     np.testing.assert_allclose(found, rows.logits[first : first + count], rtol=1e-4, atol=1e-5)
     return seconds

@@ -5,8 +5,6 @@ The pip package nvidia-pytriton brings the server; `triton/server.py` starts it.
 
 import importlib.util
 import json
-import shutil
-import subprocess
 import sys
 import threading
 import time
@@ -15,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from triton_testing import ask, export_steps, raw, run_client
 
 import dlrm
 
@@ -36,10 +35,7 @@ def server(export, serve, trained, tmp_path_factory):
     repository = export(trained, directory / "repository")
     export(trained, repository, "--triton-model-name=waits", "--triton-dyn-batching-delay=300")
     export(trained, repository, "--triton-model-name=swapped")
-    # The bundled server has no ONNX backend, so our Python backend is the ensemble's scoring step.
-    export(trained, repository, "--triton-model-name=steps", "--onnx")
-    shutil.rmtree(repository / "steps")
-    export(trained, repository, "--triton-model-name=steps", "--no-raw")
+    export_steps(export, trained, repository)
     poll = ["--model-control-mode=poll", "--repository-poll-secs=1", "--exit-timeout-secs=5"]
     with serve(repository, directory / "log", *poll) as running:
         yield running
@@ -48,16 +44,7 @@ def server(export, serve, trained, tmp_path_factory):
 @pytest.fixture(scope="module")
 def expected(trained):
     """The logits of the test rows."""
-    return dlrm.load(trained.checkpoint).logits(unlabelled(trained))
-
-
-def unlabelled(trained):
-    return [line.split("\t", 1)[1] for line in trained.lines]
-
-
-def raw(lines):
-    padded = np.array([line.encode() for line in lines])
-    return {"raw__0": padded.view(np.uint8).reshape(len(lines), -1)}
+    return dlrm.load(trained.checkpoint).logits(trained.rows)
 
 
 def ids(*rows):
@@ -65,23 +52,8 @@ def ids(*rows):
     return {"input__0": numerical, "input__1": np.array(rows, np.int64)}
 
 
-def ask(client, arrays, model="model"):
-    types = {"float32": "FP32", "float16": "FP16", "int64": "INT64", "int32": "INT32"}
-    inputs = []
-    for name, array in arrays.items():
-        kind = types.get(array.dtype.name, "UINT8")
-        inputs.append(grpc.InferInput(name, list(array.shape), kind))
-        inputs[-1].set_data_from_numpy(array)
-    return client.infer(model, inputs)
-
-
 def scores(answer):
     return answer.as_numpy("output__0")[:, 0]
-
-
-def run_client(*flags):
-    command = [sys.executable, SCRIPTS / "client.py", *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("model", ["model", "steps_raw"])
@@ -213,7 +185,7 @@ def test_a_bad_request_is_told_what_is_wrong(server, trained, expected, request_
     client = grpc.InferenceServerClient(server.grpc)
     with pytest.raises(grpc.InferenceServerException, match=message):
         ask(client, request_)
-    answer = ask(client, raw(unlabelled(trained)[:2]))  # the next one is answered
+    answer = ask(client, raw(trained.rows[:2]))  # the next one is answered
     np.testing.assert_allclose(scores(answer), expected[:2], rtol=1e-4, atol=1e-5)
 
 
@@ -256,7 +228,7 @@ def test_values_never_seen_are_unknown(server):
 
 
 def test_a_new_version_comes_without_a_gap(server, export, trained, expected):
-    lines = unlabelled(trained)[:100]
+    lines = trained.rows[:100]
     answers, errors, stop = [], [], threading.Event()
 
     def send():
@@ -342,5 +314,5 @@ def test_shapes_that_lie_are_refused_and_others_answered(server, trained, expect
     tensor._parameters["binary_data_size"] = size
     with pytest.raises(InferenceServerException, match="raw__0: expected .rows, width. of up to"):
         client.infer("model", [tensor])
-    answer = ask(grpc.InferenceServerClient(server.grpc), raw(unlabelled(trained)[:2]))
+    answer = ask(grpc.InferenceServerClient(server.grpc), raw(trained.rows[:2]))
     np.testing.assert_allclose(scores(answer), expected[:2], rtol=1e-4, atol=1e-5)

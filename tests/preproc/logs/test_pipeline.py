@@ -8,6 +8,7 @@ import pytest
 from column_testing import text_column
 from nvidia_reader import read_as_nvidia
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
+from tables_testing import contents
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -48,10 +49,6 @@ def names(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-def all_files(dataset):
-    return {p.relative_to(dataset).as_posix(): p.read_bytes() for p in dataset.rglob("*.*")}
-
-
 HAND_MADE = (
     "1\t5\t-1\tAbC\t00000abc\tffffffffffffffff\n"  # either case, leading zeros, 64 bits
     "0\t\t\t\t\t\n"
@@ -90,12 +87,12 @@ def test_bytes_equal_the_reference(good, logs):
 def test_splits_and_buckets_change_nothing(local, logs, good, tmp_path, split_bytes, monkeypatch):
     monkeypatch.setattr(local, "cores", split_bytes % 7 + 1)
     dataset = prepare(local, logs, tmp_path, frequency_limit="3", split_bytes=split_bytes)
-    assert all_files(dataset) == all_files(good)
+    assert contents(dataset) == contents(good)
 
 
 def test_spark_writes_the_same_bytes(spark, logs, good, tmp_path):
     dataset = prepare(spark, logs, tmp_path, frequency_limit="3", split_bytes=50_000)
-    assert all_files(dataset) == all_files(good)
+    assert contents(dataset) == contents(good)
 
 
 @pytest.mark.parametrize("split_bytes", [None, 1, 7, 40])
@@ -225,19 +222,19 @@ def test_bad_line_is_named_and_no_dataset_is_left(local, tmp_path, name, split_b
 def test_bad_last_row_leaves_the_earlier_dataset(engine, tmp_path):
     days = write_days(tmp_path / "raw", GOOD, GOOD)
     earlier = prepare(engine, days, tmp_path / "out", log_format=SMALL)
-    before = all_files(earlier)
+    before = contents(earlier)
     write_days(days, GOOD, GOOD + GOOD + "1\tx\n")
     message = r"day_1, line 5, column 1"
     # One at a time, so that a task has ended before one fails.
     with local_engine(1) as by_turns, pytest.raises(TaskError, match=message):
         prepare(by_turns, days, tmp_path / "out", log_format=SMALL)
-    assert all_files(earlier) == before
+    assert contents(earlier) == before
     write_days(days, GOOD, GOOD + GOOD)
     with pytest.raises(ValueError, match=r"day_1 was of .* bytes, .*--restart discards it"):
         prepare(engine, days, tmp_path / "out", log_format=SMALL)
-    assert all_files(earlier) == before
+    assert contents(earlier) == before
     prepare(engine, days, tmp_path / "out", restart=True, log_format=SMALL)
-    assert all_files(earlier) != before
+    assert contents(earlier) != before
     assert names(tmp_path / "out") == ["binary_dataset"]
 
 

@@ -1,13 +1,12 @@
 """Fields whose values are ids already: from any file to a dataset, its transform and scores."""
 
-import csv
 import json
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tables_testing import contents, prepare
+from tables_testing import contents, prepare, write_table
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -38,22 +37,7 @@ IN_ORDER = {"test_fraction": 0.0, "output_ordering": "input"}
 
 
 def write(path, **columns):
-    rows = {**ROWS, **columns}
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table(rows), path, row_group_size=2)
-        return path
-    lines = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-    if path.suffix == ".jsonl":
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-        return path
-    with open(path, "w", newline="") as file:
-        writer = csv.DictWriter(file, rows)
-        writer.writeheader()
-        writer.writerows(
-            {k: "|".join(map(str, v)) if isinstance(v, list) else v for k, v in line.items()}
-            for line in lines
-        )
-    return path
+    return write_table({**ROWS, **columns}, path)
 
 
 def ids(dataset, table, dtype, split="train"):

@@ -8,12 +8,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
-from tables_testing import contents, prepare
+from tables_testing import contents, prepare, write_table
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
-from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
@@ -44,13 +43,7 @@ TEST = {"test_fraction": 0.0, "output_ordering": "input"}
 
 
 def write(path, **columns):
-    rows = {**ROWS, **columns}
-    if path.suffix == ".parquet":
-        pq.write_table(pa.table(rows), path, row_group_size=2)
-    else:
-        lines = [dict(zip(rows, row, strict=True)) for row in zip(*rows.values(), strict=True)]
-        path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
+    return write_table({**ROWS, **columns}, path)
 
 
 def lists(dataset, split, name):
@@ -98,73 +91,6 @@ def test_values_without_an_id_are_the_first_that_an_unordered_list_loses(tmp_pat
     path = write(tmp_path / "t.parquet", items=[[1, 7], [9, 8, 7], [3, 7, 4, 8], [5, 6, 2]])
     prepare({"label": "y", "categorical": [field]}, [path], tmp_path / "d", **TEST)
     assert lists(tmp_path / "d", "train", "items") == [[1, 0], [1, 2], [1, 2], [0, 0]]
-
-
-def columns_of(kind):
-    """The same rows as lists of a given type."""
-    items = [[7, 8], [8, 7], [9, 9], [7, 7]]
-    tags = [["b", "a"], ["a", None], [], ["c"]]
-    kinds = {
-        "list": (pa.list_(pa.int8()), pa.list_(pa.string())),
-        "large": (pa.large_list(pa.uint64()), pa.large_list(pa.large_string())),
-        "fixed": (pa.list_(pa.int32(), 2), pa.list_(pa.string())),
-        "dictionary": (pa.list_(pa.int64()), pa.list_(pa.dictionary(pa.int8(), pa.string()))),
-        "view": (pa.list_view(pa.int32()), pa.large_list(pa.string_view())),
-    }
-    return {
-        "y": ROWS["y"],
-        "items": pa.array(items, kinds[kind][0]),
-        "tags": pa.array(tags, kinds[kind][1]),
-        "w": [[1.0, 2.0], [0.5, 0.25], None, [4.0]],
-        "c": ROWS["c"],
-    }
-
-
-@pytest.mark.parametrize("kind", ["large", "fixed", "dictionary", "view"])
-def test_every_type_of_lists_gives_the_same_bytes(tmp_path, kind):
-    written = []
-    for name in ("list", kind):
-        table, output = pa.table(columns_of(name)), tmp_path / f"{name}.frame"
-        dlrm.Dataset.from_arrow(table, SCHEMA, output, test=table)
-        written.append(contents(output, ".bin"))
-        if name != "view":  # Parquet has none
-            pq.write_table(table, tmp_path / "a.parquet", row_group_size=3)
-            files = [tmp_path / "a.parquet"]
-            prepare(SCHEMA, files, tmp_path / name, others={"test": write_copy(files[0])})
-            written.append(contents(tmp_path / name, ".bin"))
-    assert all(one == written[0] for one in written)
-
-
-def write_copy(path):
-    copy = path.with_name(f"copy of {path.name}")
-    copy.write_bytes(path.read_bytes())
-    return [copy]
-
-
-def test_csv_separates_values_and_serving_reads_them_alike(tmp_path):
-    schema = SCHEMA | {"missing_values": ["NA"]}
-    path = tmp_path / "a.csv"
-    path.write_text(
-        'y,tags,w,c,items\n0,"b| a|b",1|-2|.5,x,7\n1,,,y,8|7\n0,NA,NA,x,\n1,c|,3|0,z,9\n'
-    )
-    prepare(schema, [path], tmp_path / "d", **TEST)
-    ids, weights = lists(tmp_path / "d", "train", "tags")
-    assert ids == [[2, 1], [], [], [3, 0]]
-    fitted = Transform.load(tmp_path / "d" / "transform")
-    assert fitted.names == ["tags", "c", "items", "w"]
-    cells = [
-        ["b| a|b", "", "NA", "c|"],
-        "xyxz",
-        ["7", "8|7", "", "9"],
-        ["1|-2|.5", "", "NA", "3|0"],
-    ]
-    columns = [TextColumn.from_bytes([cell.encode() for cell in column]) for column in cells]
-    made = fitted.of_texts(columns).ids
-    assert made[0].values.tolist() == [one for row in ids for one in row]
-    assert made[0].weights.tolist() == [one for row in weights for one in row]
-    assert made[0].lengths.tolist() == [2, 0, 0, 2]
-    assert made[1].tolist() == [1, 2, 1, 3]
-    assert made[2].lengths.tolist() == [1, 2, 0, 1]
 
 
 LONG = {"tags": [["a"], [], [], ["a", "b", "c"]], "w": [[1.0], [], [], [1.0, 1.0, 1.0]]}
@@ -255,6 +181,10 @@ def test_null_lists_of_a_fixed_size_are_read_in_memory_and_refused_in_parquet(tm
     pq.write_table(table, tmp_path / "a.parquet")
     with pytest.raises((ValueError, TaskError), match="row group 0: null lists of a fixed size"):
         prepare(SCHEMA, [tmp_path / "a.parquet"], tmp_path / "d", **TEST)
+    whole = table.set_column(4, "items", table["items"].fill_null([3, 4]))
+    pq.write_table(whole, tmp_path / "b.parquet")
+    prepare(SCHEMA, [tmp_path / "b.parquet"], tmp_path / "d", **TEST)
+    assert lists(tmp_path / "d", "train", "items") == [[1, 2], [3, 4]] * 2
 
 
 @pytest.mark.parametrize(

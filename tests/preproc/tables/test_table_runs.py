@@ -5,13 +5,13 @@ import random
 import shutil
 import signal
 import time
-from pathlib import Path
 
 import forked
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from preproc_testing import KilledError, killed_at, renamings
 from tables_testing import Inline, contents, prepare
 
 from dlrm.preproc.execution.engines import local_engine
@@ -106,27 +106,13 @@ def test_spark_changes_nothing(schema, whole, tmp_path, spark):
     assert contents(tmp_path / "d") == whole
 
 
-class KilledError(BaseException):
-    """Must not be caught, like SIGKILL."""
-
-
-def test_killed_before_any_file_it_goes_on_to_the_same_bytes(schema, whole, tmp_path, monkeypatch):
+def test_killed_before_any_file_it_goes_on_to_the_same_bytes(schema, whole, tmp_path):
     pq.write_table(table(), tmp_path / "a.parquet", row_group_size=200)
-    rename, seen, fatal = Path.replace, [0], [0]
-
-    def replace(self, target):
-        seen[0] += 1
-        if seen[0] == fatal[0]:
-            raise KilledError
-        return rename(self, target)
-
-    monkeypatch.setattr(Path, "replace", replace)
     made = (schema, [tmp_path / "a.parquet"])
-    prepare(*made, tmp_path / "count", split_bytes=1, **OPTIONS)
-    for number in range(1, seen[0] + 1, 5):
+    files = renamings(lambda: prepare(*made, tmp_path / "count", split_bytes=1, **OPTIONS))
+    for number in range(1, files + 1, 5):
         output = tmp_path / str(number) / "d"
-        seen[0], fatal[0] = 0, number
-        with pytest.raises(KilledError):
+        with killed_at(number):
             prepare(*made, output, split_bytes=1, **OPTIONS)
         assert not output.exists()
         prepare(*made, output, split_bytes=50_000, **OPTIONS)
@@ -186,8 +172,7 @@ def test_the_command_killed_anywhere_goes_on_to_the_same_bytes(schema, whole, tm
             for name, content in contents(tmp_path / "d").items():
                 assert content == whole[name], name
             shutil.rmtree(tmp_path / "d")
-    done = forked.run("dlrm.scripts.prepare", *words, cwd=tmp_path, env=env)
-    assert done.returncode == 0, done.stderr
+    forked.succeed("dlrm.scripts.prepare", *words, cwd=tmp_path, env=env)
     assert contents(tmp_path / "d") == whole
     assert killed > 3
     left = {path.name for path in tmp_path.iterdir()}

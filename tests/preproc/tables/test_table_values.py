@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from tables_testing import contents, prepare
 
+from dlrm.data.transform.logs import log_schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.execution.engines import TaskError
 
@@ -85,6 +86,18 @@ def test_a_label_that_keep_negatives_drops_is_a_label_all_the_same(tmp_path, row
     write(tmp_path / "a.parquet", rows, y=["a", "b", "c", "d"], x=[1.0, 2.0, 3.0, 4.0])
     with pytest.raises(ValueError, match="expected two values, 'a' and another, got 'a', 'b', 'c'"):
         prepare(schema, [tmp_path / "a.parquet"], tmp_path / "d", keep_negatives=1e-9)
+
+
+def test_a_schema_of_logs_does_not_lose_keep_negatives(tmp_path):
+    """The stored form of a log's transform has no place for it."""
+    schema = log_schema(1, (1,), "readme")
+    rows = {"label": [0, 1] * 40, "numerical 0": range(80), "categorical 0": ["a", "b"] * 40}
+    lines = ["\t".join(map(str, row)) for row in zip(*rows.values(), strict=True)]
+    (tmp_path / "a.csv").write_text("\n".join(lines))
+    for kept in (0.5, 1):
+        prepare(schema.to_dict(), [tmp_path / "a.csv"], tmp_path / str(kept), keep_negatives=kept)
+        fitted = Transform.load(tmp_path / str(kept) / "transform")
+        assert (fitted.schema, fitted.keep_negatives) == (schema, kept)
 
 
 TIMED = {"label": "y", "categorical": ["y2"], "time": {"column": "t", "zone": "Europe/Zurich"}}

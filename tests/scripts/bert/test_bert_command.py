@@ -3,10 +3,10 @@
 import csv
 import json
 
-import forked
 import numpy as np
 import pytest
 import torch
+from network_commands import resumes_bit_for_bit, shows_flags_and_ends_with_an_error
 from safetensors.torch import load_file, save_file
 
 from dlrm.data.text.pretraining.writer import PretrainingTextConfig, write_shards
@@ -118,13 +118,7 @@ def test_fine_tuning_learns():
 def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path, optimizer):
     options = (f"--optimizer={optimizer}", "--ema_decay=0.9", "--gradient_accumulation_steps=2")
     options += ("--total_steps=5", "--precision=16.32", "--recompute", "--no_validation")
-    pretrain(*options, "--save_checkpoint_path=whole")
-    pretrain(*options, "--save_checkpoint_path=cut", "--max_steps=2")
-    assert not list((tmp_path / "cut").glob("step-*5"))
-    pretrain(*options, "--save_checkpoint_path=cut", "--resume")
-    for file in ("dense.safetensors", "average.safetensors", "optimizer.safetensors"):
-        one, two = (tmp_path / d / "step-000000005" / file for d in ("whole", "cut"))
-        assert one.read_bytes() == two.read_bytes(), file
+    resumes_bit_for_bit(pretrain, tmp_path, options, stop=2, steps=5)
 
 
 def test_a_resumed_fine_tuning_takes_up_the_order_by_length(texts):
@@ -426,9 +420,5 @@ def test_mistakes_in_files_are_named(texts):
 
 
 def test_the_command_shows_its_flags_and_ends_with_an_error(texts):
-    shown = forked.run("dlrm.scripts.bert", "--help").stdout
-    for name in ("--mode", "--lamb_flavour", "--doc_stride", "--layers_per_stage", "--latency"):
-        assert name in shown
-    done = forked.run("dlrm.scripts.bert", "--mode=fly")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: --mode fly")
+    flags = ("--mode", "--lamb_flavour", "--doc_stride", "--layers_per_stage", "--latency")
+    shows_flags_and_ends_with_an_error("dlrm.scripts.bert", *flags)

@@ -4,13 +4,13 @@ import csv
 import json
 import shutil
 
-import forked
 import pytest
+import small_images
 import torch
+from network_commands import resumes_bit_for_bit, shows_flags_and_ends_with_an_error
 from safetensors.torch import load_file, save_file
 
 from dlrm.manifest import write_manifest
-from dlrm.model.networks import efficientnet
 from dlrm.scripts.cnn import command as cnn
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.tasks.images import NetworkConfig
@@ -27,8 +27,7 @@ def _small(monkeypatch, tmp_path):
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     monkeypatch.chdir(tmp_path)
-    variant = efficientnet.VARIANTS["efficientnet_b0"]._replace(width=0.25, depth=0.5)
-    monkeypatch.setitem(efficientnet.VARIANTS, "efficientnet_b0", variant)
+    small_images.shrink(monkeypatch.setitem)
     yield
     torch.set_num_threads(threads)
 
@@ -60,14 +59,7 @@ def test_a_resumed_run_is_bit_for_bit_the_same(tmp_path, optimizer):
         *("--epochs=1", f"--optimizer={optimizer}", "--ema_decay=0.9", "--mixup_alpha=0.2"),
         *("--gradient_accumulation_steps=1", "--precision=16.32", "--recompute", "--no_validation"),
     ]
-    whole = command(*options, "--save_checkpoint_path=whole")
-    command(*options, "--save_checkpoint_path=cut", "--max_steps=3")
-    assert not list((tmp_path / "cut").glob("step-*8"))
-    assert command(*options, "--save_checkpoint_path=cut", "--resume") != {}
-    assert whole["training_loss"]
-    for file in ("dense.safetensors", "average.safetensors", "optimizer.safetensors"):
-        one, two = (tmp_path / d / "step-000000008" / file for d in ("whole", "cut"))
-        assert one.read_bytes() == two.read_bytes(), file
+    resumes_bit_for_bit(command, tmp_path, options, stop=3, steps=8)
 
 
 def test_resuming_with_other_values_is_refused(tmp_path):
@@ -250,12 +242,8 @@ def test_a_run_without_tests_does_not_blame_the_test_set(capsys, flags):
 
 
 def test_the_command_shows_its_flags_and_ends_with_an_error(tmp_path):
-    shown = forked.run("dlrm.scripts.cnn", "--help").stdout
-    for name in ("--model", "--[no]recompute", "--pipeline_splits", "--weight_avg_exp"):
-        assert name in shown
-    done = forked.run("dlrm.scripts.cnn", "--mode=fly")
-    assert done.returncode == 1
-    assert done.stderr.startswith("error: --mode fly")
+    flags = ("--model", "--[no]recompute", "--pipeline_splits", "--weight_avg_exp")
+    shows_flags_and_ends_with_an_error("dlrm.scripts.cnn", *flags)
 
 
 @pytest.mark.parametrize(

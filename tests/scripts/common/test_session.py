@@ -3,11 +3,11 @@
 import os
 import signal
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from forked import is_running
 
 from dlrm.scripts.common import session
 from dlrm.train.log import StoppedError
@@ -72,13 +72,6 @@ def test_an_error_of_ours_keeps_its_traceback():
 
     with pytest.raises(RuntimeError, match="not expected"):
         session.exit_with(run, None)
-
-
-def is_running(pid):
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def test_a_rank_whose_launcher_was_killed_ends():

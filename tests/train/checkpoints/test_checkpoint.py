@@ -294,13 +294,15 @@ def test_changed_flags_are_all_named():
     assert "--seed" not in str(error.value)
 
 
-def sealed(checkpoint):
-    """Rewrites the manifest with the checksums of the damaged files."""
+def neither_reads(checkpoint, message):
+    """Checks that a checkpoint is refused, also with the checksums of its damaged files."""
     manifest = json.loads((checkpoint / "manifest.json").read_text())
-    facts = {
-        k: v for k, v in manifest.items() if k not in ("kind", "version", "files", "own_crc32")
-    }
-    write_manifest(checkpoint, "checkpoint", **facts)
+    own = ("kind", "version", "files", "own_crc32")
+    write_manifest(checkpoint, "checkpoint", **{k: v for k, v in manifest.items() if k not in own})
+    with pytest.raises(ValueError, match=message):
+        load_checkpoint(checkpoint, parameters(trained=False), resume=True)
+    with pytest.raises(ValueError, match=message):
+        read_saved(checkpoint)
 
 
 def header(text, data=b""):
@@ -323,11 +325,7 @@ BAD_TENSORS = {
 def test_a_file_of_tensors_that_is_none_is_named(tmp_path, what, name):
     save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
     (tmp_path / "c" / f"{name}.safetensors").write_bytes(BAD_TENSORS[what])
-    sealed(tmp_path / "c")
-    with pytest.raises(ValueError, match=rf"{name}\.safetensors: damaged, or no safetensors"):
-        load_checkpoint(tmp_path / "c", parameters(trained=False), resume=True)
-    with pytest.raises(ValueError, match=rf"{name}\.safetensors: damaged, or no safetensors"):
-        read_saved(tmp_path / "c")
+    neither_reads(tmp_path / "c", rf"{name}\.safetensors: damaged, or no safetensors")
 
 
 @pytest.mark.parametrize(
@@ -344,11 +342,7 @@ def test_a_file_of_tensors_that_is_none_is_named(tmp_path, what, name):
 def test_a_configuration_of_another_form_is_named(tmp_path, text, message):
     save_checkpoint(tmp_path / "c", parameters(), {"flags": {}}, {})
     (tmp_path / "c" / "config.json").write_text(text)
-    sealed(tmp_path / "c")
-    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
-        load_checkpoint(tmp_path / "c", parameters(trained=False))
-    with pytest.raises(ValueError, match=rf"config\.json: {message}"):
-        read_saved(tmp_path / "c")
+    neither_reads(tmp_path / "c", rf"config\.json: {message}")
 
 
 def test_a_link_out_of_a_checkpoint_is_refused(tmp_path):

@@ -21,7 +21,7 @@ def test_a_checkpoint_has_a_card_with_data_metrics_and_a_way_to_load_it(trained,
     assert "--embedding_dim=8" in card
     assert "--bottom_mlp_sizes=16,8" in card
     code = re.search(r"```python\n(.*?)```", card, re.DOTALL)[1]
-    names = {"rows": [line.split("\t", 1)[1] for line in trained.lines[:3]]}
+    names = {"rows": trained.rows[:3]}
     scored = code.replace("THIS_DIRECTORY", str(checkpoint)).replace(
         "model.predict", "scores = model.predict"
     )
