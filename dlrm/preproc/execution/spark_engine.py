@@ -247,10 +247,12 @@ def causes_of(text: str) -> str:
 
 
 def _reason(log: Path | None) -> str:
-    """Returns the last error in Spark's log, or else the last warning, or nothing."""
+    """Returns the last error with a reason in Spark's log, or else the last warning, or nothing."""
     text = "" if log is None or not log.exists() else log.read_text(errors="replace")
     for level in ("ERROR", "WARN"):
-        if said := re.findall(rf"^[\d:]{{8}} {level} [\w$]+: (.*)", text, re.MULTILINE):
+        # Inboxes report an exception of their own, "Ignoring error", after the reason.
+        said = re.findall(rf"^[\d:]{{8}} {level} (?!Inbox:)[\w$]+: (.*)", text, re.MULTILINE)
+        if said:
             return said[-1].rstrip(".")
     return ""
 
