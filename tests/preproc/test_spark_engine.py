@@ -2,11 +2,14 @@
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 
+from dlrm.command_line import Terminated, terminable
 from dlrm.preproc.execution.engines import EngineError
 from dlrm.preproc.execution.spark_engine import (
     SparkEngine,
@@ -134,3 +137,13 @@ def test_the_reason_why_spark_stopped_is_said_not_what_followed(tmp_path):
     expected = "Spark stopped: Application has been killed. Reason: old age"
     with pytest.raises(EngineError, match=expected):
         SparkEngine(spark).start(log=log)
+
+
+def test_a_signal_ends_a_stage_and_the_next_one_runs(spark, tmp_path):
+    began = time.monotonic()
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with terminable(), pytest.raises(Terminated):
+        spark.run("stopped", time.sleep, [60])
+    assert time.monotonic() - began < 50
+    spark.run("next", Path.touch, [tmp_path / "touched"])
+    assert (tmp_path / "touched").exists()
