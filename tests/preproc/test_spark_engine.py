@@ -2,12 +2,21 @@
 
 import os
 import signal
+import threading
+import time
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 
+from dlrm.command_line import Terminated, terminable
 from dlrm.preproc.execution.engines import EngineError
-from dlrm.preproc.execution.spark_engine import configuration, own_local_folders, spark_engine
+from dlrm.preproc.execution.spark_engine import (
+    SparkEngine,
+    configuration,
+    own_local_folders,
+    spark_engine,
+)
 
 pytestmark = pytest.mark.long
 SOCKETS = "spark.python.unix.domain.socket.enabled"
@@ -113,3 +122,28 @@ def test_all_causes_of_an_error_are_said(spark):
     assert str(raised.value).startswith("Spark failed: ")
     assert str(raised.value).endswith("KeyError: 7; RuntimeError: no item 7")
     assert "\n" not in str(raised.value)
+
+
+def test_the_reason_why_spark_stopped_is_said_not_what_followed(tmp_path):
+    error = pytest.importorskip("py4j.protocol").Py4JError("SparkContext was shut down")
+    spark = MagicMock(defaultParallelism=1)
+    spark.getConf().get.return_value = "120s"
+    spark.parallelize.side_effect = error
+    log = tmp_path / "spark.log"
+    log.write_text(
+        "18:13:19 ERROR StandaloneSchedulerBackend: Application has been killed. Reason: old age\n"
+        "18:13:19 ERROR Inbox: Ignoring error\norg.apache.spark.SparkException: Exiting\n"
+    )
+    expected = "Spark stopped: Application has been killed. Reason: old age"
+    with pytest.raises(EngineError, match=expected):
+        SparkEngine(spark).start(log=log)
+
+
+def test_a_signal_ends_a_stage_and_the_next_one_runs(spark, tmp_path):
+    began = time.monotonic()
+    threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    with terminable(), pytest.raises(Terminated):
+        spark.run("stopped", time.sleep, [60])
+    assert time.monotonic() - began < 50
+    spark.run("next", Path.touch, [tmp_path / "touched"])
+    assert (tmp_path / "touched").exists()

@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 SEED = int(os.environ.get("DLRM_FLIPS_SEED", "1"))
 FLIPS = int(os.environ.get("DLRM_FLIPS", "100"))  # per kind of directory, over all its files
+UNREAD = (MEMORY, "report.json", "report.html")
 # What commands import. Commands define flags, so each process imports them itself.
 PRELOADED = [
     *("dlrm.environment", "dlrm.scripts.common.session", "dlrm.tasks.footprint"),
@@ -89,10 +90,11 @@ class Campaign:
 
 
 def files_below(directory):
+    """Returns the files that a command reads: not the memory of checks, nor the report."""
     return sorted(
         path
         for path in directory.rglob("*")
-        if path.is_file() and path.stat().st_size and path.name != MEMORY
+        if path.is_file() and path.stat().st_size and path.name not in UNREAD
     )
 
 

@@ -15,6 +15,7 @@ import sys
 import threading
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import cache, partial
 from pathlib import Path
@@ -131,17 +132,27 @@ class SparkEngine:
             before = ended
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""
-        names = ("spark.jobGroup.id", "spark.job.description")
-        before = {name: self._spark.getLocalProperty(name) for name in names}
-        self._spark.setJobGroup(stage, stage)
+        """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`.
+
+        A thread waits on a connection of its own: in the main thread a signal would interrupt the
+        wait, and the next call would read the answer to this one.
+        """
         named = _named(task, self._umask, _host_and_user())
-        try:
+        properties = self._spark._jsc.sc().getLocalProperties().clone()
+
+        def act() -> None:
+            self._spark._jsc.sc().setLocalProperties(properties)
+            self._spark.setJobGroup(stage, stage)
             with _failures():
                 self._spark.parallelize(items, max(len(items), 1)).foreach(named)
-        finally:
-            for name, value in before.items():
-                self._spark.setLocalProperty(name, value)  # type: ignore[arg-type]
+
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                thread.submit(act).result()
+            except (KeyboardInterrupt, SystemExit):
+                with suppress(Exception):  # a signal to the whole group ends the JVM as well
+                    self._spark.cancelJobGroup(stage)
+                raise
 
 
 def _umask() -> int:
@@ -247,10 +258,12 @@ def causes_of(text: str) -> str:
 
 
 def _reason(log: Path | None) -> str:
-    """Returns the last error in Spark's log, or else the last warning, or nothing."""
+    """Returns the last error with a reason in Spark's log, or else the last warning, or nothing."""
     text = "" if log is None or not log.exists() else log.read_text(errors="replace")
     for level in ("ERROR", "WARN"):
-        if said := re.findall(rf"^[\d:]{{8}} {level} [\w$]+: (.*)", text, re.MULTILINE):
+        # Inboxes report an exception of their own, "Ignoring error", after the reason.
+        said = re.findall(rf"^[\d:]{{8}} {level} (?!Inbox:)[\w$]+: (.*)", text, re.MULTILINE)
+        if said:
             return said[-1].rstrip(".")
     return ""
 
