@@ -24,4 +24,4 @@ def shows_flags_and_ends_with_an_error(module, *flags):
         assert name in shown
     done = forked.run(module, "--mode=fly")
     assert done.returncode == 1
-    assert done.stderr.startswith("error: --mode fly")
+    assert done.stderr.startswith("error: flag --mode=fly: value should be one of <")

@@ -178,7 +178,7 @@ FLAGS = network_flags.network_flags(
 RESUME_MAY_CHANGE = FLAGS.named(resumable=True) | {
     # Flags of runs of 0.1.0, whose command also prepared data.
     *("source", "output", "processes", "dupe_factor", "masked_lm_prob", "short_seq_prob"),
-    *("input_format", "output_format", "num_shards"),
+    *("input_format", "output_format", "num_shards", "help"),
 }
 ARCHITECTURE = architecture_of(BertConfig)
 

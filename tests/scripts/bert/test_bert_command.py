@@ -358,7 +358,7 @@ def test_options_reach_the_training(flags):
     ("flags", "message"),
     [
         ([], "--mode: expected one of pretrain, finetune, evaluate"),
-        (["--mode=train"], "--mode train: expected one of pretrain"),
+        (["--mode=train"], "--mode=train: value should be one of <pretrain"),
         (["--mode=finetune"], "--mode finetune needs --task, one of squad, mrpc"),
         (["--mode=evaluate", "--load_checkpoint_path=none"], "none: no checkpoint here"),
         (["--mode=evaluate", "--task=mrpc"], "--mode evaluate needs --load_checkpoint_path"),
@@ -367,8 +367,8 @@ def test_options_reach_the_training(flags):
         (["--mode=finetune", "--task=mrpc"], "--dataset: expected a path, or --data generated"),
         (["--mode=pretrain", "--phase=3"], "--phase 3: expected 1 or 2"),
         (["--mode=finetune", "--task=squad", "--phase=2"], "--phase 2 is of --mode pretrain"),
-        (["--mode=pretrain", "--recipe=amazon"], "--recipe amazon: expected one of google"),
-        (["--mode=pretrain", "--size=huge"], "--size huge: expected one of base, large"),
+        (["--mode=pretrain", "--recipe=amazon"], "--recipe=amazon: value should be one of <google"),
+        (["--mode=pretrain", "--size=huge"], "--size=huge: value should be one of <base.large"),
         (["--mode=pretrain", "--num_heads=7"], "--num_heads 7: expected a divisor of"),
         (["--mode=pretrain", "--batch_size=few"], "--batch_size few: expected a number"),
         (["--mode=pretrain", "--batch_size=0"], "--batch_size 0: expected 1 or more"),
@@ -380,10 +380,13 @@ def test_options_reach_the_training(flags):
         (["--mode=pretrain", "--length_window=-1"], "--length_window -1: expected 0 or more"),
         (["--mode=pretrain", "--resume"], "--resume needs --mode pretrain or finetune and"),
         (["--mode=pretrain", "--total_steps=0"], "--total_steps 0: expected 1 or more"),
-        (["--mode=pretrain", "--lamb_flavour=own"], "--lamb_flavour own: expected one of"),
+        (["--mode=pretrain", "--lamb_flavour=own"], "--lamb_flavour=own: value should be one of"),
         (["--mode=pretrain", "--init_checkpoint=none.pt"], "none.pt: no such file"),
         (["--mode=pretrain", "--execution=graph", "--recompute"], "--recompute contradicts"),
-        (["--mode=pretrain", "--latency=high"], "--latency high: expected one of low, minimum"),
+        (
+            ["--mode=pretrain", "--latency=high"],
+            "--latency=high: value should be one of <low.minimum",
+        ),
     ],
 )
 def test_mistakes_are_named(flags, message):

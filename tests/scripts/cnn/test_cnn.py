@@ -211,8 +211,8 @@ def test_code_in_a_file_of_weights_is_not_run(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--mode=test"], "--mode test: expected one of train, validate"),
-        (["--recipe=amazon"], "--recipe amazon: expected one of gaudi"),
+        (["--mode=test"], "--mode=test: value should be one of <train.validate"),
+        (["--recipe=amazon"], "--recipe=amazon: value should be one of <gaudi"),
         (["--batch_size=x"], "batch_size"),
         (["--batch=4"], "Unknown command line flag 'batch'"),
         (["--lr_drops=a,b"], "--lr_drops a,b: expected float values"),
