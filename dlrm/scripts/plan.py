@@ -30,11 +30,12 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.placement import AUTO
 from dlrm.settings import check_settings, setting, settings_of
 from dlrm.store.config import bytes_of
-from dlrm.tasks.planning.costs import Workload, stored_tables
+from dlrm.tasks.config import StepConfig
 from dlrm.tasks.planning.machines import MACHINES, Machine, machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
 from dlrm.tasks.planning.report import report
 from dlrm.tasks.planning.stored import check_storable
+from dlrm.tasks.planning.workload import Workload, stored_tables
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.config import OptimizerConfig
 
@@ -85,7 +86,7 @@ class PlanConfig:
 
 _READ = (
     *("dataset", "batch_size", "feature_spec", "synthetic_dataset_table_sizes"),
-    *("num_numerical_features", "allow_links"),
+    *("num_numerical_features", "allow_links", "ema_decay"),
 )
 _CONFIGS = (
     ("Plan", PlanConfig),
@@ -93,6 +94,7 @@ _CONFIGS = (
     ("Model", DLRMConfig),
     ("Optimizers", OptimizerConfig),
     ("Precision", PrecisionConfig),
+    ("Steps", StepConfig),
 )
 _HELPS = {
     "feature_spec": "Name of the file in --dataset that describes its features or, without "
@@ -111,7 +113,7 @@ def main(arguments: Sequence[str]) -> int:
         _CONFIGS,
         defaults={"placement": AUTO},
         helps=_HELPS,
-        without=settings_of(DataConfig).keys() - _READ,
+        without=(settings_of(DataConfig) | settings_of(StepConfig)).keys() - _READ,
     )
     try:
         values = command.parse(arguments)
@@ -183,16 +185,15 @@ def _workload(values: Values, spec: FeatureSpec, machine: Machine) -> Workload:
         table_sizes=tuple(spec.cardinalities),
         num_numerical_features=len(spec.numerical),
     )
-    optimizers = values.config(OptimizerConfig)
     device = "cpu" if machine.name == "cpu" else "cuda"
-    return Workload(
+    return Workload.of_run(
         config,
         values["batch_size"],
-        None if optimizers.freeze_embeddings else optimizers.embedding_optimizer,
-        optimizers.mlp_optimizer,
-        _mean_ids(values, spec),
-        values.config(PrecisionConfig).dtype(device) != torch.float32,
-        values["table_memory"],
+        values.config(OptimizerConfig),
+        lookups=_mean_ids(values, spec),
+        half=values.config(PrecisionConfig).dtype(device) != torch.float32,
+        table_memory=values["table_memory"],
+        ema=values.config(StepConfig).ema_decay is not None,
     )
 
 

@@ -119,14 +119,12 @@ class Tables(nn.Module):
         of the state of an optimizer. Rows in a store are counted wherever they are.
 
         Args:
-            state_bytes: returns the bytes of the state of a row of some values, such as
-                `RowOptimizer.state_bytes`; by default tables are not trained.
+            state_bytes: see `Piece.num_bytes`.
         """
         found: dict[int, int] = {}
-        for weight, own in self.table_parameters():
-            row = 4 * weight.shape[1] + state_bytes(weight.shape[1])
+        for _, own in self.table_parameters():
             for number, piece in own.items():
-                found[number] = found.get(number, 0) + row * piece.num_rows
+                found[number] = found.get(number, 0) + piece.num_bytes(state_bytes)
         return found
 
 
