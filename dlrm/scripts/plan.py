@@ -22,11 +22,12 @@ from dlrm.command_line import exit_code_of
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.distributed import choose_device
+from dlrm.distributed import World, choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
 from dlrm.flags import ConfigFlags, HelpAsked, Values, show
 from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.placement import AUTO
 from dlrm.settings import check_settings, setting, settings_of
 from dlrm.store.config import bytes_of
@@ -36,6 +37,7 @@ from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
 from dlrm.tasks.planning.report import report
 from dlrm.tasks.planning.stored import check_storable
 from dlrm.tasks.planning.workload import Workload, stored_tables
+from dlrm.tasks.recommendation import check_optimizer
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.config import OptimizerConfig
 
@@ -135,6 +137,7 @@ def main(arguments: Sequence[str]) -> int:
         placement = plan(workload, limits, machine)
     else:
         placement = workload.config.placed(limits.num_ranks)
+    _check_model(placement, workload.config, values.config(OptimizerConfig))
     _check_store(placement, workload, machine)
     if assumed:
         others = ", ".join(name for name in MACHINES if name != machine.name)
@@ -149,6 +152,13 @@ def main(arguments: Sequence[str]) -> int:
         write_atomically(output, placement_text(placement, list(spec.categorical)))
         print(f"{output}: for --placement of a training by {limits.num_ranks} processes")
     return 0 if fits else _DOES_NOT_FIT
+
+
+def _check_model(placement: Placement, config: DLRMConfig, optimizers: OptimizerConfig) -> None:
+    """Refuses what a training would refuse."""
+    DLRM(config, World(size=placement.num_ranks, device="meta"), placement=placement)
+    if not optimizers.freeze_embeddings:
+        check_optimizer(placement, optimizers)
 
 
 def _check_store(placement: Placement, workload: Workload, machine: Machine) -> None:

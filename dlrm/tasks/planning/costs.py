@@ -122,7 +122,7 @@ def _look_ups(placement: Placement, workload: Workload) -> list[_LookUp]:
 
 
 class _Share:
-    """What a rank does in a step.
+    """The work of a rank in a step.
 
     Attributes:
         batch: samples of all ranks.
@@ -149,8 +149,11 @@ class _Share:
         self.held = [one for one in found if one.piece.rank == rank]
         self.copied = [one for one in found if one.piece.copied]
         self.elsewhere = [one for one in found if one.piece.rank not in (None, rank)]
-        self.all = [(one, self.batch) for one in self.held]
-        self.all += [(one, self.samples) for one in self.copied]
+        self.all = [
+            (one, self.samples if one.piece.copied else self.batch)
+            for one in found
+            if one.piece.rank in (None, rank)
+        ]
 
     def cost(self, tables: TableBytes) -> RankCost:
         """Returns the costs of the rank, given the bytes of its tables."""
