@@ -112,21 +112,6 @@ class Tables(nn.Module):
             if all(piece.has_all_rows and not piece.copied for piece in own.values())
         }
 
-    def table_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> dict[int, int]:
-        """Returns the bytes of the rows that this process holds of each table, by number.
-
-        They are the bytes of float32 values, also of bfloat16 weights with their lower halves, and
-        of the state of an optimizer. Rows in a store are counted wherever they are.
-
-        Args:
-            state_bytes: see `Piece.num_bytes`.
-        """
-        found: dict[int, int] = {}
-        for _, own in self.table_parameters():
-            for number, piece in own.items():
-                found[number] = found.get(number, 0) + piece.num_bytes(state_bytes)
-        return found
-
 
 class WholeTables(Tables):
     """Base of the layouts of whole tables: looks up this process's tables, and exchanges vectors.
