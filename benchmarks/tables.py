@@ -51,9 +51,10 @@ from dlrm.store.layout import RowBlock
 from dlrm.store.row_slots import THREADS
 from dlrm.store.row_store import RowStore
 from dlrm.tasks.click_memory import table_store
-from dlrm.tasks.planning.costs import Workload, costs, step_seconds
+from dlrm.tasks.planning.costs import costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan
+from dlrm.tasks.planning.workload import Workload
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig

@@ -1,7 +1,7 @@
 """Placement of the pieces of embedding tables on ranks, and its YAML format."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
 from typing import Any, NamedTuple
@@ -55,6 +55,15 @@ class Piece(NamedTuple):
     @property
     def is_whole(self) -> bool:
         return self.has_all_rows and self.has_all_columns and not self.copied
+
+    def num_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> int:
+        """Returns the bytes of the float32 values of its rows, and of an optimizer's state of them.
+
+        Args:
+            state_bytes: returns the bytes of the state of a row of some values; by default tables
+                are not trained.
+        """
+        return self.num_rows * (4 * self.width + state_bytes(self.width))
 
     def of_one_column(self) -> "Piece":
         """Returns the piece of a one-column table that has the same rows."""

@@ -365,10 +365,6 @@ class DLRM(nn.Module):
         """Returns the rows of the tables of some weights; see `Tables.one_row_each`."""
         return {k: v for one in self._all_tables() for k, v in one.one_row_each().items()}
 
-    def table_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> dict[int, int]:
-        """Returns the bytes of this process's rows of each table; see `Tables.table_bytes`."""
-        return {k: v for one in self._all_tables() for k, v in one.table_bytes(state_bytes).items()}
-
     def _all_tables(self) -> list[Tables]:
         return [self.embeddings] if self.wide is None else [self.embeddings, self.wide]
 

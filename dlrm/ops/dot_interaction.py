@@ -6,6 +6,7 @@ The schema is in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/dot_interaction*
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from dlrm.ops.library import (
     below_autograd,
@@ -78,6 +79,11 @@ def _check(dense: Tensor, embeddings: Tensor) -> None:
         )
 
 
+def dot_flops(batch: int, num_vectors: int, dim: int) -> int:
+    """Returns the operations of the products of all vectors with all, as torch counts them."""
+    return 2 * batch * num_vectors**2 * dim
+
+
 class _DotInteraction(torch.autograd.Function):
     @staticmethod
     def forward(ctx, dense, embeddings):  # type: ignore[override]
@@ -116,6 +122,16 @@ if native_available():
     @torch.library.register_fake("dlrm::dot_interaction_backward")
     def _(grad, dense, embeddings):
         return dense.new_empty(dense.shape), embeddings.new_empty(embeddings.shape)
+
+    @register_flop_formula(torch.ops.dlrm.dot_interaction)
+    def _(dense, embeddings, **_):
+        batch, tables, dim = embeddings
+        return dot_flops(batch, tables + 1, dim)
+
+    @register_flop_formula(torch.ops.dlrm.dot_interaction_backward)
+    def _(grad, dense, embeddings, **_):
+        batch, tables, dim = embeddings
+        return dot_flops(batch, tables + 1, dim)  # a symmetric matrix times the vectors
 
     register_gradient("dot_interaction", _DotInteraction.apply)
     register_gradient("dot_interaction_backward", _Backward.apply)

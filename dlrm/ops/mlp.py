@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
+from torch.utils.flop_counter import register_flop_formula
 
 from dlrm.ops.layers import matrix_product
 from dlrm.ops.library import has_native, native_available
@@ -132,6 +133,11 @@ def relu_bias_backward_reference(grad: Tensor, output: Tensor) -> tuple[Tensor, 
     """Does the same in plain PyTorch: the fallback and the oracle of the tests."""
     grad_input = torch.ops.aten.threshold_backward(grad, output, 0)
     return grad_input, grad_input.sum(0, dtype=torch.float32)
+
+
+def product_flops(batch: int, weights: Sequence[torch.Size | None]) -> int:
+    """Returns the operations of a batch's products with weights of some shapes; None is none."""
+    return 2 * batch * sum(shape.numel() for shape in weights if shape is not None)
 
 
 def _native_mlp(
@@ -333,6 +339,18 @@ if native_available():
         if logit_weight is not None:
             return inputs.new_empty(len(inputs), dtype=torch.float32), kept
         return inputs.new_empty(len(inputs), len(weights[-1])), kept
+
+    @register_flop_formula(torch.ops.dlrm.mlp)
+    def _(inputs, weights, biases, logit_weight, *_, **_options):
+        return product_flops(inputs[0], [*weights, logit_weight])
+
+    @register_flop_formula(torch.ops.dlrm.mlp_backward)
+    def _(
+        grad, output, kept, weights, logit_weight, bias, dtype, needs_inputs, needs_parameters, **_
+    ):
+        layers = [*weights, logit_weight]
+        of_values = product_flops(grad[0], layers if needs_inputs else layers[1:])
+        return of_values + needs_parameters * product_flops(grad[0], layers)
 
     @torch.library.register_fake("dlrm::relu_bias_backward")
     def _(grad, output):

@@ -8,12 +8,13 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
-from dlrm.ops.dot_interaction import dot_interaction
+from dlrm.ops.dot_interaction import dot_flops, dot_interaction
 from dlrm.ops.joint_embedding import joint_embedding
 from dlrm.ops.library import below_autograd, native_available
 from dlrm.ops.logistic_loss import logistic_loss
-from dlrm.ops.mlp import mlp, mlp_logits, multiplies_natively
+from dlrm.ops.mlp import mlp, mlp_logits, multiplies_natively, product_flops
 
 Layers = tuple[Sequence[Tensor], Sequence[Tensor]]
 
@@ -160,3 +161,19 @@ if native_available():
         parameters = (*bottom, *bottom_biases, *top, *top_biases, weight, bias)
         grads = [torch.empty_like(one) for one in (embeddings, *parameters)]
         return [batch.new_empty(()), batch, *grads]
+
+    @register_flop_formula(torch.ops.dlrm.network)
+    def _(
+        numerical, embeddings, bottom, _biases, top, _top, logit, _bias, ids=None, *_, **_options
+    ):
+        tables = embeddings[1] if ids is None else ids[1]
+        dots = dot_flops(numerical[0], tables + 1, embeddings[-1])
+        return dots + product_flops(numerical[0], [*bottom, *top, logit])
+
+    @register_flop_formula(torch.ops.dlrm.network_gradients)
+    def _(numerical, embeddings, bottom, _biases, top, _top, logit, *_, **_options):
+        batch, tables, dim = embeddings
+        layers = [*bottom, *top, logit]
+        forward = dot_flops(batch, tables + 1, dim) + product_flops(batch, layers)
+        of_values = dot_flops(batch, tables + 1, dim) + product_flops(batch, layers[1:])
+        return forward + of_values + product_flops(batch, layers)

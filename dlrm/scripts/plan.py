@@ -22,19 +22,22 @@ from dlrm.command_line import exit_code_of
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.distributed import choose_device
+from dlrm.distributed import World, choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
 from dlrm.flags import ConfigFlags, HelpAsked, Values, show
 from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.placement import AUTO
 from dlrm.settings import check_settings, setting, settings_of
 from dlrm.store.config import bytes_of
-from dlrm.tasks.planning.costs import Workload, stored_tables
+from dlrm.tasks.config import StepConfig
 from dlrm.tasks.planning.machines import MACHINES, Machine, machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
 from dlrm.tasks.planning.report import report
 from dlrm.tasks.planning.stored import check_storable
+from dlrm.tasks.planning.workload import Workload, stored_tables
+from dlrm.tasks.recommendation import check_optimizer
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.config import OptimizerConfig
 
@@ -85,7 +88,7 @@ class PlanConfig:
 
 _READ = (
     *("dataset", "batch_size", "feature_spec", "synthetic_dataset_table_sizes"),
-    *("num_numerical_features", "allow_links"),
+    *("num_numerical_features", "allow_links", "ema_decay"),
 )
 _CONFIGS = (
     ("Plan", PlanConfig),
@@ -93,6 +96,7 @@ _CONFIGS = (
     ("Model", DLRMConfig),
     ("Optimizers", OptimizerConfig),
     ("Precision", PrecisionConfig),
+    ("Steps", StepConfig),
 )
 _HELPS = {
     "feature_spec": "Name of the file in --dataset that describes its features or, without "
@@ -111,7 +115,7 @@ def main(arguments: Sequence[str]) -> int:
         _CONFIGS,
         defaults={"placement": AUTO},
         helps=_HELPS,
-        without=settings_of(DataConfig).keys() - _READ,
+        without=(settings_of(DataConfig) | settings_of(StepConfig)).keys() - _READ,
     )
     try:
         values = command.parse(arguments)
@@ -133,6 +137,7 @@ def main(arguments: Sequence[str]) -> int:
         placement = plan(workload, limits, machine)
     else:
         placement = workload.config.placed(limits.num_ranks)
+    _check_model(placement, workload.config, values.config(OptimizerConfig))
     _check_store(placement, workload, machine)
     if assumed:
         others = ", ".join(name for name in MACHINES if name != machine.name)
@@ -147,6 +152,13 @@ def main(arguments: Sequence[str]) -> int:
         write_atomically(output, placement_text(placement, list(spec.categorical)))
         print(f"{output}: for --placement of a training by {limits.num_ranks} processes")
     return 0 if fits else _DOES_NOT_FIT
+
+
+def _check_model(placement: Placement, config: DLRMConfig, optimizers: OptimizerConfig) -> None:
+    """Refuses what a training would refuse."""
+    DLRM(config, World(size=placement.num_ranks, device="meta"), placement=placement)
+    if not optimizers.freeze_embeddings:
+        check_optimizer(placement, optimizers)
 
 
 def _check_store(placement: Placement, workload: Workload, machine: Machine) -> None:
@@ -183,16 +195,15 @@ def _workload(values: Values, spec: FeatureSpec, machine: Machine) -> Workload:
         table_sizes=tuple(spec.cardinalities),
         num_numerical_features=len(spec.numerical),
     )
-    optimizers = values.config(OptimizerConfig)
     device = "cpu" if machine.name == "cpu" else "cuda"
-    return Workload(
+    return Workload.of_run(
         config,
         values["batch_size"],
-        None if optimizers.freeze_embeddings else optimizers.embedding_optimizer,
-        optimizers.mlp_optimizer,
-        _mean_ids(values, spec),
-        values.config(PrecisionConfig).dtype(device) != torch.float32,
-        values["table_memory"],
+        values.config(OptimizerConfig),
+        lookups=_mean_ids(values, spec),
+        half=values.config(PrecisionConfig).dtype(device) != torch.float32,
+        table_memory=values["table_memory"],
+        ema=values.config(StepConfig).ema_decay is not None,
     )
 
 

@@ -11,14 +11,13 @@ from dlrm.model.config import DLRMConfig
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
 from dlrm.store.row_store import RowStore, limited_store
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
-from dlrm.tasks.planning.costs import stored_row_bytes
 from dlrm.tasks.planning.stored import StoredTables, check_storable
+from dlrm.tasks.planning.workload import Workload
 from dlrm.train.optim.config import OptimizerConfig
 
 
 def agree_on_memory(
-    config: DLRMConfig,
-    optimizer: str | None,
+    workload: Workload,
     world: World,
     fixed: Collection[str] = (),
     placement: Placement | None = None,
@@ -39,7 +38,7 @@ def agree_on_memory(
                 )
         return
     host = Memory("the host", machine(), *memory) if memory else None
-    agree_that_tables_fit(config, optimizer, world, host, fixed, placement)
+    agree_that_tables_fit(workload, world, host, fixed, placement)
 
 
 def table_store(
@@ -83,10 +82,7 @@ def table_store(
             f"{flag} contradicts --embedding_l2 {l2:g}, which changes every row before each test "
             "and checkpoint; use --embedding_l2_mode looked_up"
         )
-    kind = None
-    if optimizers is not None and not optimizers.freeze_embeddings:
-        kind = optimizers.embedding_optimizer
-    size = stored_row_bytes(architecture, kind)
+    size = Workload.of_run(architecture, 1, optimizers).row_bytes
     rows, own = architecture.embedding_rows, placement.tables_by_rank()[world.rank]
     tables = {table: rows[table] for table in own}
     store = limited_store(config, tables, size, world.rank, world.size, checkpoints)

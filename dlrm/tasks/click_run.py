@@ -5,7 +5,7 @@ The commands, `dlrm.fit`, seeds and searches open their runs here.
 
 import zlib
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,9 @@ from dlrm.tasks.click_memory import agree_on_memory, table_store
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
 from dlrm.tasks.config import ADAM_SWITCHES, AUTO_PRODUCTS, RESUMABLE, TORCH, ClickConfig
 from dlrm.tasks.numerical_edges import fit_edges
-from dlrm.tasks.planning.costs import Workload
 from dlrm.tasks.planning.machines import machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan
+from dlrm.tasks.planning.workload import Workload
 from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation, check_optimizer
 from dlrm.tasks.run import USER_ERRORS, Run, known_checkpoint, saved_flags, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
@@ -281,28 +281,28 @@ class _Opening:
 
     def _placed(self, architecture: DLRMConfig, whole: Datasets) -> Placement:
         """Returns the placement of the tables; "auto" uses the planner."""
-        chosen, data, world = self.config.optimizers, self.config.data, self.world
-        optimizer = chosen.embedding_optimizer if self.trains else None
+        world = self.world
         if architecture.placement == AUTO and world.size > 1:
-            workload = Workload(
-                architecture,
-                data.batch_size if self.trains else data.test_batch_size,
-                optimizer,
-                chosen.mlp_optimizer,
-                mean_ids(whole.train),
-                self.config.precision.dtype(world.device) != torch.float32,
-            )
+            workload = replace(self._workload(architecture), lookups=mean_ids(whole.train))
             limits = Limits(world.size, fixed_shapes=self.config.step.cuda_graphs)
             placement = plan(workload, limits, machine_of(world.device))
         else:
             placement = architecture.placed(world.size)
-        if optimizer is not None and not chosen.freeze_embeddings:
-            check_optimizer(placement, chosen)
+        if self._workload(architecture).optimizer is not None:
+            check_optimizer(placement, self.config.optimizers)
         return placement
 
+    def _workload(self, architecture: DLRMConfig) -> Workload:
+        config = self.config
+        return Workload.of_run(
+            architecture,
+            config.data.batch_size if self.trains else config.data.test_batch_size,
+            config.optimizers if self.trains else None,
+            half=config.precision.dtype(self.world.device) != torch.float32,
+            ema=config.step.ema_decay is not None,
+        )
+
     def _agree_on_memory(self, architecture: DLRMConfig, placement: Placement) -> None:
-        chosen = self.config.optimizers
-        updated = self.trains and not chosen.freeze_embeddings
         fixed = [*self.fixed]
         fixed += ["embedding_dim", "max_table_size"] if self.known else []
         fixed += ["embedding_optimizer", "base_device"] if self.resumed else []
@@ -313,9 +313,8 @@ class _Opening:
             "inference_benchmark": False,
         }
         fixed += [] if may_have_store[self.mode] else ["table_store"]
-        optimizer = chosen.embedding_optimizer if updated else None
-        tables = self.config.tables
-        agree_on_memory(architecture, optimizer, self.world, fixed, placement, tables)
+        workload, tables = self._workload(architecture), self.config.tables
+        agree_on_memory(workload, self.world, fixed, placement, tables)
 
     def _unrecorded(self, read: Dataset, placement: Placement) -> str | None:
         """Returns the reason why no rank uses --cuda_graphs, or None if all do or none is to."""

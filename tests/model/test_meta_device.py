@@ -94,7 +94,6 @@ def test_every_model_has_its_shapes_and_no_values(layout, tmp_path):
         assert {t.device.type for t in (*model.parameters(), *model.buffers())} == {"meta"}
         real = made(layout, parts, "cpu", tmp_path / "store")
         assert shapes(model) == shapes(real), parts
-        assert model.table_bytes() == real.table_bytes()
         assert model.interaction_widths() == real.interaction_widths()
     assert not (tmp_path / "store").exists()
 
@@ -104,28 +103,6 @@ def test_the_default_device_may_be_meta():
         model = made("joint", PARTS[-1], "cpu", None)
     assert model.world.device == "meta"
     assert shapes(model) == shapes(made("joint", PARTS[-1], "cpu", None))
-
-
-@pytest.mark.parametrize(
-    ("layout", "parts"),
-    [("joint", {}), ("joint", {"embedding_dtype": "bf16"}), ("one each", {})],
-    ids=str,
-)
-def test_bytes_of_tables_are_those_of_their_tensors(layout, parts):
-    model = made(layout, {"wide": True, **parts}, "cpu", None)
-    tensors = [weight for weight, _ in model.table_parameters()]
-    tensors += model.embeddings.lower_halves().values()
-    assert sum(model.table_bytes().values()) == sum(tensor.nbytes for tensor in tensors)
-
-
-@pytest.mark.parametrize("layout", ["divided", "stored"])
-def test_bytes_of_tables_are_those_of_own_rows_with_their_state(layout, tmp_path):
-    model = made(layout, {"wide": True}, "meta", tmp_path / "store")
-    expected = {  # 4 bytes a value, and a state of one byte a value and three a row
-        "divided": {0: 7 * (5 * 4 + 3), 1: 6 * (5 * 8 + 3), 3: 7 * 8, 4: 6 * 8},
-        "stored": {0: 7 * 43, 1: 10 * 43, 2: 3 * 43, 3: 7 * 8, 4: 10 * 8, 5: 3 * 8},
-    }
-    assert model.table_bytes(lambda dim: dim + 3) == expected[layout]
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,30 @@ def test_what_does_not_fit_has_an_exit_code_and_what_would(tmp_path):
     assert "--ranks 2" in said
 
 
+@pytest.mark.parametrize(
+    ("flags", "column", "expected"),  # 67 million weights, 40 million rows of 16 values
+    [
+        ((), "dense", "0.54"),  # weights and gradients
+        (("--mlp_optimizer=adam",), "dense", "1.08"),
+        (("--mlp_optimizer=adam", "--ema_decay=0.9"), "dense", "1.35"),
+        (("--freeze_mlps",), "dense", "0.27"),
+        (("--ensemble=4000",), "dense", "0.80"),  # and 33 million of the heads
+        ((), "weights", "2.56"),
+        (("--wide",), "weights", "2.72"),
+        (("--embedding_dtype=bf16",), "weights", "2.56"),
+        (("--embedding_l2=0.1",), "state", "0.16"),
+        (("--embedding_optimizer=adam",), "state", "5.12"),
+        (("--embedding_optimizer=adam", "--freeze_embeddings"), "state", "0.00"),
+    ],
+    ids=str,
+)
+def test_flags_change_the_memory_that_they_cost(tmp_path, flags, column, expected):
+    shape = ("--synthetic_dataset_table_sizes=40000000,9", "--embedding_dim=16")
+    shape += ("--bottom_mlp_sizes=16", "--top_mlp_sizes=8192,8192,1", "--batch_size=64")
+    lines = planned(*shape, *flags, "--machine=cpu", cwd=tmp_path).splitlines()
+    assert lines[3].split()[lines[2].split().index(column)] == expected
+
+
 def test_a_store_makes_a_model_fit_that_lacks_memory(tmp_path):
     flags = ("--synthetic_dataset_table_sizes=4000000,9000", "--embedding_dim=16")
     flags += ("--bottom_mlp_sizes=16", "--top_mlp_sizes=1", "--batch_size=512", "--machine=cpu")
@@ -76,6 +100,7 @@ def test_a_store_makes_a_model_fit_that_lacks_memory(tmp_path):
             ("--placement=plan.yaml", "--ranks=2", "--embedding_dim=64", "--bottom_mlp_sizes=64"),
             "64",
         ),
+        (("--batch_norm", "--ranks=2"), "--batch_norm: expected one process, got 2"),
         (("--placement=nvida",), "--placement nvida: expected auto, balanced, nvidia or a file"),
         (("--memory_gb=0",), "--memory_gb 0.0: expected a number above 0"),
         (("--mean_ids=1,2",), "--mean_ids 1.0,2.0: expected one number of 0 or more, or one for"),

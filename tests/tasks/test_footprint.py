@@ -6,7 +6,6 @@ import re
 import pytest
 import torch
 
-from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.footprint import (
@@ -15,32 +14,24 @@ from dlrm.tasks.footprint import (
     agree_that_tables_fit,
     alternatives,
     check_tables_fit,
-    table_bytes,
 )
-from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.tasks.planning.workload import Workload, table_bytes
 
 # Rows of 1 KiB: 3, 1 and 1 GiB, and as much again per float of optimizer state.
 LARGE = DLRMConfig((3 << 20, 1 << 20, 1 << 20), embedding_dim=256, bottom_mlp_sizes=(512, 256))
-KINDS = [
-    *(("joint_fused", dtype, kind) for dtype in ("fp32", "bf16") for kind in TABLE_OPTIMIZERS),
-    *(
-        (layout, "fp32", kind)
-        for layout in ("joint", "multi_table")
-        for kind, optimizers in TABLE_OPTIMIZERS.items()
-        if optimizers.sparse
-    ),
-]
 
 
 def devices(*free, place="rank {}"):
     return [Memory("cuda", place.format(i), int(f * GIB), 80 * GIB) for i, f in enumerate(free)]
 
 
+def needed(config, optimizer, ranks=1):
+    return [sum(one) for one in table_bytes(config.placed(ranks), Workload(config, 1, optimizer))]
+
+
 def found(config, optimizer, devices, host=100, fixed=()):
     hosts = [Memory("the host", "m", int(host * GIB), 100 * GIB)] * len(devices)
-    return list(alternatives(config, optimizer, devices, hosts, fixed))
+    return list(alternatives(Workload(config, 1, optimizer), devices, hosts, fixed))
 
 
 @pytest.mark.parametrize(
@@ -48,10 +39,10 @@ def found(config, optimizer, devices, host=100, fixed=()):
     [(None, 5), ("sgd", 5), ("adagrad", 10), ("adam", 15), ("row_wise_adagrad", 5 + 20 / 1024)],
 )
 def test_a_table_needs_its_values_and_its_optimizers_state(optimizer, gibibytes):
-    assert table_bytes(LARGE, optimizer, 1) == [gibibytes * GIB]
+    assert needed(LARGE, optimizer) == [gibibytes * GIB]
     narrow = dataclasses.replace(LARGE, embedding_dtype="bf16")
-    assert table_bytes(narrow, optimizer, 1) == [gibibytes * GIB]
-    assert [3 * b for b in table_bytes(LARGE, optimizer, 2)] == [9 / 5 * gibibytes * GIB] + [
+    assert needed(narrow, optimizer) == [gibibytes * GIB]
+    assert [3 * b for b in needed(LARGE, optimizer, 2)] == [9 / 5 * gibibytes * GIB] + [
         6 / 5 * gibibytes * GIB
     ]
 
@@ -60,41 +51,25 @@ def test_the_wide_term_needs_a_value_of_each_row_and_its_state():
     wide = dataclasses.replace(LARGE, wide=True)
     weights = (5 << 20) * 4
     for optimizer, floats in {None: 1, "sgd": 1, "adagrad": 2, "adam": 3}.items():
-        plain = table_bytes(LARGE, optimizer, 1)
-        assert table_bytes(wide, optimizer, 1) == [plain[0] + floats * weights]
+        plain = needed(LARGE, optimizer)
+        assert needed(wide, optimizer) == [plain[0] + floats * weights]
     with pytest.raises(ValueError, match=r"5,242,880 rows of 256 values and a wide weight\."):
-        check_tables_fit(wide, None, devices(5), devices(5))
-
-
-@pytest.mark.parametrize(("layout", "dtype", "optimizer"), KINDS)
-def test_training_holds_what_is_counted(layout, dtype, optimizer):
-    config = DLRMConfig((300, 70), 4, 8, (8,), (1,), embedding_type=layout, embedding_dtype=dtype)
-    task = Recommendation(config)
-    tables, _ = task.optimizers(OptimizerConfig(optimizer))
-    task.loss(
-        Batch(torch.ones(6, 4), torch.ones(6, 2, dtype=torch.int64), torch.ones(6))
-    ).backward()
-    tables.step()
-    held = [weight for weight, _ in task.table_parameters()]
-    held += task.model.embeddings.lower_halves().values()
-    states = [s for state in tables.state.values() for s in state.values()]
-    held += [state for state in states if isinstance(state, torch.Tensor) and state.ndim]
-    assert table_bytes(config, optimizer, 1) == [sum(t.numel() * t.element_size() for t in held)]
+        check_tables_fit(Workload(wide, 1, None), devices(5), devices(5))
 
 
 def test_what_just_fits_is_taken():
     (device,) = devices(5)
-    check_tables_fit(LARGE, "sgd", [device], [device])
+    check_tables_fit(Workload(LARGE, 1, "sgd"), [device], [device])
     with pytest.raises(ValueError, match=re.escape("need 5.00 GiB on cuda")):
         check_tables_fit(
-            LARGE, "sgd", [dataclasses.replace(device, free=device.free - 1)], [device]
+            Workload(LARGE, 1, "sgd"), [dataclasses.replace(device, free=device.free - 1)], [device]
         )
 
 
 def test_the_message_says_what_is_needed_what_is_free_and_what_fits():
     (device,), (host,) = devices(12), devices(17)
     with pytest.raises(ValueError) as raised:
-        check_tables_fit(LARGE, "adam", [device], [host])
+        check_tables_fit(Workload(LARGE, 1, "adam"), [device], [host])
     assert str(raised.value) == (
         "the embedding tables need 15.00 GiB on cuda, where 12.00 GiB of 80.00 GiB are free: "
         "5.00 GiB of 5,242,880 rows of 256 values and 10.00 GiB of adam's state. What fits: "
@@ -107,7 +82,10 @@ def test_the_message_says_what_is_needed_what_is_free_and_what_fits():
     everything = ("embedding_dim", "embedding_optimizer", "max_table_size", "processes")
     with pytest.raises(ValueError) as raised:
         check_tables_fit(
-            LARGE, "sgd", [device], [device], (*everything, "table_store", "base_device")
+            Workload(LARGE, 1, "sgd"),
+            [device],
+            [device],
+            (*everything, "table_store", "base_device"),
         )
     assert str(raised.value) == (
         "the embedding tables need 5.00 GiB on cuda, where 4.50 GiB of 80.00 GiB are free: "
@@ -148,13 +126,15 @@ def test_a_host_may_have_tables_in_a_store():
     for count, each in ((1, 3865), (2, 1932)):  # MB, of nine tenths of 4 GiB
         own = [host] * count
         proposed = f"--table_memory {each}MB --table_store DIR"
-        assert list(alternatives(LARGE, "adam", own, own))[-1] == proposed
-        assert proposed not in alternatives(LARGE, "adam", own, own, ["table_store"])
+        assert list(alternatives(Workload(LARGE, 1, "adam"), own, own))[-1] == proposed
+        assert proposed not in alternatives(Workload(LARGE, 1, "adam"), own, own, ["table_store"])
     plain = dataclasses.replace(LARGE, embedding_type="joint_sparse")
     for config, of in ((plain, [host]), (LARGE, devices(4))):
-        assert "--table_store" not in " ".join(alternatives(config, "sgd", of, [host]))
+        assert "--table_store" not in " ".join(alternatives(Workload(config, 1, "sgd"), of, [host]))
     (little,) = [dataclasses.replace(host, free=2**24)]
-    assert "--table_store" not in " ".join(alternatives(LARGE, "sgd", [little], [little]))
+    assert "--table_store" not in " ".join(
+        alternatives(Workload(LARGE, 1, "sgd"), [little], [little])
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,37 +151,40 @@ def test_nothing_is_proposed_that_must_stay():
     (device,) = devices(12)
     with pytest.raises(ValueError, match="No other value of one flag makes them fit"):
         check_tables_fit(
-            LARGE, "adam", [device], [device], (*everything, "table_store", "base_device")
+            Workload(LARGE, 1, "adam"),
+            [device],
+            [device],
+            (*everything, "table_store", "base_device"),
         )
 
 
 def test_a_process_of_several_is_named():
     with pytest.raises(ValueError, match=re.escape("need 2.00 GiB on cuda (rank 1)")):
-        check_tables_fit(LARGE, "sgd", devices(4, 1.5), devices(1, 1))
+        check_tables_fit(Workload(LARGE, 1, "sgd"), devices(4, 1.5), devices(1, 1))
 
 
 def test_processes_of_one_machine_share_its_memory():
     shared = devices(4, 4, place="here")
     with pytest.raises(ValueError, match=re.escape("need 5.00 GiB on cuda (ranks 0, 1)")):
-        check_tables_fit(LARGE, "sgd", shared, shared)
-    check_tables_fit(LARGE, "sgd", devices(4, 4), shared)
+        check_tables_fit(Workload(LARGE, 1, "sgd"), shared, shared)
+    check_tables_fit(Workload(LARGE, 1, "sgd"), devices(4, 4), shared)
 
 
 def test_a_gpu_is_asked_for_its_free_memory(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (4 * GIB, 80 * GIB))
     with pytest.raises(ValueError, match=r"need 5.00 GiB on cuda:1, where 4.00 GiB of 80.00"):
-        agree_that_tables_fit(LARGE, "sgd", World(device="cuda:1"), None)
+        agree_that_tables_fit(Workload(LARGE, 1, "sgd"), World(device="cuda:1"), None)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (5 * GIB, 80 * GIB))
-    agree_that_tables_fit(LARGE, "sgd", World(device="cuda:1"), None)
+    agree_that_tables_fit(Workload(LARGE, 1, "sgd"), World(device="cuda:1"), None)
 
 
 def test_a_host_of_unknown_memory_is_not_judged():
-    agree_that_tables_fit(LARGE, "sgd", World(), None)
+    agree_that_tables_fit(Workload(LARGE, 1, "sgd"), World(), None)
 
 
 def agree(world, free):
     device = Memory("the host", f"machine {world.rank}", free, 80 * GIB)
-    agree_that_tables_fit(LARGE, "sgd", world, device)
+    agree_that_tables_fit(Workload(LARGE, 1, "sgd"), world, device)
 
 
 def test_all_ranks_end_where_one_has_too_little(ranks):

@@ -6,14 +6,13 @@ import re
 import pytest
 import torch
 
-from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.planning.costs import Workload, costs, piece_bytes, row_bytes, step_seconds
+from dlrm.tasks.planning.costs import costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import EVEN, Limits, changes_that_fit, plan, shortage
 from dlrm.tasks.planning.report import report
+from dlrm.tasks.planning.workload import Workload, table_bytes
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.train.optim.config import OptimizerConfig
 
 CRITEO = (
     *(7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11, 2209),
@@ -24,8 +23,8 @@ SKEWED = DLRMConfig((6_000, *[400] * 10), **SMALL)  # 60 % of the rows in one ta
 CPU, GPU = MACHINES["cpu"], MACHINES["h100"]
 
 
-def unevenness(placement, optimizer="sgd"):
-    held = piece_bytes(placement, optimizer)
+def unevenness(placement, workload):
+    held = [sum(one) for one in table_bytes(placement, workload)]
     return max(held) * len(held) / sum(held)
 
 
@@ -36,7 +35,7 @@ def test_ranks_hold_the_same_bytes_and_steps_are_no_slower(ranks, optimizer, mac
     for config in (DLRMConfig(CRITEO), SKEWED):
         workload = Workload(config, 4096, optimizer)
         found = plan(workload, Limits(ranks), machine)
-        assert unevenness(found, optimizer) <= EVEN
+        assert unevenness(found, workload) <= EVEN
         whole = config.placed(ranks)
         predicted = [step_seconds(costs(p, workload, machine)) for p in (found, whole)]
         assert predicted[0] <= 1.25 * predicted[1]
@@ -73,23 +72,6 @@ def test_the_same_plan_comes_again():
     assert plan(workload, Limits(8), GPU) == plan(workload, Limits(8), GPU)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adagrad", "row_wise_adagrad", "adam"])
-@pytest.mark.parametrize("wide", [False, True])
-def test_bytes_of_pieces_are_those_that_ranks_hold(optimizer, wide):
-    config = dataclasses.replace(SKEWED, wide=wide)
-    placement = plan(Workload(config, 512, optimizer), Limits(3), CPU)
-    for rank in range(3):
-        task = Recommendation(config, World(rank, 3), placement=placement)
-        tables, *_ = task.optimizers(OptimizerConfig(optimizer))
-        held = [weight for weight, _ in task.table_parameters()]
-        held += [s for state in tables.state.values() for s in state.values() if s.ndim]
-        expected = sum(tensor.numel() * tensor.element_size() for tensor in held)
-        assert piece_bytes(placement, optimizer, wide)[rank] == expected
-    dense = task.parameter_groups()["dense"]
-    cost = costs(placement, Workload(config, 512, None), CPU)[0]
-    assert cost.memory.dense == 8 * sum(p.numel() for p in dense)  # weights and gradients
-
-
 def test_traffic_is_that_of_vectors_and_their_gradients():
     config = DLRMConfig((10, 10), 4, 8, (8,), (1,))
     placement = config.placed(2)
@@ -103,7 +85,8 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
     limits = Limits(2, 5 << 30)
     placement = plan(workload, limits, GPU)
     lacking = shortage(placement, workload, limits, GPU)
-    each = 2 * 2**20 * row_bytes(256, "adam")
+    values = {"adam": 3, "adagrad": 2, "row_wise_adagrad": 1, "sgd": 1}  # for each weight
+    each = 2 * 2**20 * 4 * 256 * values["adam"]
     assert lacking == costs(placement, workload, GPU)[0].memory.total - limits.memory
     assert 0 < lacking - (each - limits.memory) < 2**30
     changes = list(changes_that_fit(workload, limits, GPU))
@@ -115,9 +98,8 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
         cap = int(flags.get("max_table_size", 1 << 40))
         dim = int(flags.get("embedding_dim", 256))
         rows = sum(min(size, cap) for size in config.table_sizes)
-        assert (
-            rows * row_bytes(dim, flags.get("embedding_optimizer", "adam")) / ranks < limits.memory
-        )
+        held = values[flags.get("embedding_optimizer", "adam")]
+        assert rows * 4 * dim * held / ranks < limits.memory
     lines = "\n".join(report(placement, workload, limits, GPU))
     assert "does not fit: the fullest rank lacks" in lines
     assert "what would: --ranks 3; --embedding_optimizer adagrad" in lines

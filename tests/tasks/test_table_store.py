@@ -15,7 +15,7 @@ from dlrm.store.config import TableStoreConfig
 from dlrm.store.memory import memory_of
 from dlrm.tasks.click_memory import table_store
 from dlrm.tasks.click_splits import SplitBatches
-from dlrm.tasks.planning.costs import row_bytes
+from dlrm.tasks.planning.workload import Workload
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
@@ -58,9 +58,8 @@ class Run:
         )
         store = None
         if stored:
-            size = row_bytes(8, optimizer.embedding_optimizer)
-            size += row_bytes(1, optimizer.embedding_optimizer) * architecture.wide
-            limit = str(memory_of(slots, size, sum(architecture.embedding_rows)))
+            row = Workload.of_run(architecture, 1, optimizer).row_bytes
+            limit = str(memory_of(slots, row, sum(architecture.embedding_rows)))
             where = TableStoreConfig(limit, str(folder / "store"))
             store = table_store(where, architecture, optimizer, World(), checkpoints=folder / "run")
             assert store.slots == slots

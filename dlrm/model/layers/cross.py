@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm.model.layers.initialize import generator
+from dlrm.model.layers.initialize import fill_normal, generator
 from dlrm.model.layers.interaction import Interaction
 
 
@@ -65,4 +65,4 @@ class _CrossLayer(nn.Module):
 
 def _normal(shape: tuple[int, int], name: str, seed: int) -> nn.Parameter:
     std, random = (2 / sum(shape)) ** 0.5, generator(seed, name)
-    return nn.Parameter(torch.empty(shape).normal_(0, std, generator=random))
+    return nn.Parameter(fill_normal(torch.empty(shape), std, random))

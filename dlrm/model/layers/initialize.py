@@ -19,6 +19,14 @@ def generator(seed: int, name: str) -> torch.Generator:
     return torch.Generator("cpu").manual_seed(int.from_bytes(digest, "little") >> 1)
 
 
+def fill_normal(values: Tensor, std: float, random: torch.Generator) -> Tensor:
+    """Fills a tensor from N(0, std), in place, and returns it.
+
+    On the meta device nothing is done: torch would import its compiler, which takes seconds.
+    """
+    return values if values.is_meta else values.normal_(0, std, generator=random)
+
+
 def materialize(
     network: nn.Module,
     device: torch.device,

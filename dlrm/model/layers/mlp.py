@@ -11,7 +11,7 @@ from torch.amp import is_autocast_available
 
 from dlrm import ops
 from dlrm.model.layers.hooks import has_hooks
-from dlrm.model.layers.initialize import generator
+from dlrm.model.layers.initialize import fill_normal, generator
 
 
 def mlp(
@@ -97,9 +97,12 @@ class MLP(nn.Sequential):
         """Returns `[batch, outputs]` of the last layer, in `dtype`, from `[batch, inputs]`."""
         parameters = self._parameters_of_ops()
         if parameters is None:
-            half = self.dtype != torch.float32
-            with torch.autocast(inputs.device.type, self.dtype, enabled=half):
-                return self._by_modules(inputs) if self._drops() else super().forward(inputs)
+            run = self._by_modules if self._drops() else super().forward
+            device, half = inputs.device.type, self.dtype != torch.float32
+            if not is_autocast_available(device):  # on the meta device
+                return run(inputs)
+            with torch.autocast(device, self.dtype, enabled=half):
+                return run(inputs)
         return _without_autocast(self._by_ops, inputs.to(self.dtype), *parameters)
 
     def logits(self, inputs: Tensor, output: nn.Linear) -> Tensor:
@@ -246,8 +249,8 @@ def _normal_linear(
     outputs = outputs or size
     linear = _empty_linear(num_inputs, size)
     with torch.no_grad():
-        linear.weight.normal_(0, (2 / (num_inputs + outputs)) ** 0.5, generator=random)
-        linear.bias.normal_(0, (1 / outputs) ** 0.5, generator=random)
+        fill_normal(linear.weight, (2 / (num_inputs + outputs)) ** 0.5, random)
+        fill_normal(linear.bias, (1 / outputs) ** 0.5, random)
     return linear
 
 

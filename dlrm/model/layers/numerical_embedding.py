@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dlrm import ops
 from dlrm.model.layers.choices import MAX_BINS
-from dlrm.model.layers.initialize import generator
+from dlrm.model.layers.initialize import fill_normal, generator
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ class Periodic(NumericalEmbedding):
         super().__init__(num_fields, dim, options, seed)
         count = options.frequencies
         random, values = generator(seed, "numerical.frequencies"), torch.empty(num_fields, count)
-        self.frequencies = nn.Parameter(values.normal_(0, options.sigma, generator=random))
+        self.frequencies = nn.Parameter(fill_normal(values, options.sigma, random))
         bound = (2 * count) ** -0.5
         self.weight = self._drawn("weight", num_fields, 2 * count, dim, bound=bound)
         self.bias = self._drawn("bias", num_fields, dim, bound=bound)

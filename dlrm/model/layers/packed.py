@@ -26,7 +26,9 @@ class Adapters(nn.Module):
         super().__init__()
         self.shape = members, num_vectors, dim
         random, count = generator(seed, "adapters"), members * num_vectors * dim
-        signs = 2.0 * torch.randint(2, (count,), generator=random) - 1
+        signs = torch.empty(count)
+        if not signs.is_meta:  # where arithmetic makes torch import its compiler
+            signs = 2.0 * torch.randint(2, (count,), generator=random) - 1
         self.factors = nn.Parameter(signs)  # one-dimensional: weight decay is for matrices
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> tuple[Tensor, Tensor]:

@@ -112,23 +112,6 @@ class Tables(nn.Module):
             if all(piece.has_all_rows and not piece.copied for piece in own.values())
         }
 
-    def table_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> dict[int, int]:
-        """Returns the bytes of the rows that this process holds of each table, by number.
-
-        They are the bytes of float32 values, also of bfloat16 weights with their lower halves, and
-        of the state of an optimizer. Rows in a store are counted wherever they are.
-
-        Args:
-            state_bytes: returns the bytes of the state of a row of some values, such as
-                `RowOptimizer.state_bytes`; by default tables are not trained.
-        """
-        found: dict[int, int] = {}
-        for weight, own in self.table_parameters():
-            row = 4 * weight.shape[1] + state_bytes(weight.shape[1])
-            for number, piece in own.items():
-                found[number] = found.get(number, 0) + row * piece.num_rows
-        return found
-
 
 class WholeTables(Tables):
     """Base of the layouts of whole tables: looks up this process's tables, and exchanges vectors.

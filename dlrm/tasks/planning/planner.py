@@ -7,17 +7,16 @@ from typing import NamedTuple
 from dlrm.data.clicks.batch import Dataset
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import FUSED_TYPES
-from dlrm.store.config import shown
-from dlrm.tasks.planning.costs import (
-    Workload,
-    costs,
-    most_rows_of_batch,
-    row_bytes,
-    step_seconds,
-    stored_tables,
+from dlrm.tasks.planning.changes import (
+    smaller_batch,
+    smaller_dim,
+    smaller_optimizer,
+    smaller_tables,
+    stored,
 )
+from dlrm.tasks.planning.costs import costs, step_seconds
 from dlrm.tasks.planning.machines import Machine
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.tasks.planning.workload import Workload, table_bytes
 
 EVEN = 1.1  # the largest rank's bytes over the mean; a lower ratio is not worth slower steps
 _NARROWEST = 16  # columns of a piece: a cache line of float32
@@ -148,7 +147,7 @@ def _weigh(workload: Workload, limits: Limits, pieces: Sequence[Piece]) -> Calla
     ids = workload.ids_of_tables
 
     def bytes_of(piece: Piece) -> float:
-        return piece.num_rows * row_bytes(piece.width, workload.optimizer)
+        return piece.num_bytes(workload.state_bytes)
 
     def seconds_of(piece: Piece) -> float:
         share = piece.num_rows / max(piece.shape[0], 1)
@@ -226,13 +225,11 @@ def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> It
     """Yields, for each kind of change, the smallest with which the tables would fit."""
 
     def fits(changed: Workload, changed_limits: Limits = limits) -> bool:
-        return not shortage(
-            plan(changed, changed_limits, machine), changed, changed_limits, machine
-        )
+        placement = plan(changed, changed_limits, machine)
+        return not shortage(placement, changed, changed_limits, machine)
 
-    config = workload.config
     assert limits.memory is not None
-    whole = replace(config, placement="balanced").placed(1)
+    whole = replace(workload.config, placement="balanced").placed(1)
     cost = costs(whole, workload, machine)[0].memory
     left = limits.memory - cost.runtime - cost.dense
     if left <= 0:
@@ -243,57 +240,13 @@ def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> It
             yield f"--ranks {ranks}"
             break
         ranks += -(-ranks // 16)
-    if workload.optimizer:
-        size = {kind: row_bytes(config.embedding_dim, kind) for kind in TABLE_OPTIMIZERS}
-        for kind in sorted(size, key=lambda kind: -size[kind]):
-            if size[kind] < size[workload.optimizer] and fits(replace(workload, optimizer=kind)):
-                yield f"--embedding_optimizer {kind}"
-                break
-    dim = config.embedding_dim // 2
-    while dim >= 4:
-        sizes = (*config.bottom_mlp_sizes[:-1], dim)
-        smaller = replace(config, embedding_dim=dim, bottom_mlp_sizes=sizes)
-        if fits(replace(workload, config=smaller)):
-            yield f"--embedding_dim {dim} --bottom_mlp_sizes {','.join(map(str, sizes))}"
-            break
-        dim //= 2
-    yield from _cap(workload, fits)
-    batch_size = workload.batch_size // 2
-    while batch_size >= limits.num_ranks and not fits(replace(workload, batch_size=batch_size)):
-        batch_size //= 2
-    if batch_size >= limits.num_ranks:
-        yield f"--batch_size {batch_size}"
-    yield from _stored(workload, limits, machine)
-
-
-def _stored(workload: Workload, limits: Limits, machine: Machine) -> Iterator[str]:
-    """Yields the greatest memory for tables in a store, where it is enough for a batch."""
-    if not machine.has_store or workload.config.embedding_type not in FUSED_TYPES:
-        return
-    assert limits.memory is not None
-    little = replace(workload, table_memory="1")
-    placement = plan(little, limits, machine)
-    found = costs(placement, little, machine)
-    tables = [stored_tables(placement, rank, little) for rank in range(limits.num_ranks)]
-    left = limits.memory - max(
-        cost.memory.total - own.bytes_beside for cost, own in zip(found, tables, strict=True)
-    )
-    needed = max(
-        own.least(most_rows_of_batch(placement, rank, workload)) for rank, own in enumerate(tables)
-    )
-    if left >= needed:
-        yield f"--table_memory {shown(left, round_up=False)} --table_store DIR"
-
-
-def _cap(workload: Workload, fits: Callable[[Workload], bool]) -> Iterator[str]:
-    """Yields the greatest cap of two digits on the rows of a table."""
-    largest = max(workload.config.embedding_rows)
-    caps = [n * 10**k for k in range(1, len(str(largest))) for n in range(10, 100)]
-    caps = [cap for cap in caps if cap < largest]
-    low, high = 0, len(caps)
-    while low < high:
-        middle = (low + high) // 2
-        capped = replace(workload.config, hash_indices=True, max_table_size=caps[middle])
-        low, high = (middle + 1, high) if fits(replace(workload, config=capped)) else (low, middle)
-    if low:
-        yield f"--hash_indices --max_table_size {caps[low - 1]}"
+    for change in (smaller_optimizer, smaller_dim, smaller_tables):
+        yield from change(workload, fits)
+    yield from smaller_batch(workload, fits, limits.num_ranks)
+    if machine.has_store:
+        little = replace(workload, table_memory="1")  # no rows
+        placement = plan(little, limits, machine)
+        tables = table_bytes(placement, little)
+        used = [one.memory.total for one in costs(placement, little, machine)]
+        most = max(total - own.beside for total, own in zip(used, tables, strict=True))
+        yield from stored(workload, placement, limits.memory - most)

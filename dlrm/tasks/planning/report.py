@@ -5,15 +5,10 @@ from collections.abc import Iterator, Sequence
 from dlrm.command_line import aligned
 from dlrm.distributed.placement import Placement
 from dlrm.store.config import shown
-from dlrm.tasks.planning.costs import (
-    Workload,
-    costs,
-    most_rows_of_batch,
-    step_seconds,
-    stored_tables,
-)
+from dlrm.tasks.planning.costs import costs, step_seconds
 from dlrm.tasks.planning.machines import Machine
 from dlrm.tasks.planning.planner import Limits, changes_that_fit, shortage
+from dlrm.tasks.planning.workload import Workload, most_rows_of_batch, stored_tables
 
 _GB = 10**9
 

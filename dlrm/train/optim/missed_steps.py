@@ -17,6 +17,8 @@ class MissedSteps:
         done: number of steps that each row has had, `[rows]` int32.
     """
 
+    bytes_of_row = 4
+
     def __init__(self, rows: int, columns: int, dtype: torch.dtype, device: torch.device):
         self.done = torch.zeros(rows, dtype=torch.int32, device=device)
         self._numbers = torch.empty(64, columns, dtype=dtype)

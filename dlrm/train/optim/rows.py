@@ -271,9 +271,15 @@ class TableOptimizer(NamedTuple):
     rows: type[RowOptimizer]
     sparse: Callable[[list[Tensor]], Optimizer] | None = None
 
-    def state_bytes(self, rows: int, dim: int) -> int:
-        """Returns the bytes of the state of a weight `[rows, dim]`, scalars aside."""
-        return self.rows.rule.state_bytes(rows, dim)
+    def state_bytes(self, rows: int, dim: int, l2_of_all: bool = False) -> int:
+        """Returns the bytes of the state of a weight `[rows, dim]`, scalars aside.
+
+        Args:
+            rows, dim: shape of the weight.
+            l2_of_all: count the missed steps of an L2 term of all rows, too.
+        """
+        missed = MissedSteps.bytes_of_row * rows if l2_of_all else 0
+        return self.rows.rule.state_bytes(rows, dim) + missed
 
 
 TABLE_OPTIMIZERS = {

@@ -4,13 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dlrm.distributed import World
-from dlrm.model.config import DLRMConfig
-from dlrm.tasks.planning.costs import Workload, costs
-from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.optim.base import set_learning_rate
-from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import (
     CLICK_OPTIMIZERS,
     DENSE_OPTIMIZERS,
@@ -63,17 +57,3 @@ def test_of_networks(kind):
 
 def test_every_dense_optimizer_is_offered():
     assert {*CLICK_OPTIMIZERS, *NETWORK_OPTIMIZERS} == set(DENSE_OPTIMIZERS)
-
-
-@pytest.mark.parametrize("kind", CLICK_OPTIMIZERS)
-def test_a_plan_counts_them(kind):
-    config = DLRMConfig((30, 20), 4, 8, bottom_mlp_sizes=(16, 8), top_mlp_sizes=(16, 1))
-    _, mlps = Recommendation(config, World()).optimizers(OptimizerConfig("sgd", kind))
-    for group in mlps.param_groups:
-        for weight in group["params"]:
-            weight.grad = torch.ones_like(weight)
-    planned = [
-        costs(config.placed(1), Workload(config, 8, "sgd", name), MACHINES["cpu"])[0].memory.dense
-        for name in (kind, "sgd")
-    ]
-    assert planned[0] - planned[1] == held(mlps)
