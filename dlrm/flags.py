@@ -147,7 +147,7 @@ class ConfigFlags:
             if name in self.required and values.get(name, placed.get(name)) is None:
                 raise UsageError(f"--{name}: expected a value, got none")
         given = {name for name in values if self._flags[name].present}
-        return Values({**self._defaults, **values, **placed}, given | placed.keys())
+        return Values({**self._defaults, **values, **placed}, frozenset(given | placed.keys()))
 
     def _spelled(self, arguments: Sequence[str]) -> list[str]:
         """Returns the words of a command line with the names of flags as absl knows them."""
@@ -193,7 +193,7 @@ class ConfigFlags:
         return values
 
     def _value(self, name: str) -> Any:
-        value = self._flags[name].value
+        value: Any = self._flags[name].value
         try:
             return self._typed(name, value)
         except ValueError:

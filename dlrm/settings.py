@@ -82,7 +82,7 @@ def setting(
             and `most` are bounds of a number, or of each number of a list, both included; `above`
             and `below` are excluded. `short_name` is another name of the flag. A `positional` one
             is an argument without a name. The items of a list have commas between, unless it is
-            `repeated`, with a flag for each item, or `words`, with a word for each after the flag. A
+            `repeated`, with a flag for each item, or `words`, with a word for each after a flag. A
             checkpoint determines settings that are `architecture`, and a resumed run may change
             those that are `resumable`.
     """

@@ -27,21 +27,6 @@ class CsvConfig:
         input: a file, or a directory whose CSV files are read in order of their names.
         output: the dataset's directory; it must not exist, or be empty.
         label: column of the label.
-        numerical: columns of numbers, in the order of the model's inputs.
-        categorical: columns of any values, with one table each.
-        positive: value of the label that counts as 1, all others being 0; without it labels must be
-            0 or 1.
-        header: whether the first line names the columns; None means unless `columns` does.
-        columns: names of the columns; without header and names they are 0, 1, ...
-        delimiter: one character.
-        missing_values: cells that mean "missing", besides empty ones; "nan" and "inf" are refused
-            in numerical columns unless they are among them.
-        numeric_transform: transform of all numerical columns, as in `NumericalField`.
-        frequency_limit: values in fewer training rows get id 0.
-        test_fraction: share of the rows to choose at random for the test split.
-        seed: seed of that choice and of the order of the training rows.
-        chunk_size: rows parsed at a time.
-        feature_spec_out: name of the specification to write.
 
     Raises:
         ValueError: a value is impossible; the message names the flag.

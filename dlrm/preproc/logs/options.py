@@ -22,10 +22,7 @@ class LogOptions(Options):
 
     Attributes:
         log_format: the columns of a line.
-        frequency_limit: minimum count of a value with an id; see `FrequencyLimit.parse`.
-        numeric_transform: one of `CRITEO_TRANSFORMS`.
         dictionary_days: first and last day whose values get ids; None is all.
-        seed: seed of the order of the training rows.
     """
 
     log_format: LogFormat = LogFormat()

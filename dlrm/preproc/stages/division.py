@@ -33,15 +33,8 @@ class SplitConfig:
     At most one of the ways is chosen: by time, by a column, by files, by order, or by chance, which
     is by `test_fraction` and `validation_fraction`.
 
-    Attributes:
-        test_fraction, validation_fraction: shares of the rows, selected by a hash of the row's
-            number or of its value of `split_key`.
-        split_key: a column whose equal values stay together, such as the user; None is the row.
-        test_from, validation_from: times in ISO 8601; later rows are test, then validation.
-        split_column: a column with the values train, test or validation.
-        held_out: share of the rows, the last ones, that are test rows, then validation, half each.
-        keep_negatives: share of the training rows with label 0 to keep.
-        seed: seed of the random choices.
+    `test_fraction` and `validation_fraction` select by a hash of the row's number, or of its value
+    of `split_key`.
     """
 
     test_fraction: float = setting(

@@ -16,13 +16,7 @@ _STAGES = 2  # version of the results of tasks, for runs to resume
 class Options:
     """Options of preparation. All except `split_bytes` and `max_bad_lines` change the output.
 
-    Attributes:
-        output_ordering: "total_random" shuffles the training rows, "input" keeps their order.
-        split_bytes: size on disk of a task's input.
-        output_format: format of the dataset.
-        bad_lines: "fail", or "quarantine": leave out unreadable rows, and list them.
-        max_bad_lines: maximum share of all rows to leave out.
-        report: write `report.html` and `report.json`.
+    Field names are those of the flags.
     """
 
     output_ordering: str = setting("total_random", "order of the training rows", choices=ORDERINGS)

@@ -28,7 +28,7 @@ from dlrm.settings import setting
 
 @dataclass(frozen=True)
 class DoctorConfig:
-    """What to report or to time; field names are those of the flags."""
+    """The form of the report, or the products to time; field names are those of the flags."""
 
     json: bool = setting(False, "print one JSON object, for programs")
     tune: bool = setting(

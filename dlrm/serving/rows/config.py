@@ -1,4 +1,4 @@
-"""How rows to score are read, as a configuration without torch."""
+"""The reading of rows to score, as a configuration without torch."""
 
 from dataclasses import dataclass
 from pathlib import Path
