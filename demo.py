@@ -14,14 +14,12 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dlrm.command_line import Parser
-
 ROOT = Path(__file__).resolve().parent
 PREPROC = ROOT / "preproc"
 
 
 def main() -> None:
-    parser = Parser(__doc__.splitlines()[0], "make demo")
+    parser = argparse.ArgumentParser("make demo", description=__doc__.splitlines()[0])
     parser.add_argument("--raw", type=Path, help="directory with day_0, day_1, ...")
     parser.add_argument("--output", type=Path, default=ROOT / "demo", help="where all files go")
     parser.add_argument("--rows", type=int, default=700_000, help="rows to simulate, in all")

@@ -44,7 +44,7 @@ import torch
 from quality_contenders import CONTENDERS, NEEDS, Rows, labels_of
 
 from dlrm.api.training import SETTINGS
-from dlrm.command_line import Parser, aligned, fail
+from dlrm.command_line import aligned, fail
 from dlrm.data.sources.text_files import open_text
 from dlrm.data.transform.schema import Schema
 from dlrm.data.workers import process_pool
@@ -109,7 +109,9 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = Parser(__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--adult", type=Path, help="adult.data of UCI Adult")
     parser.add_argument("--bank", type=Path, help="bank-full.csv of UCI Bank Marketing")
     parser.add_argument("--simulated", type=int, help="rows of simulated logs, of eight days")

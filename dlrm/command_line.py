@@ -1,6 +1,5 @@
 """The ends of commands, with errors on one line that begins with `error:`, and their tables."""
 
-import argparse
 import io
 import math
 import os
@@ -15,7 +14,6 @@ from contextlib import contextmanager, suppress
 from typing import Any, NoReturn
 
 from dlrm.documents import cell, one_line, printable
-from dlrm.files import check_all_local
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
 _REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal of output
@@ -195,47 +193,6 @@ def raise_file_limit() -> None:
     if soft != resource.RLIM_INFINITY and soft < allowed:
         with suppress(ValueError, OSError):  # the kernel's own limit has become lower
             resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that reports errors on such a line, with exit code 2, and keeps line breaks in help.
-
-    A URI where a path is expected is an error; see `dlrm.files.check_local`.
-
-    Args:
-        description: text at the start of the help.
-        prog: name of the command, if it is not that of the file.
-    """
-
-    def __init__(self, description: str | None = None, prog: str | None = None) -> None:
-        super().__init__(
-            prog=prog,
-            description=description,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parses as `argparse` does, for `parse_args` too."""
-        raise_file_limit()
-        options, others = super().parse_known_args(args, namespace)
-        try:
-            check_all_local(
-                (_name(action), getattr(options, action.dest, None)) for action in self._actions
-            )
-        except ValueError as error:
-            self.error(str(error))
-        return options, others
-
-    def error(self, message: str) -> NoReturn:
-        """Ends the process."""
-        fail(message, 2)
-
-
-def _name(action: argparse.Action) -> str:
-    """Returns the long form of a flag, or the name of a positional argument."""
-    long = (option for option in action.option_strings if option.startswith("--"))
-    return next(long, action.dest)
 
 
 def text_of(value: Any) -> str:

@@ -31,7 +31,7 @@ NOT_PATHS = frozenset(
     [
         *("mlflow", "triton_server_url", "http_headers", "address"),  # servers and requests
         *("master", "conf", "spark_sql", "spark_table"),  # of Spark
-        "command",  # of another program, to translate
+        *("command", "others"),  # of another program
         # Columns, and values of columns.
         *("label", "positive", "weight", "time", "columns", "numerical", "categorical"),
         *("split_key", "split_column", "cross", "encode", "slices", "missing_values", "delimiter"),

@@ -9,7 +9,10 @@ imported, so that help is quick.
 import math
 from collections.abc import Iterable
 from dataclasses import MISSING, dataclass, field, fields
+from pathlib import Path
 from typing import Any
+
+REQUIRED: Any = MISSING  # default of a setting that the user has to give
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,9 @@ class Setting:
     above: float | None = None
     below: float | None = None
     short_name: str | None = None
+    positional: bool = False
+    repeated: bool = False
+    words: bool = False
     architecture: bool = False
     resumable: bool = False
 
@@ -36,7 +42,7 @@ class Setting:
     def _takes(self, value: Any) -> bool:
         if self.choices is not None:
             return value in self.choices
-        if isinstance(value, str | bool):  # also "max", of a flag that is otherwise a number
+        if isinstance(value, str | bool | Path):  # also "max", of a flag that is otherwise a number
             return self.least is self.most is self.above is self.below is None
         return (
             math.isfinite(value)
@@ -69,17 +75,25 @@ def setting(
     """Returns a field of a configuration with its description.
 
     Args:
-        default: the field's default.
+        default: the field's default; `REQUIRED` for none.
         help: what the user gets by it; the help adds choices and default.
         choices: the only values that it takes.
         others: `topic` is a heading of the help, if it is not that of the configuration. `least`
             and `most` are bounds of a number, or of each number of a list, both included; `above`
-            and `below` are excluded. `short_name` is another name of the flag. A checkpoint
-            determines settings that are `architecture`, and a resumed run may change those that are
-            `resumable`.
+            and `below` are excluded. `short_name` is another name of the flag. A `positional` one
+            is an argument without a name. The items of a list have commas between, unless it is
+            `repeated`, with a flag for each item, or `words`, with a word for each after a flag. A
+            checkpoint determines settings that are `architecture`, and a resumed run may change
+            those that are `resumable`.
     """
     names = None if choices is None else tuple(choices)
     return field(default=default, metadata={"setting": Setting(help, choices=names, **others)})
+
+
+def same_setting(config: type, name: str) -> Any:
+    """Returns a field like one of another configuration."""
+    (like,) = (field for field in fields(config) if field.name == name)
+    return field(default=like.default, metadata=like.metadata)
 
 
 def settings_of(*configs: type) -> dict[str, Setting]:

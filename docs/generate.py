@@ -18,14 +18,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import absl.app
-import absl.flags
-
 import dlrm
 from dlrm import ops
 from dlrm.api.dataset import Dataset
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
-from dlrm.flags import ConfigFlags
+from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
 from dlrm.serving.predictor import Predictor
 
@@ -44,9 +41,6 @@ COMMANDS = (
     *(f"triton/{name}.py" for name in TRITON),
 )
 _STATE = "`python docs/generate.py` writes this page from the {}; a test compares the two.\n"
-
-
-_CORES = 999_983  # in place of this machine's cores, so that the page is the same everywhere
 
 
 class Flag(NamedTuple):
@@ -96,9 +90,9 @@ def flags_page() -> str:
         pool.join()
     parts = ["# Flags\n", _STATE.format("commands' definitions")]
     parts.append(
-        "Commands of `dlrm.scripts` also read flags from a file (`--flagfile FILE`) and turn "
-        "switches off by `--noNAME`; `compare`, `doctor`, `simulate_logs`, `systems` and "
-        "`tune` do not. `triton/deployer.py` takes the flags of `triton/export.py` and NVIDIA's.\n"
+        "Every command also reads flags from a file (`--flagfile FILE`) and turns switches off by "
+        "`--noNAME`. Dashes may stand for underscores, as in `--save-dir`. `triton/deployer.py` "
+        "takes the flags of `triton/export.py` and NVIDIA's.\n"
     )
     main_flags = {flag.name: flag for flag in found["dlrm.scripts.main"]}
     for command, flags in found.items():
@@ -128,18 +122,12 @@ def _code(text: str) -> str:
 
 def _cell(text: str) -> str:
     text = re.sub(r"^\s*<([^>]+)>: ", lambda m: f"{m[1].replace('|', ', ')}: ", text)
-    text = text.replace(str(_CORES), "cores")
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
 
 
 def command_flags(command: str) -> list[Flag]:
     """Returns the flags of a command, which it runs as a script up to its command line."""
-    os.cpu_count = lambda: _CORES
-    os.sched_getaffinity = lambda _: range(_CORES)
-    absl.app.run = _capture_absl
-    ConfigFlags.parse = _capture_config
-    for name in ("parse_args", "parse_known_args"):
-        setattr(argparse.ArgumentParser, name, _capture_argparse)
+    ConfigFlags.parse = Subcommands.parse = _capture
     sys.argv = [command]
     os.chdir(ROOT)
     try:
@@ -155,39 +143,23 @@ def command_flags(command: str) -> list[Flag]:
     raise AssertionError(f"{command} defined no flags")
 
 
-def _capture_absl(*_: object, **__: object) -> None:
-    values = absl.flags.FLAGS
-    modules = values.flags_by_module_dict()
-    flags = [flag for name, own in modules.items() if not name.startswith("absl") for flag in own]
-    raise _Captured([_absl_flag(flag) for flag in flags])
+def _capture(line: ConfigFlags | Subcommands, *_: object) -> None:
+    if isinstance(line, ConfigFlags):
+        raise _Captured(list(_flags_of(line)))
+    raise _Captured([f for task, (_, own) in line.lines.items() for f in _flags_of(own, task)])
 
 
-def _capture_config(flags: ConfigFlags, *_: object) -> None:
-    by_topic = flags._flags.key_flags_by_module_dict()
-    raise _Captured([_absl_flag(flag, topic) for topic in flags.topics for flag in by_topic[topic]])
-
-
-def _absl_flag(flag: absl.flags.Flag, topic: str = "") -> Flag:
-    default = "" if flag.default is None else (flag.default_as_str or "").strip("'")
-    return Flag(f"--{flag.name}", default, flag.help or "", topic)
-
-
-def _capture_argparse(parser: argparse.ArgumentParser, *_: object, **__: object) -> None:
-    raise _Captured(list(_argparse_flags(parser)))
-
-
-def _argparse_flags(parser: argparse.ArgumentParser, topic: str = "") -> Iterator[Flag]:
-    for action in parser._actions:
-        if isinstance(action, argparse._SubParsersAction):
-            for name, sub in action.choices.items():
-                yield from _argparse_flags(sub, name)
-        elif not isinstance(action, argparse._HelpAction) and action.help != argparse.SUPPRESS:
-            name = ", ".join(action.option_strings) or str(action.metavar or action.dest)
-            unset = action.default in (None, False, argparse.SUPPRESS)
-            default = "" if unset else str(action.default)
-            text = (action.help or "") % {**vars(action), "prog": parser.prog}
-            choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
-            yield Flag(name, default, f"{choices}: {text}" if choices else text, topic)
+def _flags_of(line: ConfigFlags, task: str = "") -> Iterator[Flag]:
+    """Yields the arguments and flags of a command line; a single topic needs no heading."""
+    for name in line.positional:
+        yield Flag(name, "", line.settings[name].help, task)
+    by_topic = line._flags.key_flags_by_module_dict()
+    for topic in line.topics:
+        for flag in by_topic[topic]:
+            short = f"-{flag.short_name}, " if flag.short_name else ""
+            default = "" if flag.default in (None, []) else flag.default_as_str.strip("'")
+            heading = topic if len(line.topics) > 1 else ""
+            yield Flag(f"{short}--{flag.name}", default, flag.help, task or heading)
 
 
 def python_page() -> str:

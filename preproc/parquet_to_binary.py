@@ -3,6 +3,7 @@
 
 import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
@@ -11,25 +12,32 @@ from dlrm.command_line import end_while_imported
 
 end_while_imported(__name__)
 
-from dlrm.command_line import Parser, exit_code_of, fail
+from dlrm.command_line import fail
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.convert_to_binary import main
 from dlrm.preproc.prepare_logs import DATASET
+from dlrm.settings import REQUIRED, setting
 
 
-def _run() -> int:
-    parser = Parser(__doc__)
-    parser.add_argument("--src_dir", type=Path, required=True, help="has train/ and test/")
-    parser.add_argument("--dst_dir", type=Path, required=True, help="gets train_data.bin, ...")
-    parser.add_argument("--intermediate_dir", help="unused: nothing is written on the way")
-    parser.add_argument("--parallel_jobs", type=int, help="number of processes, up to all cores")
-    flags = parser.parse_args()
-    if (flags.src_dir / DATASET).is_dir():
-        fail(f"{flags.src_dir}: run_spark.sh wrote no Parquet but {flags.src_dir / DATASET} itself")
-    paths = [f"--source={flags.src_dir}", f"--output={flags.dst_dir}"]
+@dataclass(frozen=True)
+class ParquetConfig:
+    """The Parquet, and the binary rows; field names are those of the flags."""
+
+    src_dir: Path = setting(REQUIRED, "has train/ and test/")
+    dst_dir: Path = setting(REQUIRED, "gets train_data.bin, ...")
+    intermediate_dir: str | None = setting(None, "unused: nothing is written on the way")
+    parallel_jobs: int | None = setting(None, "number of processes, up to all cores")
+
+
+def _run(values: Values) -> int:
+    source = values["src_dir"]
+    if (source / DATASET).is_dir():
+        fail(f"{source}: run_spark.sh wrote no Parquet but {source / DATASET} itself")
+    paths = [f"--source={source}", f"--output={values['dst_dir']}"]
     cores = os.cpu_count() or 1
-    jobs = min(cores if flags.parallel_jobs is None else flags.parallel_jobs, cores)
+    jobs = min(values["parallel_jobs"] or cores, cores)
     return main([*paths, "--output_format=binary", f"--cores={jobs}"])
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(_run))
+    sys.exit(run_command(ConfigFlags([("Flags", ParquetConfig)]), _run, __doc__, usage=2))

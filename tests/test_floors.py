@@ -63,9 +63,16 @@ TORCH_FREE = [
     "dlrm.serving.rows",
     "dlrm.serving.server.backend",
     "dlrm.serving.server.reader",
+    "dlrm.scripts.common.source_flags",
     "dlrm.scripts.convert",
     "dlrm.scripts.dist_main",
+    "dlrm.scripts.doctor.command",
+    "dlrm.scripts.evaluate.__main__",
+    "dlrm.scripts.gen_csv",
     "dlrm.scripts.main",
+    "dlrm.scripts.predict.__main__",
+    "dlrm.scripts.prepare",
+    "dlrm.scripts.schema",
     "dlrm.scripts.simulate_logs",
     "dlrm.scripts.transcode",
     "dlrm.scripts.verify_dataset",
@@ -108,24 +115,33 @@ def test_files_import_from_lower_floors_only(root):
     assert {"dlrm.model", "dlrm.data", "dlrm.train", "dlrm.tasks", "dlrm.scripts"} <= seen
 
 
-def test_only_scripts_read_flags_and_the_environment(root):
+def test_only_scripts_read_the_environment(root):
     commands, wrong, seen = {root / "dlrm" / name for name in ("scripts", "preproc")}, [], 0
     own = {  # the launcher's variables, and those set for torch
         root / "dlrm" / "distributed" / "world.py",
         root / "dlrm" / "environment.py",
-        root / "dlrm" / "flags.py",
     }
     for path in sorted((root / "dlrm").rglob("*.py")):
         if not commands & set(path.parents) and path not in own:
             seen += 1
-            names = {name.split(".")[0] for name in imports(path)}
             tree = ast.walk(ast.parse(path.read_text()))
             used = {node.attr for node in tree if isinstance(node, ast.Attribute)}
             used |= {name.rpartition(".")[2] for name in imports(path)}
-            if found := names & {"absl"} | used & ENVIRONMENT:
+            if found := used & ENVIRONMENT:
                 wrong.append(f"{path.relative_to(root)} uses {', '.join(sorted(found))}")
     assert not wrong
     assert seen > 20
+
+
+def test_one_module_parses_flags_and_none_has_global_ones(root):
+    files = [path for name in ("dlrm", "preproc", "triton") for path in (root / name).rglob("*.py")]
+    parsers = {
+        str(path.relative_to(root))
+        for path in files
+        if {"absl", "argparse"} & {name.split(".")[0] for name in imports(path)}
+    }
+    assert parsers == {"dlrm/flags.py"}
+    assert "flags.FLAGS" not in (root / "dlrm" / "flags.py").read_text()
 
 
 def modules_of(root, name):

@@ -49,9 +49,10 @@ def test_flags_that_it_names_exist(root, page):
     paths = [path for folder in SOURCES for path in (root / folder).rglob("*.py")]
     text = "\n".join(path.read_text() for path in [*paths, root / "bind.sh"])
     known = {*dlrm_flags.parse([]), *PLATFORMS}  # the exporter has a flag for each platform
-    # absl flags are in quotes; those of argparse and scripts have dashes.
+    known |= set(re.findall(r"(?m)^    (\w+): .* = (?:same_)?setting\(", text))
+    # Flags of shell scripts have dashes.
     known |= set(re.findall(r'"(?:--)?([\w-]+)"', text)) | set(re.findall(r"--([\w-]+)", text))
-    assert not named - known
+    assert not {name.replace("-", "_") for name in named - known} - known
 
 
 def test_every_flag_of_nvidias_that_behaves_otherwise_is_one(page):

@@ -9,15 +9,13 @@ Tensors are sent in binary form; a batch larger than the server accepts is sent 
 The third command has the flags of NVIDIA's client, whose protocol is http.
 """
 
-import argparse
 import itertools
 import json
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,20 +29,20 @@ import numpy as np
 import torch
 import tritonclient.grpc
 import tritonclient.http
-from command_line import add_flag, new_parser
 from tritonclient.utils import InferenceServerException, triton_to_np_dtype
 
-from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.verification import Verifier
 from dlrm.files import errors_named, write_array
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.latency import Latency
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.reader import RAW, max_rows, named
+from dlrm.settings import setting
 
 OUTPUT = "output__0"
 
@@ -83,81 +81,88 @@ class Figures:
 def main() -> int:
     """Runs the command; returns its exit status."""
 
-    def act() -> None:
-        run(parse(sys.argv[1:]))
-
-    return exit_code_of(act, (ValueError, OSError, InferenceServerException))
+    errors = (ValueError, OSError, InferenceServerException)
+    return run_command(LINE, lambda values: run(_config(values)), __doc__, usage=2, errors=errors)
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Reads the command line; flags may be written with underscores, too."""
-    parser = new_parser(__doc__)
-    flag = partial(add_flag, parser)
-    flag(
-        "triton-server-url",
-        "-u",
-        help="address of the server; default: localhost:8001, or localhost:8000 with http",
+@dataclass(frozen=True)
+class ClientConfig:
+    """The server, the rows to send, and what is reported; field names are those of the flags."""
+
+    triton_server_url: str | None = setting(
+        None,
+        "address of the server; default: localhost:8001, or localhost:8000 with http",
+        short_name="u",
     )
-    flag(
-        "protocol",
-        choices=["grpc", "http"],
-        help="protocol; default: grpc, or http with --inference-data",
+    protocol: str | None = setting(
+        None,
+        "protocol; default: grpc, or http with --inference-data",
+        choices=("grpc", "http"),
     )
-    flag("triton-model-name", default="model", help="name of the model")
-    flag("triton-model-version", default="", help="version to use; default: the server's choice")
-    flag("verbose", "-v", action="store_true", help="let the client library print its traffic")
-    flag(
-        "http-headers",
-        "-H",
-        action="append",
-        default=[],
-        metavar="NAME:VALUE",
-        help="header of every request; may be repeated",
+    triton_model_name: str = setting("model", "name of the model")
+    triton_model_version: str = setting("", "version to use; default: the server's choice")
+    verbose: bool = setting(False, "let the client library print its traffic", short_name="v")
+    http_headers: tuple[str, ...] = setting(
+        (), "NAME:VALUE, header of every request", short_name="H", repeated=True
     )
-    flag("input", type=Path, help="dataset, or log with lines of a label and fields")
-    flag("split", default="test", help="split of the dataset to send")
-    flag("inference-data", type=Path, help="directory of a split in the dataset, such as test/")
-    flag("dataset-config", type=Path, help="model_size.json or feature_spec.yaml beside that")
-    flag("no-label", action="store_true", help="the lines of the log have no label")
-    flag("batch-size", type=int, default=1024, help="rows per batch")
-    flag(
-        "concurrency",
-        default="1",
-        help="number of batches in flight; each of several values is measured",
+    input: Path | None = setting(None, "dataset, or log with lines of a label and fields")
+    split: str = setting("test", "split of the dataset to send")
+    inference_data: Path | None = setting(
+        None, "directory of a split in the dataset, such as test/"
     )
-    flag("max-batches", type=int, help="number of batches to send, read in advance; default: all")
-    flag("test-batches", dest="max_batches", type=int, help="the same as --max-batches")
-    flag(
-        "drop-last-batch",
-        action="store_true",
-        help="leave out the last batch of a dataset if it is not full",
+    dataset_config: Path | None = setting(None, "model_size.json or feature_spec.yaml beside that")
+    no_label: bool = setting(False, "the lines of the log have no label")
+    batch_size: int = setting(1024, "rows per batch")
+    concurrency: str = setting(
+        "1", "number of batches in flight; each of several values is measured"
     )
-    flag("fp16", action="store_true", help="not used: the server states the type that it takes")
-    flag("output", type=Path, help=".npy file to write the scores to")
-    flag("report", type=Path, help=".json file to write the measurements to")
-    flag("plot", type=Path, help="file for a picture of latency against concurrency")
-    return _with_nvidias(parser.parse_args(arguments))
+    max_batches: int | None = setting(
+        None, "number of batches to send, read in advance; default: all"
+    )
+    test_batches: int | None = setting(None, "the same as --max-batches")
+    drop_last_batch: bool = setting(
+        False, "leave out the last batch of a dataset if it is not full"
+    )
+    fp16: bool = setting(False, "not used: the server states the type that it takes")
+    output: Path | None = setting(None, ".npy file to write the scores to")
+    report: Path | None = setting(None, ".json file to write the measurements to")
+    plot: Path | None = setting(None, "file for a picture of latency against concurrency")
 
 
-def _with_nvidias(options: argparse.Namespace) -> argparse.Namespace:
-    """Reads the input and the protocol of NVIDIA's flags.
+LINE = ConfigFlags([("Flags", ClientConfig)])
+
+
+def parse(arguments: list[str]) -> ClientConfig:
+    """Reads a command line."""
+    return _config(LINE.parse(arguments))
+
+
+def _config(values: Values) -> ClientConfig:
+    """Returns the options, with the input and the protocol of NVIDIA's flags.
 
     Raises:
         ValueError: they contradict each other, or there is no input.
     """
+    options = values.config(ClientConfig)
     data, described = options.inference_data, options.dataset_config
     if (options.input is None) == (data is None):
         raise ValueError("expected either --input or --inference_data")
+    source, split = options.input, options.split
     if data is not None:
-        options.input, options.split = data.absolute().parent, data.name
-        options.split = "validation" if options.split == "val" else options.split
-    if described is not None and described.absolute().parent != options.input.absolute():
-        raise ValueError(f"--dataset_config {described}: expected a file of {options.input}")
-    options.protocol = options.protocol or ("grpc" if data is None else "http")
-    return options
+        source, split = data.absolute().parent, data.name
+        split = "validation" if split == "val" else split
+    if described is not None and described.absolute().parent != source.absolute():
+        raise ValueError(f"--dataset_config {described}: expected a file of {source}")
+    return replace(
+        options,
+        input=source,
+        split=split,
+        protocol=options.protocol or ("grpc" if data is None else "http"),
+        max_batches=options.test_batches if options.max_batches is None else options.max_batches,
+    )
 
 
-def run(options: argparse.Namespace) -> list[Figures]:
+def run(options: ClientConfig) -> list[Figures]:
     """Runs the command; returns the measurements of each concurrency.
 
     Raises:
@@ -202,7 +207,7 @@ def _is_live(client: Any) -> bool:
 class Server:
     """A model on a server, asked by any number of threads."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: ClientConfig) -> None:
         self._options = options
         self._api: Any = tritonclient.grpc if options.protocol == "grpc" else tritonclient.http
         port = 8001 if options.protocol == "grpc" else 8000
@@ -296,14 +301,14 @@ def measure(
     return figures, scores, labels
 
 
-def _batches(options: argparse.Namespace) -> Iterator[Batch]:
+def _batches(options: ClientConfig) -> Iterator[Batch]:
     make = _of_dataset if options.input.is_dir() else _of_log
     if options.max_batches is None:
         return make(options)
     return iter(list(itertools.islice(make(options), options.max_batches)))
 
 
-def _of_dataset(options: argparse.Namespace) -> Iterator[Batch]:
+def _of_dataset(options: ClientConfig) -> Iterator[Batch]:
     spec = FeatureSpec.load(options.input)
     if options.split not in spec.splits:
         raise ValueError(f"--split {options.split}: expected one of {spec.splits}")
@@ -318,7 +323,7 @@ def _of_dataset(options: argparse.Namespace) -> Iterator[Batch]:
         yield Batch(inputs_of(batch), batch.labels.numpy())
 
 
-def _of_log(options: argparse.Namespace) -> Iterator[Batch]:
+def _of_log(options: ClientConfig) -> Iterator[Batch]:
     with open(options.input, "rb") as file:
         lines = (line.rstrip(b"\r\n") for line in file)
         first_line = 1
@@ -344,7 +349,7 @@ def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
     return click_metrics(torch.from_numpy(scores), torch.from_numpy(labels))["auc"]
 
 
-def draw(path: Path, measured: list[Figures], options: argparse.Namespace) -> None:
+def draw(path: Path, measured: list[Figures], options: ClientConfig) -> None:
     """Draws latency, and throughput, against concurrency."""
     import matplotlib as mpl
 

@@ -7,15 +7,13 @@ real rows, and must agree with the checkpoint; `report.json` beside it has the d
 whose dataset is gone, as that of `dlrm.fit` on a table in memory, is compared on generated rows.
 """
 
-import argparse
 import filecmp
 import json
 import os
 import shutil
 import sys
 from contextlib import AbstractContextManager, ExitStack
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -27,18 +25,17 @@ end_while_imported(__name__)
 
 import numpy as np
 import repository
-from command_line import add_flag, new_parser
 from repository import PLATFORMS, Serving
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
-from dlrm.command_line import exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.sources.row_error import RowError
 from dlrm.files import make_directories, staged_directory
+from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
@@ -55,6 +52,7 @@ from dlrm.serving.network.quantize import PRECISIONS, QuantizedTables, quantize_
 from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, probability
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.reader import FACTS, KIND
+from dlrm.settings import REQUIRED, setting
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 
@@ -82,110 +80,101 @@ class Export(NamedTuple):
     predictor: Predictor
     tables: QuantizedTables
     serving: Serving
-    options: argparse.Namespace
+    options: "ExportConfig"
     reference: Reference
 
 
-def main() -> int:
-    """Runs the command; returns its exit status."""
-    return exit_code_of(lambda: run(parse(sys.argv[1:])), (ValueError, OSError, ImportError))
+@dataclass(frozen=True)
+class ExportConfig:
+    """The model, and how it is served; field names are those of the flags."""
 
-
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Reads the command line; flags may be written with underscores, too."""
-    parser = new_parser(__doc__)
-    flag = partial(add_flag, parser)
-    flag(
-        "checkpoint",
-        required=True,
-        help="checkpoint, or a run's directory of checkpoints, whose best one is used",
+    checkpoint: str = setting(
+        REQUIRED, "checkpoint, or a run's directory of checkpoints, whose best one is used"
     )
-    flag("save-dir", default="./triton_models", type=Path, help="directory of the model repository")
-    flag(
-        "dataset",
-        type=Path,
-        help="dataset whose rows to compare the exported model on; default: that of the training, "
+    save_dir: Path = setting(Path("./triton_models"), "directory of the model repository")
+    dataset: Path | None = setting(
+        None,
+        "dataset whose rows to compare the exported model on; default: that of the training, "
         "or generated rows if it is gone and the checkpoint has its transform",
     )
-    flag(
-        "dataset-type",
-        choices=["split", "binary"],
-        help="type of the dataset; default: as in training",
+    dataset_type: str | None = setting(
+        None, "type of the dataset; default: as in training", choices=("split", "binary")
     )
-    flag(
-        "allow-other-transform",
-        action="store_true",
-        help="accept a dataset whose fitted transform is not the checkpoint's",
+    allow_other_transform: bool = setting(
+        False, "accept a dataset whose fitted transform is not the checkpoint's"
     )
-    flag(
-        "allow-links",
-        action="store_true",
-        help="allow files of the dataset to be symbolic links to files outside its directory",
+    allow_links: bool = setting(
+        False,
+        "allow files of the dataset to be symbolic links to files outside its directory",
     )
-    flag(
-        "verify-rows", type=int, default=65536, help="maximum rows to compare the exported model on"
+    verify_rows: int = setting(65536, "maximum rows to compare the exported model on")
+    triton_model_name: str = setting("model", "directory in the repository")
+    triton_model_version: int | None = setting(
+        None, "version to write; default: 1, or the next one with --update"
     )
-    platform = parser.add_mutually_exclusive_group()
-    for name, one in PLATFORMS.items():
-        what = f"{one.help}, by Triton's {' '.join(one.triton or ())}"
-        what += " (default)" if name == Serving.platform else ""
-        add_flag(platform, name, dest="platform", action="store_const", const=name, help=what)
-    parser.set_defaults(platform=Serving.platform)
-    flag("triton-model-name", default="model", help="directory in the repository")
-    flag(
-        "triton-model-version",
-        type=int,
-        help="version to write; default: 1, or the next one with --update",
+    triton_max_batch_size: int = setting(Serving.max_batch_size, "maximum rows of a batch")
+    triton_dyn_batching_delay: float = setting(
+        0.0, "milliseconds that dynamic batching waits for further requests"
     )
-    flag(
-        "triton-max-batch-size",
-        type=int,
-        default=Serving.max_batch_size,
-        help="maximum rows of a batch",
+    triton_no_dyn_batching: bool = setting(False, "do not batch requests")
+    triton_engine_count: int = setting(1, "number of model instances")
+    triton_no_cuda: bool = setting(False, "serve on the CPU even if there are GPUs")
+    triton_keep_versions: int = setting(1, "number of latest versions to serve")
+    threads: int = setting(0, "threads of a python instance; default: one per core")
+    fp16: bool = setting(False, "clients send numerical features as FP16, as datasets store them")
+    ids: str = setting("int64", "type of the ids that clients send", choices=("int64", "int32"))
+    output_kind: str = setting("logit", "contents of output__0", choices=("logit", "probability"))
+    no_raw: bool = setting(False, "accept ids only, no raw rows")
+    embedding_precision: str = setting(
+        "fp32", "precision of the embedding tables", choices=PRECISIONS
     )
-    flag(
-        "triton-dyn-batching-delay",
-        type=float,
-        default=0.0,
-        help="milliseconds that dynamic batching waits for further requests",
+    max_auc_change: float = setting(
+        5e-4, "largest loss of AUC through quantized tables; a larger one refuses the export"
     )
-    flag("triton-no-dyn-batching", action="store_true", help="do not batch requests")
-    flag("triton-engine-count", type=int, default=1, help="number of model instances")
-    flag("triton-no-cuda", action="store_true", help="serve on the CPU even if there are GPUs")
-    flag("triton-keep-versions", type=int, default=1, help="number of latest versions to serve")
-    flag("threads", type=int, default=0, help="threads of a python instance; default: one per core")
-    flag(
-        "fp16",
-        action="store_true",
-        help="clients send numerical features as FP16, as datasets store them",
-    )
-    flag(
-        "ids", choices=["int64", "int32"], default="int64", help="type of the ids that clients send"
-    )
-    flag(
-        "output-kind",
-        choices=["logit", "probability"],
-        default="logit",
-        help="contents of output__0",
-    )
-    flag("no-raw", action="store_true", help="accept ids only, no raw rows")
-    flag(
-        "embedding-precision",
-        choices=PRECISIONS,
-        default="fp32",
-        help="precision of the embedding tables",
-    )
-    flag(
-        "max-auc-change",
-        type=float,
-        default=5e-4,
-        help="largest loss of AUC through quantized tables; a larger one refuses the export",
-    )
-    flag("update", action="store_true", help="add a version to an existing model")
-    return parser.parse_args(arguments)
+    update: bool = setting(False, "add a version to an existing model")
+    platform: str = Serving.platform
 
 
-def run(options: argparse.Namespace) -> None:
+_PLATFORM_FLAGS = {name.replace("-", "_"): name for name in PLATFORMS}
+PlatformConfig = make_dataclass(
+    "PlatformConfig",
+    [
+        (
+            flag,
+            bool,
+            setting(
+                False,
+                f"{one.help}, by Triton's {' '.join(one.triton or ())}"
+                + " (default)" * (name == Serving.platform),
+            ),
+        )
+        for (flag, name), one in zip(_PLATFORM_FLAGS.items(), PLATFORMS.values(), strict=True)
+    ],
+)
+LINE = ConfigFlags([("Flags", ExportConfig), ("Platform, one of", PlatformConfig)])
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    errors = (ValueError, OSError, ImportError)
+    return run_command(
+        LINE, lambda values: run(_config(values)), __doc__, arguments, usage=2, errors=errors
+    )
+
+
+def parse(arguments: list[str]) -> ExportConfig:
+    """Reads a command line."""
+    return _config(LINE.parse(arguments))
+
+
+def _config(values: Values) -> ExportConfig:
+    chosen = [name for flag, name in _PLATFORM_FLAGS.items() if values[flag]]
+    if len(chosen) > 1:
+        raise UsageError(f"--{chosen[0]}, --{chosen[1]}: expected one platform, got both")
+    return values.config(ExportConfig, platform=[*chosen, Serving.platform][0])
+
+
+def run(options: ExportConfig) -> None:
     """Runs the command.
 
     Raises:
@@ -203,7 +192,7 @@ def run(options: argparse.Namespace) -> None:
 MOST_DELAY = 60_000  # milliseconds
 
 
-def _version(options: argparse.Namespace, directory: Path) -> int:
+def _version(options: ExportConfig, directory: Path) -> int:
     """Returns the version to write, after checking that it can be written."""
     for flag, least in (("triton_max_batch_size", 1), ("triton_engine_count", 1), ("threads", 0)):
         if (value := getattr(options, flag)) < least:
@@ -238,13 +227,13 @@ def _version(options: argparse.Namespace, directory: Path) -> int:
     return asked or last + 1
 
 
-def _load(options: argparse.Namespace) -> Export:
+def _load(options: ExportConfig) -> Export:
     """Loads the checkpoint and the rows to compare on, which must match the model."""
     with checkpoint_in_use(options.checkpoint) as path, unreplaced(path):
         return _load_from(path, options)
 
 
-def _load_from(path: Path, options: argparse.Namespace) -> Export:
+def _load_from(path: Path, options: ExportConfig) -> Export:
     dataset, kind = _rows_to_compare(path, options)
     predictor = load(path, dataset, options.allow_other_transform, print, options.allow_links)
     serving = Serving(
@@ -277,7 +266,7 @@ def _load_from(path: Path, options: argparse.Namespace) -> Export:
     return Export(predictor, tables, serving, options, reference)
 
 
-def _rows_to_compare(path: Path, options: argparse.Namespace) -> tuple[str | None, str]:
+def _rows_to_compare(path: Path, options: ExportConfig) -> tuple[str | None, str]:
     """Returns the dataset to score, None if it is gone, and its type; by default the training's."""
     trained = read_config(path).get("flags", {})
     if options.dataset and not options.dataset.is_dir():
@@ -288,7 +277,7 @@ def _rows_to_compare(path: Path, options: argparse.Namespace) -> tuple[str | Non
     return str(dataset) if is_there else None, kind
 
 
-def _generated(predictor: Predictor, serving: Serving, options: argparse.Namespace) -> Reference:
+def _generated(predictor: Predictor, serving: Serving, options: ExportConfig) -> Reference:
     """Returns rows of normally distributed numericals and uniformly distributed ids.
 
     Raises:
@@ -375,7 +364,7 @@ def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
     return {**configs, name: repository.model_config(name, *sizes, serving)}
 
 
-def _write_new(options: argparse.Namespace, export: Export, version: int) -> list[str]:
+def _write_new(options: ExportConfig, export: Export, version: int) -> list[str]:
     """Writes new models: all of them, or none."""
     with ExitStack() as staged:
         for name, config in _configs(options.triton_model_name, export).items():
@@ -393,7 +382,7 @@ def _write_new(options: argparse.Namespace, export: Export, version: int) -> lis
     raise AssertionError("the model itself is always among them")
 
 
-def _write_update(options: argparse.Namespace, export: Export, version: int) -> list[str]:
+def _write_update(options: ExportConfig, export: Export, version: int) -> list[str]:
     """Writes a further version of a model, with the inputs and outputs of the others."""
     name = options.triton_model_name
     top = options.save_dir / name

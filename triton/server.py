@@ -21,6 +21,7 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.server`
@@ -29,28 +30,35 @@ from dlrm.command_line import end_while_imported
 
 end_while_imported(__name__)
 
-from command_line import new_parser
-
-from dlrm.command_line import exit_code_of, fail
+from dlrm.command_line import fail
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.settings import REQUIRED, setting
 
 NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver's names
 
 
+@dataclass(frozen=True)
+class ServerConfig:
+    """The models, and the addresses; field names are those of the flags."""
+
+    model_repository: Path = setting(REQUIRED, "directory that export.py wrote")
+    address: str = setting("127.0.0.1", "address to listen on")
+    http_port: int = setting(8000, "port of HTTP")
+    grpc_port: int = setting(8001, "port of gRPC")
+    metrics_port: int = setting(8002, "port of the metrics")
+    others: tuple[str, ...] = setting((), "further flags of tritonserver", positional=True)
+
+
 def main() -> int:
     """Runs the command; returns its exit status."""
-    return exit_code_of(_run, (ValueError, OSError, ModuleNotFoundError))
+    line = ConfigFlags([("Flags", ServerConfig)], pass_on=True)
+    errors = (ValueError, OSError, ModuleNotFoundError)
+    return run_command(line, _run, __doc__, usage=2, errors=errors)
 
 
-def _run() -> int:
-    parser = new_parser(__doc__)
-    parser.add_argument(
-        "--model-repository", type=Path, required=True, help="directory that export.py wrote"
-    )
-    parser.add_argument("--address", default="127.0.0.1", help="address to listen on")
-    parser.add_argument("--http-port", type=int, default=8000, help="port of HTTP")
-    parser.add_argument("--grpc-port", type=int, default=8001, help="port of gRPC")
-    parser.add_argument("--metrics-port", type=int, default=8002, help="port of the metrics")
-    options, others = parser.parse_known_args()
+def _run(values: Values) -> int:
+    options = values.config(ServerConfig)
+    others = [*options.others]
     if not options.model_repository.is_dir():
         fail(f"{options.model_repository}: no such directory (--model-repository)")
     if problem := unserved(options.model_repository):

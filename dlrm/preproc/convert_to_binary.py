@@ -11,24 +11,24 @@ columns are ids. Table sizes are those of model_size.json beside the directories
 otherwise the greatest id plus one. `dlrm.scripts.prepare` does the same by a schema.
 """
 
-import argparse
-import os
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow.types as types
 
-from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import PARQUET
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.preset import prepare_preset
 from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.stages.options import BAD_LINES
+from dlrm.preproc.stages.options import Options, RunConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.settings import REQUIRED, setting
 
 
 def convert(
@@ -113,57 +113,29 @@ def _schema(source: Path, first: Path) -> Schema:
         raise ValueError(f"{first}: {error}") from None
 
 
+@dataclass(frozen=True)
+class ConvertConfig:
+    """The Parquet, and the place of the dataset; field names are those of the flags."""
+
+    source: Path = setting(REQUIRED, "Parquet file, or directory of Parquet files")
+    output: Path = setting(REQUIRED, "directory to write the dataset to")
+    held_out: float = setting(0.1, "share of the rows, the last ones, for test and validation")
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_code_of(lambda: _run(_parse(arguments)), hint="the same command resumes the run")
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags(
+        [("Dataset", ConvertConfig), ("Preparation", Options), ("Preparation", RunConfig)],
+        without=("output_ordering", "split_bytes"),
+    )
+    hint = "the same command resumes the run"
+    return run_command(line, _convert, __doc__, arguments, usage=2, hint=hint)
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        __doc__, "python -m dlrm.preproc.convert_to_binary" if __name__ == "__main__" else None
-    )
-    add = parser.add_argument
-    add("--source", type=Path, required=True, help="Parquet file, or directory of Parquet files")
-    add("--output", type=Path, required=True, help="directory to write the dataset to")
-    add(
-        "--output_format",
-        choices=OUTPUT_FORMATS,
-        default=OUTPUT_FORMATS[0],
-        help="split_binary: one file per feature; binary: NVIDIA's rows of 4-byte words",
-    )
-    add(
-        "--held_out",
-        type=float,
-        default=0.1,
-        help="share of the rows, the last ones, for test and validation (0.1)",
-    )
-    add("--cores", type=int, default=os.cpu_count(), help="number of processes (all cores)")
-    add(
-        "--bad_lines",
-        choices=BAD_LINES,
-        default=BAD_LINES[0],
-        help="fail: an unreadable row ends the run; quarantine: it is left out and listed",
-    )
-    add(
-        "--max_bad_lines",
-        type=float,
-        default=TableOptions.max_bad_lines,
-        help="maximum share of rows that quarantine may leave out (0.001)",
-    )
-    add(
-        "--report",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="write report.html and report.json (default on)",
-    )
-    add("--restart", action="store_true", help="discard an unfinished run and start again")
-    return parser.parse_args(arguments)
-
-
-def _run(flags: argparse.Namespace) -> None:
-    rows = convert(**vars(flags))
+def _convert(values: Values) -> None:
+    rows = convert(**values)
     shown = "  ".join(f"{name} {count:,}" for name, count in rows.items())
-    print(f"{flags.output}: {shown} rows; complete")
+    print(f"{values['output']}: {shown} rows; complete")
 
 
 if __name__ == "__main__":

@@ -11,23 +11,23 @@ Each image is stored as the largest centered square, resized to --size. Any numb
 the same bytes. The dataset appears when it is complete; an earlier one is replaced.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dlrm.command_line import Parser, exit_code_of
 from dlrm.data.images import layout as image_layout
 from dlrm.files import check_outside, staged_directory
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
 from dlrm.preproc.images.sources import ImageSource, Item, find_images
+from dlrm.settings import REQUIRED, check_settings, setting
 
 if TYPE_CHECKING:
     from dlrm.preproc.images.shards import Shard
@@ -44,31 +44,36 @@ class ImageOptions:
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    size: int = 256
-    test_fraction: float | None = None
-    seed: int = 12345
-    first_label: int = 1
-    bad_images: str = "error"
-    shard_images: int = 1024
-    cores: int = 1
+    size: int = setting(
+        256, "height and width of the stored images, in pixels", least=1, most=_MAX_SIZE
+    )
+    test_fraction: float | None = setting(
+        None,
+        "share of the images to choose for testing, if the source is not split",
+        above=0,
+        below=1,
+    )
+    seed: int = setting(12345, "seed of the split", least=0)
+    first_label: int = setting(1, "lowest label of TFRecords, which becomes 0")
+    bad_images: str = setting(
+        "error",
+        "error: an unusable image ends the run; skip: it is left out",
+        choices=BAD_IMAGES,
+    )
+    shard_images: int = setting(1024, "images per file", least=1)
+    cores: int = setting(1, "number of decoding processes", least=1)
 
     def __post_init__(self) -> None:
-        for flag in ("size", "shard_images", "cores"):
-            if getattr(self, flag) < 1:
-                raise ValueError(f"--{flag}: expected 1 or more, got {getattr(self, flag)}")
+        check_settings(self)
         check_processes("--cores", self.cores)
-        if self.size > _MAX_SIZE:
-            raise ValueError(f"--size: expected {_MAX_SIZE} or less, got {self.size}")
-        if self.bad_images not in BAD_IMAGES:
-            raise ValueError(
-                f"--bad_images: expected one of {', '.join(BAD_IMAGES)}, got {self.bad_images!r}"
-            )
-        if self.seed < 0:
-            raise ValueError(f"--seed: expected 0 or more, got {self.seed}")
-        if self.test_fraction is not None and not 0 < self.test_fraction < 1:
-            raise ValueError(
-                f"--test_fraction: expected a number in (0, 1), got {self.test_fraction}"
-            )
+
+
+@dataclass(frozen=True)
+class PlacesConfig:
+    """The images, and the place of the dataset; field names are those of the flags."""
+
+    source: Path = setting(REQUIRED, "directory or tar file of images")
+    output: Path = setting(REQUIRED, "directory to write the dataset to")
 
 
 class ImageSummary(NamedTuple):
@@ -188,42 +193,20 @@ def _finish(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags(
+        [("Flags", PlacesConfig), ("Flags", ImageOptions)],
+        defaults={"cores": None},
+        helps={"cores": "number of decoding processes; default: all cores of this process"},
+    )
     errors = (ValueError, OSError, ImportError, TaskError, EngineError)
-    return exit_code_of(lambda: _run(**vars(_parse(arguments))), errors)
+    return run_command(line, _run, __doc__, arguments, usage=2, errors=errors)
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    defaults = ImageOptions(cores=len(os.sched_getaffinity(0)))
-    parser = Parser(
-        __doc__, "python -m dlrm.preproc.prepare_images" if __name__ == "__main__" else None
-    )
-    parser.add_argument(
-        "--source", type=Path, required=True, help="directory or tar file of images"
-    )
-    parser.add_argument(
-        "--output", type=Path, required=True, help="directory to write the dataset to"
-    )
-    helps = {
-        "size": "height and width of the stored images, in pixels",
-        "test_fraction": "share of the images to choose for testing, if the source is not split",
-        "seed": "seed of the split",
-        "first_label": "lowest label of TFRecords, which becomes 0",
-        "bad_images": "error: an unusable image ends the run; skip: it is left out",
-        "shard_images": "images per file",
-        "cores": "number of decoding processes",
-    }
-    for flag, text in helps.items():
-        value = getattr(defaults, flag)
-        kind = float if flag == "test_fraction" else type(value)
-        choices = BAD_IMAGES if flag == "bad_images" else None
-        shown = text if value is None else f"{text} ({value})"
-        parser.add_argument(f"--{flag}", type=kind, default=value, choices=choices, help=shown)
-    return parser.parse_args(arguments)
-
-
-def _run(source: Path, output: Path, **options: Any) -> None:
-    summary = prepare(source, output, ImageOptions(**options))
+def _run(values: Values) -> None:
+    cores = values["cores"] or len(os.sched_getaffinity(0))
+    output: Path = values["output"]
+    summary = prepare(values["source"], output, values.config(ImageOptions, cores=cores))
     if summary.bad:
         print(f"left out: {len(summary.bad)} files, {output / image_layout.BAD_IMAGES} says why")
     if summary.empty_classes:

@@ -10,85 +10,149 @@ many lines, with test.txt beside it, if it is there; each plain, .gz or .zst. Th
 resumes a run that was stopped.
 """
 
-import argparse
-import os
+import re
 import sys
 import time
 import traceback
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from dlrm.command_line import Parser, exit_code_of, say
+from dlrm.command_line import say
 from dlrm.data.clicks.layout import write_model_size
 from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
+from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.limits import check_processes
-from dlrm.preproc.execution.choice import ENGINES, open_engine
+from dlrm.preproc.execution.choice import ENGINES, SparkConfig, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.work_folder import open_work_folder, shared_folders
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import HALVES, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
-from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
-from dlrm.preproc.stages.options import BAD_LINES, ORDERINGS
+from dlrm.preproc.stages.options import RunConfig
 from dlrm.preproc.stages.pipeline import input_facts, summary
-from dlrm.preproc.stages.stage import QUARANTINE, Run
+from dlrm.preproc.stages.stage import Run
+from dlrm.settings import setting
 
 DATASET = "binary_dataset"
 
 
 _KAGGLE_DAYS = 7
 # NVIDIA's settings of Spark's shuffles and joins, which are not used here.
-_TUNING = (
-    "dict_build_shuffle_parallel_per_day",
-    "apply_shuffle_parallel_per_day",
-    "skew_broadcast_pct",
-)
+_NO_SHUFFLE = "Spark neither shuffles nor joins here"
 _UNUSED = {
     "low_mem": "memory is bounded in any case",
-    **dict.fromkeys(_TUNING, "Spark neither shuffles nor joins here"),
+    "dict_build_shuffle_parallel_per_day": _NO_SHUFFLE,
+    "apply_shuffle_parallel_per_day": _NO_SHUFFLE,
+    "skew_broadcast_pct": _NO_SHUFFLE,
+}
+MODES = ("verify", "prepare", "generate_models", "transform")
+
+
+@dataclass(frozen=True)
+class LogsConfig:
+    """A task, its files, and NVIDIA's other flags; field names are those of the flags."""
+
+    mode: str = setting("prepare", "task to perform", choices=MODES)
+    input_folder: Path | None = setting(None, "directory of day_0, day_1, ..., or of train.txt")
+    input_file: Path | None = setting(None, "generate_models, transform: one file instead of days")
+    output_folder: Path | None = setting(None, f"prepare: directory in which to write {DATASET}/")
+    model_folder: Path | None = setting(
+        None, "generate_models, transform: directory of the fitted transform"
+    )
+    num_days: int | None = setting(
+        None,
+        "expected number of day files (default: any), or number of days into which train.txt is "
+        f"cut (default {_KAGGLE_DAYS})",
+    )
+    days: str | None = setting(
+        None,
+        "generate_models, transform: days A to B, both included, as A-B; default: all",
+    )
+    half: str = setting("all", "transform: rows to write: all, or one half of them", choices=HALVES)
+    unlabelled: bool = setting(False, "transform: the lines have no label")
+    write_mode: str = setting(
+        "overwrite",
+        "overwrite: replace earlier output once the new one is complete; errorifexists: refuse",
+        choices=("overwrite", "errorifexists"),
+    )
+    dictionary_days: str | None = setting(
+        None, "days to fit on, as A-B; default: all, including the last"
+    )
+    engine: str = setting(
+        "spark",
+        "spark: Spark; local: processes of this machine, without Java. Both write the same bytes",
+        choices=ENGINES,
+    )
+    debug_mode: bool = setting(False, "show the traceback of an error")
+    model_size_file: Path | None = setting(
+        None, "transform: file to write the greatest ids to, in the form of model_size.json"
+    )
+    output_partitioning: str | None = setting(
+        None, "rows are not divided by day", choices=("none",)
+    )
+    low_mem: bool = setting(False, f"unused: {_UNUSED['low_mem']}")
+    dict_build_shuffle_parallel_per_day: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    apply_shuffle_parallel_per_day: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    skew_broadcast_pct: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    no_numeric_log_col: bool = setting(False, "refused")
+
+
+_HELPS = {
+    "output_ordering": "order of training rows (of all rows for --mode transform)",
+    "split_bytes": "bytes of text that one task reads; does not change the result",
 }
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags(
+        [
+            ("Logs", LogsConfig),
+            ("Columns", LogFormat),
+            ("Preparation", LogOptions),
+            ("Preparation", RunConfig),
+            ("Spark", SparkConfig),
+        ],
+        helps=_HELPS,
+    )
     errors = (ValueError, OSError, TaskError, EngineError)
     hint = "the same command resumes the run"
-    return exit_code_of(lambda: _run(_parse(arguments)), errors, hint=hint)
+    return run_command(line, _run, __doc__, arguments, usage=2, errors=errors, hint=hint)
 
 
-def _run(flags: argparse.Namespace) -> None:
+def _run(values: Values) -> None:
     try:
-        _check_mode(flags)
-        _MODES[flags.mode](flags)
+        _check_mode(values)
+        _MODES[values["mode"]](values)
     except Exception:
-        if flags.debug_mode:
+        if values["debug_mode"]:
             traceback.print_exc()
         raise
 
 
-def _check_mode(flags: argparse.Namespace) -> None:
-    if flags.no_numeric_log_col:
+def _check_mode(values: Values) -> None:
+    if values["no_numeric_log_col"]:
         raise ValueError(
             "--no_numeric_log_col: logarithms are always taken of logs; python -m "
             "dlrm.scripts.transcode --numeric_transform none keeps the numbers of a CSV"
         )
-    if flags.model_size_file and flags.mode != "transform":
+    if values["model_size_file"] and values["mode"] != "transform":
         raise ValueError(
             "--model_size_file: is for --mode transform; prepare writes model_size.json"
         )
-    check_processes("--cores", flags.cores)
+    check_processes("--cores", values.config(RunConfig).num_cores)
     for name, why in _UNUSED.items():
-        if getattr(flags, name):
+        if values[name]:
             say(f"note: --{name} is not used: {why}")
-    if flags.mode in ("generate_models", "transform"):
+    if values["mode"] in ("generate_models", "transform"):
         return
     for name in ("days", "input_file", "model_folder", "unlabelled"):
-        if getattr(flags, name):
+        if values[name]:
             raise ValueError(f"--{name}: is for --mode generate_models and transform")
 
 
@@ -104,33 +168,33 @@ class _Input(NamedTuple):
         return self.files + ([self.unlabelled] if self.unlabelled else [])
 
 
-def _find_input(flags: argparse.Namespace) -> _Input:
-    folder = flags.input_folder
+def _find_input(values: Values) -> _Input:
+    folder = values["input_folder"]
     train = find_file(folder, "train.txt") if folder.is_dir() else None
     if train is None:
-        return _Input(find_days(folder, flags.num_days), None, None)
+        return _Input(find_days(folder, values["num_days"]), None, None)
     if any(folder.glob("day_*")):
         raise ValueError(f"{folder}: expected day files or train.txt, got both")
-    return _Input([train], flags.num_days or _KAGGLE_DAYS, find_file(folder, "test.txt"))
+    return _Input([train], values["num_days"] or _KAGGLE_DAYS, find_file(folder, "test.txt"))
 
 
-def _verify(flags: argparse.Namespace) -> None:
-    _required(flags, "input_folder")
-    days = _find_input(flags)
-    size = sum(path.stat().st_size for path in days.all_files)
-    what = f"{len(days.files)} days" if days.num_days is None else days.files[0].name
-    print(f"{flags.input_folder}: {what}, {size / 1e9:.2f} GB")
+def _verify(values: Values) -> None:
+    _required(values, "input_folder")
+    found = _find_input(values)
+    size = sum(path.stat().st_size for path in found.all_files)
+    what = f"{len(found.files)} days" if found.num_days is None else found.files[0].name
+    print(f"{values['input_folder']}: {what}, {size / 1e9:.2f} GB")
 
 
-def _prepare(flags: argparse.Namespace) -> None:
+def _prepare(values: Values) -> None:
     start = time.perf_counter()
-    _required(flags, "input_folder")
-    days = _find_input(flags)
-    output = _required(flags, "output_folder") / DATASET
-    facts = {"--num_days": days.num_days}
-    with _opened(flags, output, days.all_files, facts) as run:
+    _required(values, "input_folder")
+    found = _find_input(values)
+    output = _required(values, "output_folder") / DATASET
+    facts = {"--num_days": found.num_days}
+    with _opened(values, output, found.all_files, facts) as run:
         say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
-        result = pipeline.prepare(run, *days)
+        result = pipeline.prepare(run, *found)
         run.work.publish()
     for line in summary(result):
         say(line)
@@ -149,45 +213,51 @@ def _warn_of_unknown(total: dict[str, int]) -> None:
         )
 
 
-def _generate_models(flags: argparse.Namespace) -> None:
-    folder = _required(flags, "model_folder")
-    days = _days(flags)
-    with _opened(flags, folder, days, {"--mode": flags.mode}) as run:
+def _generate_models(values: Values) -> None:
+    folder = _required(values, "model_folder")
+    days = _days(values)
+    with _opened(values, folder, days, {"--mode": values["mode"]}) as run:
         pipeline.fit_days(run, days)
         run.work.publish()
     say(f"{folder}: complete")
 
 
-def _transform(flags: argparse.Namespace) -> None:
-    folder, output = _required(flags, "model_folder"), _required(flags, "output_folder")
-    days = _days(flags)
-    facts = {"--mode": flags.mode, "--half": flags.half, "--model_folder": str(folder.resolve())}
-    facts |= {"--unlabelled": flags.unlabelled}
+def _transform(values: Values) -> None:
+    folder, output = _required(values, "model_folder"), _required(values, "output_folder")
+    days = _days(values)
+    facts = {
+        "--mode": values["mode"],
+        "--half": values["half"],
+        "--model_folder": str(folder.resolve()),
+    }
+    facts |= {"--unlabelled": values["unlabelled"]}
     if (fitted := facts_file(folder)).is_file():
         facts |= input_facts([fitted])
-    with _opened(flags, output, days, facts) as run:
-        total = pipeline.transform_days(run, days, flags.half, folder, not flags.unlabelled)
+    with _opened(values, output, days, facts) as run:
+        total = pipeline.transform_days(run, days, values["half"], folder, not values["unlabelled"])
         run.work.publish()
-    if flags.model_size_file:
+    if values["model_size_file"]:
         cardinalities = Transform.load(folder).cardinalities
-        write_model_size(flags.model_size_file.parent, cardinalities, flags.model_size_file.name)
+        write_model_size(
+            values["model_size_file"].parent, cardinalities, values["model_size_file"].name
+        )
     _warn_of_unknown(total)
     say(f"{output}: {total['rows']:,} rows, {total['clicks']:,} clicks; complete")
 
 
 @contextmanager
 def _opened(
-    flags: argparse.Namespace, output: Path, files: list[Path], facts: dict[str, Any]
+    values: Values, output: Path, files: list[Path], facts: dict[str, Any]
 ) -> Iterator[Run]:
     """Opens the work folder of an output, and starts the engine."""
-    options = _options(flags)
-    replace = flags.write_mode == "overwrite"
+    options = _options(values)
+    replace = values["write_mode"] == "overwrite"
     facts = options.facts() | facts | input_facts(files)
-    with open_work_folder(output, facts, replace, flags.restart) as work:
+    with open_work_folder(output, facts, replace, values["restart"]) as work:
         if work.resumed:
             say(f"going on with what {work.path.parent} has")
         try:
-            with _engine(flags, output) as engine:
+            with _engine(values, output) as engine:
                 yield Run(engine, work, options, say)
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.path.parent}: the same command goes on with it"
@@ -202,50 +272,44 @@ _MODES = {
 }
 
 
-def _engine(flags: argparse.Namespace, output: Path) -> AbstractContextManager[Engine]:
-    settings = dict(item.split("=", 1) for item in flags.conf)
+def _engine(values: Values, output: Path) -> AbstractContextManager[Engine]:
+    spark = values.config(SparkConfig)
     return open_engine(
-        flags.engine,
-        flags.cores,
+        values["engine"],
+        values.config(RunConfig).num_cores,
         output.parent / "spark.log",
-        flags.master,
-        flags.memory_gib,
-        settings,
+        spark.master,
+        spark.memory_gib,
+        spark.settings(),
         shared_folders(output),
         say,
     )
 
 
-def _options(flags: argparse.Namespace) -> LogOptions:
-    return LogOptions(
-        log_format=LogFormat(flags.num_numerical, flags.num_categorical),
-        frequency_limit=flags.frequency_limit,
-        numeric_transform=flags.numeric_transform,
-        output_ordering=flags.output_ordering,
-        dictionary_days=flags.dictionary_days,
-        seed=flags.seed,
-        split_bytes=flags.split_bytes,
-        output_format=flags.output_format,
-        bad_lines=flags.bad_lines,
-        max_bad_lines=flags.max_bad_lines,
-        report=flags.report and flags.mode == "prepare",
+def _options(values: Values) -> LogOptions:
+    return values.config(
+        LogOptions,
+        log_format=values.config(LogFormat),
+        dictionary_days=_range("dictionary_days", values["dictionary_days"]),
+        report=values["report"] and values["mode"] == "prepare",
     )
 
 
-def _required(flags: argparse.Namespace, name: str) -> Path:
-    if getattr(flags, name) is None:
-        raise ValueError(f"--{name}: needed by --mode {flags.mode}")
-    return getattr(flags, name)
+def _required(values: Values, name: str) -> Path:
+    if values[name] is None:
+        raise ValueError(f"--{name}: needed by --mode {values['mode']}")
+    return Path(values[name])
 
 
-def _days(flags: argparse.Namespace) -> list[Path]:
+def _days(values: Values) -> list[Path]:
     """Returns the files of `--days`, or `--input_file`."""
-    if flags.input_file is not None:
-        return [flags.input_file]
+    if values["input_file"] is not None:
+        return [values["input_file"]]
     try:
-        return find_days(_required(flags, "input_folder"), flags.num_days, flags.days)
+        days = _range("days", values["days"])
+        return find_days(_required(values, "input_folder"), values["num_days"], days)
     except (FileNotFoundError, ValueError) as error:
-        if flags.days is not None or not flags.input_folder.is_dir():
+        if values["days"] is not None or not values["input_folder"].is_dir():
             raise
         raise type(error)(
             f"{error}; --days A-B needs these days only, --input_file names one file, and --half "
@@ -253,127 +317,13 @@ def _days(flags: argparse.Namespace) -> list[Path]:
         ) from None
 
 
-def _range(text: str) -> tuple[int, int]:
-    numbers = text.split("-")
-    if not 1 <= len(numbers) <= 2 or not all(n.isdecimal() for n in numbers):
-        raise argparse.ArgumentTypeError(f"expected A-B, days A to B inclusive, got {text!r}")
-    first, last = int(numbers[0]), int(numbers[-1])
-    if first > last:
-        raise argparse.ArgumentTypeError(f"expected A-B with A <= B, got {text!r}")
-    return first, last
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a whole number, 1 or more, got {text!r}")
-    return int(text)
-
-
-def _setting(text: str) -> str:
-    if "=" not in text:
-        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
-    return text
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(
-        __doc__, "python -m dlrm.preproc.prepare_logs" if __name__ == "__main__" else None
-    )
-    add = parser.add_argument
-    default = LogOptions()
-    add("--mode", choices=_MODES, default="prepare", help="task to perform (default prepare)")
-    add("--input_folder", type=Path, help="directory of day_0, day_1, ..., or of train.txt")
-    add("--input_file", type=Path, help="generate_models, transform: one file instead of days")
-    add("--output_folder", type=Path, help=f"prepare: directory in which to write {DATASET}/")
-    add(
-        "--model_folder",
-        type=Path,
-        help="generate_models, transform: directory of the fitted transform",
-    )
-    add("--num_days", type=int, help="expected number of day files (default: any), or number of "
-        f"days into which train.txt is cut (default {_KAGGLE_DAYS})")  # fmt: skip
-    add(
-        "--days",
-        type=_range,
-        help="generate_models, transform: days A to B, both included, as A-B; default: all",
-    )
-    add(
-        "--half",
-        choices=HALVES,
-        default="all",
-        help="transform: rows to write: all, or one half of them",
-    )
-    add("--unlabelled", action="store_true", help="transform: the lines have no label")
-    add("--write_mode", choices=("overwrite", "errorifexists"), default="overwrite",
-        help="overwrite: replace earlier output once the new one is complete; errorifexists: "
-        "refuse")  # fmt: skip
-    add("--restart", action="store_true", help="discard an unfinished run and start again")
-    add("--num_numerical", type=int, default=13, help="number of integer columns (default 13)")
-    add(
-        "--num_categorical", type=int, default=26, help="number of hexadecimal columns (default 26)"
-    )
-    add("--frequency_limit", default=default.frequency_limit,
-        help="number of rows that a value must occur in to get an id: N, or COLUMN:N, "
-        "comma-separated; the first categorical column is 1 + num_numerical "
-        "(default 15)")  # fmt: skip
-    add(
-        "--dictionary_days",
-        type=_range,
-        help="days to fit on, as A-B; default: all, including the last",
-    )
-    add("--numeric_transform", choices=tuple(CRITEO_TRANSFORMS), default=default.numeric_transform,
-        help=described(CRITEO_TRANSFORMS))  # fmt: skip
-    add("--output_ordering", choices=ORDERINGS, default="total_random",
-        help="order of training rows (of all rows for --mode transform)")  # fmt: skip
-    add("--output_format", choices=OUTPUT_FORMATS, default="split_binary",
-        help="split_binary: one file per feature; binary: NVIDIA's rows of 4-byte "
-        "words")  # fmt: skip
-    add("--seed", type=int, default=0, help="seed of --output_ordering total_random")
-    add("--bad_lines", choices=BAD_LINES, default="fail",
-        help="fail: an unreadable line ends the run; quarantine: it is left out and written to "
-        f"{QUARANTINE}/ with the reason")  # fmt: skip
-    add("--max_bad_lines", type=float, default=default.max_bad_lines,
-        help="maximum share of lines that quarantine may leave out (default 0.001)")  # fmt: skip
-    add("--report", action=argparse.BooleanOptionalAction, default=True,
-        help="write a report on the data, report.html and report.json (default on)")  # fmt: skip
-    _add_engine_flags(parser)
-    add("--debug_mode", action="store_true", help="show the traceback of an error")
-    _add_nvidia_flags(parser)
-    return parser.parse_args(arguments)
-
-
-def _add_nvidia_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--model_size_file", type=Path, help="transform: file to write the greatest ids to, in the "
-        "form of model_size.json")  # fmt: skip
-    add("--output_partitioning", choices=("none",), help="rows are not divided by day")
-    add("--low_mem", action="store_true", help=f"unused: {_UNUSED['low_mem']}")
-    for name in _TUNING:
-        add(f"--{name}", type=float, help=f"unused: {_UNUSED[name]}")
-    add("--no_numeric_log_col", action="store_true", help="refused")
-
-
-def _add_engine_flags(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
-    add("--engine", choices=ENGINES, default="spark",
-        help="spark: Spark; local: processes of this machine, without Java. Both write the same "
-        "bytes")  # fmt: skip
-    add(
-        "--cores",
-        type=_positive,
-        default=os.cpu_count(),
-        help="number of cores to use (default: all of this machine)",
-    )
-    add(
-        "--split_bytes",
-        type=int,
-        help="bytes of text that one task reads; does not change the result",
-    )
-    add("--master", help="Spark master (default: that of spark-submit, else local[cores])")
-    add("--memory_gib", type=int, default=4, help="total memory of Spark, in GiB; "
-        "on a cluster that of the driver and of each executor (default 4)")  # fmt: skip
-    add("--conf", type=_setting, action="append", default=[], metavar="NAME=VALUE",
-        help="a setting of Spark; may be repeated")  # fmt: skip
+def _range(name: str, text: str | None) -> tuple[int, int] | None:
+    """Returns the first and last day of a flag."""
+    found = re.fullmatch(r"(\d+)(?:-(\d+))?", text or "")
+    days = found and (int(found[1]), int(found[2] or found[1]))
+    if text is not None and (not days or days[0] > days[1]):
+        raise UsageError(f"--{name} {text}: expected A-B, days A to B inclusive")
+    return days
 
 
 if __name__ == "__main__":

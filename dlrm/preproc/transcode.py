@@ -11,10 +11,12 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, described
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.preset import prepare_preset
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.settings import check_settings, setting
 
 
 @dataclass(frozen=True)
@@ -25,21 +27,6 @@ class CsvConfig:
         input: a file, or a directory whose CSV files are read in order of their names.
         output: the dataset's directory; it must not exist, or be empty.
         label: column of the label.
-        numerical: columns of numbers, in the order of the model's inputs.
-        categorical: columns of any values, with one table each.
-        positive: value of the label that counts as 1, all others being 0; without it labels must be
-            0 or 1.
-        header: whether the first line names the columns; None means unless `columns` does.
-        columns: names of the columns; without header and names they are 0, 1, ...
-        delimiter: one character.
-        missing_values: cells that mean "missing", besides empty ones; "nan" and "inf" are refused
-            in numerical columns unless they are among them.
-        numeric_transform: transform of all numerical columns, as in `NumericalField`.
-        frequency_limit: values in fewer training rows get id 0.
-        test_fraction: share of the rows to choose at random for the test split.
-        seed: seed of that choice and of the order of the training rows.
-        chunk_size: rows parsed at a time.
-        feature_spec_out: name of the specification to write.
 
     Raises:
         ValueError: a value is impossible; the message names the flag.
@@ -48,19 +35,36 @@ class CsvConfig:
     input: str
     output: str
     label: str
-    numerical: tuple[str, ...] = ()
-    categorical: tuple[str, ...] = ()
-    positive: str | None = None
-    header: bool | None = None
-    columns: tuple[str, ...] = ()
-    delimiter: str = ","
-    missing_values: tuple[str, ...] = ("?",)
-    numeric_transform: str = "standardise"
-    frequency_limit: int = 1
-    test_fraction: float = 0.2
-    seed: int = 12345
-    chunk_size: int = 65536
-    feature_spec_out: str = layout.FEATURE_SPEC
+    numerical: tuple[str, ...] = setting((), "columns of numbers")
+    categorical: tuple[str, ...] = setting(
+        (), "columns of any other values, with one embedding table each"
+    )
+    positive: str | None = setting(
+        None, "value of the label that counts as 1; default: labels are 0 or 1"
+    )
+    header: bool | None = setting(
+        None,
+        "files begin with a line of column names; default: yes unless --columns is given",
+    )
+    columns: tuple[str, ...] = setting(
+        (), "names of all columns of the file; default: those of its header"
+    )
+    delimiter: str = setting(",", "separator of cells")
+    missing_values: tuple[str, ...] = setting(
+        ("?",), "cells that stand for a missing value, besides empty ones"
+    )
+    numeric_transform: str = setting(
+        "standardise", described(NUMERIC_TRANSFORMS), choices=NUMERIC_TRANSFORMS
+    )
+    frequency_limit: int = setting(
+        1, "values that occur in fewer training rows share id 0", least=1
+    )
+    test_fraction: float = setting(0.2, "share of the rows to choose at random for testing")
+    seed: int = setting(
+        12345, "seed of the choice of test rows and of the order of the other rows", least=0
+    )
+    chunk_size: int = setting(65536, "number of rows parsed at a time", least=1)
+    feature_spec_out: str = setting(layout.FEATURE_SPEC, "name of the specification to write")
 
     def __post_init__(self) -> None:
         if not self.numerical and not self.categorical:
@@ -70,9 +74,7 @@ class CsvConfig:
             raise ValueError(
                 f"--label, --numerical, --categorical: columns named twice: {', '.join(repeated)}"
             )
-        for flag, least in (("frequency_limit", 1), ("seed", 0), ("chunk_size", 1)):
-            if (value := getattr(self, flag)) < least:
-                raise ValueError(f"--{flag}: expected {least} or more, got {value}")
+        check_settings(self)
         self.options()  # checks the others
 
     def options(self, **others: Any) -> TableOptions:

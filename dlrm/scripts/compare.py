@@ -9,20 +9,22 @@ best test. --output writes a page with the same table, sortable, and the curves 
 chart, with all numbers as JSON beside it.
 """
 
-import argparse
 import html
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm.command_line import Parser, aligned, exit_code_of, say
+from dlrm.command_line import aligned, say
 from dlrm.documents import printable
 from dlrm.files import check_replaceable, staged_directory
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.manifest import write_manifest
 from dlrm.metrics.table import cost
 from dlrm.pages import Line, chart, document, scrolled
+from dlrm.settings import REQUIRED, setting
 from dlrm.train.checkpoints.runs import Run, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
@@ -45,12 +47,28 @@ document.querySelectorAll('th button').forEach((button, column) => button.onclic
 </script>"""
 
 
+@dataclass(frozen=True)
+class CompareConfig:
+    """The runs, and where they are shown; field names are those of the flags."""
+
+    runs: tuple[Path, ...] = setting(REQUIRED, "runs, or a directory of runs", positional=True)
+    sort: str | None = setting(None, "metric or flag to sort by, best first")
+    output: Path | None = setting(
+        None, "directory to write the page and the JSON to; an earlier one is replaced"
+    )
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_code_of(lambda: run(_parse(arguments)))
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Flags", CompareConfig)])
+    return run_command(line, _run, __doc__, arguments, usage=2)
 
 
-def run(options: argparse.Namespace) -> None:
+def _run(values: Values) -> None:
+    run(values.config(CompareConfig))
+
+
+def run(options: CompareConfig) -> None:
     """Runs the comparison.
 
     Raises:
@@ -79,19 +97,6 @@ def run(options: argparse.Namespace) -> None:
             (directory / HTML).write_text(page(runs, columns), encoding="utf-8")
             write_manifest(directory, _KIND)
         say(f"page: {options.output / HTML}")
-
-
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    program = "python -m dlrm.scripts.compare" if __name__ == "__main__" else None
-    parser = Parser(__doc__, program)
-    parser.add_argument("runs", type=Path, nargs="+", help="runs, or a directory of runs")
-    parser.add_argument("--sort", help="metric or flag to sort by, best first")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="directory to write the page and the JSON to; an earlier one is replaced",
-    )
-    return parser.parse_args(arguments)
 
 
 def metric_columns(runs: Sequence[Run]) -> list[str]:

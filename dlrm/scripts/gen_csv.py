@@ -7,34 +7,43 @@ from 0 to 1, and ids below their cardinality, or below 10 if that is "auto".
 """
 
 import shutil
+import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from absl import flags
 
 from dlrm.data.clicks.feature_spec import read_sections
 from dlrm.data.clicks.layout import FEATURE_SPEC
 from dlrm.files import staged_directory
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_disk
 from dlrm.preproc.transcode_spec import check_csv_spec
-from dlrm.scripts.common.command import no_arguments, run_command
+from dlrm.settings import setting
 
-FLAGS = flags.FLAGS
 _AUTO = 10  # ids of a table with the cardinality "auto"
 _ROWS_AT_ONCE = 1 << 16
 
 
-def define_flags() -> None:
-    flags.DEFINE_string("feature_spec_in", FEATURE_SPEC, "specification with chunks of type csv")
-    flags.DEFINE_string("output", "/data", "directory to write the files to, new or empty")
-    flags.DEFINE_integer("size", 1000, "number of rows of each split", lower_bound=1)
-    flags.DEFINE_integer("seed", 12345, "seed of the random values", lower_bound=0)
+@dataclass(frozen=True)
+class GenerateConfig:
+    """The random rows, and their place; field names are those of the flags."""
+
+    feature_spec_in: Path = setting(Path(FEATURE_SPEC), "specification with chunks of type csv")
+    output: Path = setting(Path("/data"), "directory to write the files to, new or empty")
+    size: int = setting(1000, "number of rows of each split", least=1)
+    seed: int = setting(12345, "seed of the random values", least=0)
 
 
-def main(argv: list[str]) -> None:
-    no_arguments(argv)
-    generate(Path(FLAGS.feature_spec_in), Path(FLAGS.output), FLAGS.size, FLAGS.seed)
-    print(f"{FLAGS.output}: {FLAGS.size:,} rows of each split; complete")
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    return run_command(ConfigFlags([("Flags", GenerateConfig)]), _generate, __doc__, arguments)
+
+
+def _generate(values: Values) -> None:
+    own = values.config(GenerateConfig)
+    generate(own.feature_spec_in, own.output, own.size, own.seed)
+    print(f"{own.output}: {own.size:,} rows of each split; complete")
 
 
 def generate(path: Path, output: Path, size: int, seed: int) -> None:
@@ -72,5 +81,4 @@ def generate(path: Path, output: Path, size: int, seed: int) -> None:
 
 
 if __name__ == "__main__":
-    define_flags()
-    run_command(main)
+    sys.exit(main())

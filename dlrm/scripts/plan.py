@@ -12,20 +12,18 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from dlrm.command_line import exit_code_of
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.distributed import World, choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
-from dlrm.flags import ConfigFlags, HelpAsked, Values, show
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.placement import AUTO
@@ -105,23 +103,18 @@ _HELPS = {
 }
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Runs a command line; returns the exit code.
-
-    Raises:
-        ValueError, OSError: the user's error; the message names it.
-    """
-    command = ConfigFlags(
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags(
         _CONFIGS,
         defaults={"placement": AUTO},
         helps=_HELPS,
         without=(settings_of(DataConfig) | settings_of(StepConfig)).keys() - _READ,
     )
-    try:
-        values = command.parse(arguments)
-    except HelpAsked:
-        show(f"{__doc__}\n{command.help()}")
-        return 0
+    return run_command(line, _plan, __doc__, arguments)
+
+
+def _plan(values: Values) -> int:
     output = values["output"] and Path(values["output"])
     if output and output.exists() and not values["overwrite"]:
         raise FileExistsError(f"{output}: exists; --overwrite replaces it")
@@ -222,4 +215,4 @@ def _mean_ids(values: Values, spec: FeatureSpec) -> tuple[float, ...] | None:
 
 
 if __name__ == "__main__":
-    sys.exit(exit_code_of(lambda: main(sys.argv[1:])))
+    sys.exit(main())

@@ -10,222 +10,194 @@ meaning of the columns; `--schema criteo` is built in, and reads directories of 
 ... as `preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
 """
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from absl import flags
-
-from dlrm.command_line import say, shell_line
+from dlrm.command_line import flags_of, say, shell_line
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
 from dlrm.data.transform.schema import Schema
 from dlrm.files import check_outside
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
-from dlrm.preproc.execution.choice import ENGINES, open_engine
+from dlrm.preproc.execution.choice import ENGINES, SparkConfig, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.stages.options import ORDERINGS
+from dlrm.preproc.stages.options import RunConfig
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.scripts.common import spark_flags, table_flags
-from dlrm.scripts.common.command import no_arguments, run_command
-from dlrm.scripts.common.spark_flags import define_spark_flags, spark_query, spark_settings
+from dlrm.scripts.common.spark_flags import SPARK, spark_query
 from dlrm.scripts.common.table_flags import (
+    PREPARATION,
     TEXT_FLAGS,
-    define_preparation_flags,
-    define_text_flags,
-    table_options,
+    FilesConfig,
+    preparation,
     text_format,
 )
+from dlrm.settings import REQUIRED, setting, settings_of
 
-FLAGS = flags.FLAGS
 CRITEO = "criteo"
 DEFAULT_TEST_FRACTION = 0.2
-_TABLE_FLAGS = (  # not for logs
-    *("spark_table", "spark_sql"),
-    *("test_input", "validation_input", "test_fraction", "validation_fraction", "split_key"),
-    *("test_from", "validation_from", "split_column", "keep_negatives"),
-    *("input_format", "columns", "header", *TEXT_FLAGS),
-)
-_LOGS_ONLY = (  # not for tables, whose schema has the like
-    *("num_days", "num_numerical", "num_categorical", "frequency_limit", "dictionary_days"),
-    *("numeric_transform", "output_format"),
-)
+_DIVISION = tuple(name for name in settings_of(SplitConfig) if name != "seed")
 _LOG_FLAGS = ("cores", "engine", "seed", "bad_lines", "max_bad_lines", "split_bytes", "master")
 
 
-def define_flags() -> None:
-    flags.DEFINE_string(
-        "schema", None, "schema.yaml, or criteo for logs in Criteo's format", required=True
+@dataclass(frozen=True)
+class PrepareConfig:
+    """The rows, their schema, and the dataset; field names are those of the flags."""
+
+    schema: str = setting(REQUIRED, "schema.yaml, or criteo for logs in Criteo's format")
+    output: Path = setting(REQUIRED, "directory to write the dataset to")
+    input: tuple[str, ...] = setting((), "files, or directories of files")
+    test_input: tuple[str, ...] = setting((), "files of test rows only")
+    validation_input: tuple[str, ...] = setting((), "files of validation rows only")
+    engine: str = setting(
+        "local",
+        "local: processes of this machine; spark: Spark. Both write the same bytes",
+        choices=ENGINES,
     )
-    flags.DEFINE_list("input", [], "files, or directories of files")
-    flags.DEFINE_string("output", None, "directory to write the dataset to", required=True)
-    flags.DEFINE_list("test_input", [], "files of test rows only")
-    flags.DEFINE_list("validation_input", [], "files of validation rows only")
-    flags.DEFINE_float(
-        "test_fraction",
+    overwrite: bool = setting(False, "replace an earlier dataset once the new one is complete")
+    test_fraction: float | None = setting(
         None,
         f"share of the rows to choose at random as test rows; default: {DEFAULT_TEST_FRACTION} "
         "if no other flag splits the rows",
-    )
-    flags.DEFINE_float(
-        "validation_fraction", 0.0, "share of the rows to choose at random for validation"
-    )
-    flags.DEFINE_string(
-        "split_key", None, "column whose equal values all go to one split, such as the user"
-    )
-    flags.DEFINE_string("test_from", None, "time, in ISO 8601, from which on rows are test rows")
-    flags.DEFINE_string(
-        "validation_from", None, "time, in ISO 8601, from which on rows are validation rows"
-    )
-    flags.DEFINE_string("split_column", None, "column with the values train, test or validation")
-    flags.DEFINE_float("keep_negatives", 1.0, "share of the training rows with label 0 to keep")
-    flags.DEFINE_integer("seed", 0, "seed of random choices and of the order of training rows")
-    flags.DEFINE_enum("output_ordering", "total_random", ORDERINGS, "order of the training rows")
-    define_text_flags()
-    define_preparation_flags()
-    flags.DEFINE_enum(
-        "engine",
-        "local",
-        ENGINES,
-        "local: processes of this machine; spark: Spark. Both write the same bytes",
-    )
-    flags.DEFINE_integer(
-        "split_bytes", None, "bytes of input that one task reads; does not change the result"
-    )
-    for name, meaning in (
-        ("num_days", "number of day files, or of days into which train.txt is cut"),
-        ("num_numerical", "number of integer columns; default: 13"),
-        ("num_categorical", "number of hexadecimal columns; default: 26"),
-    ):
-        flags.DEFINE_integer(name, None, f"--schema criteo: {meaning}")
-    flags.DEFINE_string(
-        "frequency_limit",
-        None,
-        "--schema criteo: number of rows that a value must occur in to get an id: N, or COLUMN:N, "
-        "comma-separated; default: 15",
-    )
-    flags.DEFINE_string(
-        "dictionary_days", None, "--schema criteo: days to fit on, as A-B; default: all"
-    )
-    flags.DEFINE_enum(
-        "numeric_transform",
-        None,
-        CRITEO_TRANSFORMS,
-        f"--schema criteo: {described(CRITEO_TRANSFORMS)}; default: readme",
-    )
-    flags.DEFINE_enum(
-        "output_format",
-        None,
-        OUTPUT_FORMATS,
-        "--schema criteo: split_binary (default), one file per feature; binary, NVIDIA's rows of "
-        "4-byte words",
-    )
-    flags.adopt_module_key_flags(table_flags)  # for --help
-    define_spark_flags()
-    flags.adopt_module_key_flags(spark_flags)
-    flags.DEFINE_boolean(
-        "overwrite", False, "replace an earlier dataset once the new one is complete"
+        topic="Division of rows",
     )
 
 
-def main(argv: list[str]) -> int | None:
-    no_arguments(argv)
-    if FLAGS.schema == CRITEO:
-        return _prepare_logs()
-    for name in _LOGS_ONLY:
-        if FLAGS[name].present:
-            raise ValueError(f"--{name}: is for --schema criteo; got --schema {FLAGS.schema}")
-    query, tables, output = _query(), {}, Path(FLAGS.output)
+@dataclass(frozen=True)
+class CriteoConfig:
+    """Logs in Criteo's format, whose tables' schema has the like; fields are those of the flags."""
+
+    num_days: int | None = setting(
+        None, "number of day files, or of days into which train.txt is cut"
+    )
+    num_numerical: int | None = setting(None, "number of integer columns; default: 13")
+    num_categorical: int | None = setting(None, "number of hexadecimal columns; default: 26")
+    frequency_limit: str | None = setting(
+        None,
+        "number of rows that a value must occur in to get an id: N, or COLUMN:N, comma-separated; "
+        "default: 15",
+    )
+    dictionary_days: str | None = setting(None, "days to fit on, as A-B; default: all")
+    numeric_transform: str | None = setting(
+        None, f"{described(CRITEO_TRANSFORMS)}; default: readme", choices=CRITEO_TRANSFORMS
+    )
+    output_format: str | None = setting(
+        None,
+        "split_binary (default), one file per feature; binary, NVIDIA's rows of 4-byte words",
+        choices=OUTPUT_FORMATS,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags(
+        [
+            ("Dataset", PrepareConfig),
+            ("Division of rows", SplitConfig),
+            ("Files", FilesConfig),
+            ("Files", TextFormat),
+            ("For --schema criteo", CriteoConfig),
+            *PREPARATION,
+            *SPARK,
+        ],
+        ("Dataset", "Files", "Division of rows", "Preparation", "For --schema criteo"),
+        without=("held_out",),
+    )
+    hint = "the same command resumes the run"
+    return run_command(line, _prepare, __doc__, arguments, hint=hint)
+
+
+def _prepare(values: Values) -> int | None:
+    own = values.config(PrepareConfig)
+    if own.schema == CRITEO:
+        return _prepare_logs(values)
+    for name in settings_of(CriteoConfig):
+        if name in values.given:
+            raise ValueError(f"--{name}: is for --schema criteo; got --schema {own.schema}")
+    query, tables = _query(values), {}
     if query is None:
-        for path in FLAGS.input:
-            check_outside(output, path)
-        tables = {"train": find_tables(FLAGS.input, FLAGS.input_format, say)}
-        for split in ("test", "validation"):
-            if given := FLAGS[f"{split}_input"].value:
-                tables[split] = find_tables(given, FLAGS.input_format, say)
-    options = _options(len(tables) > 1)
-    how = {"replace": FLAGS.overwrite, "restart": FLAGS.restart, "query": query, "say": say}
+        for path in own.input:
+            check_outside(own.output, path)
+        tables = {"train": find_tables(own.input, values["input_format"], say)}
+        for split, given in (("test", own.test_input), ("validation", own.validation_input)):
+            if given:
+                tables[split] = find_tables(given, values["input_format"], say)
+    options = _options(values, len(tables) > 1)
+    how = {"replace": own.overwrite, "restart": values["restart"], "query": query, "say": say}
     try:
-        prepare_tables(options, tables, output, _engine(output, query), **how)
+        prepare_tables(options, tables, own.output, _engine(values, query), **how)
     except FileExistsError as error:
         raise FileExistsError(f"{error}; --overwrite replaces it") from error
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
-    command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(output), "--recipe", "auto"]
-    print(f"train on it with\n  {shell_line([*command, '--save_checkpoint_path', 'run'])}")
+    command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(own.output)]
+    command += ["--recipe", "auto", "--save_checkpoint_path", "run"]
+    print(f"train on it with\n  {shell_line(command)}")
     return None
 
 
-def _query() -> SparkQuery | None:
+def _query(values: Values) -> SparkQuery | None:
     """Returns Spark's query, or None if files are read."""
-    query = spark_query("input", "test_input", "validation_input")
-    if query is not None and FLAGS.engine != "spark":
-        raise ValueError(f"{query.flag}: expected --engine spark, got {FLAGS.engine}")
+    query = spark_query(values, "input", "test_input", "validation_input")
+    if query is not None and values["engine"] != "spark":
+        raise ValueError(f"{query.flag}: expected --engine spark, got {values['engine']}")
     return query
 
 
-def _options(by_files: bool) -> TableOptions:
-    fraction = FLAGS.test_fraction
+def _options(values: Values, by_files: bool) -> TableOptions:
+    fraction = values["test_fraction"]
     if fraction is None:
-        divided = by_files or FLAGS.test_from or FLAGS.split_column
+        divided = by_files or values["test_from"] or values["split_column"]
         fraction = 0.0 if divided else DEFAULT_TEST_FRACTION
-    division = SplitConfig(
-        test_fraction=fraction,
-        validation_fraction=FLAGS.validation_fraction,
-        split_key=FLAGS.split_key,
-        test_from=FLAGS.test_from,
-        validation_from=FLAGS.validation_from,
-        split_column=FLAGS.split_column,
-        keep_negatives=FLAGS.keep_negatives,
-        seed=FLAGS.seed,
-    )
+    options: dict[str, Any] = preparation(values) | {"output_format": OUTPUT_FORMATS[0]}
     return TableOptions(
-        schema=Schema.load(FLAGS.schema),
-        division=division,
-        text=text_format(),
-        output_ordering=FLAGS.output_ordering,
-        split_bytes=FLAGS.split_bytes,
-        **table_options(),
+        Schema.load(values["schema"]),
+        values.config(SplitConfig, test_fraction=fraction),
+        text_format(values),
+        **options,
     )
 
 
-def _engine(output: Path, query: SparkQuery | None):
-    check_processes("--cores", FLAGS.cores)  # before anything is written
-    settings = spark_settings(query)
-    log = output.resolve().parent / "spark.log"
+def _engine(values: Values, query: SparkQuery | None):
+    spark, cores = values.config(SparkConfig), values.config(RunConfig).num_cores
+    check_processes("--cores", cores)  # before anything is written
+    output: Path = values["output"]
     return lambda: open_engine(
-        FLAGS.engine,
-        FLAGS.cores,
-        log,
-        FLAGS.master,
-        FLAGS.memory_gib,
-        settings,
+        values["engine"],
+        cores,
+        output.resolve().parent / "spark.log",
+        spark.master,
+        spark.memory_gib,
+        spark.settings(query is not None),
         shared_folders(output),
     )
 
 
-def _prepare_logs() -> int:
+def _prepare_logs(values: Values) -> int:
     """Prepares logs in Criteo's format, as `preproc/prepare_dataset.sh` does."""
-    for name in _TABLE_FLAGS:
-        if FLAGS[name].present:
+    files = ("spark_table", "spark_sql", "test_input", "validation_input", "input_format")
+    for name in (*files, *_DIVISION, *TEXT_FLAGS):
+        if name in values.given:
             raise ValueError(f"--{name}: is for schemas of tables; --schema criteo has none")
-    if len(FLAGS.input) != 1:
-        raise ValueError(f"--input: expected one folder of days, got {len(FLAGS.input)}")
-    arguments = [f"--input_folder={FLAGS.input[0]}", f"--output_folder={FLAGS.output}"]
-    given = {name: FLAGS[name].value for name in (*_LOG_FLAGS, *_LOGS_ONLY)}
-    arguments += [f"--{name}={value}" for name, value in given.items() if value is not None]
-    arguments += [f"--conf={item}" for item in FLAGS.conf]
-    arguments += [f"--output_ordering={FLAGS.output_ordering}"]
-    arguments += ["--restart"] * FLAGS.restart + ["--no-report"] * (not FLAGS.report)
-    arguments += [f"--memory_gib={FLAGS.memory_gib}"]
-    arguments += [f"--write_mode={'overwrite' if FLAGS.overwrite else 'errorifexists'}"]
+    if len(values["input"]) != 1:
+        raise ValueError(f"--input: expected one folder of days, got {len(values['input'])}")
+    arguments = [f"--input_folder={values['input'][0]}", f"--output_folder={values['output']}"]
+    arguments += flags_of({n: values[n] for n in (*_LOG_FLAGS, *settings_of(CriteoConfig))})
+    arguments += [f"--conf={item}" for item in values["conf"]]
+    names = ("output_ordering", "restart", "report", "memory_gib")
+    arguments += flags_of({name: values[name] for name in names})
+    arguments += [f"--write_mode={'overwrite' if values['overwrite'] else 'errorifexists'}"]
     return prepare_logs.main(arguments)
 
 
 if __name__ == "__main__":
-    define_flags()
-    run_command(main, hint="the same command resumes the run")
+    sys.exit(main())

@@ -8,13 +8,13 @@ first rows are read. The schema has a comment with observations for every column
 is wrong. `dlrm.data.tables.draft.draft` documents the rules.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from absl import flags
-
-from dlrm.command_line import shell_line
+from dlrm.command_line import flags_of, shell_line
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, draft
 from dlrm.data.tables.fields import listed, shown_name
 from dlrm.data.tables.files import find_tables
@@ -24,75 +24,78 @@ from dlrm.data.tables.sniff import sniff
 from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.schema import CategoricalField, Schema
 from dlrm.documents import brief, one_line
-from dlrm.scripts.common import table_flags
-from dlrm.scripts.common.command import no_arguments, run_command
-from dlrm.scripts.common.table_flags import define_text_flags, text_format
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.scripts.common.table_flags import FilesConfig, text_format
+from dlrm.settings import REQUIRED, setting
 
-FLAGS = flags.FLAGS
 CROSS_BUCKETS = 100_000
 _SAME = ("input_format", "columns", "header")  # flags that the next command takes unchanged
 _MOST_NOTES = 10
 
 
-def define_flags() -> None:
-    flags.DEFINE_list("input", None, "files, or directories of files", required=True)
-    flags.DEFINE_string("label", None, "column of the label", required=True)
-    flags.DEFINE_string("output", "schema.yaml", "file to write")
-    flags.DEFINE_string(
-        "positive",
+@dataclass(frozen=True)
+class DraftConfig:
+    """The tables, and the roles of their columns; field names are those of the flags."""
+
+    input: tuple[str, ...] = setting(REQUIRED, "files, or directories of files")
+    label: str = setting(REQUIRED, "column of the label")
+    output: Path = setting(Path("schema.yaml"), "file to write")
+    positive: str | None = setting(
         None,
         "label that counts as 1, or several with commas between them; default: of two labels, the "
         "affirmative or the rarer one",
     )
-    flags.DEFINE_string("weight", None, "column of sample weights")
-    flags.DEFINE_list("groups", [], "columns to group metrics by, such as the user")
-    flags.DEFINE_string("time", None, "column of the time; default: the first one found")
-    flags.DEFINE_multi_string(
-        "encode",
-        [],
+    weight: str | None = setting(None, "column of sample weights")
+    groups: tuple[str, ...] = setting((), "columns to group metrics by, such as the user")
+    time: str | None = setting(None, "column of the time; default: the first one found")
+    encode: tuple[str, ...] = setting(
+        (),
         "KINDS:FIELDS, such as count,target:user,item: encodings of categorical fields",
+        repeated=True,
     )
-    flags.DEFINE_multi_string(
-        "cross",
-        [],
+    cross: tuple[str, ...] = setting(
+        (),
         f"FIELDS or FIELDS:BUCKETS, such as user,item:100000: a cross of categorical fields; "
         f"default: {CROSS_BUCKETS} buckets",
+        repeated=True,
     )
-    flags.DEFINE_integer("rows", SAMPLE_ROWS, "maximum rows to read", lower_bound=1)
-    flags.DEFINE_boolean("overwrite", False, "replace an earlier file")
-    define_text_flags()
-    flags.adopt_module_key_flags(table_flags)  # for --help
+    rows: int = setting(SAMPLE_ROWS, "maximum rows to read", least=1)
+    overwrite: bool = setting(False, "replace an earlier file")
 
 
-def main(argv: list[str]) -> int | None:
-    no_arguments(argv)
-    output = Path(FLAGS.output)
-    if output.exists() and not FLAGS.overwrite:
-        raise FileExistsError(f"{output}: exists; --overwrite replaces it")
-    files = find_tables(FLAGS.input, FLAGS.input_format, _say)
-    text, line = sniff(files, text_format())
-    roles = [FLAGS.label, FLAGS.weight, FLAGS.time, *FLAGS.groups]
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Schema", DraftConfig), ("Files", FilesConfig), ("Files", TextFormat)])
+    return run_command(line, _draft, __doc__, arguments)
+
+
+def _draft(values: Values) -> None:
+    own = values.config(DraftConfig)
+    if own.output.exists() and not own.overwrite:
+        raise FileExistsError(f"{own.output}: exists; --overwrite replaces it")
+    files = find_tables(own.input, values["input_format"], _say)
+    text, line = sniff(files, text_format(values))
+    roles = [own.label, own.weight, own.time, *own.groups]
     seen = Seen()
     drafted = draft(
         batches_of(files, text, [name for name in roles if name is not None], seen),
-        FLAGS.label,
-        positive=FLAGS.positive,
-        weight=FLAGS.weight,
-        groups=FLAGS.groups,
-        time=FLAGS.time,
-        max_rows=FLAGS.rows,
+        own.label,
+        positive=own.positive,
+        weight=own.weight,
+        groups=own.groups,
+        time=own.time,
+        max_rows=own.rows,
         text=text if isinstance(files[0].kind, Text) else None,
         seen=seen,
     )
-    drafted = replace(drafted, schema=with_derived(drafted.schema, FLAGS.encode, FLAGS.cross))
-    drafted.save(output, ", ".join(FLAGS.input))
+    drafted = replace(drafted, schema=with_derived(drafted.schema, own.encode, own.cross))
+    drafted.save(own.output, ", ".join(own.input))
     notes = [note for path, spans in seen.spans.items() if (note := spans.note(path, text))]
     for note in notes[:_MOST_NOTES]:
         _say(note)
     if line is not None:
         _say(f"format:      {line}")
-    _report(drafted, output)
-    return None
+    _report(drafted, values)
 
 
 def _say(line: str) -> None:
@@ -140,7 +143,7 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def _report(drafted: Draft, output: Path) -> None:
+def _report(drafted: Draft, values: Values) -> None:
     schema = drafted.schema
     _say(f"label:       {shown_name(schema.label.column)}, {drafted.label}")
     print(f"numerical:   {len(schema.numerical)}")
@@ -162,13 +165,12 @@ def _report(drafted: Draft, output: Path) -> None:
         _say(f"left out:    {shown_name(name)}, {why}")
     for name, why in drafted.leaks.items():
         _say(f"warning:     {shown_name(name)} {why}: is it known before the label?")
-    _say(f"{output}: drafted from {drafted.sample}; check it, then run")
-    command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={output}"]
-    command += [f"--input={','.join(FLAGS.input)}"]
-    command += [FLAGS[name].serialize() for name in _SAME if FLAGS[name].present]
+    _say(f"{values['output']}: drafted from {drafted.sample}; check it, then run")
+    command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={values['output']}"]
+    command += [f"--input={','.join(values['input'])}"]
+    command += flags_of({name: values[name] for name in _SAME if name in values.given})
     print(f"  {shell_line([*command, '--output=dataset'])}")
 
 
 if __name__ == "__main__":
-    define_flags()
-    run_command(main)
+    sys.exit(main())

@@ -16,7 +16,6 @@ of the true probabilities on the last day, which no model can surpass.
 Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
 """
 
-import argparse
 import json
 import math
 import sys
@@ -24,16 +23,17 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.command_line import Parser, exit_code_of
 from dlrm.files import staged_directory
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_disk, check_features
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.stages.division import splitmix64
+from dlrm.settings import REQUIRED, check_settings, setting
 
 PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
@@ -55,16 +55,21 @@ _MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a p
 class Simulation:
     """Parameters of simulated logs, which determine every number in them."""
 
-    rows: int = 700_000
-    days: int = 8
-    seed: int = 0
-    num_numerical: int = 13
-    num_categorical: int = 26
-    cardinality_scale: float = 0.01
-    click_rate: float = 0.25
-    missing: float = 1.0
+    rows: int = setting(700_000, "total number of rows")
+    days: int = setting(8, "number of day files, of equal size, the last of which is held out")
+    seed: int = setting(0, "random seed; the same seed writes the same bytes")
+    num_numerical: int = setting(13, "number of integer columns")
+    num_categorical: int = setting(26, "number of categorical columns")
+    cardinality_scale: float = setting(
+        0.01,
+        f"factor on Criteo's ids per feature; {_ALWAYS_SMALL} or fewer ids are not scaled",
+        above=0,
+    )
+    click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
+    missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
 
     def __post_init__(self) -> None:
+        check_settings(self)
         if self.days < 2:
             raise ValueError(f"--days {self.days}: expected 2 or more, the last is held out")
         if self.rows < 2 * self.days:
@@ -73,12 +78,6 @@ class Simulation:
         check_features("--num_categorical", self.num_categorical)
         if self.num_numerical + self.num_categorical < 1:
             raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
-        if not 0 < self.click_rate < 1:
-            raise ValueError(f"--click_rate {self.click_rate}: expected a number in (0, 1)")
-        if self.cardinality_scale <= 0:
-            raise ValueError(f"--cardinality_scale {self.cardinality_scale}: expected > 0")
-        if not 0 <= self.missing <= 1:
-            raise ValueError(f"--missing {self.missing}: expected a number in [0, 1]")
 
     def day_rows(self, day: int) -> int:
         """Returns the number of rows of a day."""
@@ -372,56 +371,22 @@ def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows:
     metrics["validation"].add(chunk.probability[test_rows:], chunk.label[test_rows:])
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    default = Simulation()
-    program = "python -m dlrm.scripts.simulate_logs" if __name__ == "__main__" else None
-    parser = Parser(str(__doc__).split("\n")[0], program)
-    parser.formatter_class = argparse.ArgumentDefaultsHelpFormatter
-    parser.add_argument("--output", type=Path, required=True, help="directory to write to")
-    parser.add_argument("--rows", type=int, default=default.rows, help="total number of rows")
-    parser.add_argument(
-        "--days", type=int, default=default.days, help="number of day files, of equal size"
-    )
-    parser.add_argument(
-        "--seed",
-        type=int,
-        default=default.seed,
-        help="random seed; the same seed writes the same bytes",
-    )
-    parser.add_argument(
-        "--num_numerical", type=int, default=default.num_numerical, help="number of integer columns"
-    )
-    parser.add_argument(
-        "--num_categorical",
-        type=int,
-        default=default.num_categorical,
-        help="number of categorical columns",
-    )
-    parser.add_argument(
-        "--cardinality_scale",
-        type=float,
-        default=default.cardinality_scale,
-        help=f"factor on Criteo's ids per feature; {_ALWAYS_SMALL} or fewer ids are not scaled",
-    )
-    parser.add_argument(
-        "--click_rate", type=float, default=default.click_rate, help="share of clicks on day 0"
-    )
-    parser.add_argument(
-        "--missing",
-        type=float,
-        default=default.missing,
-        help="factor on the shares of missing values",
-    )
-    return parser.parse_args(arguments)
+@dataclass(frozen=True)
+class OutputConfig:
+    """The place of the logs."""
+
+    output: Path = setting(REQUIRED, "directory to write to")
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    return exit_code_of(lambda: _run(**vars(_parse(arguments))))
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Flags", OutputConfig), ("Flags", Simulation)])
+    return run_command(line, _run, __doc__, arguments, usage=2)
 
 
-def _run(output: Path, **options: Any) -> None:
-    planted = simulate(Simulation(**options), output)
+def _run(values: Values) -> None:
+    output: Path = values["output"]
+    planted = simulate(values.config(Simulation), output)
     aucs = {name: planted[name]["auc"] for name in ("test", "validation")}
     best = [f"{name} {'undefined' if auc is None else f'{auc:.4f}'}" for name, auc in aucs.items()]
     print(f"{output}: best reachable AUC: {', '.join(best)}")

@@ -6,9 +6,9 @@ It runs the stages of `dlrm.scripts.prepare`; the ids stay as they are. `main` a
 binary rows (`--dataset_type binary`); one file per feature has narrower ids and half the bytes.
 """
 
+import sys
+from dataclasses import dataclass
 from pathlib import Path
-
-from absl import flags
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.readers import binary_file
@@ -16,43 +16,49 @@ from dlrm.data.tables.kinds.binary_rows import BinaryRows
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.verification import Verifier
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_features
 from dlrm.preproc.preset import prepare_preset
+from dlrm.preproc.stages.options import RunConfig
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.scripts.common import table_flags
-from dlrm.scripts.common.command import no_arguments, run_command
-from dlrm.scripts.common.table_flags import define_preparation_flags, table_options
-
-FLAGS = flags.FLAGS
+from dlrm.scripts.common.table_flags import NOT_OPTIONS, PREPARATION
+from dlrm.settings import REQUIRED, setting
 
 
-def define_flags() -> None:
-    flags.DEFINE_string("dataset", None, "directory with train_data.bin, ...", required=True)
-    flags.DEFINE_string(
-        "output", None, "directory to write the dataset to, new or empty", required=True
-    )
-    flags.DEFINE_integer("batch_size", 32768, "not used: memory is bounded", lower_bound=1)
-    flags.DEFINE_integer("numerical_features", 13, "number of numerical features", lower_bound=0)
-    define_preparation_flags()
-    flags.adopt_module_key_flags(table_flags)
+@dataclass(frozen=True)
+class SplitDatasetConfig:
+    """The rows, and the place of the dataset; field names are those of the flags."""
+
+    dataset: Path = setting(REQUIRED, "directory with train_data.bin, ...")
+    output: Path = setting(REQUIRED, "directory to write the dataset to, new or empty")
+    batch_size: int = setting(32768, "not used: memory is bounded", least=1)
+    numerical_features: int = setting(13, "number of numerical features", least=0)
+
+    def __post_init__(self) -> None:
+        check_features("--numerical_features", self.numerical_features)
 
 
-def main(argv: list[str]) -> None:
-    no_arguments(argv)
-    check_features("--numerical_features", FLAGS.numerical_features)
-    source, output = Path(FLAGS.dataset), Path(FLAGS.output)
-    paths = {split: binary_file(source, split) for split in layout.SPLITS}
-    sizes = layout.read_model_size(source)
-    Verifier(source, layout.KIND, "first").check(filter(None, paths.values()))
-    kind = BinaryRows(FLAGS.numerical_features, len(sizes))
-    options = TableOptions(
-        _schema(FLAGS.numerical_features, sizes), output_ordering="input", **table_options()
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Dataset", SplitDatasetConfig), *PREPARATION], without=NOT_OPTIONS)
+    hint = "the same command resumes the run"
+    return run_command(line, _split, __doc__, arguments, hint=hint)
+
+
+def _split(values: Values) -> None:
+    own, run = values.config(SplitDatasetConfig), values.config(RunConfig)
+    paths = {split: binary_file(own.dataset, split) for split in layout.SPLITS}
+    sizes = layout.read_model_size(own.dataset)
+    Verifier(own.dataset, layout.KIND, "first").check(filter(None, paths.values()))
+    kind = BinaryRows(own.numerical_features, len(sizes))
+    options = values.config(
+        TableOptions, schema=_schema(own.numerical_features, sizes), output_ordering="input"
     )
     tables = {split: [TableFile(path, kind)] for split, path in paths.items() if path}
-    result = prepare_preset(options, tables, output, FLAGS.cores, restart=FLAGS.restart)
+    result = prepare_preset(options, tables, own.output, run.cores, restart=run.restart)
     for split, total in result["totals"].items():
         print(f"{split}: {total.get('rows', 0):,} rows")
-    print(f"{output}: complete")
+    print(f"{own.output}: complete")
 
 
 def _schema(num_numerical: int, sizes: list[int]) -> Schema:
@@ -69,5 +75,4 @@ def _schema(num_numerical: int, sizes: list[int]) -> Schema:
 
 
 if __name__ == "__main__":
-    define_flags()
-    run_command(main, hint="the same command resumes the run")
+    sys.exit(main())

@@ -9,113 +9,78 @@ or as in NVIDIA's program: `--input` is a directory with CSV files without heade
 specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "auto" or declared).
 """
 
-from dataclasses import fields
-from typing import Any
-
-from absl import flags
+import sys
+from dataclasses import dataclass
 
 from dlrm.data.clicks.layout import FEATURE_SPEC, one_class_note
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, described
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.stages.options import RunConfig
 from dlrm.preproc.transcode import CsvConfig, Report, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
-from dlrm.scripts.common import table_flags
-from dlrm.scripts.common.command import no_arguments, run_command
-from dlrm.scripts.common.table_flags import define_preparation_flags, table_options
+from dlrm.scripts.common.table_flags import NOT_OPTIONS, PREPARATION, preparation
+from dlrm.settings import REQUIRED, setting, settings_of
 
-FLAGS = flags.FLAGS
 _MOST_NEGATIVES = 10  # values in the summary
-
-_CSV_FLAGS = (  # without effect with a feature specification
-    *("positive", "numerical", "categorical", "header", "columns", "delimiter", "missing_values"),
-    *("numeric_transform", "frequency_limit", "test_fraction", "seed"),
-)
+# Flags that have no effect with a feature specification.
+_CSV_FLAGS = settings_of(CsvConfig).keys() - {"chunk_size", "feature_spec_out"}
 
 
-def define_flags() -> None:
-    flags.DEFINE_string("input", None, "CSV file, or directory of CSV files", required=True)
-    flags.DEFINE_string("output", "/data", "directory to write the dataset to, new or empty")
-    flags.DEFINE_string(
-        "feature_spec_in", FEATURE_SPEC, "file in --input that describes it; not used with --label"
+@dataclass(frozen=True)
+class TranscodeConfig:
+    """The files, and the origin of their columns; field names are those of the flags."""
+
+    input: str = setting(REQUIRED, "CSV file, or directory of CSV files")
+    output: str = setting("/data", "directory to write the dataset to, new or empty")
+    feature_spec_in: str = setting(
+        FEATURE_SPEC, "file in --input that describes it; not used with --label"
     )
-    flags.DEFINE_string("feature_spec_out", FEATURE_SPEC, "name of the specification to write")
-    flags.DEFINE_boolean(
-        "allow_links",
+    allow_links: bool = setting(
         False,
         "allow files of --feature_spec_in to be symbolic links to files outside its directory",
     )
-    flags.DEFINE_integer("chunk_size", 65536, "number of rows parsed at a time", lower_bound=1)
-    flags.DEFINE_string(
-        "label",
+    label: str | None = setting(
         None,
         "column of the label; if given, flags name the columns instead of --feature_spec_in",
     )
-    flags.DEFINE_string(
-        "positive", None, "value of the label that counts as 1; default: labels are 0 or 1"
-    )
-    flags.DEFINE_list("numerical", [], "columns of numbers")
-    flags.DEFINE_list(
-        "categorical", [], "columns of any other values, with one embedding table each"
-    )
-    flags.DEFINE_boolean(
-        "header",
-        None,
-        "files begin with a line of column names; default: yes unless --columns is given",
-    )
-    flags.DEFINE_list(
-        "columns", [], "names of all columns of the file; default: those of its header"
-    )
-    flags.DEFINE_string("delimiter", ",", "separator of cells")
-    flags.DEFINE_list(
-        "missing_values", ["?"], "cells that stand for a missing value, besides empty ones"
-    )
-    flags.DEFINE_enum(
-        "numeric_transform",
-        CsvConfig.numeric_transform,
-        NUMERIC_TRANSFORMS,
-        described(NUMERIC_TRANSFORMS),
-    )
-    flags.DEFINE_integer(
-        "frequency_limit", 1, "values that occur in fewer training rows share id 0", lower_bound=1
-    )
-    flags.DEFINE_float("test_fraction", 0.2, "share of the rows to choose at random for testing")
-    flags.DEFINE_integer(
-        "seed", 12345, "seed of the choice of test rows and of the order of the other rows"
-    )
-    define_preparation_flags()
-    flags.adopt_module_key_flags(table_flags)
 
 
-def main(argv: list[str]) -> None:
-    no_arguments(argv)
-    print(_summary(_transcode()))
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    configs = [("Files", TranscodeConfig), ("Columns", CsvConfig), *PREPARATION]
+    line = ConfigFlags(configs, without=NOT_OPTIONS)
+    hint = "the same command resumes the run"
+    return run_command(line, _run, __doc__, arguments, hint=hint)
 
 
-def _transcode() -> Report:
-    if FLAGS.label is None:
-        if given := [name for name in _CSV_FLAGS if FLAGS[name].present]:
-            raise ValueError(f"--{given[0]}: expected --label too, got none")
-        return transcode_spec(
-            FLAGS.input,
-            FLAGS.output,
-            FLAGS.feature_spec_in,
-            FLAGS.feature_spec_out,
-            FLAGS.chunk_size,
-            FLAGS.allow_links,
-            FLAGS.cores,
-            FLAGS.restart,
-            **table_options(),
-        )
-    if FLAGS["feature_spec_in"].present:
-        raise ValueError("--feature_spec_in: expected no --label beside it, got both")
-    values: dict[str, Any] = {field.name: FLAGS[field.name].value for field in fields(CsvConfig)}
-    for name, value in values.items():
-        values[name] = tuple(value) if isinstance(value, list) else value
-    config = CsvConfig(**values)
-    return transcode_csv(config, FLAGS.cores, FLAGS.restart, **table_options())
+def _run(values: Values) -> None:
+    print(_summary(_transcode(values), values["output"]))
 
 
-def _summary(report: Report) -> str:
-    lines = [f"dataset: {FLAGS.output}"]
+def _transcode(values: Values) -> Report:
+    own, run = values.config(TranscodeConfig), values.config(RunConfig)
+    if own.label is not None:
+        if "feature_spec_in" in values.given:
+            raise ValueError("--feature_spec_in: expected no --label beside it, got both")
+        config = values.config(CsvConfig)
+        return transcode_csv(config, run.num_cores, run.restart, **preparation(values))
+    for name in settings_of(CsvConfig):
+        if name in _CSV_FLAGS & values.given:
+            raise ValueError(f"--{name}: expected --label too, got none")
+    return transcode_spec(
+        own.input,
+        own.output,
+        own.feature_spec_in,
+        values["feature_spec_out"],
+        values["chunk_size"],
+        own.allow_links,
+        run.num_cores,
+        run.restart,
+        **preparation(values),
+    )
+
+
+def _summary(report: Report, output: str) -> str:
+    lines = [f"dataset: {output}"]
     for split, rows in report.rows.items():
         share = f" ({report.positives[split] / rows:.1%})" if rows else ""
         lines.append(f"{split}: {rows} rows, {report.positives[split]} positive{share}")
@@ -133,5 +98,4 @@ def _summary(report: Report) -> str:
 
 
 if __name__ == "__main__":
-    define_flags()
-    run_command(main, hint="the same command resumes the run")
+    sys.exit(main())

@@ -10,12 +10,13 @@ labels of images.
 """
 
 import itertools
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from absl import flags
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
@@ -28,44 +29,48 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import MEMORY, Verifier
 from dlrm.documents import one_line, read_json
 from dlrm.files import MANIFEST
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_features
 from dlrm.manifest import check_file, read_manifest
-from dlrm.scripts.common.command import run_command
-from dlrm.settings import settings_of
+from dlrm.settings import REQUIRED, same_setting, setting
 
 _BLOCK_BYTES = 1 << 24
 _BLOCK_IDS = 1 << 20  # of list fields
 _BINARY_FILES = ("train_data.bin", "test_data.bin", "validation_data.bin", "val_data.bin")
 
 
-FLAGS = flags.FLAGS
+@dataclass(frozen=True)
+class VerifyConfig:
+    """The dataset to check; field names are those of the flags."""
 
-
-def define_flags() -> None:
-    """Defines this script's flags."""
-    flags.DEFINE_integer(
-        "num_numerical_features",
+    directory: Path = setting(REQUIRED, "dataset to check", positional=True)
+    num_numerical_features: int = setting(
         13,
         "number of numerical features of a binary dataset without transform/, which would state it",
-        lower_bound=0,
+        least=0,
     )
-    flags.DEFINE_boolean("allow_links", False, settings_of(DataConfig)["allow_links"].help)
+    allow_links: bool = same_setting(DataConfig, "allow_links")
+
+    def __post_init__(self) -> None:
+        check_features("--num_numerical_features", self.num_numerical_features)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) != 2:
-        raise ValueError("expected one directory: python -m dlrm.scripts.verify_dataset DIR")
-    check_features("--num_numerical_features", FLAGS.num_numerical_features)
-    directory = Path(argv[1])
-    if not directory.is_dir():
-        raise FileNotFoundError(f"{directory}: no such directory")
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    return run_command(ConfigFlags([("Flags", VerifyConfig)]), _verify, __doc__, arguments)
+
+
+def _verify(values: Values) -> None:
+    own = values.config(VerifyConfig)
+    if not own.directory.is_dir():
+        raise FileNotFoundError(f"{own.directory}: no such directory")
     problems = 0
-    for problem in verify(directory, FLAGS.num_numerical_features, FLAGS.allow_links):
+    for problem in verify(own.directory, own.num_numerical_features, own.allow_links):
         problems += 1
         print(f"WRONG  {one_line(problem)}", flush=True)
     if problems:
-        raise ValueError(f"{directory}: {problems} problem{'s' * (problems > 1)}")
-    print(f"{directory}: nothing wrong")
+        raise ValueError(f"{own.directory}: {problems} problem{'s' * (problems > 1)}")
+    print(f"{own.directory}: nothing wrong")
 
 
 def verify(directory: Path, num_numerical: int = 13, allow_links: bool = False) -> Iterator[str]:
@@ -314,5 +319,4 @@ def _blocks(path: Path, row_bytes: int) -> Iterator[np.ndarray]:
 
 
 if __name__ == "__main__":
-    define_flags()
-    run_command(main)
+    sys.exit(main())

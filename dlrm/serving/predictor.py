@@ -22,6 +22,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.serving.network.recalibration import Recalibration
+from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.raw import Text, inputs_of_text
@@ -31,8 +32,6 @@ from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
-
-BATCH_SIZE = 32768  # the default of --test_batch_size
 
 
 def _trained_rows(checkpoint: Path) -> int | None:

@@ -27,7 +27,13 @@ from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.model.config import DLRMConfig
-from dlrm.serving.predictor import BATCH_SIZE, Predictor, ScoreError, check_dataset, inputs_of
+from dlrm.serving.predictor import (
+    Predictor,
+    ScoreError,
+    check_dataset,
+    inputs_of,
+)
+from dlrm.serving.rows.config import SourceConfig
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.raw import Text, inputs_of_text, read_lines
 from dlrm.serving.rows.shares import Shares
@@ -35,40 +41,6 @@ from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 
 _ANY_ROW = ""  # among the names of columns, if there are rows
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class SourceConfig:
-    """Configures how rows are read; field names are those of flags.
-
-    Attributes:
-        label: whether lines of a log begin with the label, and the label of a table is read if it
-            has one; None is yes, but errors then propose --nolabel.
-        split, dataset_type, verify_data, allow_links: of a dataset; see `DataConfig`.
-        batch_size: rows of a dataset that are read at a time.
-        input_format: format of a table; None is that of the file's name.
-        text: format of CSV.
-    """
-
-    label: bool | None = None
-    split: str = "test"
-    dataset_type: str = "split"
-    verify_data: str = "first"
-    allow_links: bool = False
-    batch_size: int = BATCH_SIZE
-    input_format: str | None = None
-    text: TextFormat = TextFormat()
-
-    @property
-    def labelled(self) -> bool:
-        """Returns whether labels are read."""
-        return self.label is not False
-
-    def is_dataset(self, path: Path) -> bool:
-        """Returns whether a path is a dataset's directory, and not a folder of tables."""
-        known = (layout.FEATURE_SPEC, layout.MODEL_SIZE, MANIFEST)
-        is_split = any((path / name).exists() for name in known)
-        return path.is_dir() and (self.dataset_type != "split" or is_split)
 
 
 class SourceBlock(NamedTuple):

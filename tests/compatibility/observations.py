@@ -226,7 +226,7 @@ def run_often(call: Callable[..., Any], module: str, lines: list[list[str]]) -> 
 
     Args:
         call: runs a script with arguments.
-        module: the command's module, with `define_flags` and `main`.
+        module: the command's module, with `main`.
         lines: the arguments of each run.
     """
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
@@ -251,7 +251,9 @@ def scores_of_files(
             [*_on_table(folder, run, name), f"--output={scratch}/{run}/{name}.npy"]
             for run, name in pairs
         ]
-        run_often(call, "dlrm.scripts.predict", [[*one, "--output_kind=logit"] for one in lines])
+        run_often(
+            call, "dlrm.scripts.predict.__main__", [[*one, "--output_kind=logit"] for one in lines]
+        )
         return {
             run: {name: np.load(f"{scratch}/{run}/{name}.npy") for name in names}
             for run, names in files.items()
@@ -276,7 +278,7 @@ def measures_of_files(
             more += ["--weights=weight"] * bool(schema.weight)
             more += [f"--groups={name}" for name in schema.groups[:1]]
             lines.append([*_on_table(folder, run, name), *more])
-        run_often(call, "dlrm.scripts.evaluate.command", lines)
+        run_often(call, "dlrm.scripts.evaluate.__main__", lines)
         found = {}
         for run in files:
             facts = json.loads(Path(scratch, run, "evaluation.json").read_text())

@@ -13,14 +13,12 @@ import make_table_fixtures
 import numpy as np
 import observations
 import pytest
-from absl import flags as absl_flags
 from archives import ARCHIVES, SCORES, Written
 
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.verification import MEMORY
 from dlrm.scripts.checkpoint import command as checkpoint_tool
-from dlrm.scripts.common.command import parse_flags
 from dlrm.scripts.verify_dataset import verify
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 
@@ -164,14 +162,10 @@ def _assert_ends(written: Written, name: str, directory: Path, summary: dict) ->
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_checkpoint_is_inspected(written, name, monkeypatch, capsys):
+def test_a_checkpoint_is_inspected(written, name, capsys):
     run = written.entry("runs", name)
-    monkeypatch.setattr(checkpoint_tool, "FLAGS", absl_flags.FlagValues())
-    checkpoint_tool.define_flags(checkpoint_tool.FLAGS)
     path = written.folder / "runs" / name / f"step-{run['step']:09d}"
-    words = ["checkpoint", "inspect", "--check", "--json", str(path)]
-    words = parse_flags(checkpoint_tool.FLAGS, words)
-    assert checkpoint_tool.main(words) == 0
+    assert checkpoint_tool.main(["inspect", "--check", "--json", str(path)]) == 0
     assert json.loads(capsys.readouterr().out)["step"] == run["step"]
 
 

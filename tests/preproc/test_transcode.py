@@ -261,10 +261,10 @@ def test_running_again_is_refused_and_appends_nothing(tmp_path):
     [
         ({"numerical": (), "categorical": ()}, "--numerical, --categorical: expected one column"),
         ({"categorical": ("user", "price")}, "columns named twice: price"),
-        ({"numeric_transform": "ln"}, "numerical field price: transform: expected one of log"),
+        ({"numeric_transform": "ln"}, "--numeric_transform ln: expected one of log"),
         ({"test_fraction": 1.0}, "--test_fraction"),
         ({"delimiter": "||"}, "--delimiter"),
-        ({"frequency_limit": 0}, "--frequency_limit: expected 1 or more, got 0"),
+        ({"frequency_limit": 0}, "--frequency_limit 0: expected 1 or more"),
     ],
 )
 def test_an_impossible_configuration_is_refused_by_its_flag(changes, message):

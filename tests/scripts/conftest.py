@@ -36,20 +36,12 @@ def command(request, tmp_path, monkeypatch, dataset):
 
 
 @pytest.fixture
-def checkpoint_tool(monkeypatch, capsys):
+def checkpoint_tool(capsys):
     """Runs `dlrm.scripts.checkpoint` in this process; returns what subprocess.run does."""
-    from absl import flags
-
-    from dlrm.command_line import exit_code_of
-    from dlrm.scripts.checkpoint import command as script
-    from dlrm.scripts.common.command import parse_flags
+    from dlrm.scripts.checkpoint.command import main
 
     def run(*words):
-        monkeypatch.setattr(script, "FLAGS", flags.FlagValues())
-        script.define_flags(script.FLAGS)
         capsys.readouterr()
-        arguments = ["checkpoint", *map(str, words)]
-        code = exit_code_of(lambda: script.main(parse_flags(script.FLAGS, arguments)), code=2)
-        return subprocess.CompletedProcess(words, code, *capsys.readouterr())
+        return subprocess.CompletedProcess(words, main([*map(str, words)]), *capsys.readouterr())
 
     return run

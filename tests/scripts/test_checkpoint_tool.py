@@ -433,7 +433,7 @@ def test_diff_works_across_formats(checkpoint_tool, tmp_path):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "expected one of inspect, diff, convert, grow, evict, got nothing"),
+        ([], "arguments: expected command and directories, got none"),
         (["list", "x"], "grow, evict, got list"),
         (["diff", "x"], "diff: expected 2 directories"),
         (["inspect", "nowhere"], "nowhere: no such directory"),

@@ -1,8 +1,5 @@
 """Every command refuses a URI in every flag of a path, and ends in a line after a signal."""
 
-import argparse
-import contextlib
-import io
 import json
 import multiprocessing
 import os
@@ -15,21 +12,22 @@ import time
 import traceback
 from pathlib import Path
 
-import absl.app
 import forked
 import pytest
-from absl import flags
 
 import dlrm.command_line
-from dlrm.command_line import Parser
 from dlrm.files import NOT_PATHS
-from dlrm.flags import ConfigFlags
+from dlrm.flags import ConfigFlags, Subcommands, UsageError
 from dlrm.scripts.common import session
 
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"
 MESSAGE = f"{URI}: expected a path of this machine, got a URI (s3://); use a local path"
 NEEDED = {"dlrm/scripts/bert/__main__.py": ["--mode=pretrain"], "triton/deployer.py": ["--"]}
+TRAININGS = {
+    *("dlrm/scripts/main.py", "dlrm/scripts/dist_main.py"),
+    *("dlrm/scripts/cnn/__main__.py", "dlrm/scripts/bert/__main__.py"),
+}
 SIGNALS = {signal.SIGINT: (130, "interrupted"), signal.SIGTERM: (143, "terminated")}
 SCRIPTS = {
     path.relative_to(ROOT).as_posix(): path.read_text()
@@ -48,82 +46,53 @@ class CommandLine(BaseException):
     """Ends a command where it would parse its flags.
 
     Attributes:
-        parse: the command's own parsing of words.
-        flags: name -> words that give it the value "{}", with everything that is required.
+        line: its command line.
     """
 
-    def __init__(self, parse, flags):
+    def __init__(self, line):
         super().__init__()
-        self.parse, self.flags = parse, flags
+        self.line = line
 
 
 def command_line(command):
-    """Runs a command up to its command line; needs a process of its own, as it defines flags."""
-    parse_config, parse_known = ConfigFlags.parse, Parser.parse_known_args
+    """Runs a command up to its command line, and returns that."""
 
-    def end_absl(_, flags_parser):
-        def parse(words):
-            for name in flags.FLAGS:
-                flags.FLAGS[name].unparse()
-            flags_parser(["", *words])
-
-        raise CommandLine(parse, absl_flags(flags.FLAGS))
-
-    def end_config(self, _):
-        raise CommandLine(lambda words: parse_config(self, words), absl_flags(self._flags))
-
-    def end_parser(self, *_):
-        Parser.parse_known_args = parse_known  # for the parsers of subcommands
-        raise CommandLine(lambda words: parse_known(self, words), dict(parser_flags(self)))
+    def end(line, _):
+        raise CommandLine(line)
 
     sys.argv = [command, "--"]
     sys.path.insert(0, str((ROOT / command).parent))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(absl.app, "run", end_absl)
-        patch.setattr(ConfigFlags, "parse", end_config)
-        patch.setattr(Parser, "parse_args", end_parser)
-        patch.setattr(Parser, "parse_known_args", end_parser)
+        patch.setattr(ConfigFlags, "parse", end)
+        patch.setattr(Subcommands, "parse", end)
         try:
             runpy.run_path(str(ROOT / command), run_name="__main__")
-        except CommandLine as line:
-            return line
+        except CommandLine as found:
+            return found.line
     raise AssertionError(f"{command} parsed no flags")
 
 
-def absl_flags(values):
-    required = {
-        name: f"--{name}=1"
-        for name in values
-        if any("other than None" in validator.message for validator in values[name].validators)
-    }
-    return {
-        f"--{name}": [*(required[one] for one in required if one != name), f"--{name}={{}}"]
-        for name in values
-        if len(name) > 1
-    }
-
-
-def parser_flags(parser, subcommand=()):
-    actions = [one for one in parser._actions if not isinstance(one, argparse._HelpAction)]
-    if isinstance(actions[-1], argparse._SubParsersAction):
-        for name, own in actions[-1].choices.items():
-            yield from ((f"{name} {flag}", words) for flag, words in parser_flags(own, (name,)))
+def words_of(line, task=()):
+    """Yields flags and arguments, and words that give each the value "{}" and all it needs."""
+    if isinstance(line, Subcommands):
+        for name, (_, own) in line.lines.items():
+            yield from words_of(own, (name,))
         return
-    required = [one for one in actions if one.required]
-    for action in actions:
-        others = [word(one, str([*(one.choices or ()), 1][0])) for one in required if one != action]
-        long = (option for option in action.option_strings if option.startswith("--"))
-        yield next(long, action.dest), [*subcommand, *others, word(action, "{}")]
-
-
-def word(action, value):
-    return f"{action.option_strings[-1]}={value}" if action.option_strings else value
+    for name in line.settings:
+        shown = name if name in line.positional else f"--{name}"
+        given = dict.fromkeys(line.required, "1") | {name: "{}"}
+        words = [
+            given[one] if one in line.positional else f"--{one}={given[one]}"
+            for one in line.settings
+            if one in given
+        ]
+        yield " ".join([*task, shown]), [*task, *words]
 
 
 def answers(command):
     """Returns the error, "" for none, of a URI in each flag of a command that takes any text."""
     line, found = command_line(command), {}
-    for name, words in line.flags.items():
+    for name, words in words_of(line):
         error = error_of(line.parse, words, URI)
         # Flags for numbers, choices or nothing refuse other texts, too.
         if not error or "got a URI" in error or not error_of(line.parse, words, "x"):
@@ -132,13 +101,9 @@ def answers(command):
 
 
 def error_of(parse, words, value):
-    stderr = io.StringIO()
     try:
-        with contextlib.redirect_stderr(stderr):
-            parse([word.replace("{}", value) for word in words])
-    except SystemExit as ended:
-        return stderr.getvalue() if ended.code else ""
-    except ValueError as error:
+        parse([word.replace("{}", value) for word in words])
+    except UsageError as error:
         return f"error: {error}"
     return ""
 
@@ -174,18 +139,12 @@ def signalled(command, number):
         os.kill(os.getpid(), number)
         time.sleep(60)
 
-    class Words(list):
-        __len__ = __getitem__ = __iter__ = signal_self
-
-    for name in list(flags.FLAGS):  # which the command defines
-        delattr(flags.FLAGS, name)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    Parser.parse_args = Parser.parse_known_args = session.join = signal_self
-    absl.app.run = lambda act, flags_parser: sys.exit(act(Words()))
+    session.join = signal_self
     dlrm.command_line.end_while_imported = lambda name: None  # see test_command_line
-    if command == "dlrm/scripts/plan.py":
-        ConfigFlags.parse = signal_self
+    if command not in TRAININGS:
+        ConfigFlags.parse = Subcommands.parse = signal_self
     sys.argv = [command, *NEEDED.get(command, ())]
     try:
         runpy.run_path(str(ROOT / command), run_name="__main__")
@@ -222,7 +181,7 @@ PATHS = {  # some of the flags that the walk has to find
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
     "dlrm/scripts/prepare.py": {"--input", "--output", "--schema"},
     "dlrm/scripts/systems/__main__.py": {"run --results", "document output"},
-    "triton/export.py": {"--checkpoint", "--save-dir"},
+    "triton/export.py": {"--checkpoint", "--save_dir"},
 }
 
 
@@ -262,7 +221,7 @@ def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
         ("dlrm.scripts.main", ("--save_checkpoint_path", URI), "--save_checkpoint_path "),
         ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
         ("dlrm.scripts.schema", ("--flagfile", "flags"), "--output "),
-        ("dlrm.scripts.checkpoint", ("inspect", URI), ""),
+        ("dlrm.scripts.checkpoint", ("inspect", URI), "directories "),
         ("dlrm.scripts.simulate_logs", ("--output", URI), "--output "),
     ],
 )

@@ -29,6 +29,16 @@ def refused(module, *arguments, code=1, **options):
     return lines[0]
 
 
+def needs_server(command):
+    if command.startswith("triton/") and command != "triton/server.py":
+        pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")
+        pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
+
+
+def script_of(command):
+    return ROOT / command if command.endswith(".py") else command
+
+
 # Every command: its exit code, required flags, and a flag with an invalid value.
 COMMANDS = {
     MAIN: (1, (), "--batch_size=x"),
@@ -71,14 +81,22 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
+def test_the_help_is_a_success_whatever_else_is_given(command):
+    needs_server(command)
+    words = ["--"] if command == "triton/deployer.py" else []
+    for flag in ("--help", "-h"):
+        done = forked.run(script_of(command), *words, flag, "--no_such_flag=1", timeout=LIMIT)
+        assert (done.returncode, done.stderr) == (0, ""), done
+        assert done.stdout.endswith("Try --helpfull to get a list of all flags.\n")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_flag_and_a_bad_value_are_one_line(command):
-    if command.startswith("triton/") and command != "triton/server.py":
-        pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")
-        pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
+    needs_server(command)
     code, needed, bad = COMMANDS[command]
-    script = ROOT / command if command.endswith(".py") else command
+    script = script_of(command)
     line = refused(script, *needed, bad, code=code)
-    assert bad.partition("=")[0].strip("-") in line
+    assert bad.partition("=")[0].strip("-").replace("-", "_") in line
     if command != "triton/server.py":  # it passes others on to tritonserver
         assert "no_such_flag" in refused(script, *needed, "--no_such_flag=1", code=code)
 

@@ -18,8 +18,8 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
+from dlrm.flags import parse_flags
 from dlrm.manifest import sealed_json
-from dlrm.scripts.common.command import parse_flags
 from dlrm.scripts.tune.command import main
 from dlrm.scripts.tune.folds import Part, write_part
 from dlrm.scripts.tune.halving import Rung, plan

@@ -14,7 +14,6 @@ from dlrm.serving.network.exportable import ExportableDLRM
 from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.network.recalibration import (
-    KINDS,
     FittedRows,
     Recalibration,
     check_fitting,
@@ -23,6 +22,7 @@ from dlrm.serving.network.recalibration import (
     of_sampling_rate,
     write_recalibrated,
 )
+from dlrm.serving.rows.config import RECALIBRATIONS
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
@@ -98,7 +98,7 @@ def test_isotonic_is_near_that_of_all_rows_and_changes_no_ranking():
     np.testing.assert_allclose(found.of(ascending[inside]), expected, atol=1e-4)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", RECALIBRATIONS)
 def test_weights_are_repeated_rows(kind):
     logits, labels, _ = rows(300)  # few enough that each repetition has its bin
     weights = np.random.default_rng(1).integers(0, 3, 300)

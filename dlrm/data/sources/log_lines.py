@@ -22,6 +22,7 @@ from dlrm.data.sources.columns import (
 )
 from dlrm.data.sources.row_error import RowError
 from dlrm.limits import check_features
+from dlrm.settings import setting
 
 LONGEST_LINE = 1 << 20  # bytes; a longer line is refused, offline and when served
 
@@ -30,8 +31,8 @@ LONGEST_LINE = 1 << 20  # bytes; a longer line is refused, offline and when serv
 class LogFormat:
     """Columns of a line: the label (column 0, if there are labels), integers, then hashes."""
 
-    num_numerical: int = 13
-    num_categorical: int = 26
+    num_numerical: int = setting(13, "number of integer columns")
+    num_categorical: int = setting(26, "number of hexadecimal columns")
     labelled: bool = True
 
     def __post_init__(self) -> None:

@@ -4,10 +4,13 @@ import codecs
 import re
 from dataclasses import dataclass, field, fields, replace
 
+from dlrm.settings import setting
+
 NONE = "none"  # no quote, escape or mark, against those of a schema
 COMPRESSIONS = ("none", "gzip", "bz2", "xz", "zstd")
 MARKS = (".", ",", " ", "'", "_", "\N{NO-BREAK SPACE}", "\N{NARROW NO-BREAK SPACE}")
 _CHUNK_ROWS = 1 << 16
+_OTHERWISE = "default: that of the schema, otherwise"
 _SPECIAL = "\r\n\0"
 _PLAIN = re.compile(r"\s*[+-]?[\d.]+([eE][+-]?\d+)?\s*", re.ASCII)
 
@@ -35,15 +38,37 @@ class TextFormat:
         ValueError: an entry has another form, or two have the same character.
     """
 
-    columns: tuple[str, ...] = ()
-    header: bool | None = None
-    delimiter: str | None = None
-    quote: str | None = None
-    escape: str | None = None
-    encoding: str | None = None
-    decimal: str | None = None
-    thousands: str | None = None
-    compression: str | None = None
+    columns: tuple[str, ...] = setting((), "names of a CSV's columns; default: those of its header")
+    header: bool | None = setting(
+        None,
+        "a CSV begins with a line of column names; default: yes unless --columns is given",
+    )
+    delimiter: str | None = setting(
+        None,
+        f"separator of a CSV's cells; {_OTHERWISE} a tab for .tsv, and a comma for other files",
+    )
+    quote: str | None = setting(
+        None,
+        f"character around a CSV's cells, or none, if quotes are part of the text; {_OTHERWISE} \"",
+    )
+    escape: str | None = setting(
+        None,
+        f"character before quotes and delimiters in a CSV's cells, such as \\; {_OTHERWISE} none",
+    )
+    encoding: str | None = setting(
+        None, f"encoding of text, such as latin-1 or utf-16; {_OTHERWISE} UTF-8"
+    )
+    decimal: str | None = setting(
+        None, f"decimal mark of a CSV's numbers, a point or a comma; {_OTHERWISE} a point"
+    )
+    thousands: str | None = setting(
+        None, f"mark between groups of three digits in a CSV; {_OTHERWISE} none"
+    )
+    compression: str | None = setting(
+        None,
+        f"compression of text; {_OTHERWISE} that of each file's content",
+        choices=COMPRESSIONS,
+    )
     chunk_rows: int = field(default=_CHUNK_ROWS, metadata={"in_schema": False})
 
     def __post_init__(self) -> None:

@@ -3,13 +3,49 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
+from dlrm.flags import UsageError
 from dlrm.limits import check_processes
 from dlrm.preproc.execution.engines import Engine, local_engine
 from dlrm.preproc.execution.spark_engine import spark_engine
+from dlrm.settings import setting
 
 ENGINES = ("spark", "local")
+
+# Queries run in the JVM and need its optimizing compiler; tasks alone do not.
+_COMPILED = {
+    f"spark.{who}.defaultJavaOptions": "-XX:+UseSerialGC" for who in ("driver", "executor")
+}
+
+
+@dataclass(frozen=True)
+class SparkConfig:
+    """A session of Spark; field names are those of the flags.
+
+    Raises:
+        UsageError: a setting is not of the form NAME=VALUE.
+    """
+
+    master: str | None = setting(
+        None, "Spark master; default: that of spark-submit, else local[cores]"
+    )
+    memory_gib: int = setting(
+        4,
+        "memory of Spark, in GiB; on a cluster that of the driver and of each executor",
+        least=1,
+    )
+    conf: tuple[str, ...] = setting((), "NAME=VALUE, a setting of Spark", repeated=True)
+
+    def __post_init__(self) -> None:
+        if wrong := [item for item in self.conf if "=" not in item]:
+            raise UsageError(f"--conf: expected NAME=VALUE, got {wrong[0]!r}")
+
+    def settings(self, of_query: bool = False) -> dict[str, str]:
+        """Returns the settings of a session, with an optimizing compiler for a query."""
+        settings = dict(_COMPILED) if of_query else {}
+        return settings | dict(item.split("=", 1) for item in self.conf)
 
 
 @contextmanager

@@ -7,10 +7,11 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.dictionaries import FrequencyLimit
 from dlrm.data.transform.logs import log_schema
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
+from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.stages.options import Options
+from dlrm.settings import setting
 
 HALVES = ("all", "first", "second")
 
@@ -21,25 +22,23 @@ class LogOptions(Options):
 
     Attributes:
         log_format: the columns of a line.
-        frequency_limit: minimum count of a value with an id; see `FrequencyLimit.parse`.
-        numeric_transform: one of `CRITEO_TRANSFORMS`.
         dictionary_days: first and last day whose values get ids; None is all.
-        seed: seed of the order of the training rows.
     """
 
     log_format: LogFormat = LogFormat()
-    frequency_limit: str = "15"
-    numeric_transform: str = "readme"
+    frequency_limit: str = setting(
+        "15",
+        "number of rows that a value must occur in to get an id: N, or COLUMN:N, comma-separated; "
+        "the first categorical column is 1 + num_numerical",
+    )
+    numeric_transform: str = setting(
+        "readme", described(CRITEO_TRANSFORMS), choices=CRITEO_TRANSFORMS
+    )
     dictionary_days: tuple[int, int] | None = None
-    seed: int = 0
+    seed: int = setting(0, "seed of --output_ordering total_random")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.numeric_transform not in CRITEO_TRANSFORMS:
-            raise ValueError(
-                f"--numeric_transform {self.numeric_transform}: expected one of "
-                f"{', '.join(CRITEO_TRANSFORMS)}"
-            )
         _ = self.schema  # whose limits are checked
 
     @property

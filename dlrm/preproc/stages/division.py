@@ -13,6 +13,7 @@ from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema, TimeField
 from dlrm.preproc.stages.source import Part, Read, Rejected, Source
+from dlrm.settings import check_settings, setting
 
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
@@ -30,41 +31,41 @@ class SplitConfig:
     At most one of the ways is chosen: by time, by a column, by files, by order, or by chance, which
     is by `test_fraction` and `validation_fraction`.
 
-    Attributes:
-        test_fraction, validation_fraction: shares of the rows, selected by a hash of the row's
-            number or of its value of `split_key`.
-        split_key: a column whose equal values stay together, such as the user; None is the row.
-        test_from, validation_from: times in ISO 8601; later rows are test, then validation.
-        split_column: a column with the values train, test or validation.
-        held_out: share of the rows, the last ones, that are test rows, then validation, half each.
-        keep_negatives: share of the training rows with label 0 to keep.
-        seed: seed of the random choices.
+    `test_fraction` and `validation_fraction` select by a hash of the row's number, or of its value
+    of `split_key`.
     """
 
-    test_fraction: float = 0.0
-    validation_fraction: float = 0.0
-    split_key: str | None = None
-    test_from: str | None = None
-    validation_from: str | None = None
-    split_column: str | None = None
-    held_out: float = 0.0
-    keep_negatives: float = 1.0
-    seed: int = 0
+    test_fraction: float = setting(
+        0.0, "share of the rows to choose at random as test rows", least=0, below=1
+    )
+    validation_fraction: float = setting(
+        0.0, "share of the rows to choose at random for validation", least=0, below=1
+    )
+    split_key: str | None = setting(
+        None, "column whose equal values all go to one split, such as the user"
+    )
+    test_from: str | None = setting(None, "time, in ISO 8601, from which on rows are test rows")
+    validation_from: str | None = setting(
+        None, "time, in ISO 8601, from which on rows are validation rows"
+    )
+    split_column: str | None = setting(None, "column with the values train, test or validation")
+    held_out: float = setting(
+        0.0,
+        "share of the rows, from the end, to use half for testing and half for validation",
+        least=0,
+        below=1,
+    )
+    keep_negatives: float = setting(
+        1.0, "share of the training rows with label 0 to keep", above=0, most=1
+    )
+    seed: int = setting(0, "seed of random choices and of the order of training rows")
 
     def __post_init__(self) -> None:
-        for name in ("test_fraction", "validation_fraction", "held_out"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"--{name}: expected a number in [0, 1), got {getattr(self, name)}"
-                )
+        check_settings(self)
         if self.test_fraction + self.validation_fraction >= 1:
             raise ValueError(
                 f"--test_fraction {self.test_fraction}, --validation_fraction "
                 f"{self.validation_fraction}: expected less than 1 together"
-            )
-        if not 0 < self.keep_negatives <= 1:
-            raise ValueError(
-                f"--keep_negatives: expected a share above 0 and up to 1, got {self.keep_negatives}"
             )
         ways = [name for name in _WAYS if getattr(self, name)]
         if len({_WAYS[name] for name in ways}) > 1:

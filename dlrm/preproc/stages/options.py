@@ -1,9 +1,11 @@
 """Options that preparation of all kinds of rows has."""
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
 from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
+from dlrm.settings import check_settings, setting
 
 ORDERINGS = ("total_random", "input")
 BAD_LINES = ("fail", "quarantine")
@@ -14,34 +16,31 @@ _STAGES = 2  # version of the results of tasks, for runs to resume
 class Options:
     """Options of preparation. All except `split_bytes` and `max_bad_lines` change the output.
 
-    Attributes:
-        output_ordering: "total_random" shuffles the training rows, "input" keeps their order.
-        split_bytes: size on disk of a task's input.
-        output_format: format of the dataset.
-        bad_lines: "fail", or "quarantine": leave out unreadable rows, and list them.
-        max_bad_lines: maximum share of all rows to leave out.
-        report: write `report.html` and `report.json`.
+    Field names are those of the flags.
     """
 
-    output_ordering: str = "total_random"
-    split_bytes: int | None = None
-    output_format: str = "split_binary"
-    bad_lines: str = "fail"
-    max_bad_lines: float = 0.001
-    report: bool = True
+    output_ordering: str = setting("total_random", "order of the training rows", choices=ORDERINGS)
+    split_bytes: int | None = setting(
+        None, "bytes of input that one task reads; does not change the result", least=1
+    )
+    output_format: str = setting(
+        "split_binary",
+        "split_binary: one file per feature; binary: NVIDIA's rows of 4-byte words",
+        choices=OUTPUT_FORMATS,
+    )
+    bad_lines: str = setting(
+        "fail",
+        "fail: an unreadable row ends the run; quarantine: it is left out and listed in "
+        "quarantine/",
+        choices=BAD_LINES,
+    )
+    max_bad_lines: float = setting(
+        0.001, "maximum share of rows that quarantine may leave out", least=0, most=1
+    )
+    report: bool = setting(True, "write report.html and report.json")
 
     def __post_init__(self) -> None:
-        for name, allowed in (
-            ("output_ordering", ORDERINGS),
-            ("output_format", OUTPUT_FORMATS),
-            ("bad_lines", BAD_LINES),
-        ):
-            if (value := getattr(self, name)) not in allowed:
-                raise ValueError(f"--{name} {value}: expected one of {', '.join(allowed)}")
-        if self.split_bytes is not None and self.split_bytes < 1:
-            raise ValueError(f"--split_bytes {self.split_bytes}: expected 1 or more")
-        if not 0 <= self.max_bad_lines <= 1:
-            raise ValueError(f"--max_bad_lines {self.max_bad_lines}: expected a share, 0 to 1")
+        check_settings(self)
 
     @property
     def quarantine(self) -> bool:
@@ -52,3 +51,18 @@ class Options:
         """Returns, by flag, the common options that determine the bytes of the dataset."""
         names = ("output_ordering", "output_format", "bad_lines", "report")
         return {f"--{name}": getattr(self, name) for name in names} | {"stages": _STAGES}
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """A run of preparation; field names are those of the flags."""
+
+    cores: int | None = setting(
+        None, "number of cores to use; default: all of this machine", least=1
+    )
+    restart: bool = setting(False, "discard an unfinished run and start again")
+
+    @property
+    def num_cores(self) -> int:
+        """Returns the number of cores to use."""
+        return self.cores or os.cpu_count() or 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from dlrm.data.text.pretraining.dataset import DATA_FORMATS
-from dlrm.data.text.pretraining.writer import PretrainingTextConfig
+from dlrm.data.text.pretraining.writer import VocabularyConfig
 from dlrm.distributed import choose_device
 from dlrm.flags import Values
 from dlrm.model.networks.bert import BertConfig
@@ -173,7 +173,7 @@ class TextRunConfig:
 
 
 FLAGS = network_flags.network_flags(
-    ("Run", TextRunConfig), ("Network", BertConfig), ("Text", PretrainingTextConfig)
+    ("Run", TextRunConfig), ("Network", BertConfig), ("Text", VocabularyConfig)
 )
 RESUME_MAY_CHANGE = FLAGS.named(resumable=True) | {
     # Flags of runs of 0.1.0, whose command also prepared data.

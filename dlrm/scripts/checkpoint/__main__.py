@@ -1,29 +1,8 @@
-"""Inspects, compares and converts checkpoints, and changes the rows of their tables.
+"""python -m dlrm.scripts.checkpoint"""
 
-    python -m dlrm.scripts.checkpoint inspect DIR [--check] [--noweights] [--json]
-    python -m dlrm.scripts.checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
-    python -m dlrm.scripts.checkpoint convert --to nvidia|dlrm --output OUT SRC
-    python -m dlrm.scripts.checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
-    python -m dlrm.scripts.checkpoint evict --rows FILE --output OUT SRC
+import sys
 
-grow appends rows to tables, for ids that a later dictionary appends; evict initializes rows again,
-for other ids. Both keep everything else, including the state of optimizers.
-
-`convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
-
-A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
-while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
-some megabytes at a time, and no code in a file is run.
-
-The exit code is 0; 1 if diff finds a difference; 2 after an error, which is printed.
-"""
-
-from absl import flags
-
-from dlrm.scripts.checkpoint import command
-from dlrm.scripts.common.command import run_command
+from dlrm.scripts.checkpoint.command import main
 
 if __name__ == "__main__":
-    command.define_flags()
-    flags.adopt_module_key_flags(command)  # for --help
-    run_command(command.main, code=2)  # 1 is a result of diff
+    sys.exit(main())

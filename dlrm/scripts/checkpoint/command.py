@@ -1,19 +1,37 @@
-"""Subcommands and flags of `dlrm.scripts.checkpoint`."""
+"""Inspects, compares and converts checkpoints, and changes the rows of their tables.
+
+    python -m dlrm.scripts.checkpoint inspect DIR [--check] [--noweights] [--json]
+    python -m dlrm.scripts.checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
+    python -m dlrm.scripts.checkpoint convert --to nvidia|dlrm --output OUT SRC
+    python -m dlrm.scripts.checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
+    python -m dlrm.scripts.checkpoint evict --rows FILE --output OUT SRC
+
+grow appends rows to tables, for ids that a later dictionary appends; evict initializes rows again,
+for other ids. Both keep everything else, including the state of optimizers.
+
+`convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
+
+A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
+while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
+some megabytes at a time, and no code in a file is run.
+
+The exit code is 0; 1 if diff finds a difference; 2 after an error, which is printed.
+"""
 
 import csv
 import json
 import math
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from absl import flags
+from typing import Any, NamedTuple
 
 from dlrm.command_line import say
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.documents import brief, printable
 from dlrm.files import MANIFEST
+from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.scripts.checkpoint.comparison import compare, lines_of_diff
 from dlrm.scripts.checkpoint.description import (
     describe,
@@ -23,148 +41,134 @@ from dlrm.scripts.checkpoint.description import (
     open_any,
 )
 from dlrm.serving.network.recalibration import FOLDER as RECALIBRATION
+from dlrm.settings import REQUIRED, check_settings, setting
 from dlrm.tasks.table_rows import evict_rows, grow_tables
 from dlrm.train.checkpoints.nvidia import FEATURE_ORDERS, PADDINGS, is_nvidia, write_nvidia
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel, write_saved
 
-FLAGS = flags.FLAGS
-_FLAGS_OF = {
-    "inspect": ("check", "weights", "json", "feature_order"),
-    "diff": ("rtol", "atol", "weights_only", "json", "feature_order"),
-    "convert": ("to", "output", "feature_order", "interaction_padding"),
-    "grow": ("dataset", "table_sizes", "output"),
-    "evict": ("rows", "output"),
-}
 
+@dataclass(frozen=True)
+class CheckpointConfig:
+    """A task and its options; field names are those of the flags."""
 
-def define_flags(values: flags.FlagValues = FLAGS) -> None:
-    """Defines this script's flags."""
-    flags.DEFINE_boolean(
-        "json", False, "inspect, diff: print one JSON object, for programs", flag_values=values
+    command: str = setting(REQUIRED, "inspect, diff, convert, grow or evict", positional=True)
+    directories: tuple[Path, ...] = setting(
+        (), "checkpoint to inspect or change, or two of them for diff", positional=True
     )
-    flags.DEFINE_boolean(
-        "check",
-        False,
-        "inspect: also compare the checksums of tables that are not read",
-        flag_values=values,
+    json: bool = setting(False, "inspect, diff: print one JSON object, for programs")
+    check: bool = setting(False, "inspect: also compare the checksums of tables that are not read")
+    weights: bool = setting(
+        True, "inspect: read the weights and report their norms, NaN and infinities"
     )
-    flags.DEFINE_boolean(
-        "weights",
-        True,
-        "inspect: read the weights and report their norms, NaN and infinities",
-        flag_values=values,
-    )
-    flags.DEFINE_float("rtol", 0.0, "diff: relative tolerance", lower_bound=0, flag_values=values)
-    flags.DEFINE_float("atol", 0.0, "diff: absolute tolerance", lower_bound=0, flag_values=values)
-    flags.DEFINE_boolean(
-        "weights_only", False, "diff: compare only the model's weights", flag_values=values
-    )
-    flags.DEFINE_enum(
-        "to", None, ["nvidia", "dlrm"], "convert: format to write", flag_values=values
-    )
-    flags.DEFINE_string(
-        "output", None, "convert, grow, evict: directory to write, new or empty", flag_values=values
-    )
-    flags.DEFINE_string(
-        "dataset",
+    rtol: float = setting(0.0, "diff: relative tolerance", least=0)
+    atol: float = setting(0.0, "diff: absolute tolerance", least=0)
+    weights_only: bool = setting(False, "diff: compare only the model's weights")
+    to: str | None = setting(None, "convert: format to write", choices=("nvidia", "dlrm"))
+    output: str | None = setting(None, "convert, grow, evict: directory to write, new or empty")
+    dataset: str | None = setting(
         None,
         "grow: dataset with the new table sizes, whose dictionaries begin with the checkpoint's",
-        flag_values=values,
     )
-    flags.DEFINE_list(
-        "table_sizes", None, "grow: new number of rows of each table", flag_values=values
+    table_sizes: tuple[int, ...] | None = setting(
+        None, "grow: new number of rows of each table", least=0
     )
-    flags.DEFINE_string(
-        "rows",
+    rows: str | None = setting(
+        None, "evict: CSV file with the header table,row, both counted from 0"
+    )
+    feature_order: str | None = setting(
         None,
-        "evict: CSV file with the header table,row, both counted from 0",
-        flag_values=values,
-    )
-    flags.DEFINE_enum(
-        "feature_order",
-        None,
-        FEATURE_ORDERS,
         "Order of the vectors in NVIDIA's directory: natural (2020 on one GPU, or with "
         "--bottom_features_ordered on several), size_sorted (later versions on one GPU), "
         "device_mapping (of several GPUs). Default: as its metadata say; natural where one is "
         "written",
-        flag_values=values,
+        choices=FEATURE_ORDERS,
     )
-    flags.DEFINE_enum(
-        "interaction_padding",
+    interaction_padding: str | None = setting(
         None,
-        PADDINGS,
         "convert --to nvidia: zeros after the dots: one (versions of 2020), or to a multiple of 8 "
         "(later ones). Default: as in the directory that the model came from, else multiple_of_8",
-        flag_values=values,
+        choices=PADDINGS,
     )
 
-
-def main(argv: list[str]) -> int:
-    command, directories = _command(argv[1:])
-    return command(*directories)
+    def __post_init__(self) -> None:
+        check_settings(self)
 
 
-def _command(arguments: list[str]) -> tuple[Callable[..., int], list[Path]]:
-    commands: dict[str, tuple[Callable[..., int], int]]
+class _Command(NamedTuple):
+    """A function of the options and of some directories, and the flags that it reads."""
+
+    act: Callable[..., int]
+    directories: int
+    flags: tuple[str, ...]
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Flags", CheckpointConfig)])
+    return run_command(line, _run, __doc__, arguments, code=2)  # 1 is a result of diff
+
+
+def _run(values: Values) -> int:
+    own = values.config(CheckpointConfig)
     commands = {
-        "inspect": (_inspect, 1),
-        "diff": (_diff, 2),
-        "convert": (_convert, 1),
-        "grow": (_grow, 1),
-        "evict": (_evict, 1),
+        "inspect": _Command(_inspect, 1, ("check", "weights", "json", "feature_order")),
+        "diff": _Command(_diff, 2, ("rtol", "atol", "weights_only", "json", "feature_order")),
+        "convert": _Command(_convert, 1, ("to", "output", "feature_order", "interaction_padding")),
+        "grow": _Command(_grow, 1, ("dataset", "table_sizes", "output")),
+        "evict": _Command(_evict, 1, ("rows", "output")),
     }
-    name = arguments[0] if arguments else "nothing"
-    if name not in commands:
-        raise ValueError(f"expected one of {', '.join(commands)}, got {name}; --help says more")
-    command, count = commands[name]
-    if len(arguments) != count + 1:
-        raise ValueError(f"{name}: expected {count} directories, got {arguments[1:]}")
-    for other in {flag for known in _FLAGS_OF.values() for flag in known} - {*_FLAGS_OF[name]}:
-        if FLAGS[other].present:
-            raise ValueError(f"--{other}: means nothing to {name}")
-    return command, [Path(argument) for argument in arguments[1:]]
+    if own.command not in commands:
+        raise ValueError(
+            f"expected one of {', '.join(commands)}, got {own.command}; --help says more"
+        )
+    command = commands[own.command]
+    if len(own.directories) != command.directories:
+        got = " ".join(map(str, own.directories)) or "none"
+        raise ValueError(f"{own.command}: expected {command.directories} directories, got {got}")
+    for other in values.given - {"command", "directories", *command.flags}:
+        raise ValueError(f"--{other}: means nothing to {own.command}")
+    return command.act(own, *own.directories)
 
 
-def _inspect(path: Path) -> int:
+def _inspect(own: CheckpointConfig, path: Path) -> int:
     if path.is_dir() and not is_nvidia(path) and not (path / MANIFEST).exists():
-        found = describe_run(path, FLAGS.check)
+        found = describe_run(path, own.check)
         lines = lines_of_run(found)
     else:
-        found = describe(path, FLAGS.weights, FLAGS.feature_order, FLAGS.check)
+        found = describe(path, own.weights, own.feature_order, own.check)
         lines = lines_of_checkpoint(found)
     text = "\n".join(map(printable, lines))
-    print(json.dumps(_without_nan(found), indent=2) if FLAGS.json else text)
+    print(json.dumps(_without_nan(found), indent=2) if own.json else text)
     return 0
 
 
-def _diff(a: Path, b: Path) -> int:
-    found = compare(a, b, FLAGS.rtol, FLAGS.atol, FLAGS.weights_only, FLAGS.feature_order)
-    if FLAGS.json:
+def _diff(own: CheckpointConfig, a: Path, b: Path) -> int:
+    found = compare(a, b, own.rtol, own.atol, own.weights_only, own.feature_order)
+    if own.json:
         print(json.dumps(_without_nan(found), indent=2))
     else:
         print("\n".join(map(printable, lines_of_diff(found))))
     return int(found["different"])
 
 
-def _convert(source: Path) -> int:
-    if not FLAGS.to or not FLAGS.output:
+def _convert(own: CheckpointConfig, source: Path) -> int:
+    if not own.to or not own.output:
         raise ValueError("convert: expected --to nvidia or dlrm and --output DIR")
-    reading = FLAGS.feature_order if FLAGS.to == "dlrm" else None
+    reading = own.feature_order if own.to == "dlrm" else None
     saved = open_any(source, reading, check_crc=True)
-    if saved.format == FLAGS.to and STORES not in saved.config:
-        raise ValueError(f"{source}: of the format {FLAGS.to} already")
-    if FLAGS.to == "dlrm":
-        if FLAGS.interaction_padding:
+    if saved.format == own.to and STORES not in saved.config:
+        raise ValueError(f"{source}: of the format {own.to} already")
+    if own.to == "dlrm":
+        if own.interaction_padding:
             raise ValueError("--interaction_padding: means nothing to convert --to dlrm")
-        write_saved(saved, FLAGS.output)
+        write_saved(saved, own.output)
         for name, value in saved.notes.items():
             say(f"{name}: {value}")
         why = "NVIDIA's format has none" if saved.format == "nvidia" else "it stays in the store"
         print(f"no optimizer state: {why}, so training cannot be resumed from it")
     else:
-        order = write_nvidia(saved, FLAGS.output, FLAGS.feature_order, FLAGS.interaction_padding)
+        order = write_nvidia(saved, own.output, own.feature_order, own.interaction_padding)
         print(f"feature order: {order}")
         print("the state of optimizers is left out: NVIDIA's format has none")
         if saved.average:
@@ -172,32 +176,32 @@ def _convert(source: Path) -> int:
         if any(folder.name == RECALIBRATION for folder in saved.attached):
             print("the recalibration is left out: NVIDIA's format has none")
     rows = sum(table.rows for table in saved.tables)
-    say(f"{FLAGS.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
+    say(f"{own.output}: {len(saved.tables)} tables, {rows:,} rows, from {saved.path}")
     return 0
 
 
-def _grow(source: Path) -> int:
-    if not FLAGS.output or bool(FLAGS.dataset) == bool(FLAGS.table_sizes):
+def _grow(own: CheckpointConfig, source: Path) -> int:
+    if not own.output or bool(own.dataset) == bool(own.table_sizes):
         raise ValueError("grow: expected --dataset DIR or --table_sizes, and --output DIR")
     saved = _own_checkpoint(source)
-    if FLAGS.dataset:
-        sizes = FeatureSpec.load(FLAGS.dataset).cardinalities
+    if own.dataset:
+        sizes = FeatureSpec.load(own.dataset).cardinalities
     else:
-        sizes = [_number(size, "--table_sizes") for size in FLAGS.table_sizes]
-    if note := grow_tables(saved, sizes, FLAGS.output, FLAGS.dataset):
+        sizes = list(own.table_sizes or ())
+    if note := grow_tables(saved, sizes, own.output, own.dataset):
         say(note)
     added = sum(sizes) - sum(table.rows for table in saved.tables[: len(sizes)])
-    say(f"{FLAGS.output}: {added:,} rows appended to the tables of {saved.path}")
+    say(f"{own.output}: {added:,} rows appended to the tables of {saved.path}")
     return 0
 
 
-def _evict(source: Path) -> int:
-    if not FLAGS.output or not FLAGS.rows:
+def _evict(own: CheckpointConfig, source: Path) -> int:
+    if not own.output or not own.rows:
         raise ValueError("evict: expected --rows FILE and --output DIR")
-    saved, rows = _own_checkpoint(source), _read_rows(FLAGS.rows)
-    evict_rows(saved, rows, FLAGS.output)
+    saved, rows = _own_checkpoint(source), _read_rows(own.rows)
+    evict_rows(saved, rows, own.output)
     count = sum(len(set(own)) for own in rows.values())
-    say(f"{FLAGS.output}: {count:,} rows of the tables of {saved.path} begin anew")
+    say(f"{own.output}: {count:,} rows of the tables of {saved.path} begin anew")
     return 0
 
 

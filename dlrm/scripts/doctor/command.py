@@ -15,48 +15,47 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
-from dlrm.command_line import Parser, exit_code_of
+from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.scripts.doctor.checks import BROKEN, NOTE, OK, SLOW, Result, first_line, report
 from dlrm.scripts.doctor.gpu import cuda
 from dlrm.scripts.doctor.machine import memory_set_up, offered_instructions, room, threads
 from dlrm.scripts.doctor.packages import preprocessing, rebuild, versions
-from dlrm.scripts.doctor.tuning import tune
+from dlrm.scripts.doctor.tuning import LAYERS, tune
+from dlrm.settings import setting
 
 
-def main() -> int:
-    """Runs the command; returns the exit code."""
-    return exit_code_of(_run)
+@dataclass(frozen=True)
+class DoctorConfig:
+    """The form of the report, or the products to time; field names are those of the flags."""
 
-
-def _run() -> int:
-    """Prints the report."""
-    parser = Parser(__doc__.splitlines()[0], "python -m dlrm.scripts.doctor")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, for programs")
-    parser.add_argument(
-        "--tune",
-        action="store_true",
-        help="time the matrix products of MLPs, and note the faster of each for later runs",
+    json: bool = setting(False, "print one JSON object, for programs")
+    tune: bool = setting(
+        False,
+        "time the matrix products of MLPs, and note the faster of each for later runs",
     )
-    parser.add_argument(
-        "--layers",
-        nargs="+",
-        metavar="SIZES",
-        help="with --tune, the MLPs to time, instead of those of the reference models: inputs and "
+    layers: tuple[str, ...] = setting(
+        (),
+        "with --tune, the MLPs to time, instead of those of the reference models: inputs and "
         "outputs of the hidden layers, such as 368-256-128",
+        words=True,
     )
-    parser.add_argument(
-        "--batch_size",
-        type=int,
-        default=2048,
-        metavar="SAMPLES",
-        help="with --tune, the samples of a batch (default: %(default)s)",
-    )
-    options = parser.parse_args()
+    batch_size: int = setting(2048, "with --tune, the samples of a batch", least=1)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    return run_command(ConfigFlags([("Flags", DoctorConfig)]), _run, __doc__, arguments, usage=2)
+
+
+def _run(values: Values) -> int:
+    """Prints the report."""
+    options = values.config(DoctorConfig)
     if options.tune:
-        return tune(parser, options.layers, options.batch_size)
+        return tune(options.layers or LAYERS, options.batch_size)
     if options.layers:
-        parser.error("--layers needs --tune")
+        raise UsageError("--layers needs --tune")
     results = examine()
     works = all(result.state != BROKEN for result in results)
     if options.json:

@@ -2,8 +2,9 @@
 
 import statistics
 import time
-from argparse import ArgumentParser
 from collections.abc import Callable, Sequence
+
+from dlrm.flags import UsageError
 
 # The MLPs of benchmarks/train.py, each from its inputs to its last hidden layer.
 LAYERS = (
@@ -14,7 +15,7 @@ LAYERS = (
 _ROUNDS, _SECONDS = 9, 0.02  # of a round: calls are repeated to last as long
 
 
-def tune(parser: ArgumentParser, layers: Sequence[str] | None, batch_size: int) -> int:
+def tune(layers: Sequence[str], batch_size: int) -> int:
     """Prints a table, and enters its choices in the user's table; returns the exit code."""
     from dlrm.ops import native_available
     from dlrm.ops.products import (
@@ -24,11 +25,11 @@ def tune(parser: ArgumentParser, layers: Sequence[str] | None, batch_size: int) 
         user_table_path,
     )
 
-    sizes = [_sizes(parser, text) for text in layers or LAYERS]
-    if batch_size < 1:
-        parser.error(f"--batch_size {batch_size}: expected 1 or more")
+    sizes = [_sizes(text) for text in layers]
     if not native_available():
-        parser.error("--tune: the native operators are not loaded, so there is nothing to choose")
+        raise UsageError(
+            "--tune: the native operators are not loaded, so there is nothing to choose"
+        )
     if damaged := set_damaged_table_aside():
         print(f"{user_table_path()} is damaged: kept as {damaged.name}, and written anew\n")
     print(f"{processor()}, batch {batch_size}: milliseconds forward and backward, medians\n")
@@ -44,10 +45,10 @@ def tune(parser: ArgumentParser, layers: Sequence[str] | None, batch_size: int) 
     return 0
 
 
-def _sizes(parser: ArgumentParser, text: str) -> list[int]:
+def _sizes(text: str) -> list[int]:
     sizes = text.split("-")
     if len(sizes) < 2 or not all(size.isdecimal() and int(size) for size in sizes):
-        parser.error(f"--layers {text}: expected inputs and outputs of layers, as 368-256-128")
+        raise UsageError(f"--layers {text}: expected inputs and outputs of layers, as 368-256-128")
     return [int(size) for size in sizes]
 
 

@@ -1,15 +1,38 @@
-"""python -m dlrm.scripts.evaluate"""
+"""Evaluates a trained model on new rows, alone or against another model.
 
-from absl import flags
+    python -m dlrm.scripts.evaluate --checkpoint RUN --dataset DIR [--against OTHER] [--output DIR]
+    python -m dlrm.scripts.evaluate --checkpoint RUN --input day_7,day_8 --slices "categorical 3"
 
-from dlrm.scripts.common import source_flags
-from dlrm.scripts.common.command import run_command
-from dlrm.scripts.evaluate import command
+Every metric has an interval. --output writes the results as one self-contained page,
+`evaluation.html`, with `evaluation.json` beside it.
+"""
 
-__doc__ = command.__doc__  # the first line of --help
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import sys
+
+from dlrm.flags import Values, run_command
+from dlrm.scripts.common.source_flags import scoring_line
+from dlrm.scripts.evaluate.flags import EvaluateConfig
+
+_DATASET = (
+    "Dataset to evaluate on; with --input, dataset whose fitted transform to apply if the "
+    "checkpoint has none"
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = scoring_line(("Evaluation", EvaluateConfig), dataset=_DATASET)
+    return run_command(line, _run, __doc__, arguments)
+
+
+def _run(values: Values) -> None:
+    from dlrm.scripts.evaluate.command import run  # torch takes seconds to import
+
+    run(values)
+
 
 if __name__ == "__main__":
-    command.define_flags()
-    for module in (command, source_flags):
-        flags.adopt_module_key_flags(module)
-    run_command(command.main)
+    sys.exit(main())

@@ -1,11 +1,4 @@
-"""Evaluates a trained model on new rows, alone or against another model.
-
-    python -m dlrm.scripts.evaluate --checkpoint RUN --dataset DIR [--against OTHER] [--output DIR]
-    python -m dlrm.scripts.evaluate --checkpoint RUN --input day_7,day_8 --slices "categorical 3"
-
-Every metric has an interval. --output writes the results as one self-contained page,
-`evaluation.html`, with `evaluation.json` beside it.
-"""
+"""Evaluates models on rows, and prints and writes the results."""
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
@@ -16,23 +9,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from dlrm import __version__
 from dlrm.command_line import say
 from dlrm.files import check_replaceable, staged_directory
+from dlrm.flags import Values
 from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
 from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
-from dlrm.scripts.common.command import no_arguments
-from dlrm.scripts.common.source_flags import define_source_flags, open_predictor, source_config
+from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.evaluate.columns import Columns, of_dataset, of_files, of_table
+from dlrm.scripts.evaluate.flags import EvaluateConfig
 from dlrm.scripts.evaluate.lines import lines_of
 from dlrm.scripts.evaluate.page import HTML, curves_of, write_files
 from dlrm.scripts.evaluate.rows import Collected, collect
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.network.recalibration import (
-    KINDS,
     FittedRows,
     Recalibration,
     check_fitting,
@@ -46,161 +38,79 @@ from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import different_flags, read_run
 from dlrm.train.reports.roles import CHOSEN, RECALIBRATED, Roles
 
-FLAGS = flags.FLAGS
 _KIND = "evaluation"  # kind in the manifest of a page
 _DAY = "day"  # in --slices
 _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no field is measured"
 
 
-def define_flags() -> None:
-    flags.DEFINE_list("input", [], "Logs, tables or datasets to evaluate on, separated by commas")
-    flags.DEFINE_string("against", None, "Checkpoint of a model to compare on the same rows")
-    flags.DEFINE_string(
-        "groups",
-        None,
-        "Groups, such as users, for metrics by group: a column of the dataset or table, or a "
-        "file, .npy or text with one group per line",
-    )
-    flags.DEFINE_string(
-        "weights",
-        None,
-        "Sample weights: `weight`, that of the schema, or a column of the table, or a file, .npy "
-        "or text with one number per line",
-    )
-    flags.DEFINE_list(
-        "slices",
-        [],
-        "Fields to slice rows by: the most frequent values of categorical fields, the deciles of "
-        "numerical ones; `day`: the day of the schema's time, in UTC",
-    )
-    flags.DEFINE_integer(
-        "bootstrap",
-        200,
-        "Number of bootstrap replicates for confidence intervals; 0: no intervals",
-        lower_bound=0,
-    )
-    flags.DEFINE_integer(
-        "seed",
-        0,
-        "Seed of the bootstrap replicates and of the permutations of --importance",
-        lower_bound=0,
-    )
-    flags.DEFINE_float(
-        "sampling_rate",
-        None,
-        "Share of the negatives that training kept, in (0,1]; corrects the scores of --checkpoint",
-    )
-    flags.DEFINE_enum(
-        "recalibrate",
-        None,
-        KINDS,
-        "Fit a recalibration to these rows; its metrics come from fits to each half tested on "
-        "the other",
-    )
-    flags.DEFINE_string(
-        "recalibrated_checkpoint",
-        None,
-        "Directory for a new checkpoint: --checkpoint with the recalibration of --sampling_rate "
-        "or --recalibrate, which predict, dlrm.load and the exporter apply",
-    )
-    flags.DEFINE_string(
-        "output",
-        None,
-        "Directory to write the page and the JSON to; an earlier one is replaced",
-    )
-    flags.DEFINE_boolean(
-        "importance",
-        False,
-        "Measure the importance of each field: the loss in quality when its values are permuted "
-        "among a sample of rows",
-    )
-    flags.DEFINE_integer(
-        "importance_rows",
-        100_000,
-        "Maximum rows of the sample of --importance, which are evenly spaced",
-        lower_bound=2,
-    )
-    define_source_flags(
-        "Dataset to evaluate on; with --input, dataset whose fitted transform to apply if the "
-        "checkpoint has none"
-    )
-
-
-def main(argv: list[str]) -> None:
-    no_arguments(argv)
-    run()
-
-
-def run() -> None:
+def run(values: Values) -> None:
     """Runs the command.
 
     Raises:
         ValueError, OSError: an error that the user can fix.
     """
-    sources = _sources()
-    models = [open_predictor(path, sources[0]) for path in _checkpoints()]
-    correction = _correction(models[0])
-    if (note := models[0].sampling_note) and correction is None and not FLAGS.recalibrate:
+    own, split = values.config(EvaluateConfig), values["split"]
+    sources = _sources(own, values["dataset"])
+    checkpoints = [values["checkpoint"], *([own.against] if own.against else [])]
+    models = [open_predictor(path, sources[0], values) for path in checkpoints]
+    correction = _correction(models[0], own)
+    if (note := models[0].sampling_note) and correction is None and not own.recalibrate:
         say(note)
-    fields = [name for name in dict.fromkeys(FLAGS.slices) if not _is_day(models[0], name)]
-    config = source_config(models[0])
+    fields = [name for name in dict.fromkeys(own.slices) if not _is_day(models[0], name)]
+    config = source_config(models[0], values)
     is_dataset = reads_dataset(models[0], sources[0], config)
-    columns = _columns(models[0], sources[0] if is_dataset else None)
-    found = collect(models, sources, fields, config, columns.schema, FLAGS.importance_rows)
+    columns = _columns(models[0], Path(sources[0], split) if is_dataset else None, own)
+    found = collect(models, sources, fields, config, columns.schema, own.importance_rows)
     rows, times = _with_columns(found, columns)
     if correction is not None:
         rows = _corrected(rows, correction)
-    judgement = judge(rows, FLAGS.bootstrap, FLAGS.seed)
-    facts = _facts(models, found, judgement, FLAGS.split if is_dataset else None)
+    judgement = judge(rows, own.bootstrap, own.seed)
+    facts = _facts(models, found, judgement, split if is_dataset else None)
     facts["slices"] = [
-        {"by": name, "slices": judge_slices(rows, slices, FLAGS.bootstrap, FLAGS.seed)}
+        {"by": name, "slices": judge_slices(rows, slices, own.bootstrap, own.seed)}
         for name, slices in _slices(models[0], found, times)
     ]
-    if FLAGS.recalibrate:
-        correction, facts["recalibration"] = _recalibrated(rows)
+    if own.recalibrate:
+        correction, facts["recalibration"] = _recalibrated(rows, own)
         correction.fitted_to = FittedRows.from_sources(found.sources, facts["split"])
-    if FLAGS.importance:
-        facts["importance"] = _importance(models[0], found)
+    if own.importance:
+        facts["importance"] = _importance(models[0], found, own.seed)
         facts["importance_rows"] = len(found.kept[1])
         if not facts["importance"]:
             facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
     facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
     for line in lines_of(facts):
         say(line)
-    if FLAGS.output:
-        _write(facts)
-    if correction is not None and FLAGS.recalibrated_checkpoint:
-        write_recalibrated(models[0].path, correction, FLAGS.recalibrated_checkpoint)
-        say(f"recalibrated checkpoint ({correction.kind}): {FLAGS.recalibrated_checkpoint}")
+    if own.output:
+        _write(facts, own.output)
+    if correction is not None and own.recalibrated_checkpoint:
+        write_recalibrated(models[0].path, correction, own.recalibrated_checkpoint)
+        say(f"recalibrated checkpoint ({correction.kind}): {own.recalibrated_checkpoint}")
 
 
-def _write(facts: dict[str, Any]) -> None:
-    with staged_directory(FLAGS.output, replace=_KIND) as directory:
+def _write(facts: dict[str, Any], output: Path) -> None:
+    with staged_directory(output, replace=_KIND) as directory:
         write_files(directory, facts)
         write_manifest(directory, _KIND)
-    say(f"page: {Path(FLAGS.output) / HTML}")
+    say(f"page: {output / HTML}")
 
 
-def _sources() -> list[str]:
+def _sources(own: EvaluateConfig, dataset: str | None) -> list[str]:
     """Returns the sources of rows: the files of `--input`, or else the dataset."""
-    if not FLAGS.input and not FLAGS.dataset:
+    if dataset is None and not own.input:
         raise ValueError("--dataset or --input: expected the rows to judge, got none")
-    if FLAGS.output:
-        check_replaceable(Path(FLAGS.output).resolve(), replace=_KIND)
-    sources = FLAGS.input or [FLAGS.dataset]
+    if own.output:
+        check_replaceable(own.output.resolve(), replace=_KIND)
+    sources = [dataset] if dataset is not None and not own.input else [*own.input]
     for source in sources:
         if check_source(source).is_dir() and len(sources) > 1:
             raise ValueError(f"--input {source}: expected files, or one dataset, got several")
     return sources
 
 
-def _checkpoints() -> list[str]:
-    return [FLAGS.checkpoint, *([FLAGS.against] if FLAGS.against else [])]
-
-
-def _correction(model: Predictor) -> Recalibration | None:
+def _correction(model: Predictor, own: EvaluateConfig) -> Recalibration | None:
     """Returns the correction for the sampling of negatives, if requested."""
-    asked = [name for name in ("sampling_rate", "recalibrate") if FLAGS[name].value is not None]
+    asked = [name for name in ("sampling_rate", "recalibrate") if getattr(own, name) is not None]
     if len(asked) > 1:
         raise ValueError("--sampling_rate contradicts --recalibrate, which corrects for it as well")
     if asked and model.recalibration is not None:
@@ -208,13 +118,13 @@ def _correction(model: Predictor) -> Recalibration | None:
             f"--{asked[0]}: expected a checkpoint without a recalibration, got {model.path}, which "
             f"has one ({model.recalibration.kind}); name the one that it was made from"
         )
-    if FLAGS.recalibrate:
+    if own.recalibrate:
         check_fitting()
-    if FLAGS.recalibrated_checkpoint:
+    if own.recalibrated_checkpoint:
         if not asked:
             raise ValueError("--recalibrated_checkpoint needs --recalibrate or --sampling_rate")
-        check_replaceable(Path(FLAGS.recalibrated_checkpoint).resolve(), replace=False)
-    return None if FLAGS.sampling_rate is None else of_sampling_rate(FLAGS.sampling_rate)
+        check_replaceable(own.recalibrated_checkpoint.resolve(), replace=False)
+    return None if own.sampling_rate is None else of_sampling_rate(own.sampling_rate)
 
 
 def _is_day(model: Predictor, name: str) -> bool:
@@ -222,14 +132,14 @@ def _is_day(model: Predictor, name: str) -> bool:
     return name == _DAY and not any(name in kind for kind in field_names(model))
 
 
-def _columns(model: Predictor, dataset: str | None) -> Columns:
+def _columns(model: Predictor, split: Path | None, own: EvaluateConfig) -> Columns:
     """Returns the locations of the groups, weights and times that flags request."""
     transform = model.transform
     schema = transform.schema if transform and not transform.is_log else None
-    times = any(_is_day(model, name) for name in FLAGS.slices)
-    asked = FLAGS.groups, FLAGS.weights, times
-    if dataset is not None:
-        return of_dataset(Path(dataset, FLAGS.split), schema, *asked)
+    times = any(_is_day(model, name) for name in own.slices)
+    asked = own.groups, own.weights, times
+    if split is not None:
+        return of_dataset(split, schema, *asked)
     return of_table(schema, *asked) if schema else of_files(*asked)
 
 
@@ -245,25 +155,26 @@ def _corrected(rows: ScoredRows, correction: Recalibration) -> ScoredRows:
     return replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
 
 
-def _recalibrated(rows: ScoredRows) -> tuple[Recalibration, dict[str, Any]]:
+def _recalibrated(rows: ScoredRows, own: EvaluateConfig) -> tuple[Recalibration, dict[str, Any]]:
     """Fits to all rows; evaluates on each half of them a fit to the other half."""
+    assert own.recalibrate is not None
     logits, labels, weights = rows.logits[0], rows.labels, rows.weights
     even = np.arange(len(labels)) % 2 == 0
     mapped = np.empty(len(labels), np.float32)
     for part in (even, ~even):
         other = None if weights is None else weights[~part]
-        mapped[part] = fit(FLAGS.recalibrate, logits[~part], labels[~part], other).of(logits[part])
-    judged = judge(replace(rows, logits=(mapped,)), FLAGS.bootstrap, FLAGS.seed)
-    facts = {"kind": FLAGS.recalibrate, "judged": judged.to_json()["models"][0]}
-    return fit(FLAGS.recalibrate, logits, labels, weights), facts
+        mapped[part] = fit(own.recalibrate, logits[~part], labels[~part], other).of(logits[part])
+    judged = judge(replace(rows, logits=(mapped,)), own.bootstrap, own.seed)
+    facts = {"kind": own.recalibrate, "judged": judged.to_json()["models"][0]}
+    return fit(own.recalibrate, logits, labels, weights), facts
 
 
-def _importance(model: Predictor, found: Collected) -> list[dict[str, Any]]:
+def _importance(model: Predictor, found: Collected, seed: int) -> list[dict[str, Any]]:
     """Returns the fields by descending importance, as JSON values; none without two classes."""
     if len(np.unique(found.kept[1])) < 2:
         return []
     names = [name for kind in field_names(model) for name in kind]
-    measured = permutation_importance(model, *found.kept, FLAGS.seed)
+    measured = permutation_importance(model, *found.kept, seed)
     measured.sort(key=lambda one: -one.auc_lost.value)
     return [
         {
@@ -289,7 +200,7 @@ def _facts(
         "fields": found.shares.by_field(),
         "flags_changed": _flags_changed(models),
         "intervals": judgement.method,
-        "notes": _notes(found, judgement),
+        "notes": _notes(models, found, judgement),
         **judgement.to_json(),
     }
 
@@ -318,7 +229,7 @@ def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
     return [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
 
 
-def _notes(found: Collected, judgement: Judgement) -> list[str]:
+def _notes(models: Sequence[Predictor], found: Collected, judgement: Judgement) -> list[str]:
     rows, clicks = judgement.rows, judgement.clicks
     notes = [f"warning: {line}"] if (line := found.shares.strangers()) else []
     if not 0 < clicks < rows:
@@ -326,9 +237,9 @@ def _notes(found: Collected, judgement: Judgement) -> list[str]:
             f"note: all {rows:,} rows have the label {int(clicks > 0)}, so metrics of two classes "
             "are undefined"
         )
-    for path, logits in zip(_checkpoints(), found.rows.logits, strict=True):
+    for model, logits in zip(models, found.rows.logits, strict=True):
         if rows > 1 and (logits == logits[0]).all():
-            notes.append(f"note: {path} gives all {rows:,} rows the same score")
+            notes.append(f"note: {model.path} gives all {rows:,} rows the same score")
     return notes
 
 

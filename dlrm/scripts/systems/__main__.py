@@ -3,4 +3,4 @@ import sys
 from dlrm.scripts.systems.command import main
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

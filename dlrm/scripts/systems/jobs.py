@@ -14,6 +14,7 @@ from dlrm.scripts.bert import flags as bert_flags
 from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import dlrm_flags
 from dlrm.scripts.common.network_flags import batch_plan
+from dlrm.settings import setting
 from dlrm.systems.measurement import RULES, Rule
 from dlrm.systems.rows import System
 from dlrm.systems.smoke import smoke_flags
@@ -25,30 +26,30 @@ _PREPARED_BY = {  # data of a row -> the command that makes the dataset
     "mrpc": "python -m dlrm.preproc.prepare_text",
     "wiki": "python -m dlrm.preproc.prepare_text",
 }
+MOST = 10**6  # of a number in a flag
 
 
 @dataclass(frozen=True)
 class Options:
-    """Holds what a user asks for besides the row.
+    """Holds what a user asks for besides the row; field names are those of the flags.
 
     Attributes:
-        dataset: directory of the row's data; None: generated data.
-        smoke: whether to run at reduced sizes.
-        emulate: whether fewer processes than the row's may compute its global batch.
-        pipeline: whether each part of the row's network has a process.
-        grid: places to run at, such as "1n2d"; empty: the row's own.
-        repeats: runs of each place; None: the rule's.
-        threads: of each process; None: the cores divided by the most processes of `grid`.
-        flags: more flags of the command, which take precedence.
+        flags: more flags of the row's command, which take precedence.
     """
 
-    dataset: str | None = None
-    smoke: bool = False
-    emulate: bool = False
-    pipeline: bool = False
-    grid: tuple[str, ...] = ()
-    repeats: int | None = None
-    threads: int | None = None
+    dataset: str | None = setting(None, "directory of the row's data; default: generated data")
+    smoke: bool = setting(False, "run two steps at reduced sizes, as a test")
+    emulate: bool = setting(False, "let fewer processes compute the same global batch")
+    pipeline: bool = setting(False, "use one process for each part of the row's network")
+    grid: tuple[str, ...] = setting(
+        (), "numbers of nodes and of devices in all, such as 1n1d,1n2d; default: the row's own"
+    )
+    repeats: int | None = setting(
+        None, "number of runs; default: that of the document's rule", least=1, most=MOST
+    )
+    threads: int | None = setting(
+        None, "threads of each process; default: cores / processes", least=1, most=MOST
+    )
     flags: tuple[str, ...] = ()
 
 

@@ -15,28 +15,30 @@ best.flags. --space names a YAML file of the settings to search:
     schedule: linear                            # always this
 """
 
-import argparse
 import json
 import os
 import shutil
 import zlib
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dlrm.api.defaults import set_aside_default
 from dlrm.api.recipe import BATCH_SIZE, Facts, auto
 from dlrm.api.training import SETTINGS
-from dlrm.command_line import Parser, exit_code_of, say, shell_line
+from dlrm.command_line import say, shell_line
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.documents import brief
 from dlrm.files import make_directories, write_atomically
+from dlrm.flags import ConfigFlags, run_command
 from dlrm.limits import check_processes
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.tune.folds import ORDERS, Part, read_checksums
 from dlrm.scripts.tune.halving import JUDGES, Search, Trial, plan
 from dlrm.scripts.tune.report import FLAGS, PNG, table, write
 from dlrm.scripts.tune.space import Space, default_space
+from dlrm.settings import REQUIRED, setting
 
 _BEGUN = "search.json"  # settings that a resumed search must keep
 # Settings of the search itself, or that need checkpoints.
@@ -50,64 +52,41 @@ _NOT_SEARCHED = (
 )
 
 
+@dataclass(frozen=True)
+class TuneConfig:
+    """The dataset, and the search; field names are those of the flags."""
+
+    dataset: Path = setting(REQUIRED, "directory of the dataset")
+    output: Path = setting(REQUIRED, "directory for the search's state and results")
+    space: Path | None = setting(
+        None, "YAML file of the settings to search; default: a space chosen from the dataset"
+    )
+    trials: int = setting(27, "number of settings to try")
+    rungs: int = setting(3, "maximum number of rungs of the halving")
+    eta: int = setting(3, "one trial in this many advances to the next rung")
+    folds: int = setting(1, "number of cross-validation folds; 1 holds out --held_out of the rows")
+    held_out: float = setting(0.2, "share of the training rows held out with one fold")
+    order: str = setting(
+        ORDERS[0], "held-out rows: random ones, or the last ones, for logs", choices=ORDERS
+    )
+    metric: str = setting("auc", "metric to choose by", choices=JUDGES)
+    seed: int = setting(1, "random seed")
+    processes: int | None = setting(None, "number of trainings at a time; default: one per core")
+
+
 def main(arguments: list[str] | None = None) -> int:
-    """Runs the command; returns its exit status."""
-    hint = "the same command resumes the search"
-    return exit_code_of(lambda: run(_parse(arguments)), hint=hint)
+    """Runs a command line; returns the exit code."""
+    return run_command(
+        ConfigFlags([("Flags", TuneConfig)]),
+        lambda values: run(values.config(TuneConfig)),
+        __doc__,
+        arguments,
+        usage=2,
+        hint="the same command resumes the search",
+    )
 
 
-def _parse(arguments: list[str] | None) -> argparse.Namespace:
-    parser = Parser(__doc__, "python -m dlrm.scripts.tune")
-    parser.add_argument("--dataset", type=Path, required=True, help="directory of the dataset")
-    parser.add_argument(
-        "--output", type=Path, required=True, help="directory for the search's state and results"
-    )
-    parser.add_argument(
-        "--space",
-        type=Path,
-        help="YAML file of the settings to search; default: a space chosen from the dataset",
-    )
-    parser.add_argument(
-        "--trials", type=int, default=27, help="number of settings to try; default: 27"
-    )
-    parser.add_argument(
-        "--rungs", type=int, default=3, help="maximum number of rungs of the halving; default: 3"
-    )
-    parser.add_argument(
-        "--eta",
-        type=int,
-        default=3,
-        help="one trial in this many advances to the next rung; default: 3",
-    )
-    parser.add_argument(
-        "--folds",
-        type=int,
-        default=1,
-        help="number of cross-validation folds; default: 1, which holds out --held_out of the rows",
-    )
-    parser.add_argument(
-        "--held_out",
-        type=float,
-        default=0.2,
-        help="share of the training rows held out with one fold; default: 0.2",
-    )
-    parser.add_argument(
-        "--order",
-        choices=ORDERS,
-        default=ORDERS[0],
-        help="held-out rows: random ones (default), or the last ones, for logs",
-    )
-    parser.add_argument(
-        "--metric", choices=JUDGES, default="auc", help="metric to choose by; default: auc"
-    )
-    parser.add_argument("--seed", type=int, default=1, help="random seed; default: 1")
-    parser.add_argument(
-        "--processes", type=int, help="number of trainings at a time; default: one per core"
-    )
-    return parser.parse_args(arguments)
-
-
-def run(options: argparse.Namespace) -> None:
+def run(options: TuneConfig) -> None:
     """Runs the search.
 
     Raises:
@@ -153,7 +132,7 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _check(options: argparse.Namespace) -> None:
+def _check(options: TuneConfig) -> None:
     for name, least in (("trials", 1), ("rungs", 1), ("eta", 2), ("folds", 1), ("seed", 0)):
         if getattr(options, name) < least:
             raise ValueError(f"--{name} {getattr(options, name)}: expected {least} or more")
@@ -165,7 +144,7 @@ def _check(options: argparse.Namespace) -> None:
         check_processes("--processes", options.processes)
 
 
-def _parts(options: argparse.Namespace, shares: set[float]) -> dict[tuple[int, float], Part]:
+def _parts(options: TuneConfig, shares: set[float]) -> dict[tuple[int, float], Part]:
     return {
         (fold, share): Part(
             fold, options.folds, options.held_out, options.order, share, options.seed
@@ -175,7 +154,7 @@ def _parts(options: argparse.Namespace, shares: set[float]) -> dict[tuple[int, f
     }
 
 
-def _begin(options: argparse.Namespace, space: Space) -> dict[str, str]:
+def _begin(options: TuneConfig, space: Space) -> dict[str, str]:
     """Records the settings of a new search, or compares those of a resumed one.
 
     Returns:

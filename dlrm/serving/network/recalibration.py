@@ -26,7 +26,6 @@ from dlrm.train.reports.model_card import MODEL_CARD
 
 FOLDER = "recalibration"  # in a checkpoint
 _FILE = "recalibration.json"
-KINDS = ("platt", "isotonic")
 _BINS = 512  # of isotonic regression
 
 
@@ -159,8 +158,8 @@ def fit(
     """Fits a recalibration to scored rows.
 
     Args:
-        kind: one of `KINDS`. "platt" is a logistic regression on the logit; "isotonic" is an
-            increasing step function of bins, with lines between the middles of steps.
+        kind: "platt" is a logistic regression on the logit; "isotonic" is an increasing step
+            function of bins, with lines between the middles of steps.
         logits: `[rows]`.
         labels: `[rows]`, 0 or 1.
         weights: `[rows]`; None counts every row once.

@@ -17,6 +17,7 @@ import numpy as np
 
 from dlrm.data.text.layout import MAX_LENGTH, TextRows
 from dlrm.data.text.wordpiece import Slices, Tokenizer
+from dlrm.settings import check_settings, setting
 
 A_BEGIN, A_END, B_BEGIN, B_END, IS_RANDOM = range(5)  # columns of pairs
 _NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
@@ -44,39 +45,32 @@ class Documents(NamedTuple):
 class RowConfig:
     """The lengths, shares and seed of rows; field names are those of the flags.
 
-    Attributes:
-        max_seq_length: tokens per row.
-        max_predictions_per_seq: maximum masked tokens per row.
-        masked_lm_prob: share of a row's tokens to mask.
-        short_seq_prob: probability of cutting a document into shorter rows than would fit.
-        seed: of everything random.
-
     Raises:
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    max_seq_length: int = 128
-    max_predictions_per_seq: int = 20
-    masked_lm_prob: float = 0.15
-    short_seq_prob: float = 0.1
-    seed: int = 12345
+    max_seq_length: int = setting(128, "tokens per row", least=8, most=MAX_LENGTH)
+    max_predictions_per_seq: int = setting(
+        20, "maximum masked tokens per row; usual: 20 of 128, 80 of 512", least=1
+    )
+    masked_lm_prob: float = setting(  # with more, five tokens are too few
+        0.15, "share of the tokens to mask", above=0, most=0.5
+    )
+    short_seq_prob: float = setting(
+        0.1,
+        "probability of cutting a document into shorter rows than would fit",
+        least=0,
+        most=1,
+    )
+    seed: int = setting(12345, "random seed", least=0)
 
     def __post_init__(self) -> None:
-        if not 8 <= self.max_seq_length <= MAX_LENGTH:
-            raise ValueError(
-                f"--max_seq_length: expected 8 to {MAX_LENGTH}, got {self.max_seq_length}"
-            )
-        if not 1 <= self.max_predictions_per_seq <= self.max_seq_length - _NUM_SPECIAL:
+        check_settings(self)
+        if self.max_predictions_per_seq > self.max_seq_length - _NUM_SPECIAL:
             raise ValueError(
                 "--max_predictions_per_seq: expected 1 to --max_seq_length - 3 = "
                 f"{self.max_seq_length - _NUM_SPECIAL}, got {self.max_predictions_per_seq}"
             )
-        if not 0 < self.masked_lm_prob <= 0.5:  # with more, five tokens are too few
-            raise ValueError(f"--masked_lm_prob: expected (0, 0.5], got {self.masked_lm_prob}")
-        if not 0 <= self.short_seq_prob <= 1:
-            raise ValueError(f"--short_seq_prob: expected [0, 1], got {self.short_seq_prob}")
-        if self.seed < 0:
-            raise ValueError(f"--seed: expected 0 or more, got {self.seed}")
 
 
 def segment_pairs(

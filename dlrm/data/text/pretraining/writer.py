@@ -47,40 +47,45 @@ OnProgress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
-class PretrainingTextConfig(RowConfig):
-    """The options of a dataset made from raw text; field names are those of the flags.
+class VocabularyConfig:
+    """The tokens of text; field names are those of the flags."""
 
-    Attributes:
-        dupe_factor: number of times that each document is cut and masked, each time differently.
-        input_format: "sentences" or "wikitext" (see `raw_text`), or prepared rows: NVIDIA's and
-            Habana's "hdf5", or Graphcore's "popart", of these lengths.
-        output_format: "shards", which training maps, or "hdf5" for NVIDIA's programs.
-        num_shards: number of files; None: one per 262,144 rows, or one per file of prepared rows.
-        processes: number of processes, which does not affect the bytes.
+    vocab_file: str = setting("", "WordPiece vocabulary, one token per line")
+    lower_case: bool = setting(True, "Convert text to lower case and strip accents")
+
+
+@dataclass(frozen=True)
+class PretrainingTextConfig(VocabularyConfig, RowConfig):
+    """The options of a dataset made from raw text; field names are those of the flags.
 
     Raises:
         ValueError: a value is impossible; the message names flag and value.
     """
 
-    vocab_file: str = setting("", "WordPiece vocabulary, one token per line")
-    lower_case: bool = setting(True, "Convert text to lower case and strip accents")
-    dupe_factor: int = 5
-    input_format: str = "sentences"
-    output_format: str = "shards"
-    num_shards: int | None = None
-    processes: int = 1
+    dupe_factor: int = setting(
+        5, "number of times that each document is cut and masked, each time differently", least=1
+    )
+    input_format: str = setting(
+        "sentences",
+        "format of the source: text; or prepared rows of these lengths, NVIDIA's and Habana's hdf5 "
+        "or Graphcore's popart",
+        choices=INPUT_FORMATS,
+    )
+    output_format: str = setting(
+        "shards", "shards: for this program; hdf5: for NVIDIA's", choices=OUTPUT_FORMATS
+    )
+    num_shards: int | None = setting(
+        None,
+        "number of files to write; default: one per 262,144 rows, or one per file of prepared rows",
+        least=1,
+    )
+    processes: int = setting(1, "number of processes, which does not change the bytes", least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.vocab_file:
             raise ValueError("--vocab_file: expected the file of the vocabulary, got none")
-        for flag in ("dupe_factor", "num_shards", "processes"):
-            if (value := getattr(self, flag)) is not None and value < 1:
-                raise ValueError(f"--{flag}: expected 1 or more, got {value}")
         check_processes("--processes", self.processes)
-        for flag, choices in (("input_format", INPUT_FORMATS), ("output_format", OUTPUT_FORMATS)):
-            if (value := getattr(self, flag)) not in choices:
-                raise ValueError(f"--{flag}: expected one of {', '.join(choices)}, got {value!r}")
         if self.num_shards and not self.is_text:
             raise ValueError(
                 f"--num_shards: expected none with --input_format {self.input_format}, which has "

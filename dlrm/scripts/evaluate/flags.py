@@ -1,0 +1,66 @@
+"""The command line of `dlrm.scripts.evaluate`."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm.serving.rows.config import RECALIBRATIONS
+from dlrm.settings import setting
+
+
+@dataclass(frozen=True)
+class EvaluateConfig:
+    """The rows, and what is measured on them; field names are those of the flags."""
+
+    input: tuple[str, ...] = setting(
+        (), "Logs, tables or datasets to evaluate on, separated by commas"
+    )
+    against: str | None = setting(None, "Checkpoint of a model to compare on the same rows")
+    groups: str | None = setting(
+        None,
+        "Groups, such as users, for metrics by group: a column of the dataset or table, or a "
+        "file, .npy or text with one group per line",
+    )
+    weights: str | None = setting(
+        None,
+        "Sample weights: `weight`, that of the schema, or a column of the table, or a file, .npy "
+        "or text with one number per line",
+    )
+    slices: tuple[str, ...] = setting(
+        (),
+        "Fields to slice rows by: the most frequent values of categorical fields, the deciles of "
+        "numerical ones; `day`: the day of the schema's time, in UTC",
+    )
+    bootstrap: int = setting(
+        200, "Number of bootstrap replicates for confidence intervals; 0: no intervals", least=0
+    )
+    seed: int = setting(
+        0, "Seed of the bootstrap replicates and of the permutations of --importance", least=0
+    )
+    sampling_rate: float | None = setting(
+        None,
+        "Share of the negatives that training kept, in (0,1]; corrects the scores of --checkpoint",
+    )
+    recalibrate: str | None = setting(
+        None,
+        "Fit a recalibration to these rows; its metrics come from fits to each half tested on "
+        "the other",
+        choices=RECALIBRATIONS,
+    )
+    recalibrated_checkpoint: Path | None = setting(
+        None,
+        "Directory for a new checkpoint: --checkpoint with the recalibration of --sampling_rate "
+        "or --recalibrate, which predict, dlrm.load and the exporter apply",
+    )
+    output: Path | None = setting(
+        None, "Directory to write the page and the JSON to; an earlier one is replaced"
+    )
+    importance: bool = setting(
+        False,
+        "Measure the importance of each field: the loss in quality when its values are permuted "
+        "among a sample of rows",
+    )
+    importance_rows: int = setting(
+        100_000,
+        "Maximum rows of the sample of --importance, which are evenly spaced",
+        least=2,
+    )
