@@ -15,6 +15,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dlrm.command_line import say_error
 from dlrm.files import errors_named
@@ -234,7 +235,7 @@ def _run(options: Values) -> int:
 
 def _compared(row: System, options: Values) -> int:
     """Runs a row that compares runs of others."""
-    given = options.given
+    given, own = options.given, dict[str, Any]()
     if row.measure == "trend":
         own = {"row": row.of, "against": row.against, "bound": None, "change": (), "steps": None}
         return _trend(Values({**options, **own}, given))
