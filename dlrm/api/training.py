@@ -1,5 +1,7 @@
 """`dlrm.fit`: from a table in memory, or a dataset, to a trained model."""
 
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+
 # isort: split
 import os
 import tempfile
@@ -188,8 +190,11 @@ def _with_defaults(
 
 
 def check_setting_types(settings: Mapping[str, Any]) -> None:
-    """Raises ValueError if one of `SETTINGS` is not of its type; the message names it."""
+    """Raises ValueError if one of `SETTINGS` has an impossible value; the message names it."""
     check_types(settings, _CONFIGS)
+    described = settings_of(*_CONFIGS)
+    for name, value in settings.items():
+        described[name].check(name, value)
 
 
 def judge_settings(

@@ -24,6 +24,7 @@ EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custo
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
 EMBEDDING_DTYPES = ("fp32", "bf16")
 EMBEDDING_INITS = ("uniform", "normal")
+_MOST = 2**31 - 1  # of sizes, so that those of a machine are named and not those of an integer
 
 
 @dataclass(frozen=True)
@@ -47,18 +48,21 @@ class DLRMConfig:
         "Numbers per row of the embedding tables, and of the bottom MLP's output",
         architecture=True,
         least=1,
+        most=_MOST,
     )
     bottom_mlp_sizes: tuple[int, ...] = setting(
         (512, 256, 128),
         "Sizes of the bottom MLP's linear layers; the last is --embedding_dim",
         architecture=True,
         least=1,
+        most=_MOST,
     )
     top_mlp_sizes: tuple[int, ...] = setting(
         (1024, 1024, 512, 256, 1),
         "Sizes of the top MLP's linear layers; the last is 1",
         architecture=True,
         least=1,
+        most=_MOST,
     )
     interaction_op: str = setting(
         "cuda_dot",
@@ -99,6 +103,7 @@ class DLRMConfig:
         "Maximum number of rows per embedding table; needs --hash_indices",
         architecture=True,
         least=1,
+        most=_MOST,
     )
     embedding_init_scale: float = setting(
         1.0, "Scale of --embedding_init uniform: s = this / sqrt(table size)", least=0
@@ -116,10 +121,14 @@ class DLRMConfig:
         resumable=True,
     )
     cross_layers: int = setting(
-        3, "Number of cross layers of --interaction_op dcn", architecture=True, least=1
+        3, "Number of cross layers of --interaction_op dcn", architecture=True, least=1, most=_MOST
     )
     cross_rank: int | None = setting(
-        None, "Rank of the cross layers' weights; default: full rank", architecture=True, least=1
+        None,
+        "Rank of the cross layers' weights; default: full rank",
+        architecture=True,
+        least=1,
+        most=_MOST,
     )
     cross_structure: str = setting(
         "stacked",
@@ -149,6 +158,7 @@ class DLRMConfig:
         "Number of frequencies of a field with --numerical_embedding periodic",
         architecture=True,
         least=1,
+        most=_MOST,
     )
     numerical_sigma: float = setting(
         0.05,
@@ -176,6 +186,7 @@ class DLRMConfig:
         "mean of their probabilities. 1: a single model",
         architecture=True,
         least=1,
+        most=_MOST,
     )
     embedding_init: str = setting(
         "uniform",

@@ -231,6 +231,11 @@ class _Opening:
         transform = fitted / layout.TRANSFORM if fitted else None
         if self.known is None and self.trains:
             found.append(fit_edges(task.model, whole.train, transform, world))
+        if unrecorded:
+            found.append(
+                f"note: --cuda_graphs is not used; {unrecorded}. Steps run eagerly, with the same "
+                "results"
+            )
         saves = bool(self.values["save_checkpoint_path"])
         notes = [printable(note) for note in found if note]
         notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []

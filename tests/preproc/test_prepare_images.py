@@ -51,9 +51,10 @@ def prepare(source, output, *flags: str) -> None:
 
 def fails(capsys, source, output, *flags: str) -> str:
     arguments = ["--source", str(source), "--output", str(output), "--cores", "1", *flags]
-    assert main(arguments) == 1
+    code, error = main(arguments), capsys.readouterr().err
+    assert code == (2 if error.startswith("error: flag --") else 1)
     assert not output.exists()
-    return capsys.readouterr().err
+    return error
 
 
 def pixels_of(dataset, split: str) -> list[tuple[int, ...]]:

@@ -273,7 +273,7 @@ def test_a_column_that_parquet_lacks_is_named(csv_model, tmp_path):
         (["--spark_table=a", "--spark_sql=b"], "expected one of the two"),
         (["--spark_table=a", "--input=b"], "--input: expected no --spark_table a beside it"),
         (["--spark_table=a", "--header"], "--header: expected no --spark_table a beside it"),
-        (["--spark_table=a", "--conf=b"], "--spark_table a: --conf: expected NAME=VALUE, got 'b'"),
+        (["--spark_table=a", "--conf=b"], "--conf: expected NAME=VALUE, got 'b'"),
     ],
 )
 def test_one_source_is_scored(csv_model, sources, message):

@@ -331,6 +331,7 @@ def _numbers(
         array, kind = canonical_texts(name, array), pa.large_string()
     if is_text(kind):
         return _numbers_of_text(field, array, schema, faults)
+    given, whole = array, _are_decimals(name, array) if field.type == "decimal" else None
     if pa.types.is_timestamp(kind) or pa.types.is_date(kind):
         array = array.cast(pa.timestamp("us", getattr(kind, "tz", None)), safe=False)
         array = pc.divide(array.cast(pa.int64()).cast(pa.float64(), safe=False), 1e6)
@@ -356,10 +357,35 @@ def _numbers(
                 f"expected a finite number, got {values[row]}" + hint * math.isnan(values[row])
             ),
         )
-    if field.type == "decimal":
-        bad = finite & ~missing & ((values != np.floor(values)) | (abs(values) >= MOST_DECIMAL))
-        faults.add(name, bad, lambda row: f"expected {EXPECTED_INTEGER}, got {values[row]}")
+    if whole is not None:
+        bad = finite & ~missing & ~whole
+        faults.add(name, bad, lambda row: f"expected {EXPECTED_INTEGER}, got {given[row].as_py()}")
     return Parsed(np.where(finite & ~missing, values, 0.0), missing)
+
+
+def _are_decimals(name: str, array: pa.Array) -> np.ndarray:
+    """Returns which numbers, by their exact values, a field of type `decimal` takes.
+
+    Raises:
+        ValueError: the column's type has no numbers.
+    """
+    kind = array.type
+    if pa.types.is_integer(kind):
+        values = array if kind == pa.uint64() else array.cast(pa.int64())
+        whole = pc.less(values, pa.scalar(MOST_DECIMAL, values.type))
+        if kind != pa.uint64():
+            above = pc.greater(values, pa.scalar(-MOST_DECIMAL, values.type))
+            whole = pc.and_kleene(whole, above)
+    elif pa.types.is_floating(kind):
+        values = array.cast(pa.float64())
+        within = pc.less(pc.abs(values), float(MOST_DECIMAL))
+        whole = pc.and_kleene(pc.equal(values, pc.floor(values)), within)
+    elif pa.types.is_decimal(kind):
+        numbers = (value.as_py() for value in array)
+        whole = pa.array([n is None or (n % 1 == 0 and abs(n) < MOST_DECIMAL) for n in numbers])
+    else:
+        raise ValueError(f"column {name!r}: expected integers, got the type {kind}")
+    return pc.fill_null(whole, True).to_numpy(zero_copy_only=False)
 
 
 def _numbers_of_text(

@@ -225,7 +225,7 @@ def missing_numbers(missing_values: Collection[str]) -> np.ndarray:
 
 
 def _integer(text: bytes) -> int:
-    text = _BOOLEANS.get(text, text)
+    given, text = text, _BOOLEANS.get(text, text)
     whole, point, rest = text.partition(b".")
     if point and not rest.strip(b"0"):  # whole numbers written as floats: 5.0
         text = whole
@@ -234,7 +234,7 @@ def _integer(text: bytes) -> int:
         value = int(text)
         if -(1 << 63) <= value < 1 << 63:
             return value
-    shown = shown_text(text.decode("utf-8", "backslashreplace"))
+    shown = shown_text(given.decode("utf-8", "backslashreplace"))
     raise ValueError(f"expected an integer of 64 bits, got {shown}")
 
 

@@ -116,11 +116,6 @@ def _notices(run: ClickRun, chosen: str | None) -> Iterator[str]:
     values, device = run.values, run.world.device
     if "output_dir" in values.given:
         yield "note: --output_dir is not used; checkpoints go to --save_checkpoint_path"
-    if run.unrecorded:
-        yield (
-            f"note: --cuda_graphs is not used; {run.unrecorded}. Steps run eagerly, with the "
-            "same results"
-        )
     yield from _execution_notices(run)
     if not run.task.has_clicks:
         yield "note: the targets are fractions and no clicks, so tests report no AUC, the loss only"

@@ -254,7 +254,10 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
         reason = str(error).splitlines()[0].partition(" Of the allocated")[0]
         code = _named(f"{reason} {_LESS_MEMORY}")
     except RuntimeError as error:
-        if "dlrm/_ops_cuda.so" in str(error):  # its message has the remedy
+        if "DefaultCPUAllocator" in str(error) or "alloc_cpu" in str(error):
+            reason = str(error).splitlines()[0].partition("DefaultCPUAllocator: ")[2]
+            code = _named(f"{reason or 'out of memory'}. {_LESS_MEMORY}")
+        elif "dlrm/_ops_cuda.so" in str(error):  # its message has the remedy
             code = _named(str(error).splitlines()[0])
         elif dist.is_initialized() and _LOST.search(str(error)):
             reason = str(error).splitlines()[0].partition(". This")[0]

@@ -1,6 +1,7 @@
 """Settings of commands that read tables, such as the format of CSV, or prepare them."""
 
 from dataclasses import dataclass
+from typing import Any
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import KINDS
@@ -31,6 +32,6 @@ def text_format(values: Values) -> TextFormat:
     return values.config(TextFormat, **({"delimiter": "\t"} if tab else {}))
 
 
-def preparation(values: Values) -> dict[str, object]:
+def preparation(values: Values) -> dict[str, Any]:
     """Returns the fields of `Options` that the flags determine."""
     return {name: values[name] for name in settings_of(Options) if name in values}

@@ -235,8 +235,7 @@ def _run(options: Values) -> int:
 
 def _compared(row: System, options: Values) -> int:
     """Runs a row that compares runs of others."""
-    given = options.given
-    own: dict[str, Any]
+    given, own = options.given, dict[str, Any]()
     if row.measure == "trend":
         own = {"row": row.of, "against": row.against, "bound": None, "change": (), "steps": None}
         return _trend(Values({**options, **own}, given))
