@@ -57,7 +57,7 @@ class StepConfig:
     mlp_products: str = setting(
         AUTO_PRODUCTS,
         "Matrix products of the MLPs on a CPU: the native operator's or torch's; auto takes those "
-        "that are faster on this processor, by a table that dlrm.scripts.doctor --tune extends; a "
+        "that are faster on processors of this kind (dlrm.scripts.doctor --tune times both); a "
         "resumed run keeps its own",
         choices=(AUTO_PRODUCTS, *PRODUCTS),
         topic="Model",
