@@ -34,8 +34,7 @@ class StepConfig:
     execution: str = setting(
         "eager",
         "Execution of the MLPs and the interaction: eager, with native operators; graph, with "
-        "torch.compile, each part as one graph; lazy, on torch's lazy device if available, "
-        "otherwise as graph",
+        "torch.compile, each part as one graph; lazy, a name for graph",
         choices=CLICK_EXECUTIONS,
         topic="Run",
         resumable=True,
