@@ -7,7 +7,6 @@ import contextlib
 import os
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -19,13 +18,7 @@ import trained_model
 from hypothesis import HealthCheck, settings
 from ranks import Ranks
 
-from dlrm.ops.products import user_table_path
-
 ROOT = Path(__file__).parent.parent
-
-# A table that `doctor --tune` wrote would decide whose products the tests run.
-if user_table_path().exists():
-    os.environ["HOME"] = tempfile.mkdtemp(prefix="dlrm-home-")
 
 # No test fails for being slow: the machine may be busy.
 # Every run draws the same cases; `--hypothesis-profile=explore` draws others.

@@ -149,7 +149,6 @@ def _dim(given: Mapping[str, Any], otherwise: int) -> int:
 def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:
     """Returns the settings that cannot be combined with the given ones."""
     kind = given.get("numerical_embedding", chosen.get("numerical_embedding"))
-    is_lazy = given.get("execution") == "lazy"
     sgd = given.get("embedding_optimizer") == "sgd"
     shrinks = chosen.get("embedding_l2", 0) * given.get("lr", 0) if sgd else 0
     by_step = any(name in given for name in OF_NVIDIA)
@@ -161,9 +160,8 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
             or shrinks >= 1
         ),
         "weight_decay": given.get("freeze_mlps", False),
-        "dropout": is_lazy or len(given.get("top_mlp_sizes", (1, 1))) == 1,
-        "numerical_embedding": is_lazy,
-        "numerical_bins": is_lazy or kind in (NO_EMBEDDING, "periodic"),
+        "dropout": len(given.get("top_mlp_sizes", (1, 1))) == 1,
+        "numerical_bins": kind in (NO_EMBEDDING, "periodic"),
         "schedule": by_step,
         "warmup": by_step or given.get("schedule") == "nvidia" or "warmup_unit" in given,
     }

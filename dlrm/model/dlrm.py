@@ -380,14 +380,13 @@ class DLRM(nn.Module):
     def products(self) -> str:
         """The matrix products of the MLPs on a CPU: "native" or "torch", see `ops.choose_products`.
 
-        It is "native,torch" if the top MLP differs from the bottom MLP. It can be set.
+        It can be set.
         """
-        return ",".join(dict.fromkeys((self.bottom_mlp.products, self.top_mlp.products)))
+        return self.top_mlp.products
 
     @products.setter
     def products(self, products: str) -> None:
-        bottom, _, top = products.partition(",")
-        self.bottom_mlp.products, self.top_mlp.products = bottom, top or bottom
+        self.bottom_mlp.products = self.top_mlp.products = products
 
     @property
     def random(self) -> torch.Generator | None:

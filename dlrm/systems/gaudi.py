@@ -111,7 +111,7 @@ def _dlrm() -> list[System]:
             f"--execution={mode}",
         )
         lazy_here = (
-            "lazy mode: the document's backend is Gaudi's; --execution lazy says what runs here"
+            "lazy mode: the document's backend is Gaudi's; here --execution lazy runs as graph"
         )
         return _row(
             f"dlrm-medium/{name}",

@@ -36,7 +36,6 @@ from dlrm.tasks.run import USER_ERRORS, Run, known_checkpoint, saved_flags, with
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
 from dlrm.train.ema import EMA
-from dlrm.train.execution import why_not_lazy
 from dlrm.train.precision import loss_scaler
 
 
@@ -343,8 +342,6 @@ class _Opening:
                 f"--cuda_graphs needs --embedding_type joint_fused, got {kind}: "
                 "torch's optimizers of sparse gradients wait for the GPU at every step"
             )
-        lazy = step.execution == "lazy" and not why_not_lazy(world.device)
-        execution = "graph" if step.execution == "lazy" and not lazy else step.execution
         store = table_store(
             config.tables,
             architecture,
@@ -362,7 +359,7 @@ class _Opening:
             auc_on_cpu=step.auc_device == "CPU",
             optimized_mlp=step.optimized_mlp,
             recorder=CudaRecorder(world.device) if recorded else None,
-            execution=execution,
+            execution=step.execution,
             has_clicks=config.data.has_clicks,
             placement=placement,
             store=store,

@@ -34,8 +34,7 @@ class StepConfig:
     execution: str = setting(
         "eager",
         "Execution of the MLPs and the interaction: eager, with native operators; graph, with "
-        "torch.compile, each part as one graph; lazy, on torch's lazy device if available, "
-        "otherwise as graph",
+        "torch.compile, each part as one graph; lazy, a name for graph",
         choices=CLICK_EXECUTIONS,
         topic="Run",
         resumable=True,
@@ -57,7 +56,7 @@ class StepConfig:
     mlp_products: str = setting(
         AUTO_PRODUCTS,
         "Matrix products of the MLPs on a CPU: the native operator's or torch's; auto takes those "
-        "that are faster on this processor, by a table that dlrm.scripts.doctor --tune extends; a "
+        "that are faster on processors of this kind (dlrm.scripts.doctor --tune times both); a "
         "resumed run keeps its own",
         choices=(AUTO_PRODUCTS, *PRODUCTS),
         topic="Model",

@@ -113,8 +113,7 @@ class Recommendation:
         auc_on_cpu: collect scores in host memory instead of on the device.
         optimized_mlp: run `ops.mlp` instead of the MLPs' layers one by one.
         recorder: records `infer` and replays it from then on; None does not.
-        execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`. "lazy"
-            needs, and uses, the optimized MLPs; it supports no buffers and no dropout.
+        execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`.
         has_clicks: labels are 0 or 1; otherwise they are fractions, evaluated by log loss only.
         placement, store: see `DLRM`.
 
@@ -144,9 +143,6 @@ class Recommendation:
         self.execution, self.has_clicks = execution, has_clicks
         self.metric = "auc" if has_clicks else self.loss_metric
         self.unscored: tuple[int, float] | None = None
-        optimized_mlp = optimized_mlp or execution == "lazy"
-        if execution == "lazy":
-            _check_lazy(config)
         self.model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
@@ -401,21 +397,6 @@ def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:
             f"--placement: table {cut.table}: expected pieces with all columns, since "
             "--embedding_optimizer row_wise_adagrad takes the mean square of a row's gradient, got "
             f"columns [{cut.columns[0]}, {cut.columns[1]}]; divide the rows, or use adagrad"
-        )
-
-
-def _check_lazy(config: DLRMConfig) -> None:
-    """Raises ValueError for models that torch's lazy device cannot run."""
-    binned = config.numerical_embedding in ("piecewise", "bins")
-    flags = {
-        f"--dropout {config.dropout}": config.dropout > 0,
-        "--batch_norm": config.batch_norm,
-        f"--numerical_embedding {config.numerical_embedding}": binned,
-    }
-    if refused := [flag for flag, given in flags.items() if given]:
-        raise ValueError(
-            f"--execution lazy contradicts {refused[0]}: torch's lazy device runs neither dropout "
-            "nor modules with statistics or edges of bins"
         )
 
 

@@ -5,7 +5,6 @@ Checkpoints hold whole float32 tables, so a copy loads like the checkpoint that 
 with every placement, any number of processes and tables of every type.
 """
 
-import json
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -19,15 +18,13 @@ import numpy as np
 from dlrm.data.clicks.layout import TRANSFORM
 from dlrm.data.transform.difference import check_extends
 from dlrm.files import staged_directory
-from dlrm.manifest import read_manifest, write_manifest
+from dlrm.manifest import read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.initial import Initial
+from dlrm.train.checkpoints.description import DESCRIPTION, describe
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.writer import link_or_copy
-from dlrm.train.reports.model_card import MODEL_CARD, model_card
-
-_CONFIG = "config.json"
 
 
 def grow_tables(
@@ -168,21 +165,17 @@ def _copy_of(
         ]
         for index in changed
     }
-    written = {name for own in names.values() for name in own} | {_CONFIG, MODEL_CARD}
+    written = {name for own in names.values() for name in own}
     with staged_directory(directory) as staging:
-        for name in sums:
+        for name in sums.keys() - DESCRIPTION:
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             copy = shutil.copyfile if name in written else link_or_copy
             copy(str(saved.path / name), str(staging / name))
         if transform is not None and transform.is_dir():
             shutil.copytree(transform, staging / TRANSFORM)
         yield {index: [staging / name for name in own] for index, own in names.items()}
-        (staging / _CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        has_transform = any(folder.name == TRANSFORM for folder in saved.attached)
-        card = model_card(config, saved.progress, has_transform)
-        (staging / MODEL_CARD).write_text(card, encoding="utf-8")
-        kept = {name: crc for name, crc in sums.items() if name not in written}
-        write_manifest(staging, "checkpoint", kept)
+        kept = {name: crc for name, crc in sums.items() if name not in written | DESCRIPTION}
+        describe(staging, config, saved.progress, kept)
 
 
 def _set_initial(

@@ -1,4 +1,4 @@
-"""Execution of a network: op by op, deferred or as a graph, and with recomputed activations."""
+"""Execution of a network: op by op or as a graph, and with recomputed activations."""
 
 import functools
 import warnings
@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
 from torch.utils.checkpoint import checkpoint
 
 from dlrm.settings import check_settings, setting
@@ -61,85 +60,11 @@ def executable(model: nn.Module, config: ExecutionConfig) -> Callable[..., Any]:
     return torch.compile(model) if config.graph_backend == "compile" else _Traced(model)
 
 
-class Lazy:
-    """Runs a module on torch's lazy device, whose TorchScript backend computes on the CPU.
-
-    Operators are recorded, and run as one graph at the end of the forward and of the backward pass.
-    Weights, gradients and results stay on the CPU: each pass copies them to the device and back.
-
-    Args:
-        module: on the CPU, without buffers, dropout or autocast, which the device does not support.
-
-    Raises:
-        RuntimeError: `why_not_lazy` has a reason.
-    """
-
-    def __init__(self, module: nn.Module):
-        if reason := why_not_lazy(next(module.parameters()).device.type):
-            raise RuntimeError(f"torch's lazy backend cannot run: {reason}")
-        self._module = module
-
-    def __call__(self, *inputs: Tensor) -> Tensor:
-        names, weights = zip(*self._module.named_parameters(), strict=True)
-        grad = torch.is_grad_enabled()
-        # The device has no views in inference mode; leaving that mode would enable gradients.
-        with torch.inference_mode(False), torch.set_grad_enabled(grad):
-            moved = _ToLazy.apply(*weights, *inputs)
-            own = dict(zip(names, moved, strict=False))
-            return _FromLazy.apply(functional_call(self._module, own, moved[len(weights) :]))
-
-
-def why_not_lazy(device: str) -> str | None:
-    """Returns the reason why `Lazy` cannot run modules of a device, or None if it can."""
-    if device != "cpu":
-        return f"it is for the CPU, not {device}"
-    return _start_lazy_backend()
-
-
-@functools.cache
-def _start_lazy_backend() -> str | None:
-    """Starts the backend, which is private to torch; returns what is missing, if anything."""
-    try:
-        import torch._lazy.ts_backend
-
-        torch._lazy.ts_backend.init()
-        torch.zeros((), device="lazy")
-    except (ImportError, AttributeError, RuntimeError) as error:
-        return str(error).splitlines()[0]
-    return None
-
-
-class _ToLazy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, *tensors: Tensor) -> tuple[Tensor, ...]:
-        moved = tuple(tensor.to("lazy") for tensor in tensors)
-        needed = zip(moved, ctx.needs_input_grad, strict=True)
-        ctx.mark_non_differentiable(*(tensor for tensor, needs in needed if not needs))
-        return moved
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        torch._lazy.mark_step()  # all gradients in one graph, instead of one graph each
-        needed = zip(grads, ctx.needs_input_grad, strict=True)
-        return tuple(grad.to("cpu") if needs else None for grad, needs in needed)
-
-
-class _FromLazy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, result: Tensor) -> Tensor:
-        torch._lazy.mark_step()  # including everything that the backward pass needs
-        return result.to("cpu")
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
-        return grads[0].to("lazy")
-
-
-# Execution of a module without buffers; "graph" fails if it would need several graphs.
+_graph = functools.partial(torch.compile, fullgraph=True)  # fails if it needs several graphs
 MODULE_EXECUTIONS: dict[str, Callable[[nn.Module], Callable[..., Tensor]]] = {
     "eager": lambda module: module,
-    "graph": functools.partial(torch.compile, fullgraph=True),
-    "lazy": Lazy,
+    "graph": _graph,
+    "lazy": _graph,  # the name of Habana's mode
 }
 
 

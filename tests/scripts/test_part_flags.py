@@ -183,7 +183,6 @@ def test_nvidias_format_has_none_of_them(command, tmp_path, flags, problem):
     [
         (["--cross_rank=4"], "--cross_rank 4 is for --interaction_op dcn, got cuda_dot"),
         (["--dropout=1"], "--dropout 1.0: expected 0 or more, less than 1"),
-        (["--execution=lazy", "--dropout=0.5"], "--execution lazy contradicts --dropout 0.5"),
         (["--ema_decay=1"], "--ema_decay 1.0: expected 0 or more, less than 1"),
         (["--embedding_init_std=0"], "--embedding_init_std 0.0: expected a number above 0"),
     ],

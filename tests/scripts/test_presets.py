@@ -42,53 +42,42 @@ def losses(path="log.json"):
     return [e[key] for e in data for key in ("loss", "test_log_loss") if key in e]
 
 
-@pytest.mark.parametrize(
-    ("how", "precision"),
-    [
-        ("graph", "fp32"),
-        pytest.param("graph", "bf16", marks=pytest.mark.slow),
-        ("lazy", "fp32"),
-        ("lazy", "bf16"),
-    ],
-)
-def test_every_execution_gives_the_losses_of_eager(command, how, precision, capsys):
-    if how == "lazy" and execution.why_not_lazy("cpu"):
-        pytest.skip("no lazy backend")
+@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+def test_graphs_give_the_losses_of_eager(command, precision, capsys):
     found = {}
-    for name in ("eager", how):
+    for name in ("eager", "lazy"):
         flags = [f"--execution={name}", f"--precision={precision}", f"--log_path={name}"]
         summary = command(*flags, "--test_freq=4")
         found[name] = losses(name)
     assert len(found["eager"]) == 10 + 3 - 1  # steps but the first, and tests
     # In half precision a graph rounds elsewhere, and steps amplify it.
     same = {"abs": 1e-5, "rel": 0} if precision == "fp32" else {"rel": 2e-3}
-    assert found[how] == pytest.approx(found["eager"], **same)
+    assert found["lazy"] == pytest.approx(found["eager"], **same)
     assert max(found["eager"]) - min(found["eager"]) > 0.02
-    assert summary["best_validation_loss"] == min(found[how][i] for i in (3, 8, 11))
+    assert summary["best_validation_loss"] == min(found["lazy"][i] for i in (3, 8, 11))
     assert not any("auc" in name for name in summary)
     out = capsys.readouterr().out
-    assert ("torch's lazy backend runs" in out) == (how == "lazy")
+    assert out.count("note: --execution lazy runs as graph") == 1
     assert "note: the targets are fractions and no clicks, so tests report no AUC" in out
 
 
-def test_where_torch_has_no_lazy_backend_the_step_is_compiled_and_the_run_says_so(
-    command, monkeypatch, capsys
-):
-    from dlrm.scripts.common import click_command
-    from dlrm.tasks import click_run
+@pytest.fixture
+def compiled(monkeypatch):
+    """Returns the parts that runs would compile, and lets them run as they are."""
+    parts = []
+    for name in ("graph", "lazy"):
+        monkeypatch.setitem(
+            execution.MODULE_EXECUTIONS, name, lambda part: parts.append(part) or part
+        )
+    return parts
 
-    compiled = []
-    monkeypatch.setitem(
-        execution.MODULE_EXECUTIONS, "graph", lambda part: compiled.append(part) or part
-    )
-    for module in (click_command, click_run):
-        monkeypatch.setattr(module, "why_not_lazy", lambda device: "no ts_backend")
-    command("--execution=lazy", "--max_steps=2")
+
+@pytest.mark.parametrize("how", ["graph", "lazy"])
+def test_the_mlps_are_compiled_and_flags_without_effect_named(command, how, compiled, capsys):
+    command(f"--execution={how}", "--optimized_mlp", "--max_steps=1")
     assert len(compiled) == 2
-    assert (
-        "--execution lazy: torch's lazy backend cannot run: no ts_backend; so the step is compiled "
-        "(as graph)\n"
-    ) in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert f"note: --optimized_mlp is not used; --execution {how} chooses" in out
 
 
 def test_a_resumed_run_and_a_loaded_checkpoint_work_as_without_a_preset(command, capsys):
@@ -109,26 +98,23 @@ def test_a_resumed_run_and_a_loaded_checkpoint_work_as_without_a_preset(command,
     assert "Finished testing: log_loss" in out
 
 
-def test_a_resumed_run_may_write_the_preset_out_and_run_otherwise(command):
+def test_a_resumed_run_may_write_the_preset_out_and_run_otherwise(command, compiled):
     whole = command()
     command("--max_steps=4", "--save_checkpoint_path=run")
     spelled = [
         f"--{flag}={','.join(map(str, value)) if isinstance(value, tuple) else value}"
         for flag, value in DLRM_PRESETS["gaudi_medium"].items()
     ]
-    other = "eager" if execution.why_not_lazy("cpu") else "lazy"
     resumed = main.run(
         dlrm_flags.parse(
-            [*spelled, *SMALL[1:], "--save_checkpoint_path=run", "--resume", f"--execution={other}"]
+            [*spelled, *SMALL[1:], "--save_checkpoint_path=run", "--resume", "--execution=lazy"]
         )
     )
     assert resumed["test_log_loss"] == pytest.approx(whole["test_log_loss"], rel=1e-6)
 
 
-@pytest.mark.parametrize("how", ["eager", "lazy", pytest.param("graph", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("how", ["eager", pytest.param("graph", marks=pytest.mark.slow)])
 def test_two_processes_give_the_losses_of_one(command, tmp_path, how):
-    if how == "lazy" and execution.why_not_lazy("cpu"):
-        pytest.skip("no lazy backend")
     flags = ["--test_freq=5", "--synthetic_dataset_table_sizes=1000,70", "--max_steps=6"]
     command(*flags)
     folder = tmp_path / how
@@ -150,12 +136,6 @@ def test_two_processes_give_the_losses_of_one(command, tmp_path, how):
 def test_contradictions_are_refused(command, flags, message):
     with pytest.raises(ValueError, match=message):
         command(*flags)
-
-
-def test_flags_without_effect_are_named(command, capsys, monkeypatch):
-    monkeypatch.setitem(execution.MODULE_EXECUTIONS, "graph", lambda part: part)
-    command("--execution=graph", "--optimized_mlp", "--max_steps=1")
-    assert "note: --optimized_mlp is not used; --execution graph chooses" in capsys.readouterr().out
 
 
 def test_an_unknown_preset_is_refused(tmp_path):

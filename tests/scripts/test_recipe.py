@@ -114,7 +114,6 @@ def test_what_was_given_stays_and_the_rest_fits(given, dataset):
     ("given", "left_out"),
     [
         ({"cuda_graphs": True}, {"embedding_l2"}),
-        ({"execution": "lazy"}, {"dropout", "numerical_embedding"}),
         ({"embedding_type": "joint_sparse"}, {"embedding_l2"}),
         ({"numerical_embedding": "periodic"}, {"numerical_bins"}),
     ],

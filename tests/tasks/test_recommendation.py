@@ -143,8 +143,6 @@ def test_without_kernels_plain_torch_adds_rows_gradients_as_they_come(monkeypatc
 @pytest.fixture
 def executions(monkeypatch):
     """Builds graphs by dynamo and autograd, without inductor's compilation."""
-    if reason := execution.why_not_lazy("cpu"):
-        pytest.skip(f"no lazy backend: {reason}")
     torch.compiler.reset()
     graph = functools.partial(torch.compile, fullgraph=True, backend="aot_eager")
     monkeypatch.setitem(execution.MODULE_EXECUTIONS, "graph", graph)
@@ -168,7 +166,6 @@ def losses(trained: Recommendation, hotness: int) -> list[float]:
 BF16 = torch.bfloat16
 
 
-@pytest.mark.parametrize("how", ["graph", "lazy"])
 @pytest.mark.parametrize(
     ("hotness", "dtype", "changes"),
     [
@@ -181,11 +178,9 @@ BF16 = torch.bfloat16
     ],
     ids=["bags", "bf16", "joint", "multi_table", "bf16 tables", "packed"],
 )
-def test_graphs_and_the_lazy_device_give_the_losses_of_eager(
-    how, hotness, dtype, changes, executions
-):
+def test_graphs_give_the_losses_of_eager(hotness, dtype, changes, executions):
     eager = losses(task(own={"dtype": dtype}, **changes), hotness)
-    other = losses(task(own={"dtype": dtype, "execution": how}, **changes), hotness)
+    other = losses(task(own={"dtype": dtype, "execution": "graph"}, **changes), hotness)
     # In half precision a graph rounds elsewhere: half a unit of bfloat16's 8 bits.
     assert other == pytest.approx(eager, rel=2**-9 if dtype == BF16 else 1e-6)
     assert eager[-2] < eager[0] - 0.02  # same batch, so learning was compared
@@ -221,31 +216,19 @@ def test_dropout_is_drawn_in_training_and_not_in_tests(execution, executions):
     assert first == pytest.approx(task().evaluate(Loader([4, 9])), rel=1e-6)  # another order
 
 
-def test_what_the_lazy_device_lacks_is_refused():
-    for changes, flag in (
-        ({"dropout": 0.5}, "--dropout 0.5"),
-        ({"batch_norm": True}, "--batch_norm"),
-        ({"numerical_embedding": "bins"}, "--numerical_embedding bins"),
-    ):
-        with pytest.raises(ValueError, match=f"--execution lazy contradicts {flag}"):
-            task(own={"execution": "lazy"}, **changes)
-
-
-@pytest.mark.parametrize("how", ["graph", "lazy"])
-def test_benchmarks_of_inference_take_every_execution(how, executions):
+def test_benchmarks_of_inference_take_graphs(executions):
     expected = task().infer(batch())
-    timed = task(own={"execution": how})
+    timed = task(own={"execution": "graph"})
     with torch.inference_mode(), timed.weights_unchanged():
         torch.testing.assert_close(timed.infer(batch()), expected)
     assert not timed.infer(batch()).requires_grad
 
 
-@pytest.mark.parametrize("how", ["graph", "lazy"])
-def test_a_bad_id_is_named_however_the_rest_runs(how, executions):
+def test_a_bad_id_is_named_however_the_rest_runs(executions):
     given = batch()
     given.categorical[3, 1] = 7
     with pytest.raises(RuntimeError, match="id 7 of table 1 in batch row 3: expected 0 <= id < 7"):
-        task(own={"execution": how}).loss(given)
+        task(own={"execution": "graph"}).loss(given)
 
 
 def test_what_is_no_single_graph_is_an_error():

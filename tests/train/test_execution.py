@@ -6,11 +6,9 @@ from torch import nn
 
 from dlrm.train.execution import (
     ExecutionConfig,
-    Lazy,
     executable,
     partition,
     recompute,
-    why_not_lazy,
 )
 
 
@@ -166,53 +164,3 @@ def test_wrong_cuts_are_named(splits, message):
 def test_impossible_executions_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         ExecutionConfig(**changes)
-
-
-@pytest.fixture
-def lazy():
-    if reason := why_not_lazy("cpu"):
-        pytest.skip(f"no lazy backend: {reason}")
-
-
-def layers():
-    torch.manual_seed(2)
-    return nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 3))
-
-
-@pytest.mark.usefixtures("lazy")
-def test_the_lazy_device_gives_values_and_gradients_of_eager():
-    eager, deferred = layers(), layers()
-    outside = torch.randn(6, 5, requires_grad=True), torch.randn(6, 5, requires_grad=True)
-    run = Lazy(deferred)
-    for forward, x in zip((eager, run), outside, strict=True):
-        x.data.copy_(torch.arange(30.0).view(6, 5) / 30)
-        y = forward(x)
-        assert y.device.type == "cpu"
-        y.square().sum().backward()
-    torch.testing.assert_close(outside[1].grad, outside[0].grad)
-    for actual, expected in zip(deferred.parameters(), eager.parameters(), strict=True):
-        assert actual.grad.device.type == "cpu"
-        torch.testing.assert_close(actual.grad, expected.grad)
-    with torch.no_grad():
-        deferred[2].bias += 1  # the next run uses CPU updates
-        torch.testing.assert_close(run(outside[0]), eager(outside[0]) + 1)
-
-
-@pytest.mark.usefixtures("lazy")
-def test_the_lazy_backend_runs_one_graph_forward_and_one_backward():
-    from torch._lazy import metrics
-
-    run, x = Lazy(layers()), torch.ones(4, 5)
-    for pass_, counter in enumerate(("UncachedCompile", "CachedCompile")):
-        metrics.reset()
-        run(x + pass_).sum().backward()
-        counted = {name: metrics.counter_value(name) for name in metrics.counter_names()}
-        assert (counted[counter], counted["MarkStep"]) == (2, 2)
-        assert not [name for name in counted if name.startswith("aten::")]  # eager ops
-        assert "lazy::addmm" in counted
-
-
-def test_elsewhere_than_on_the_cpu_the_lazy_backend_is_not_used():
-    assert why_not_lazy("cuda") == "it is for the CPU, not cuda"
-    with pytest.raises(RuntimeError, match="lazy backend cannot run: it is for the CPU, not meta"):
-        Lazy(layers().to("meta"))

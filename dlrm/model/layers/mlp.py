@@ -1,7 +1,7 @@
 """Multilayer perceptron: linear layers, each followed by a ReLU."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,12 +82,7 @@ class MLP(nn.Sequential):
         self.dtype, self.optimized, self.dropout = dtype, optimized, dropout
         self.random: torch.Generator | None = None
         self._kept: tuple[Tensor, ...] = ()
-        linears = [layer for layer in self if isinstance(layer, nn.Linear)]
-        self._sizes = [linear.in_features for linear in linears[:1]]
-        self._sizes += [linear.out_features for linear in linears]
-        self._products: str | None = None
-        with suppress(ValueError):  # a damaged table is an error where its answer is needed
-            self._products = ops.choose_products(dtype, self._sizes)
+        self.products = ops.choose_products(dtype)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `keep_rounded` keeps: a copy outlives the block."""
@@ -121,16 +116,6 @@ class MLP(nn.Sequential):
         if not self._native or self._drops() or has_hooks(self):
             return None
         return self._parameters_of_ops()
-
-    @property
-    def products(self) -> str:
-        if self._products is None:
-            self._products = ops.choose_products(self.dtype, self._sizes)
-        return self._products
-
-    @products.setter
-    def products(self, products: str) -> None:
-        self._products = products
 
     @property
     def _native(self) -> bool:

@@ -29,7 +29,6 @@ from dlrm.tasks.click_run import ClickRun
 from dlrm.tasks.config import ADAM_SWITCHES, ClickConfig
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
-from dlrm.train.execution import why_not_lazy
 from dlrm.train.log import Watched
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
@@ -116,7 +115,7 @@ def _notices(run: ClickRun, chosen: str | None) -> Iterator[str]:
     values, device = run.values, run.world.device
     if "output_dir" in values.given:
         yield "note: --output_dir is not used; checkpoints go to --save_checkpoint_path"
-    yield from _execution_notices(run)
+    yield from _execution_notices(values)
     if not run.task.has_clicks:
         yield "note: the targets are fractions and no clicks, so tests report no AUC, the loss only"
     is_half = run.config.precision.dtype(device) == torch.float16
@@ -176,15 +175,9 @@ def _kept_negatives(dataset: str | None) -> float:
     return Transform.load(folder).keep_negatives
 
 
-def _execution_notices(run: ClickRun) -> Iterator[str]:
-    values = run.values
-    if run.task.execution == "lazy":
-        yield "--execution lazy: torch's lazy backend runs the MLPs and the interaction"
-    elif values["execution"] == "lazy":
-        yield (
-            f"--execution lazy: torch's lazy backend cannot run: {why_not_lazy(run.world.device)}"
-            "; so the step is compiled (as graph)"
-        )
+def _execution_notices(values: Values) -> Iterator[str]:
+    if values["execution"] == "lazy":
+        yield "note: --execution lazy runs as graph: the MLPs and the interaction are compiled"
     if values["execution"] != "eager" and "optimized_mlp" in values.given:
         yield f"note: --optimized_mlp is not used; --execution {values['execution']} chooses"
 

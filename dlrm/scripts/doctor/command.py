@@ -2,7 +2,7 @@
 
     python -m dlrm.scripts.doctor          a report to read
     python -m dlrm.scripts.doctor --json   the same for programs
-    python -m dlrm.scripts.doctor --tune   times matrix products; notes the faster for later runs
+    python -m dlrm.scripts.doctor --tune   times matrix products; prints the flag of the faster
 
 The exit code is 0 if training a small model works, and 1 otherwise.
 """
@@ -33,7 +33,7 @@ class DoctorConfig:
     json: bool = setting(False, "print one JSON object, for programs")
     tune: bool = setting(
         False,
-        "time the matrix products of MLPs, and note the faster of each for later runs",
+        "time the matrix products of MLPs, and print the --mlp_products that is faster here",
     )
     layers: tuple[str, ...] = setting(
         (),
@@ -105,15 +105,12 @@ def linear_layers() -> Iterator[Result]:
     import torch
 
     from dlrm import ops
-    from dlrm.ops.products import processor, user_table, user_table_path
 
     names = ("float32", "bfloat16")
     fused = ops.fused_linear_dtypes()
     lacking = [name for name in names if getattr(torch, name) not in fused]
     native = [name for name in names if ops.choose_products(getattr(torch, name)) == "native"]
     value = f"the native operator's in {' and '.join(native)} (--mlp_products auto)"
-    if tuned := user_table().get(processor()):
-        value += f"; {sum(map(len, tuned.values()))} choices in {user_table_path()}"
     if len(native) == len(names):
         yield Result("linear layers", OK, value)
         return

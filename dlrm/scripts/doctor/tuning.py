@@ -1,4 +1,4 @@
-"""Times the matrix products of MLPs, and notes the faster for later runs on this processor."""
+"""Times the matrix products of MLPs, and prints whose are faster on this processor."""
 
 import statistics
 import time
@@ -16,33 +16,47 @@ _ROUNDS, _SECONDS = 9, 0.02  # of a round: calls are repeated to last as long
 
 
 def tune(layers: Sequence[str], batch_size: int) -> int:
-    """Prints a table, and enters its choices in the user's table; returns the exit code."""
-    from dlrm.ops import native_available
-    from dlrm.ops.products import (
-        add_to_user_table,
-        processor,
-        set_damaged_table_aside,
-        user_table_path,
-    )
+    """Prints a table, and for each dtype the flag of the faster; returns the exit code."""
+    from dlrm.ops import PRODUCTS, instruction_set, native_available
 
     sizes = [_sizes(text) for text in layers]
     if not native_available():
         raise UsageError(
             "--tune: the native operators are not loaded, so there is nothing to choose"
         )
-    if damaged := set_damaged_table_aside():
-        print(f"{user_table_path()} is damaged: kept as {damaged.name}, and written anew\n")
-    print(f"{processor()}, batch {batch_size}: milliseconds forward and backward, medians\n")
+    print(f"{instruction_set()}, batch {batch_size}: milliseconds forward and backward, medians\n")
     print(f"{'layers':<24} {'dtype':<9} {'native':>8} {'torch':>8}  faster")
+    totals = {name: dict.fromkeys(PRODUCTS, 0.0) for name in ("float32", "bfloat16")}
     for own in sizes:
-        for name in ("float32", "bfloat16"):
-            dtype, times = _times(own, batch_size, name)
-            faster = min(times, key=times.__getitem__)
-            milliseconds = " ".join(f"{1e3 * times[one]:8.3f}" for one in ("native", "torch"))
-            print(f"{'-'.join(map(str, own)):<24} {name:<9} {milliseconds}  {faster}", flush=True)
-            add_to_user_table(dtype, own, faster)
-    print(f"\nwritten to {user_table_path()}, which later runs read; delete it to undo")
+        for name, total in totals.items():
+            times = _times(own, batch_size, name)
+            milliseconds = " ".join(f"{1e3 * times[one]:8.3f}" for one in PRODUCTS)
+            line = f"{'-'.join(map(str, own)):<24} {name:<9} {milliseconds}  {_faster(times)}"
+            print(line, flush=True)
+            for one in PRODUCTS:
+                total[one] += times[one]
+    print()
+    for name, total in totals.items():
+        print(_advice(name, total))
     return 0
+
+
+def _faster(times: dict[str, float]) -> str:
+    return min(times, key=times.__getitem__)
+
+
+def _advice(name: str, total: dict[str, float]) -> str:
+    """Returns the flag of the products that are faster in total."""
+    import torch
+
+    from dlrm.ops import choose_products
+
+    faster = _faster(total)
+    ratio = max(total.values()) / total[faster]
+    start = f"{name}: those of {faster} are {ratio:.2f} times as fast in total: "
+    if faster == choose_products(getattr(torch, name)):
+        return f"{start}--mlp_products auto, the default, takes them"
+    return f"{start}pass --mlp_products {faster}"
 
 
 def _sizes(text: str) -> list[int]:
@@ -52,8 +66,8 @@ def _sizes(text: str) -> list[int]:
     return [int(size) for size in sizes]
 
 
-def _times(layers: list[int], batch_size: int, name: str) -> tuple:
-    """Returns the dtype, and by whose products the seconds of a call; they take turns."""
+def _times(layers: list[int], batch_size: int, name: str) -> dict[str, float]:
+    """Returns the seconds of a call by each products; they take turns."""
     import torch
 
     from dlrm.model.layers.mlp import mlp
@@ -75,7 +89,7 @@ def _times(layers: list[int], batch_size: int, name: str) -> tuple:
             for _ in range(counts[products]):
                 step(products)
             seconds.append((time.perf_counter() - began) / counts[products])
-    return dtype, {products: statistics.median(seconds) for products, seconds in times.items()}
+    return {products: statistics.median(seconds) for products, seconds in times.items()}
 
 
 def _repeats(step: Callable[[str], None], products: str) -> int:

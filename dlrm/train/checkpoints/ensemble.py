@@ -6,7 +6,6 @@ STEP/progress.json          the best step of the members, and the metrics of the
 STEP/transform/  MODEL.md  manifest.json
 """
 
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,12 +14,11 @@ from typing import Any
 
 from dlrm.files import staged_directory
 from dlrm.locks import in_use
-from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.description import describe
 from dlrm.train.checkpoints.saved_model import attached_to
 from dlrm.train.checkpoints.state import MEMBERS
 from dlrm.train.checkpoints.writer import link_or_copy
-from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 
 def member_checkpoints(path: Path) -> list[Path]:
@@ -57,12 +55,6 @@ def write_ensemble(
             for index, path in enumerate(members):
                 folder = staging / MEMBERS / str(index)
                 shutil.copytree(path, folder, copy_function=link_or_copy)
-            attached = attached_to(members[0])
-            for folder in attached:
+            for folder in attached_to(members[0]):
                 shutil.copytree(folder, staging / folder.name, copy_function=link_or_copy)
-            for name, value in (("config.json", config), ("progress.json", progress)):
-                (staging / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
-            has_transform = any(folder.name == "transform" for folder in attached)
-            card = model_card(config, progress, has_transform)
-            (staging / MODEL_CARD).write_text(card, encoding="utf-8")
-            write_manifest(staging, "checkpoint")
+            describe(staging, config, progress)

@@ -4,7 +4,6 @@ Large files are read in parts. `dlrm.train.checkpoints.nvidia` reads NVIDIA's di
 same form.
 """
 
-import json
 import os
 import shutil
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from torch import Tensor
 
 from dlrm.documents import read_json
 from dlrm.files import staged_directory
-from dlrm.manifest import read_manifest, write_manifest
+from dlrm.manifest import read_manifest
+from dlrm.train.checkpoints.description import PROGRESS, describe
 from dlrm.train.checkpoints.rows import STORES, Rows, saved_tables
 from dlrm.train.checkpoints.state import (
     checked_config,
@@ -23,7 +23,6 @@ from dlrm.train.checkpoints.state import (
     refuse_ensemble,
     write_tensors,
 )
-from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 AVERAGE = "average.safetensors"
 
@@ -73,7 +72,7 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     """
     path = Path(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
-    config, progress = checked_config(path), read_json(path / "progress.json")
+    config, progress = checked_config(path), read_json(path / PROGRESS)
     refuse_ensemble(path, config)
     tables, state = saved_tables(path, config)
     dense, optimizer = (read_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
@@ -112,14 +111,9 @@ def fill_saved(saved: SavedModel, directory: Path) -> None:
     tables = [{"rows": table.rows, "dim": table.dim, "state": []} for table in saved.tables]
     kept = {name: value for name, value in saved.config.items() if name != STORES}
     config = {**kept, "optimizers": [], "tables": tables}
-    for name, value in (("config.json", config), ("progress.json", saved.progress)):
-        (directory / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
     for folder in saved.attached:
         shutil.copytree(folder, directory / folder.name)
-    has_transform = any(folder.name == "transform" for folder in saved.attached)
-    card = model_card(config, saved.progress, has_transform)
-    (directory / MODEL_CARD).write_text(card, encoding="utf-8")
-    write_manifest(directory, "checkpoint")
+    describe(directory, config, saved.progress)
 
 
 def attached_to(path: Path) -> list[Path]:

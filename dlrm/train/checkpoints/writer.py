@@ -1,6 +1,5 @@
 """Writes one checkpoint with all ranks, each its own tables, now or while training runs."""
 
-import json
 import math
 import os
 import shutil
@@ -16,9 +15,10 @@ from torch import Tensor
 from dlrm.distributed import World, agreed, from_first, gather, gather_to_first
 from dlrm.distributed.placement import Piece
 from dlrm.files import StagedDirectory, errors_named
-from dlrm.manifest import Checksum, checksum, write_manifest
+from dlrm.manifest import Checksum, checksum
 from dlrm.ops import join_float32
 from dlrm.store.row_store import RowStore
+from dlrm.train.checkpoints.description import describe
 from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.state import (
     Parameters,
@@ -27,7 +27,6 @@ from dlrm.train.checkpoints.state import (
     random_state_file,
     write_tensors,
 )
-from dlrm.train.reports.model_card import MODEL_CARD, model_card
 
 _ROWS_AT_ONCE = 1 << 14  # written, and summed while they are in the cache
 _WRITERS = 2  # while one waits for the disk, the other computes checksums
@@ -170,15 +169,10 @@ class CheckpointWriter:
         config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
         if stores := [store for _, _, _, store in ours if store is not None]:
             config[STORES] = stores
-        _write_json(self._staging / "config.json", config)
-        _write_json(self._staging / "progress.json", self._progress)
-        card = model_card(config, self._progress, self._attached is not None)
-        (self._staging / MODEL_CARD).write_text(card, encoding="utf-8")
         if self._attached:
-            target = self._staging / self._attached.name
-            shutil.copytree(self._attached, target)
+            shutil.copytree(self._attached, self._staging / self._attached.name)
         checksums = {name: crc for own, _, _, _ in ours for name, crc in own.items()}
-        write_manifest(self._staging, "checkpoint", checksums)
+        describe(self._staging, config, self._progress, checksums)
 
 
 class _Rows:
@@ -246,7 +240,3 @@ def link_or_copy(source: str, target: str) -> None:
         os.link(source, target)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, target)
-
-
-def _write_json(path: Path, value: Any) -> None:
-    path.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")

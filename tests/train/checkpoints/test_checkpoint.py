@@ -201,7 +201,7 @@ def test_a_failed_save_leaves_the_earlier_checkpoint_and_nothing_else(tmp_path, 
     run = CheckpointDirectory(tmp_path / "run")
     run.save(1, parameters(), {"flags": {}}, {"step": 1})
     monkeypatch.setattr(
-        "dlrm.train.checkpoints.writer.write_manifest",
+        "dlrm.train.checkpoints.description.write_manifest",
         lambda *a, **k: (_ for _ in ()).throw(OSError(28, "full")),
     )
     with pytest.raises(OSError, match="No space left on device: .*step-000000002"):

@@ -1,0 +1,33 @@
+"""The files that describe a checkpoint, and its manifest."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dlrm.manifest import write_manifest
+from dlrm.train.reports.model_card import MODEL_CARD, model_card
+
+CONFIG, PROGRESS = "config.json", "progress.json"
+DESCRIPTION = {CONFIG, PROGRESS, MODEL_CARD}
+
+
+def describe(
+    directory: Path,
+    config: Mapping[str, Any],
+    progress: Mapping[str, Any],
+    checksums: Mapping[str, str] | None = None,
+) -> None:
+    """Writes the files of `DESCRIPTION` and the manifest, after everything else of a checkpoint.
+
+    Args:
+        directory: staging directory of the checkpoint, without hard links under these names.
+        config: configuration of the run, JSON values.
+        progress: progress of the run, JSON values.
+        checksums: known sums of other files, see `write_manifest`.
+    """
+    for name, value in ((CONFIG, config), (PROGRESS, progress)):
+        (directory / name).write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    card = model_card(config, progress, (directory / "transform").is_dir())
+    (directory / MODEL_CARD).write_text(card, encoding="utf-8")
+    write_manifest(directory, "checkpoint", checksums)
