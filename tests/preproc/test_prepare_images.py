@@ -229,7 +229,7 @@ def test_a_source_that_is_none_is_named(tmp_path, folder, capsys):
         capsys, folder, out, "--size", "0"
     )
     error = fails(capsys, folder, out, "--size", "100000")
-    assert "--size: expected 4096 or less, got 100000" in error
+    assert "--size=100000: 100000 is not an integer in the range [1, 4096]" in error
 
 
 def test_a_bad_image_ends_the_run_or_is_listed(folder, tmp_path, capsys):
