@@ -225,9 +225,11 @@ def test_a_source_that_is_none_is_named(tmp_path, folder, capsys):
     assert "expected a tar file that is not compressed" in fails(capsys, tmp_path / "a.tar.gz", out)
     assert "--test_fraction: expected a number" in fails(capsys, folder, out)
     assert "expected images in test" in fails(capsys, folder, out, "--test_fraction", "0.001")
-    assert "--size: expected 1 or more, got 0" in fails(capsys, folder, out, "--size", "0")
+    assert "--size=0: 0 is not an integer in the range [1, 4096]" in fails(
+        capsys, folder, out, "--size", "0"
+    )
     error = fails(capsys, folder, out, "--size", "100000")
-    assert "--size: expected 4096 or less, got 100000" in error
+    assert "--size=100000: 100000 is not an integer in the range [1, 4096]" in error
 
 
 def test_a_bad_image_ends_the_run_or_is_listed(folder, tmp_path, capsys):

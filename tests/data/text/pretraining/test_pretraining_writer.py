@@ -298,13 +298,13 @@ def test_an_earlier_dataset_is_replaced_and_nothing_else(vocabulary, text, tmp_p
     ("options", "message"),
     [
         ({"vocab_file": ""}, "--vocab_file: expected the file of the vocabulary, got none"),
-        ({"dupe_factor": 0}, "--dupe_factor: expected 1 or more, got 0"),
-        ({"num_shards": 0}, "--num_shards: expected 1 or more, got 0"),
-        ({"processes": 0}, "--processes: expected 1 or more, got 0"),
-        ({"input_format": "csv"}, "--input_format: expected one of sentences, .*, got 'csv'"),
-        ({"output_format": "csv"}, "--output_format: expected one of shards, hdf5, got 'csv'"),
+        ({"dupe_factor": 0}, "--dupe_factor 0: expected 1 or more"),
+        ({"num_shards": 0}, "--num_shards 0: expected 1 or more"),
+        ({"processes": 0}, "--processes 0: expected 1 or more"),
+        ({"input_format": "csv"}, "--input_format csv: expected one of sentences, "),
+        ({"output_format": "csv"}, "--output_format csv: expected one of shards, hdf5"),
         ({"input_format": "popart", "num_shards": 2}, "--num_shards: expected none with"),
-        ({"max_seq_length": 3}, "--max_seq_length: expected 8"),
+        ({"max_seq_length": 3}, "--max_seq_length 3: expected 8"),
     ],
 )
 def test_impossible_values_are_named(options, message):
