@@ -7,6 +7,8 @@ import importlib
 import multiprocessing
 import pickle
 import signal
+import subprocess
+import sys
 import warnings
 from concurrent.futures import ThreadPoolExecutor
 
@@ -95,6 +97,16 @@ def test_dropout_in_threads_is_repeatable_and_leaves_the_callers_draws(dataset, 
     assert torch.equal(torch.rand(4), undisturbed)
     for model in models:
         assert np.array_equal(model.predict(table()), scores)
+
+
+def test_fit_sets_torchs_environment_before_torch_is_loaded():
+    code = (
+        "import sys, dlrm\n"
+        "dlrm.fit\n"
+        "names = list(sys.modules)\n"
+        "assert names.index('dlrm.environment') < names.index('torch')"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.mark.parametrize("allowed", [True, False])

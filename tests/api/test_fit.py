@@ -242,6 +242,8 @@ def test_nothing_is_printed_unless_asked(capfd):
         ({"top_mlp_sizes": (8.0, 1)}, ValueError, r"^top_mlp_sizes: expected tuple\[int"),
         ({"test_fraction": "0.1"}, ValueError, "^test_fraction: expected float, got '0.1'$"),
         ({"lr": -1.0}, ValueError, "--lr -1.0: expected"),
+        ({"set_aside": float("nan")}, ValueError, "^--set_aside nan: expected 0 or more, less"),
+        ({"ensemble": 10**24}, ValueError, "^--ensemble 1000000000000000000000000: expected 1"),
         ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal --embedding_dim 4"),
         ({"base_device": "gpu"}, ValueError, "--base_device gpu: expected"),
         ({"schema": None}, ValueError, "schema, label: expected a schema, or the label's column"),

@@ -148,3 +148,34 @@ def test_text_that_is_no_number_of_seconds_is_named_like_any_other(tmp_path, tex
     with pytest.raises((TaskError, ValueError), match=r"row 1, column t: expected a time such as"):
         prepare(schema, [path], tmp_path / "d")
     assert contents(tmp_path, ".bin") == {}
+
+
+INTEGERS = [0, 7, 10**18 - 1, 10**18]
+
+
+@pytest.mark.parametrize(
+    "column_of",
+    [pa.array, lambda values: pa.array([Decimal(v) for v in values])],
+    ids=["int", "decimal"],
+)
+def test_integers_of_18_digits_are_taken_by_their_exact_values(tmp_path, column_of):
+    schema = {"label": "y", "numerical": [{"column": "x", "type": "decimal", "transform": "log"}]}
+    y = [0, 1, 0]
+    path = write(tmp_path / "a.parquet", y=y, x=column_of(INTEGERS[:3]))
+    prepare(schema, [path], tmp_path / "out", test_fraction=0.0)
+    assert column(tmp_path / "out", "numerical", np.float16) == [
+        np.float16(np.log1p(value)) for value in INTEGERS[:3]
+    ]
+    larger = write(tmp_path / "b.parquet", y=[0, 1], x=column_of(INTEGERS[2:]))
+    with pytest.raises(TaskError, match="integer of up to 18 digits, got 1000000000000000000"):
+        prepare(schema, [larger], tmp_path / "more", test_fraction=0.0)
+
+
+@pytest.mark.parametrize("values", [[True, False], np.array([0, 1], "datetime64[s]")], ids=str)
+def test_truth_values_and_times_are_no_integers(tmp_path, values):
+    schema = {"label": "y", "numerical": [{"column": "x", "type": "decimal", "transform": "none"}]}
+    path = write(tmp_path / "a.parquet", y=[0, 1], x=pa.array(values))
+    with pytest.raises(
+        (TaskError, ValueError), match="column 'x': expected integers, got the type"
+    ):
+        prepare(schema, [path], tmp_path / "out", test_fraction=0.0)
