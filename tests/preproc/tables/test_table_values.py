@@ -163,8 +163,8 @@ def test_integers_of_18_digits_are_taken_by_their_exact_values(tmp_path, column_
     y = [0, 1, 0]
     path = write(tmp_path / "a.parquet", y=y, x=column_of(INTEGERS[:3]))
     prepare(schema, [path], tmp_path / "out", test_fraction=0.0)
-    assert column(tmp_path / "out", "numerical", np.float16) == [
-        np.float16(np.log1p(value)) for value in INTEGERS[:3]
+    assert sorted(column(tmp_path / "out", "numerical", np.float16)) == [
+        np.float16(np.log(value + 2.0)) for value in INTEGERS[:3]
     ]
     larger = write(tmp_path / "b.parquet", y=[0, 1], x=column_of(INTEGERS[2:]))
     with pytest.raises(TaskError, match="integer of up to 18 digits, got 1000000000000000000"):
