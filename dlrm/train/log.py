@@ -44,7 +44,6 @@ class RunLog:
         self._file: TextIO | None = None
         self._start = time.time()
         self._bar: tqdm | None = None
-        self._conclusion: list[str] = []
         self.quiet = quiet
         self.trackers: list[Tracker] = []
         if path is not None and not quiet:
@@ -89,12 +88,6 @@ class RunLog:
         now = datetime.now()
         for name, value in values.items():
             self.line(f"DLL {now} - () {name} : {value} {_unit(name)}".rstrip())
-        for text in self._conclusion:
-            self.line(text)
-
-    def conclude(self, text: str) -> None:
-        """Prints a line after those of the summary, which are for programs."""
-        self._conclusion.append(text)
 
     def line(self, text: str) -> None:
         """Prints a line, with any indented lines that continue it, above the progress bar."""
