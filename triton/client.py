@@ -82,7 +82,11 @@ def main() -> int:
     """Runs the command; returns its exit status."""
 
     errors = (ValueError, OSError, InferenceServerException)
-    return run_command(LINE, lambda values: run(_config(values)), __doc__, usage=2, errors=errors)
+    return run_command(LINE, _run, __doc__, usage=2, errors=errors)
+
+
+def _run(values: Values) -> None:
+    run(_config(values))
 
 
 @dataclass(frozen=True)

@@ -12,12 +12,9 @@ SCRIPTS = {
 
 
 @pytest.mark.parametrize("module", SCRIPTS)
-def test_the_usage_is_what_was_called(module, root, tmp_path):
+def test_the_help_begins_with_the_description(module, root, tmp_path):
     script = f"{SCRIPTS[module]}.py"
-    for command, name in (
-        (["-m", f"dlrm.preproc.{module}"], f"python -m dlrm.preproc.{module}"),
-        ([str(root / "preproc" / script)], script),
-    ):
+    for command in (["-m", f"dlrm.preproc.{module}"], [str(root / "preproc" / script)]):
         done = subprocess.run(
             [sys.executable, *command, "--help"],
             cwd=tmp_path,
@@ -25,5 +22,5 @@ def test_the_usage_is_what_was_called(module, root, tmp_path):
             text=True,
             check=True,
         )
-        assert done.stdout.startswith(f"usage: {name} [-h]")
+        assert done.stdout.startswith("Turns ")
         assert "python preproc/" not in done.stdout
