@@ -24,12 +24,12 @@ import torch
 import torch.nn.functional as F
 from vision import declared_operators
 
-from dlrm.data.text.generated import GeneratedText
-from dlrm.data.text.loader import TextLoader, TextSource
-from dlrm.data.text.pairs import SentencePairs
-from dlrm.data.text.wordpiece import load_tokenizer
-from dlrm.model.networks.bert import BertConfig
-from dlrm.tasks.language import SequenceClassification
+from dlrm.language.bert import BertConfig
+from dlrm.language.data.generated import GeneratedText
+from dlrm.language.data.loader import TextLoader, TextSource
+from dlrm.language.data.pairs import SentencePairs
+from dlrm.language.data.wordpiece import load_tokenizer
+from dlrm.language.task import SequenceClassification
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.network import NetworkOptimizerConfig

@@ -50,7 +50,7 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.ops.layers import fused_linear_dtypes, matrix_product
-from dlrm.scripts.systems.runner import processor
+from dlrm.published.runner import processor
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog

@@ -23,12 +23,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dlrm.data.images.augmentation import Augmentation
-from dlrm.data.images.loader import SyntheticImages
-from dlrm.tasks.images import ImageClassification, NetworkConfig
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
+from dlrm.vision.augmentation import Augmentation
+from dlrm.vision.loader import SyntheticImages
+from dlrm.vision.task import ImageClassification, NetworkConfig
 
 SIZE, CLASSES, LR = 224, 1000, 1e-3
 

@@ -7,7 +7,7 @@ import filled_networks
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.networks.bert import (
+from dlrm.language.bert import (
     BertConfig,
     BertForPreTraining,
     BertForQuestionAnswering,

@@ -6,8 +6,8 @@
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.networks.efficientnet import EfficientNet
-from dlrm.model.networks.resnet import ResNet
+from dlrm.vision.efficientnet import EfficientNet
+from dlrm.vision.resnet import ResNet
 
 PIXELS, CLASSES = 64, 7
 PEERS_NORM_EPS = 1e-5  # batch norm epsilon of torchvision and timm

@@ -1,6 +1,6 @@
 """Image networks of few blocks and channels."""
 
-from dlrm.model.networks import efficientnet, resnet
+from dlrm.vision import efficientnet, resnet
 
 
 def shrink(setitem=dict.__setitem__):

@@ -3,8 +3,8 @@
 import numpy as np
 import torch
 
-from dlrm.data.text.loader import NO_TOKEN, TextBatch
-from dlrm.model.networks.bert import BertConfig
+from dlrm.language.bert import BertConfig
+from dlrm.language.data.loader import NO_TOKEN, TextBatch
 
 LENGTH, WORDS, PREDICTIONS = 24, 50, 4
 SMALL = {

@@ -16,10 +16,10 @@ import forked
 import numpy as np
 import pytest
 
-from dlrm.data.text.pairs import COLUMNS, Pairs, accuracy_and_f1, majority_baseline, read_pairs
-from dlrm.data.text.squad import exact_match_and_f1, read_squad
-from dlrm.scripts.bert import command as bert
-from dlrm.scripts.bert import flags as bert_flags
+from dlrm.language import command as bert
+from dlrm.language import flags as bert_flags
+from dlrm.language.data.pairs import COLUMNS, Pairs, accuracy_and_f1, majority_baseline, read_pairs
+from dlrm.language.data.squad import exact_match_and_f1, read_squad
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent

@@ -1,5 +1,5 @@
-"""The documented path of `dlrm.data.images.augmentation`."""
+"""The documented path of `dlrm.vision.augmentation`."""
 
-from dlrm.data.images.augmentation import Augmentation
+from dlrm.vision.augmentation import Augmentation
 
 __all__ = ["Augmentation"]

@@ -1,5 +1,5 @@
-"""The documented path of `dlrm.data.text.pretraining.dataset`."""
+"""The documented path of `dlrm.language.pretraining.dataset`."""
 
-from dlrm.data.text.pretraining.dataset import open_pretraining
+from dlrm.language.pretraining.dataset import open_pretraining
 
 __all__ = ["open_pretraining"]

@@ -26,7 +26,7 @@ def main(
     parse = functools.partial(dlrm_flags.parse, flags=flags)
     values = parsed_or_help(arguments, parse, lambda: f"{doc}\n{flags.help()}")
     if values is not None:
-        from dlrm.scripts.common.session import exit_with  # torch takes seconds to import
+        from dlrm.session.session import exit_with  # torch takes seconds to import
 
         exit_with(lambda: run(values), values["save_checkpoint_path"])
 

@@ -23,16 +23,16 @@ from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
-from dlrm.data.images import layout as image_layout
-from dlrm.data.text import layout as text_layout
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import MEMORY, Verifier
 from dlrm.documents import one_line, read_json
 from dlrm.files import MANIFEST
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.language.data import layout as text_layout
 from dlrm.limits import check_features
 from dlrm.manifest import check_file, read_manifest
 from dlrm.settings import REQUIRED, same_setting, setting
+from dlrm.vision import layout as image_layout
 
 _BLOCK_BYTES = 1 << 24
 _BLOCK_IDS = 1 << 20  # of list fields

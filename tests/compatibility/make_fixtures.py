@@ -36,8 +36,8 @@ from observations import answers, known, read_rows, score, scores_of_rows
 from safetensors.torch import save_file
 
 from dlrm.data.verification import MEMORY
-from dlrm.model.networks.efficientnet import EfficientNet
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
+from dlrm.vision.efficientnet import EfficientNet
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = "work"  # inputs and uninterrupted runs: not packed

@@ -16,15 +16,15 @@ from pyarrow.parquet import read_table
 import dlrm
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.data.images.loader import ImageDataset
-from dlrm.data.text.pretraining.dataset import open_pretraining
+from dlrm.language import command as bert
+from dlrm.language import flags as bert_flags
+from dlrm.language.pretraining.dataset import open_pretraining
 from dlrm.scripts import main
-from dlrm.scripts.bert import command as bert
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.cnn import command as cnn
-from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import dlrm_flags
 from dlrm.train.checkpoints.directory import last_checkpoint
+from dlrm.vision import command as cnn
+from dlrm.vision import flags as cnn_flags
+from dlrm.vision.loader import ImageDataset
 
 SPLITS = ("train", "test", "validation")
 # Measures of a run that do not depend on the machine's speed.

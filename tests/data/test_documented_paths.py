@@ -6,10 +6,10 @@ import re
 import pytest
 
 EARLIER_PATHS = {
-    "dlrm.data.augment": "dlrm.data.images.augmentation",
+    "dlrm.data.augment": "dlrm.vision.augmentation",
     "dlrm.data.loader": "dlrm.data.clicks.datasets",
     "dlrm.data.log_lines": "dlrm.data.sources.log_lines",
-    "dlrm.data.pretraining": "dlrm.data.text.pretraining.dataset",
+    "dlrm.data.pretraining": "dlrm.language.pretraining.dataset",
     "dlrm.data.transform": "dlrm.data.transform.transform",
 }
 

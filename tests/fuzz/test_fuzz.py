@@ -31,11 +31,11 @@ from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.parts import parts_of
 from dlrm.data.tables.rows import RowReader
-from dlrm.data.text.pretraining.dataset import open_pretraining
-from dlrm.data.text.squad import read_squad
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml
+from dlrm.language.data.squad import read_squad
+from dlrm.language.pretraining.dataset import open_pretraining
 from dlrm.manifest import read_manifest, sealed_json, write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
@@ -76,18 +76,18 @@ def fitted(path):
 
 
 def image(path):
-    decode = pytest.importorskip("dlrm.preproc.images.shards").decode
+    decode = pytest.importorskip("dlrm.vision.preparation.shards").decode
     decode(path.read_bytes(), 8)
 
 
 def records(path):
-    tfrecord = pytest.importorskip("dlrm.preproc.images.tfrecord")
+    tfrecord = pytest.importorskip("dlrm.vision.preparation.tfrecord")
     for record in tfrecord.find_records(path):
         tfrecord.parse_example(tfrecord.read_record(path, record))
 
 
 def example(path):
-    tfrecord = pytest.importorskip("dlrm.preproc.images.tfrecord")
+    tfrecord = pytest.importorskip("dlrm.vision.preparation.tfrecord")
     tfrecord.parse_example(path.read_bytes())
 
 
@@ -96,7 +96,7 @@ def squad(path):
 
 
 def vocabulary(path):
-    from dlrm.data.text.wordpiece import load_tokenizer
+    from dlrm.language.data.wordpiece import load_tokenizer
 
     load_tokenizer(path)
 
@@ -135,7 +135,7 @@ EXAMPLE = b"\n\x0f\n\r\n\x05label\x12\x04\x1a\x02\x08\x07"  # a tf.train.Example
 
 
 def tfrecord_file():
-    tfrecord = pytest.importorskip("dlrm.preproc.images.tfrecord")
+    tfrecord = pytest.importorskip("dlrm.vision.preparation.tfrecord")
     size = len(EXAMPLE).to_bytes(8, "little")
     sums = [tfrecord.masked_crc32c(part).to_bytes(4, "little") for part in (size, EXAMPLE)]
     return (size + sums[0] + EXAMPLE + sums[1]) * 3

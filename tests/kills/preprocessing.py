@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 from killing import contents, difference
 
-from dlrm.preproc import convert_to_binary, prepare_logs, prepare_text
+from dlrm.language.pretraining import command as prepare_text
+from dlrm.preproc import convert_to_binary, prepare_logs
 from dlrm.preproc.execution.engines import InlineEngine
 
 multiprocessing.resource_tracker.ensure_running()  # the shim allows no new programs
@@ -24,7 +25,7 @@ def inline_engine(*_):
 
 def images(arguments):
     """Runs `prepare_images`, whose import needs Pillow."""
-    from dlrm.preproc import prepare_images
+    from dlrm.vision.preparation import command as prepare_images
 
     prepare_images.local_engine = inline_engine
     return prepare_images.main(arguments)

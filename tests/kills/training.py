@@ -22,7 +22,7 @@ from dlrm.data.clicks.batch import Batch, Shard, Sharded
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts.checkpoint.description import describe_run
-from dlrm.scripts.common import session
+from dlrm.session import session
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from dlrm.language import task as language
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.judged import ScoredRows, judge
 from dlrm.metrics.latency import Latency
@@ -21,8 +22,8 @@ from dlrm.metrics.table import (
     metric_of,
     metrics_note,
 )
-from dlrm.tasks import images, language
 from dlrm.train.checkpoints.runs import find_runs, read_run
+from dlrm.vision import task as images
 
 LABELS = np.tile([0.0, 1.0, 0.0], 20)
 

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from filled_bert import CONFIG, GOLDEN, LENGTH, LENGTHS, NUM_LABELS
 from torch import nn
 
-from dlrm.model.networks.bert import SIZES, BertConfig
+from dlrm.language.bert import SIZES, BertConfig
 from dlrm.train.checkpoints.pretrained import load_bert_weights
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer

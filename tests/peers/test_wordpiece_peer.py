@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from dlrm.data.text.wordpiece import load_tokenizer
+from dlrm.language.data.wordpiece import load_tokenizer
 
 pytestmark = pytest.mark.long
 TEXTS = [

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 from tables_testing import contents
 
-from dlrm.data.images.layout import BAD_IMAGES
-from dlrm.data.images.loader import ImageDataset
-from dlrm.preproc.images.tfrecord import find_records, masked_crc32c, parse_example
+from dlrm.vision.layout import BAD_IMAGES
+from dlrm.vision.loader import ImageDataset
+from dlrm.vision.preparation.tfrecord import find_records, masked_crc32c, parse_example
 
 Image = pytest.importorskip("PIL.Image", reason="no Pillow (extra images)")
-from dlrm.preproc.images.shards import decode  # noqa: E402
-from dlrm.preproc.images.sources import find_images, read  # noqa: E402
-from dlrm.preproc.prepare_images import main  # noqa: E402
+from dlrm.vision.preparation.command import main  # noqa: E402
+from dlrm.vision.preparation.shards import decode  # noqa: E402
+from dlrm.vision.preparation.sources import find_images, read  # noqa: E402
 
 
 def encoded(pixels: np.ndarray, kind: str = "PNG", mode: str | None = None, **options) -> bytes:
@@ -495,7 +495,7 @@ def test_real_photographs_become_a_dataset(shared_data, tmp_path, root):
 
 def prepare_without_pillow(words, path):
     for name in [*sys.modules]:
-        if name.partition(".")[0] == "PIL" or name.startswith("dlrm.preproc.images.shards"):
+        if name.partition(".")[0] == "PIL" or name.startswith("dlrm.vision.preparation.shards"):
             del sys.modules[name]
     sys.modules["PIL"] = None
     sys.stderr = path.open("w", buffering=1)

@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from dlrm.data.text.pretraining.dataset import open_pretraining
+from dlrm.language.pretraining.dataset import open_pretraining
 
 pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
 

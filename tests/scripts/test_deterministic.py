@@ -7,12 +7,12 @@ import small_images
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dlrm.language import command as bert
+from dlrm.language import flags as bert_flags
 from dlrm.ops.library import cuda_switches
-from dlrm.scripts.bert import command as bert
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.cnn import command as cnn
-from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.scripts.common import session
+from dlrm.session import session
+from dlrm.vision import command as cnn
+from dlrm.vision import flags as cnn_flags
 
 pytestmark = pytest.mark.long
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"

@@ -18,7 +18,7 @@ import pytest
 import dlrm.command_line
 from dlrm.files import NOT_PATHS
 from dlrm.flags import ConfigFlags, Subcommands, UsageError
-from dlrm.scripts.common import session
+from dlrm.session import session
 
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"

@@ -9,16 +9,16 @@ import pytest
 
 from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import HelpAsked
+from dlrm.language import flags as bert_flags
+from dlrm.language.bert import BertConfig
 from dlrm.model.config import ARCHITECTURE, DLRMConfig
-from dlrm.model.networks.bert import BertConfig
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.cnn import flags as cnn_flags
 from dlrm.scripts.common import dlrm_flags
 from dlrm.settings import settings_of
 from dlrm.tasks.config import CLICK_CONFIGS, RESUMABLE
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import LR_SCHEDULES, ScheduleConfig
+from dlrm.vision import flags as cnn_flags
 
 pytestmark = pytest.mark.long
 # README of June 2020 (main.py). base_device: ours is cuda if there is one, else cpu.

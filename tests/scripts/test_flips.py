@@ -24,7 +24,7 @@ FLIPS = int(os.environ.get("DLRM_FLIPS", "100"))  # per kind of directory, over 
 UNREAD = (MEMORY, "report.json", "report.html")
 # What commands import. Commands define flags, so each process imports them itself.
 PRELOADED = [
-    *("dlrm.environment", "dlrm.scripts.common.session", "dlrm.tasks.footprint"),
+    *("dlrm.environment", "dlrm.session.session", "dlrm.tasks.footprint"),
     *("dlrm.tasks.recommendation", "dlrm.serving.predictor", "dlrm.serving.network.runtimes"),
     *(
         "dlrm.train.checkpoints.nvidia",

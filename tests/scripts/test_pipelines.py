@@ -11,12 +11,12 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from dlrm.distributed import Pipelines, World
-from dlrm.scripts.bert import command as bert
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.cnn import command as cnn
-from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.scripts.common import network
-from dlrm.scripts.common.network_flags import BatchPlan, pipeline_parts
+from dlrm.language import command as bert
+from dlrm.language import flags as bert_flags
+from dlrm.session import network
+from dlrm.session.network_flags import BatchPlan, pipeline_parts
+from dlrm.vision import command as cnn
+from dlrm.vision import flags as cnn_flags
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CNN = (

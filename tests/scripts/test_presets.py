@@ -9,7 +9,7 @@ from test_dist_main import Ranks
 
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
-from dlrm.systems.dlrm_presets import DLRM_PRESETS
+from dlrm.tasks.presets import DLRM_PRESETS
 from dlrm.train import execution
 
 SMALL = [

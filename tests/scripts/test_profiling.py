@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.cnn import command as cnn
-from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.scripts.common.profiling import timeline
+from dlrm.language import flags as bert_flags
+from dlrm.session.profiling import timeline
+from dlrm.vision import command as cnn
+from dlrm.vision import flags as cnn_flags
 
 
 def losses(path):

@@ -248,7 +248,7 @@ HDF5 = {
 
 @pytest.mark.parametrize("what", HDF5)
 def test_hdf5_that_cannot_be_used_is_named(tmp_path, what):
-    from dlrm.data.text.pretraining.dataset import open_pretraining
+    from dlrm.language.pretraining.dataset import open_pretraining
 
     replaced, message = HDF5[what]
     hdf5(tmp_path / "rows.hdf5", **replaced)

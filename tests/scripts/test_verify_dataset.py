@@ -13,12 +13,12 @@ from small_dataset import write_dataset
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.data.images import layout as image_layout
-from dlrm.data.text import layout as text_layout
 from dlrm.data.transform.transform import Transform
+from dlrm.language.data import layout as text_layout
 from dlrm.manifest import sealed_json, write_manifest
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.scripts.verify_dataset import verify
+from dlrm.vision import layout as image_layout
 
 
 @pytest.fixture

@@ -5,15 +5,16 @@ import functools
 import torch
 
 from dlrm.distributed import World
+from dlrm.language import flags as bert_flags
+from dlrm.language.bert import BertConfig
+from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.networks.bert import BertConfig
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.scripts.common import dlrm_flags, network_flags
-from dlrm.systems.rows import System
-from dlrm.tasks.images import NetworkConfig
-from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
+from dlrm.published.documents.rows import System
+from dlrm.scripts.common import dlrm_flags
+from dlrm.session import network_flags
+from dlrm.vision import flags as cnn_flags
+from dlrm.vision.task import NetworkConfig
 
 _TASKS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceClassification}
 

@@ -11,7 +11,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.cross import Cross
 from dlrm.scripts.common import dlrm_flags
-from dlrm.systems.dlrm_presets import DLRM_PRESETS
+from dlrm.tasks.presets import DLRM_PRESETS
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, learning_rate

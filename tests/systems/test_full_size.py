@@ -11,17 +11,17 @@ from full_size import (
 )
 
 from dlrm.data.clicks.config import DataConfig
-from dlrm.data.images.augmentation import Augmentation
+from dlrm.language.bert import BertConfig
 from dlrm.model.config import DLRMConfig
-from dlrm.model.networks.bert import BertConfig
-from dlrm.scripts.cnn import command as cnn
-from dlrm.systems.catalogue import CATALOGUE
-from dlrm.tasks.images import ImageLossConfig, NetworkConfig
+from dlrm.published.catalogue import CATALOGUE
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig, partition
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig, ScheduleConfig, learning_rate_curve
+from dlrm.vision import command as cnn
+from dlrm.vision.augmentation import Augmentation
+from dlrm.vision.task import ImageLossConfig, NetworkConfig
 
 pytestmark = pytest.mark.long
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from full_size import resolved
 
-from dlrm.scripts.bert import command as bert
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.cnn import command as cnn
-from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.systems.ipu import ROWS
-from dlrm.systems.smoke import smoke_flags
+from dlrm.language import command as bert
+from dlrm.language import flags as bert_flags
+from dlrm.published.documents.ipu import ROWS
+from dlrm.published.smoke import smoke_flags
+from dlrm.vision import command as cnn
+from dlrm.vision import flags as cnn_flags
 
 pytestmark = pytest.mark.long
 _COMMANDS = documents.saved()["commands"]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from dlrm.systems.measurement import RULES, measured, trend_gap
+from dlrm.published.documents.measurement import RULES, measured, trend_gap
 
 pytestmark = pytest.mark.long
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from dlrm.systems.rows import System
-from dlrm.systems.smoke import smoke_flags
+from dlrm.published.documents.rows import System
+from dlrm.published.smoke import smoke_flags
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import documents
 import pytest
 
-from dlrm.systems.catalogue import CATALOGUE, select
+from dlrm.published.catalogue import CATALOGUE, select
 
 pytestmark = pytest.mark.long
 FACTS = documents.saved()

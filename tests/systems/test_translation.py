@@ -5,12 +5,12 @@ import shlex
 import documents
 import pytest
 
-from dlrm.model.networks.bert import SIZES
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.systems.bert_recipes import BERT_RECIPES
-from dlrm.systems.recipes import RECIPES
-from dlrm.systems.translation import Translation, translate
+from dlrm.language import flags as bert_flags
+from dlrm.language.bert import SIZES
+from dlrm.language.recipes import BERT_RECIPES
+from dlrm.published.documents.translation import Translation, translate
+from dlrm.vision import flags as cnn_flags
+from dlrm.vision.recipes import RECIPES
 
 pytestmark = pytest.mark.long
 _COMMANDS = documents.saved()["commands"]

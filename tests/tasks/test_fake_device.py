@@ -10,12 +10,9 @@ from small_texts import Rows, small
 
 from dlrm import ops
 from dlrm.data.clicks.batch import Batch
-from dlrm.data.images import augmentation as augment
-from dlrm.data.images.loader import GeneratedImages, ImageLoader
-from dlrm.data.text.loader import TextLoader
+from dlrm.language.data.loader import TextLoader
+from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.images import ImageClassification, NetworkConfig
-from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.ema import EMA
 from dlrm.train.optim.base import set_learning_rate
@@ -24,6 +21,9 @@ from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.optim.rows import TABLE_OPTIMIZERS
 from dlrm.train.precision import LossScaler
+from dlrm.vision import augmentation as augment
+from dlrm.vision.loader import GeneratedImages, ImageLoader
+from dlrm.vision.task import ImageClassification, NetworkConfig
 
 pytestmark = pytest.mark.long
 SIZES = (10, 300, 5)

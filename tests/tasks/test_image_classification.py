@@ -6,14 +6,14 @@ import torch
 import torch.nn.functional as F
 from network_runs import learns, losses_of
 
-from dlrm.data.images.augmentation import Augmentation, Prepared
-from dlrm.data.images.loader import GeneratedImages, ImageLoader
 from dlrm.distributed import World
 from dlrm.metrics.table import METRICS
-from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.vision.augmentation import Augmentation, Prepared
+from dlrm.vision.loader import GeneratedImages, ImageLoader
+from dlrm.vision.task import ImageClassification, ImageLossConfig, NetworkConfig
 
 pytestmark = pytest.mark.long
 SIZE, CLASSES = 32, 11

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from network_runs import learns, losses_of
 from small_texts import LENGTH, STILL, WORDS, Rows, small
 
-from dlrm.data.text.loader import NO_TOKEN, TextLoader
 from dlrm.distributed import World
+from dlrm.language.data.loader import NO_TOKEN, TextLoader
+from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.metrics.table import METRICS
-from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig

@@ -8,14 +8,11 @@ import small_images
 import torch
 from small_texts import STILL, Rows, small
 
-from dlrm.data.images.augmentation import Augmentation
-from dlrm.data.images.loader import ImageLoader
-from dlrm.data.text.loader import TextLoader
 from dlrm.distributed import World, pipelines
 from dlrm.distributed.pipeline import bubble_fraction
-from dlrm.model.networks.bert import BertForPreTraining
-from dlrm.tasks.images import ImageClassification, ImageLossConfig, NetworkConfig
-from dlrm.tasks.language import PreTraining, QuestionAnswering, SequenceClassification
+from dlrm.language.bert import BertForPreTraining
+from dlrm.language.data.loader import TextLoader
+from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.ema import EMA
@@ -24,6 +21,9 @@ from dlrm.train.log import RunLog
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
+from dlrm.vision.augmentation import Augmentation
+from dlrm.vision.loader import ImageLoader
+from dlrm.vision.task import ImageClassification, ImageLossConfig, NetworkConfig
 
 SIZE, CLASSES, ROWS, MICRO_BATCHES, STEPS = 32, 7, 12, 4, 3
 TEXTS = {"squad": QuestionAnswering, "mrpc": SequenceClassification, "pretrain": PreTraining}

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 import trained_model
 
-from dlrm.preproc.images.tfrecord import find_records, read_record
 from dlrm.train.log import RunLog, StoppedError
 from dlrm.train.reports import trackers
 from dlrm.train.reports.trackers import Background, MLflow, TensorBoard, open_trackers
+from dlrm.vision.preparation.tfrecord import find_records, read_record
 
 
 class Kept:

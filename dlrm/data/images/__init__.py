@@ -1,14 +1,5 @@
-"""Image datasets; preprocessing runs without torch, so the loader is imported when it is used."""
+"""The former path of `dlrm.vision`; the next version removes it."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from dlrm.vision import ImageDataset, ImageLoader
 
-if TYPE_CHECKING:
-    from dlrm.data.images.loader import ImageDataset as ImageDataset
-    from dlrm.data.images.loader import ImageLoader as ImageLoader
-
-
-def __getattr__(name: str) -> Any:
-    if name in ("ImageDataset", "ImageLoader"):
-        return getattr(importlib.import_module("dlrm.data.images.loader"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["ImageDataset", "ImageLoader"]

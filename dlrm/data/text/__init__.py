@@ -1,13 +1,5 @@
-"""Text datasets; preprocessing runs without torch, so the loader is imported when it is used."""
+"""The former path of `dlrm.language.data`; the next version removes it."""
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from dlrm.language.data import TextLoader
 
-if TYPE_CHECKING:
-    from dlrm.data.text.loader import TextLoader as TextLoader
-
-
-def __getattr__(name: str) -> Any:
-    if name == "TextLoader":
-        return importlib.import_module("dlrm.data.text.loader").TextLoader
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__all__ = ["TextLoader"]

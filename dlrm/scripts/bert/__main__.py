@@ -1,6 +1,6 @@
 """python -m dlrm.scripts.bert"""
 
-from dlrm.scripts.bert.command import start
+from dlrm.language.command import start
 
 if __name__ == "__main__":
     start()

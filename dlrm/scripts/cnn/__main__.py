@@ -1,6 +1,6 @@
 """python -m dlrm.scripts.cnn"""
 
-from dlrm.scripts.cnn.command import start
+from dlrm.vision.command import start
 
 if __name__ == "__main__":
     start()

@@ -21,8 +21,8 @@ from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
 from dlrm.scripts.common.dlrm_flags import CommandConfig
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.seeds import train_seeds
-from dlrm.scripts.common.session import VARIES, Session, held_checkpoint
 from dlrm.serving.network.recalibration import load_recalibration
+from dlrm.session.session import VARIES, Session, held_checkpoint
 from dlrm.settings import resumable_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_run import ClickRun

@@ -13,8 +13,8 @@ from dlrm.flags import ConfigFlags, UsageError, Values
 from dlrm.model.layers.choices import interaction_names
 from dlrm.serving.network.platforms import RUNTIMES
 from dlrm.settings import setting
-from dlrm.systems.dlrm_presets import DLRM_PRESETS
 from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS
+from dlrm.tasks.presets import DLRM_PRESETS
 
 MODES = ("train", "test", "inference_benchmark")
 # The defaults of NVIDIA's program of October 2021 and later, on one GPU and on several, if they

@@ -1,6 +1,6 @@
 import sys
 
-from dlrm.scripts.systems.command import main
+from dlrm.published.command import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,9 +5,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dlrm.data.images.augmentation import Augmentation, Prepared, _crop_in_batch, crop
-from dlrm.data.images.loader import NUM_DRAWS, ImageBatch, ImageLoader
 from dlrm.distributed import World
+from dlrm.vision.augmentation import Augmentation, Prepared, _crop_in_batch, crop
+from dlrm.vision.loader import NUM_DRAWS, ImageBatch, ImageLoader
 
 MEAN, STD = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
 PLAIN = {"random_crop": False, "horizontal_flip": False, "centre_crop": 1.0}

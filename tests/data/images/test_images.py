@@ -5,8 +5,10 @@ import numpy as np
 import pytest
 import torch
 
-from dlrm.data.images import layout as image_layout
-from dlrm.data.images.loader import (
+from dlrm.distributed import World
+from dlrm.manifest import sealed_json, write_manifest
+from dlrm.vision import layout as image_layout
+from dlrm.vision.loader import (
     NUM_DRAWS,
     NUM_SHARED_DRAWS,
     GeneratedImages,
@@ -14,8 +16,6 @@ from dlrm.data.images.loader import (
     ImageLoader,
     SyntheticImages,
 )
-from dlrm.distributed import World
-from dlrm.manifest import sealed_json, write_manifest
 
 SIZE = 4
 SHARDS = [3, 0, 5]

@@ -3,8 +3,8 @@ import pytest
 import torch
 from text_testing import assert_same
 
-from dlrm.data.text.generated import KINDS, GeneratedText
-from dlrm.data.text.loader import NO_TOKEN, TextLoader
+from dlrm.language.data.generated import KINDS, GeneratedText
+from dlrm.language.data.loader import NO_TOKEN, TextLoader
 
 
 @pytest.mark.parametrize("kind", KINDS)

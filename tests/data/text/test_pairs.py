@@ -4,14 +4,14 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
-from dlrm.data.text.pairs import (
+from dlrm.language.data.pairs import (
     COLUMNS,
     SentencePairs,
     accuracy_and_f1,
     majority_baseline,
     read_pairs,
 )
-from dlrm.data.text.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from dlrm.language.data.wordpiece import SPECIAL_TOKENS, load_tokenizer
 
 VOCABULARY = [*SPECIAL_TOKENS, "a", "b", "c", '"', "."]
 HEADER = "\t".join(COLUMNS)

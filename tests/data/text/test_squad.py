@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dlrm.data.text import squad
-from dlrm.data.text.squad import (
+from dlrm.language.data import squad
+from dlrm.language.data.squad import (
     Answer,
     Question,
     SquadFeatures,
@@ -18,7 +18,7 @@ from dlrm.data.text.squad import (
     read_squad,
     write_predictions,
 )
-from dlrm.data.text.wordpiece import SPECIAL_TOKENS, load_tokenizer
+from dlrm.language.data.wordpiece import SPECIAL_TOKENS, load_tokenizer
 
 pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
 LETTERS = [chr(code) for code in range(ord("a"), ord("z") + 1)]

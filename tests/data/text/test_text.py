@@ -3,8 +3,8 @@ import pytest
 import torch
 from text_testing import Numbered, assert_same
 
-from dlrm.data.text.loader import NO_TOKEN, TextLoader
 from dlrm.distributed import World
+from dlrm.language.data.loader import NO_TOKEN, TextLoader
 
 LENGTHS = np.random.default_rng(0).integers(3, 49, 103)
 LENGTH = 50

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dlrm.data.text.wordpiece import SPECIAL_TOKENS, Slices, load_tokenizer
+from dlrm.language.data.wordpiece import SPECIAL_TOKENS, Slices, load_tokenizer
 
 pytest.importorskip("tokenizers", reason="no tokenizers (extra text)")
 PIECES = ["un", "##aff", "##able", "aff", "a", "##a", "b", "##b", "e", "##e", "cafe", "日", "本"]

@@ -7,7 +7,7 @@ import torch
 from filled_bert import CONFIG, GOLDEN, KINDS, LENGTH, LENGTHS
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlrm.model.networks.bert import (
+from dlrm.language.bert import (
     SIZES,
     BertConfig,
     BertForPreTraining,

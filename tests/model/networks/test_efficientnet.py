@@ -2,7 +2,7 @@ import filled_networks
 import pytest
 import torch
 
-from dlrm.model.networks.efficientnet import EfficientNet
+from dlrm.vision.efficientnet import EfficientNet
 
 pytestmark = pytest.mark.long
 

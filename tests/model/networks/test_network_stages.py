@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from dlrm.model.networks.efficientnet import EfficientNet
-from dlrm.model.networks.resnet import ResNet
+from dlrm.vision.efficientnet import EfficientNet
+from dlrm.vision.resnet import ResNet
 
 pytestmark = pytest.mark.long
 

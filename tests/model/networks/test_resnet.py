@@ -2,7 +2,7 @@ import filled_networks
 import pytest
 import torch
 
-from dlrm.model.networks.resnet import ResNet
+from dlrm.vision.resnet import ResNet
 
 pytestmark = pytest.mark.long
 

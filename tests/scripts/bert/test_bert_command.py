@@ -9,11 +9,11 @@ import torch
 from network_commands import resumes_bit_for_bit, shows_flags_and_ends_with_an_error
 from safetensors.torch import load_file, save_file
 
-from dlrm.data.text.pretraining.writer import PretrainingTextConfig, write_shards
-from dlrm.model.networks.bert import BertConfig, BertForQuestionAnswering
-from dlrm.scripts.bert import command as bert
-from dlrm.scripts.bert import flags as bert_flags
-from dlrm.scripts.common import network
+from dlrm.language import command as bert
+from dlrm.language import flags as bert_flags
+from dlrm.language.bert import BertConfig, BertForQuestionAnswering
+from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
+from dlrm.session import network
 
 pytestmark = pytest.mark.long
 SMALL = ("--num_layers=1", "--hidden_size=16", "--num_heads=2", "--intermediate_size=32")

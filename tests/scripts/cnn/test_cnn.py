@@ -11,10 +11,10 @@ from network_commands import resumes_bit_for_bit, shows_flags_and_ends_with_an_e
 from safetensors.torch import load_file, save_file
 
 from dlrm.manifest import write_manifest
-from dlrm.scripts.cnn import command as cnn
-from dlrm.scripts.cnn import flags as cnn_flags
-from dlrm.tasks.images import NetworkConfig
 from dlrm.train.checkpoints.pretrained import load_weights
+from dlrm.vision import command as cnn
+from dlrm.vision import flags as cnn_flags
+from dlrm.vision.task import NetworkConfig
 
 pytestmark = pytest.mark.long
 MODEL = ["--model=efficientnet_b0", "--norm=group", "--image_size=32", "--num_classes=7"]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from forked import is_running
 
-from dlrm.scripts.common import session
+from dlrm.session import session
 from dlrm.train.log import StoppedError
 
 

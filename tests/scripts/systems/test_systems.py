@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from dlrm.scripts.systems import results, show
-from dlrm.scripts.systems.command import main
-from dlrm.systems.catalogue import CATALOGUE
-from dlrm.systems.rows import System
+from dlrm.published import results, show
+from dlrm.published.catalogue import CATALOGUE
+from dlrm.published.command import main
+from dlrm.published.documents.rows import System
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[3]

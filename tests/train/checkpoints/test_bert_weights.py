@@ -5,7 +5,7 @@ import torch
 from filled_bert import CONFIG, build
 from safetensors.torch import save_file
 
-from dlrm.model.networks.bert import BertConfig, BertForPreTraining, BertForSequenceClassification
+from dlrm.language.bert import BertConfig, BertForPreTraining, BertForSequenceClassification
 from dlrm.train.checkpoints.pretrained import load_bert_weights
 
 HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")

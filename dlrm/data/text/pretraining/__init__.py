@@ -1,1 +1,1 @@
-"""Rows of masked-language-model pre-training, from raw text to shards and batches."""
+"""The former path of `dlrm.language.pretraining`; the next version removes it."""

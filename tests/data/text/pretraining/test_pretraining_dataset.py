@@ -7,10 +7,10 @@ import pytest
 import torch
 from text_testing import assert_same
 
-from dlrm.data.text import layout as text_layout
-from dlrm.data.text.layout import TextRows, write_shard, write_text_manifest
-from dlrm.data.text.loader import NO_TOKEN, TextLoader
-from dlrm.data.text.pretraining.dataset import open_pretraining
+from dlrm.language.data import layout as text_layout
+from dlrm.language.data.layout import TextRows, write_shard, write_text_manifest
+from dlrm.language.data.loader import NO_TOKEN, TextLoader
+from dlrm.language.pretraining.dataset import open_pretraining
 from dlrm.manifest import sealed_json
 
 LENGTH, PREDICTIONS, VOCAB = 16, 4, 200

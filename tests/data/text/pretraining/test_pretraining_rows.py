@@ -4,7 +4,7 @@ from itertools import chain
 import numpy as np
 import pytest
 
-from dlrm.data.text.pretraining.rows import (
+from dlrm.language.pretraining.rows import (
     Documents,
     RowConfig,
     make_rows,
@@ -20,7 +20,7 @@ CONFIG = RowConfig(max_seq_length=64, max_predictions_per_seq=8, seed=3)
 
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory):
-    from dlrm.data.text.wordpiece import load_tokenizer  # noqa: PLC0415
+    from dlrm.language.data.wordpiece import load_tokenizer  # noqa: PLC0415
 
     path = tmp_path_factory.mktemp("vocab") / "vocab.txt"
     words = [f"w{i}" for i in range(VOCAB - 5)]

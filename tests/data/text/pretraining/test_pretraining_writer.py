@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from text_testing import assert_same
 
-from dlrm.data.text.loader import NO_TOKEN
-from dlrm.data.text.pretraining.dataset import open_pretraining
-from dlrm.data.text.pretraining.raw_text import read_sentences, text_files
-from dlrm.data.text.pretraining.writer import PretrainingTextConfig, write_shards
+from dlrm.language.data.loader import NO_TOKEN
+from dlrm.language.pretraining.dataset import open_pretraining
+from dlrm.language.pretraining.raw_text import read_sentences, text_files
+from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
 
 pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
 

@@ -1,0 +1,1 @@
+"""BERT: its data, task, flags and command."""

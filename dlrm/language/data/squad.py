@@ -1,0 +1,442 @@
+"""SQuAD v1.1: questions about paragraphs, in windows, and answers from a model's logits.
+
+Rows are those of BERT's paper and program: [CLS] question [SEP] window [SEP], with a window of the
+context every `doc_stride` tokens. The answer is the best start and end in any of them.
+"""
+
+import json
+import re
+import string
+import unicodedata
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from dlrm.documents import brief, read_json
+from dlrm.files import write_atomically
+from dlrm.language.data.loader import TextBatch
+from dlrm.language.data.wordpiece import Slices, Tokenizer
+
+_BREAKS = " \t\r\n\u202f"  # characters between words of a context
+_NUM_BEST = 20  # starts and ends of a window that are paired
+_MAX_ANSWER_LENGTH = 30  # tokens
+_BLOCK = 1024  # windows whose pairs are evaluated at once
+
+
+class Answer(NamedTuple):
+    """A text of a context, and the index of its first character there."""
+
+    text: str
+    start: int
+
+
+class Question(NamedTuple):
+    """A question, its paragraph, and the answers that people gave.
+
+    Attributes:
+        id: its unique name.
+        question: its text.
+        context: the paragraph; questions about the same one share the string.
+        answers: answers of people; none if unknown.
+        place: its location in the file, for errors.
+    """
+
+    id: str
+    question: str
+    context: str
+    answers: tuple[Answer, ...]
+    place: str = ""
+
+
+def read_squad(path: str | Path, with_answers: bool = True) -> list[Question]:
+    """Returns the questions of a file in SQuAD's JSON format.
+
+    Args:
+        path: the file.
+        with_answers: whether each must have an answer.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: the file is not JSON, a field is missing or of another type, a context is empty
+            or an id occurs twice; the message names file and place.
+    """
+    path = Path(path)
+    content = read_json(path, object)
+    questions = list(_questions(content, path, with_answers))
+    places: dict[str, str] = {}
+    for question in questions:
+        if question.id in places:
+            raise ValueError(
+                f"{question.place}: id {brief(question.id)} is there twice, first in "
+                f"{places[question.id]}"
+            )
+        places[question.id] = question.place
+    if not questions:
+        raise ValueError(f"{path}: expected at least one question, got none")
+    return questions
+
+
+def _questions(content: Any, path: Path, with_answers: bool) -> Iterator[Question]:
+    for i, article in enumerate(_field(content, "data", list, f"{path}")):
+        for j, paragraph in enumerate(_field(article, "paragraphs", list, f"{path}: article {i}")):
+            place = f"{path}: article {i}, paragraph {j}"
+            context = _field(paragraph, "context", str, place)
+            if not context.strip():
+                raise ValueError(f"{place}: expected a context, got an empty one")
+            for k, entry in enumerate(_field(paragraph, "qas", list, place)):
+                here = f"{place}, question {k}"
+                yield Question(
+                    _field(entry, "id", str, here),
+                    _field(entry, "question", str, here),
+                    context,
+                    _answers(entry, here, with_answers),
+                    here,
+                )
+
+
+def _answers(entry: dict, place: str, required: bool) -> tuple[Answer, ...]:
+    if not required and "answers" not in entry:
+        return ()
+    answers = _field(entry, "answers", list, place)
+    if required and not answers:
+        raise ValueError(f"{place} ({brief(entry['id'])}): expected at least one answer, got none")
+    return tuple(
+        Answer(
+            _field(answer, "text", str, f"{place}, answer {number}"),
+            _field(answer, "answer_start", int, f"{place}, answer {number}"),
+        )
+        for number, answer in enumerate(answers)
+    )
+
+
+def _field(record: Any, name: str, kind: type, place: str) -> Any:
+    if not isinstance(record, dict):
+        raise ValueError(f"{place}: expected an object, got {brief(record)}")
+    if name not in record:
+        raise ValueError(
+            f"{place}: expected a field {name}, has {brief(list(record))[1:-1] or 'none'}"
+        )
+    value = record[name]
+    if not isinstance(value, kind) or isinstance(value, bool):
+        expected = {list: "a list", str: "a text", int: "an integer"}[kind]
+        raise ValueError(f"{place}: {name}: expected {expected}, got {brief(value)}")
+    return value
+
+
+class SquadFeatures:
+    """Windows of questions and contexts: a `TextSource`, with spans for training.
+
+    A span is the first and last token of the question's first answer, as tight as tokens allow, in
+    the window's row; 0 and 0 if the window does not contain all of it.
+
+    Args:
+        questions: result of `read_squad`.
+        tokenizer: tokenizer of the texts.
+        max_seq_length: tokens of a row.
+        doc_stride: tokens between the starts of two windows of a context.
+        max_query_length: maximum tokens of a question; the rest is cut off.
+        training: whether to compute spans.
+
+    Attributes:
+        questions: the questions.
+        question_of_window: index of each window's question, ascending, `[windows]`.
+        first_places: index of the first token of the context in each row, `[windows]`.
+        window_starts: token of its context that each window begins with, `[windows]`.
+        window_lengths: tokens of the context in each window, `[windows]`.
+
+    Raises:
+        ValueError: lengths are impossible, a context has no token, or in training a question has no
+            answer or one that is not in its context; the message names flag and value, or the
+            question.
+    """
+
+    num_masked: np.ndarray | None = None
+
+    def __init__(
+        self,
+        questions: Sequence[Question],
+        tokenizer: Tokenizer,
+        max_seq_length: int = 384,
+        doc_stride: int = 128,
+        max_query_length: int = 64,
+        training: bool = True,
+    ) -> None:
+        if max_seq_length < max_query_length + 4:
+            raise ValueError(
+                f"--max_seq_length {max_seq_length}: expected at least --max_query_length "
+                f"{max_query_length} and 4 more"
+            )
+        for flag, value in (("doc_stride", doc_stride), ("max_query_length", max_query_length)):
+            if value < 1:
+                raise ValueError(f"--{flag} {value}: expected 1 or more")
+        if training:
+            _check_answers(questions)
+        self.questions, self.length, self._tokenizer = questions, max_seq_length, tokenizer
+        numbers: dict[str, int] = {}
+        self._context_of = np.array(
+            [numbers.setdefault(question.context, len(numbers)) for question in questions], np.int64
+        )
+        self._contexts = tokenizer.encode(numbers, spans=True)
+        self._asked = tokenizer.encode(question.question for question in questions)
+        self._asked_lengths = np.minimum(self._asked.lengths, max_query_length)
+        self._cut_windows(max_seq_length, doc_stride)
+        self._spans = self._training_spans() if training else None
+
+    def _cut_windows(self, max_seq_length: int, doc_stride: int) -> None:
+        tokens = self._contexts.lengths[self._context_of]
+        if not tokens.all():
+            empty = self.questions[int(tokens.argmin())]
+            raise ValueError(f"{empty.place} ({empty.id}): the context has no token")
+        room = max_seq_length - 3 - self._asked_lengths
+        step = np.minimum(room, doc_stride)
+        counts = 1 + np.maximum(0, -(-(tokens - room) // step))
+        self.question_of_window = question = np.repeat(np.arange(len(counts)), counts)
+        number = np.arange(len(question)) - np.repeat(np.cumsum(counts) - counts, counts)
+        self.window_starts = number * step[question]
+        self.window_lengths = np.minimum(room[question], tokens[question] - self.window_starts)
+        self.first_places = self._asked_lengths[question] + 2
+        self.num_samples = len(question)
+        self.lengths = self.first_places + self.window_lengths + 1
+
+    def _training_spans(self) -> np.ndarray:
+        tokens = np.array(list(self._answer_tokens()), np.int64).reshape(-1, 2)
+        spans = tokens[self.question_of_window] - self.window_starts[:, None]
+        inside = (spans[:, 0] >= 0) & (spans[:, 1] < self.window_lengths)
+        return np.where(inside[:, None], spans + self.first_places[:, None], 0)
+
+    def _answer_tokens(self) -> Iterator[tuple[int, int]]:
+        """Yields first and last token of each question's answer in its context."""
+        answers = self._tokenizer.encode(question.answers[0].text for question in self.questions)
+        last, begins, ids = -1, [], []
+        for number, (question, context) in enumerate(
+            zip(self.questions, self._context_of.tolist(), strict=True)
+        ):
+            if context != last:
+                last, ids = context, self._contexts[context].tolist()
+                begins = self.token_spans(number)[:, 0].tolist()
+            begin, end = _words_around(question.context, question.answers[0])
+            first, stop = bisect_left(begins, begin), bisect_left(begins, end)
+            if first == stop:
+                raise ValueError(
+                    f"{question.place} ({question.id}): no token in the answer "
+                    f"{question.answers[0].text!r}"
+                )
+            yield _tightest(ids, first, stop, answers[number].tolist())
+
+    def token_spans(self, question: int) -> np.ndarray:
+        """Returns the characters of each token of a question's context, `[tokens, 2]`."""
+        assert self._contexts.spans is not None
+        context = self._context_of[question]
+        return self._contexts.spans[slice(*self._contexts.starts[context : context + 2])]
+
+    def read(self, rows: np.ndarray) -> TextBatch:
+        """Returns windows; see `TextSource.read`."""
+        question = self.question_of_window[rows]
+        asked = Slices(
+            self._asked.ids, self._asked.starts[:-1][question], self._asked_lengths[question]
+        )
+        starts = self._contexts.starts[:-1][self._context_of[question]]
+        window = Slices(
+            self._contexts.ids, starts + self.window_starts[rows], self.window_lengths[rows]
+        )
+        ids, segments, lengths = self._tokenizer.join_pairs(asked, window, self.length)
+        return TextBatch(
+            torch.from_numpy(ids),
+            torch.from_numpy(segments),
+            torch.from_numpy(lengths),
+            torch.from_numpy(np.asarray(rows, np.int64)),
+            spans=None if self._spans is None else torch.from_numpy(self._spans[rows]),
+        )
+
+
+def _check_answers(questions: Iterable[Question]) -> None:
+    for question in questions:
+        if not question.answers:
+            raise ValueError(f"{question.place} ({question.id}): expected an answer, got none")
+        text, start = question.answers[0]
+        quoted = question.context[max(start, 0) : max(start, 0) + len(text)]
+        if start < 0 or quoted != text or not text.strip():
+            raise ValueError(
+                f"{question.place} ({question.id}): the answer {text!r} is not at character "
+                f"{start} of its context, which has {quoted!r} there"
+            )
+
+
+def _words_around(context: str, answer: Answer) -> tuple[int, int]:
+    """Returns the first character of an answer's words, and the one after the last."""
+    begin = answer.start + len(answer.text) - len(answer.text.lstrip())
+    end = answer.start + len(answer.text.rstrip())
+    while begin and context[begin - 1] not in _BREAKS:
+        begin -= 1
+    while end < len(context) and context[end] not in _BREAKS:
+        end += 1
+    return begin, end
+
+
+def _tightest(ids: list[int], first: int, stop: int, answer: list[int]) -> tuple[int, int]:
+    """Returns the first and last of the tokens [first, stop) that are the answer's, or of all."""
+    for begin in range(first, stop - len(answer) + 1):
+        if answer and ids[begin : begin + len(answer)] == answer:
+            return begin, begin + len(answer) - 1
+    return first, stop - 1
+
+
+def predict_answers(
+    features: SquadFeatures, start_logits: np.ndarray, end_logits: np.ndarray
+) -> dict[str, str]:
+    """Returns the answer to each question by its id, as a text of the context.
+
+    Of every window the 20 best starts are paired with the 20 best ends. A pair counts if both are
+    tokens of the context, no other window has more context around the start, and the answer has at
+    most 30 tokens. The pair with the greatest sum is the answer; without a pair the answer is "".
+
+    Args:
+        features: the windows.
+        start_logits: logits of every token of every window, `[windows, length]`; those after a
+            window's own tokens are ignored.
+        end_logits: the same for ends.
+
+    Raises:
+        ValueError: logits have another shape, or one is NaN or infinite; the message names them.
+    """
+    shape = (features.num_samples, features.length)
+    for name, logits in (("start", start_logits), ("end", end_logits)):
+        if logits.shape != shape:
+            raise ValueError(f"{name} logits: expected shape {shape}, got {logits.shape}")
+    best: dict[int, tuple[float, int, int]] = {}
+    judges = _has_most_context(features)
+    for begin in range(0, features.num_samples, _BLOCK):
+        rows = np.arange(begin, min(begin + _BLOCK, features.num_samples))
+        pairs = _best_pairs(features, rows, start_logits[rows], end_logits[rows], judges[rows])
+        for row, total, first, last in zip(rows, *pairs, strict=True):
+            question = int(features.question_of_window[row])
+            if total > best.get(question, (-np.inf,))[0]:
+                offset = features.window_starts[row] - features.first_places[row]
+                best[question] = (total, int(first + offset), int(last + offset))
+    return {
+        question.id: _text(features, number, *best[number][1:]) if number in best else ""
+        for number, question in enumerate(features.questions)
+    }
+
+
+def _best_pairs(
+    features: SquadFeatures,
+    rows: np.ndarray,
+    start_logits: np.ndarray,
+    end_logits: np.ndarray,
+    may_start: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns sum, start and end of each window's best pair; the sum is -inf without a pair."""
+    place = np.arange(features.length)
+    used = place < features.lengths[rows][:, None]
+    first = features.first_places[rows][:, None]
+    in_context = (place >= first) & (place < first + features.window_lengths[rows][:, None])
+    best = []
+    for name, logits, allowed in (
+        ("start", start_logits, in_context & may_start),
+        ("end", end_logits, in_context),
+    ):
+        values = np.where(used, logits.astype(np.float64), -np.inf)
+        if (wrong := np.isnan(values) | np.isposinf(values)).any():
+            window, at = np.argwhere(wrong)[0]
+            raise ValueError(
+                f"{name} logits: window {rows[window]}, token {at}: expected a finite number, got "
+                f"{values[window, at]}"
+            )
+        places = np.argsort(-values, axis=1, kind="stable")[:, :_NUM_BEST]
+        values = np.where(allowed, values, -np.inf)
+        best.append((places, np.take_along_axis(values, places, axis=1)))
+    (starts, start_values), (ends, end_values) = best
+    totals = start_values[:, :, None] + end_values[:, None, :]
+    lengths = ends[:, None, :] - starts[:, :, None] + 1
+    totals[(lengths < 1) | (lengths > _MAX_ANSWER_LENGTH)] = -np.inf
+    pairs = totals.reshape(len(rows), -1).argmax(axis=1)
+    window = np.arange(len(rows))
+    start, end = np.divmod(pairs, ends.shape[1])
+    return totals[window, start, end], starts[window, start], ends[window, end]
+
+
+def _has_most_context(features: SquadFeatures) -> np.ndarray:
+    """Marks the tokens of a window with more context there than in the question's other windows.
+
+    Context is the smaller number of tokens to the left and right, plus a hundredth of the window's
+    length; of equal windows, the first counts. `[windows, length]`, bool.
+    """
+    result = np.ones((features.num_samples, features.length), bool)
+    counts = np.bincount(features.question_of_window)
+    for row, count in zip(np.cumsum(counts) - counts, counts, strict=True):
+        if count > 1:
+            rows = slice(row, row + count)
+            starts, lengths = features.window_starts[rows], features.window_lengths[rows]
+            left = np.arange(starts[-1] + lengths[-1]) - starts[:, None]
+            right = lengths[:, None] - 1 - left
+            scores = np.minimum(left, right) + 0.01 * lengths[:, None]
+            winner = np.where((left >= 0) & (right >= 0), scores, -np.inf).argmax(axis=0)
+            for number, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+                place = features.first_places[row + number]
+                wins = winner[start : start + length] == number
+                result[row + number, place : place + length] = wins
+    return result
+
+
+def _text(features: SquadFeatures, question: int, first: int, last: int) -> str:
+    """Returns the text of tokens in the original context, including accents that they lost."""
+    spans, context = features.token_spans(question), features.questions[question].context
+    begin, end = int(spans[first, 0]), int(spans[last, 1])
+    while end < len(context) and unicodedata.category(context[end]) == "Mn":
+        end += 1
+    before = begin
+    while before and unicodedata.category(context[before - 1]) in ("Mn", "Cf"):
+        before -= 1
+    if not before or context[before - 1] in _BREAKS:  # else they belong to the letter before
+        begin = before
+    return context[begin:end]
+
+
+def exact_match_and_f1(
+    questions: Iterable[Question], answers: Mapping[str, str]
+) -> dict[str, float]:
+    """Returns `exact_match` and `f1` in percent, by SQuAD's definitions.
+
+    Texts are compared in lower case, without punctuation, articles and extra spaces; F1 is that of
+    their words. The best of a question's answers counts; a question not in `answers` gets 0.
+
+    Raises:
+        ValueError: there is no question, or one has no answer to compare with.
+    """
+    exact, f1, count = 0.0, 0.0, 0
+    for question in questions:
+        count += 1
+        if not question.answers:
+            raise ValueError(f"{question.place} ({question.id}): expected an answer, got none")
+        if question.id in answers:
+            words = _words(answers[question.id])
+            gold = [_words(answer.text) for answer in question.answers]
+            exact += max(words == right for right in gold)
+            f1 += max(_f1(words, right) for right in gold)
+    if not count:
+        raise ValueError("exact match and F1: expected at least one question, got none")
+    return {"exact_match": 100 * exact / count, "f1": 100 * f1 / count}
+
+
+_ARTICLES = re.compile(r"\b(a|an|the)\b")
+_WITHOUT_PUNCTUATION = str.maketrans("", "", string.punctuation)
+
+
+def _words(text: str) -> list[str]:
+    return _ARTICLES.sub(" ", text.lower().translate(_WITHOUT_PUNCTUATION)).split()
+
+
+def _f1(words: list[str], gold: list[str]) -> float:
+    common = sum((Counter(words) & Counter(gold)).values())
+    return 2 * common / (len(words) + len(gold)) if common else 0.0
+
+
+def write_predictions(path: str | Path, answers: Mapping[str, str]) -> None:
+    """Writes answers by question id as JSON, as SQuAD's own program reads it, whole or not."""
+    write_atomically(path, json.dumps(dict(answers), indent=1, ensure_ascii=False) + "\n")

@@ -1,0 +1,292 @@
+"""The command line of `dlrm.scripts.bert`, and the effect of recipes on it."""
+
+from dataclasses import dataclass
+
+from dlrm.distributed import choose_device
+from dlrm.flags import Values
+from dlrm.language.bert import BertConfig
+from dlrm.language.pretraining.dataset import DATA_FORMATS
+from dlrm.language.pretraining.writer import VocabularyConfig
+from dlrm.language.recipes import BERT_RECIPES
+from dlrm.session import network_flags
+from dlrm.settings import architecture_of, check_settings, setting
+
+MODES = ("pretrain", "finetune", "evaluate", "inference_benchmark")
+TRAINING = MODES[:2]
+TASKS = ("pretrain", "squad", "mrpc")
+DATA = ("dataset", "generated", "synthetic")
+LATENCIES = ("low", "minimum")
+CPU_BATCH = 8  # --batch_size max on the CPU, where the largest that fits is unknown
+
+
+@dataclass(frozen=True)
+class TextRunConfig:
+    """A run of BERT; field names are those of the flags."""
+
+    mode: str | None = setting(None, "Task to perform; required", choices=MODES, resumable=True)
+    task: str | None = setting(
+        None,
+        "Task that the network is trained for; default: pretrain in --mode pretrain",
+        choices=TASKS,
+    )
+    phase: int = setting(
+        1,
+        "Phase of pre-training: 1, or 2, which continues from --load_checkpoint_path with longer "
+        "rows",
+    )
+    recipe: str = setting(
+        "google",
+        "Defaults of the optimizer, of its learning rates and of the lengths of sequences and "
+        "runs, as published",
+        choices=BERT_RECIPES,
+    )
+    dataset: str | None = setting(
+        None,
+        "Pre-training: shards written by dlrm.preproc.prepare_text, or HDF5 or PopART files; "
+        "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
+        "dev.tsv (mrpc), or one file",
+        topic="Data",
+        resumable=True,
+    )
+    test_dataset: str | None = setting(
+        None,
+        "Rows to test on, in the forms of --dataset; default: those in --dataset",
+        topic="Data",
+        resumable=True,
+    )
+    data: str | None = setting(
+        None,
+        "Source of rows; generated: random tokens made on the host; synthetic: one batch of "
+        "random tokens made on the device and used for every step; default: dataset if --dataset "
+        "or --test_dataset is given, generated in --mode inference_benchmark",
+        topic="Data",
+        choices=DATA,
+    )
+    data_format: str = setting(
+        "auto", "Format of pre-training data", topic="Data", choices=DATA_FORMATS
+    )
+    pad_to_seq_length: bool = setting(
+        False, "Pad pre-training rows that are shorter than --max_seq_length", topic="Data"
+    )
+    unknown_id: int | None = setting(
+        None,
+        "Id of the token that replaces tokens outside --vocab_size; default: such tokens are an "
+        "error",
+        topic="Data",
+    )
+    synthetic_dataset_num_entries: int = setting(
+        10000, "Rows per epoch of random data", topic="Data"
+    )
+    max_seq_length: int | None = setting(
+        None,
+        "Tokens per row; default: in pre-training that of the files or of --recipe, otherwise 384 "
+        "for squad, 128 for mrpc",
+        topic="Data",
+    )
+    max_predictions_per_seq: int | None = setting(
+        None,
+        "Maximum masked tokens per pre-training row; default: that of the files or of --recipe",
+        topic="Data",
+    )
+    doc_stride: int = setting(
+        128, "Tokens between the starts of two windows of a SQuAD passage", topic="Data"
+    )
+    max_query_length: int = setting(
+        64, "Maximum tokens of a SQuAD question; the rest is cut off", topic="Data"
+    )
+    length_window: int | None = setting(
+        None,
+        "Number of batches within which rows are sorted by length, for less padding; 0: no "
+        "sorting; default: 50 in fine-tuning, 0 in pre-training and with --execution graph",
+        topic="Data",
+    )
+    batch_size: str = setting(
+        "32",
+        "Sequences of a micro-batch; max: the most that fit on cuda, 8 on cpu",
+        topic="Training",
+    )
+    test_batch_size: int = setting(
+        32, "Sequences per test batch, all processes together", topic="Training", resumable=True
+    )
+    total_steps: int | None = setting(
+        None,
+        "Steps of the learning rate's curve, and of the run unless --epochs or --max_steps ends "
+        "it earlier",
+        topic="Training",
+    )
+    layers_per_stage: tuple[int, ...] = setting(
+        (),
+        "Number of layers in each part of the pipeline, instead of --pipeline_splits",
+        topic="Training",
+        resumable=True,
+    )
+    encoder_start_stage: int = setting(
+        0,
+        "With --layers_per_stage, the part of the pipeline in which the layers begin: 0, or 1, "
+        "which leaves the embeddings a part of their own",
+        topic="Training",
+        resumable=True,
+    )
+    init_checkpoint: str | None = setting(
+        None,
+        "Initial weights of Hugging Face, Google or NVIDIA (.safetensors or a torch file), or a "
+        "checkpoint of this program for another task",
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    results: str | None = setting(
+        None,
+        "--mode evaluate: CSV file to write; default: evaluation.csv beside the checkpoints",
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    predictions: str | None = setting(
+        None,
+        "--mode evaluate --task squad: JSON file for the best checkpoint's answers; default: "
+        "predictions.json beside --log_path",
+        topic="Checkpoints and files",
+        resumable=True,
+    )
+    latency: str = setting(
+        "low",
+        "low: the benchmark prefetches batches and times each one; minimum: it prefetches "
+        "nothing, and the times include reading",
+        topic="Inference benchmark",
+        choices=LATENCIES,
+        resumable=True,
+    )
+    batches_per_step: int | None = setting(
+        None,
+        "Batches per pass of the benchmark over random data",
+        topic="Inference benchmark",
+        resumable=True,
+    )
+    repeat: int = setting(
+        10,
+        "Passes of the benchmark, 2 or more; the first is not timed",
+        topic="Inference benchmark",
+        resumable=True,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+FLAGS = network_flags.network_flags(
+    ("Run", TextRunConfig), ("Network", BertConfig), ("Text", VocabularyConfig)
+)
+RESUME_MAY_CHANGE = FLAGS.named(resumable=True) | {
+    # Flags of runs of 0.1.0, whose command also prepared data.
+    *("source", "output", "processes", "dupe_factor", "masked_lm_prob", "short_seq_prob"),
+    *("input_format", "output_format", "num_shards", "help"),
+}
+ARCHITECTURE = architecture_of(BertConfig)
+
+# Flags of the network's input, which an evaluation takes from the checkpoint.
+INPUT = (
+    *("task", "vocab_file", "lower_case", "max_seq_length", "max_predictions_per_seq"),
+    *("doc_stride", "max_query_length", "unknown_id", "precision", "half_dtype"),
+)
+
+
+def parse(arguments: list[str]) -> Values:
+    """Returns the flags of a command line; `resolved` adds those of a recipe.
+
+    Raises:
+        ValueError: a value is impossible; the message names flag and value.
+    """
+    values = FLAGS.parse(arguments)
+    if values["mode"] is None:
+        raise ValueError(f"--mode: expected one of {', '.join(MODES)}")
+    if values["mode"] == "pretrain":
+        if values["task"] not in (None, "pretrain"):
+            raise ValueError(f"--task {values['task']} contradicts --mode pretrain")
+        values = Values({**values, "task": "pretrain"}, values.given)
+    if values["batch_size"] == "max" and choose_device(values["base_device"]) == "cpu":
+        values = Values({**values, "batch_size": str(CPU_BATCH)}, values.given)
+    made_up = "generated" if values["mode"] == "inference_benchmark" else None
+    is_named = values["dataset"] or values["test_dataset"]
+    return values.filled({"data": "dataset" if is_named else made_up})
+
+
+def resolved(values: Values) -> tuple[Values, frozenset[str]]:
+    """Returns the values with the recipe's, and the names of these.
+
+    The values include those that follow from the task and other flags.
+
+    Raises:
+        ValueError: values contradict each other; the message names flags and values.
+    """
+    task, phase = values["task"], values["phase"]
+    if task is None:
+        expected = TASKS[1:] if values["mode"] == "finetune" else TASKS
+        raise ValueError(f"--mode {values['mode']} needs --task, one of {', '.join(expected)}")
+    if values["mode"] == "finetune" and task == "pretrain":
+        raise ValueError("--task pretrain is of --mode pretrain, and not of --mode finetune")
+    if phase not in (1, 2):
+        raise ValueError(f"--phase {phase}: expected 1 or 2")
+    if phase == 2 and task != "pretrain":
+        raise ValueError(f"--phase 2 is of --mode pretrain, and not of --task {task}")
+    recipe = BERT_RECIPES[values["recipe"]](task, values["size"], phase)
+    values = values.filled(recipe)
+    if values["execution"] == "graph" or values["mode"] != "finetune":
+        values = values.filled({"length_window": 0})
+    elif values["length_window"] is None:
+        values = values.filled({"length_window": 50})
+    if values["max_seq_length"] is None:
+        values = values.filled({"max_seq_length": 384 if task == "squad" else 128})
+    if values["max_predictions_per_seq"] is None:
+        values = values.filled({"max_predictions_per_seq": 20})
+    if values["layers_per_stage"]:
+        values = values.filled({"pipeline_splits": _splits(values)})
+    return values, frozenset(recipe)
+
+
+def help_text() -> str:
+    """Returns every flag with its meaning and its default, if that is not the recipe's."""
+    tasks = [(task, phase) for task in TASKS for phase in (1, 2)]
+    recipes = [
+        recipe(task, "base", phase) for recipe in BERT_RECIPES.values() for task, phase in tasks
+    ]
+    told = {name: "that of --recipe" for recipe in recipes for name in recipe}
+    told["vocab_size"] = "that of --recipe graphcore, else of the data, else 30522"
+    return FLAGS.help(told)
+
+
+def _splits(values: Values) -> tuple[str, ...]:
+    """Returns the stages that begin a part, given the layers of each part."""
+    layers, start = values["layers_per_stage"], values["encoder_start_stage"]
+    total = values.config(BertConfig).shape.num_layers
+    if "pipeline_splits" in values.given:
+        raise ValueError(f"--layers_per_stage {layers} contradicts --pipeline_splits")
+    if sum(layers) != total or min(layers) < 1:
+        raise ValueError(
+            f"--layers_per_stage {','.join(map(str, layers))}: expected numbers from 1 on that "
+            f"add up to the {total} layers"
+        )
+    if start not in (0, 1):
+        raise ValueError(f"--encoder_start_stage {start}: expected 0 or 1")
+    begins = [sum(layers[:part]) for part in range(len(layers))]
+    return tuple(f"layer{begin}" for begin in begins if begin or start)
+
+
+def check(values: Values) -> None:
+    """Raises ValueError for flags that contradict each other."""
+    network_flags.check(values, TRAINING)
+    mode = values["mode"]
+    if mode == "evaluate" and not (values["load_checkpoint_path"] or values["init_checkpoint"]):
+        raise ValueError("--mode evaluate needs --load_checkpoint_path or --init_checkpoint")
+    if values["load_checkpoint_path"] and values["init_checkpoint"]:
+        raise ValueError("--init_checkpoint contradicts --load_checkpoint_path: give one of them")
+    if values["data"] is None:
+        raise ValueError("--dataset: expected a path, or --data generated or synthetic")
+    if mode == "evaluate" and values["data"] == "synthetic":
+        raise ValueError("--data synthetic is one batch, which --mode evaluate cannot test on")
+    for flag in ("total_steps", "batches_per_step"):
+        if values[flag] is not None and values[flag] < 1:
+            raise ValueError(f"--{flag} {values[flag]}: expected 1 or more")
+    if values["length_window"] < 0:
+        raise ValueError(f"--length_window {values['length_window']}: expected 0 or more")
+    size = values["batch_size"]
+    if size != "max" and not (size.isascii() and size.isdigit()):
+        raise ValueError(f"--batch_size {size}: expected a number from 1 on, or max")

@@ -1,0 +1,59 @@
+"""Turns raw text into a dataset for BERT's pre-training, which training maps into memory.
+
+    python -m dlrm.preproc.prepare_text --source TEXT --vocab_file vocab.txt --output DATASET
+
+TEXT is one or more files, plain or .gz, or directories of files. Each line is a sentence, and blank
+lines separate documents; --input_format wikitext reads WikiText's paragraphs and headings instead.
+Rows are [CLS] A [SEP] B [SEP], where B follows A or, in half of them, is from another document. 15
+% of the tokens are masked, differently in each of --dupe_factor repetitions.
+
+--input_format hdf5 and popart convert rows prepared by NVIDIA's, Habana's or Graphcore's programs.
+
+Any number of --processes writes the same bytes. The dataset appears when it is complete; an earlier
+one is replaced.
+"""
+
+import os
+import sys
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.language.pretraining.report import Bars, summary_text
+from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
+from dlrm.settings import REQUIRED, setting
+
+
+@dataclass(frozen=True)
+class PlacesConfig:
+    """The text, and the place of the dataset; field names are those of the flags."""
+
+    source: tuple[Path, ...] = setting(REQUIRED, "files, or directories of files", words=True)
+    output: Path = setting(REQUIRED, "directory to write the dataset to")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags(
+        [("Flags", PlacesConfig), ("Flags", PretrainingTextConfig)],
+        defaults={"vocab_file": REQUIRED, "processes": None},
+        helps={"processes": "number of processes; default: all cores of this process"},
+    )
+    return run_command(line, _run, __doc__, arguments, usage=2)
+
+
+def _run(values: Values) -> None:
+    processes = values["processes"] or len(os.sched_getaffinity(0))
+    started, config = time.monotonic(), values.config(PretrainingTextConfig, processes=processes)
+    if config.processes > 1:  # each process uses one core
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    with closing(Bars()) as bars:
+        summary = write_shards(config, list(values["source"]), values["output"], bars)
+    print(summary_text(summary, time.monotonic() - started))
+    print(f"{values['output']}: complete")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

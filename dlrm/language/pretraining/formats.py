@@ -1,0 +1,347 @@
+"""Pre-training rows in foreign files: NVIDIA's and Gaudi's HDF5, Graphcore's PopART binary.
+
+Each is opened as shards of `dlrm.language.data.layout`, so that later steps deal with one form.
+"""
+
+import math
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from dlrm.documents import brief
+from dlrm.language.data.layout import FACT_DTYPE, LENGTH, MAX_LENGTH, Shard, TextRows
+from dlrm.mapped_files import map_file
+
+HDF5_MAGIC = b"\x89HDF\r\n\x1a\n"
+HDF5_FIELDS = (
+    "input_ids",
+    "input_mask",
+    "segment_ids",
+    "masked_lm_positions",
+    "masked_lm_ids",
+    "next_sentence_labels",
+)
+MOST_COMPRESSED = 1100  # times smaller; DEFLATE reaches 1032
+_BLOCK = 8192  # rows read at a time
+_WORD = np.dtype("<i4")
+
+
+def is_hdf5(path: Path) -> bool:
+    """Returns whether a file begins like HDF5."""
+    with open(path, "rb") as file:
+        return file.read(len(HDF5_MAGIC)) == HDF5_MAGIC
+
+
+def open_hdf5(path: Path) -> tuple[Shard, int, int]:
+    """Reads a file of NVIDIA or Gaudi into memory, where a row takes less than in the file.
+
+    Returns:
+        The rows, the tokens per row, and the maximum masked tokens per row.
+
+    Raises:
+        ValueError: h5py is not installed, a field is missing or has another shape, or a row is not
+            tokens followed by padding; the message names the file and the row.
+    """
+    try:
+        with _h5py().File(path, "r") as file:
+            fields = _fields(file, path)
+            _check_stored(fields, path)
+            count, length = fields["input_ids"].shape
+            predictions = fields["masked_lm_positions"].shape[1]
+            tokens = np.zeros((count, length + 2 * predictions), FACT_DTYPE)
+            facts = np.zeros((count, 4), FACT_DTYPE)
+            for start in range(0, count, _BLOCK):
+                rows = _hdf5_rows(fields, slice(start, start + _BLOCK), path)
+                block = np.concatenate([rows.ids, rows.masked_positions, rows.masked_ids], axis=1)
+                if block.max(initial=0) > np.iinfo(tokens.dtype).max:
+                    tokens = tokens.astype(_WORD)
+                tokens[start : start + len(block)] = block
+                facts[start : start + len(block)] = rows.facts
+    except (OSError, RuntimeError, KeyError, TypeError) as error:
+        raise ValueError(f"{path}: not a whole HDF5 file: {brief(error)}") from error
+    return Shard(path, facts, tokens), length, predictions
+
+
+def _fields(file: Any, path: Path) -> dict[str, Any]:
+    if missing := [name for name in HDF5_FIELDS if name not in file]:
+        raise ValueError(
+            f"{path}: expected the fields {', '.join(HDF5_FIELDS)}, got no {', '.join(missing)}"
+        )
+    for name in HDF5_FIELDS:
+        if (link := type(file.get(name, getlink=True)).__name__) != "HardLink":
+            raise ValueError(f"{path}: {name}: expected rows in the file, got {link}")
+    fields = {name: file[name] for name in HDF5_FIELDS}
+    for name, field in fields.items():
+        kind = getattr(field, "dtype", None)  # groups have none
+        if kind is None or kind.kind not in "iub":
+            got = "a group" if kind is None else kind
+            raise ValueError(f"{path}: {name}: expected integers, got {got}")
+    shapes = {name: tuple(field.shape) for name, field in fields.items()}
+    ids, positions = shapes["input_ids"], shapes["masked_lm_positions"]
+    alike = {"input_mask": ids, "segment_ids": ids, "masked_lm_ids": positions}
+    for name, expected in alike.items():
+        if shapes[name] != expected or len(expected) != 2 or shapes[name][0] != ids[0]:
+            raise ValueError(f"{path}: expected {name} of shape {expected}, got {shapes[name]}")
+    if shapes["next_sentence_labels"] not in ((ids[0],), (ids[0], 1)) or ids[1] > MAX_LENGTH:
+        raise ValueError(
+            f"{path}: expected input_ids [rows, length] and next_sentence_labels [rows], got {ids} "
+            f"and {shapes['next_sentence_labels']}"
+        )
+    return fields
+
+
+def _check_stored(fields: dict[str, Any], path: Path) -> None:
+    """Raises ValueError if a file claims more rows than its bytes can hold."""
+    for name, field in fields.items():
+        if field.is_virtual or field.external:
+            raise ValueError(f"{path}: {name}: expected rows in the file, got those of others")
+        claimed, stored = math.prod(field.shape) * field.dtype.itemsize, field.id.get_storage_size()
+        if claimed > MOST_COMPRESSED * stored:
+            raise ValueError(
+                f"{path}: {name}: expected at most {MOST_COMPRESSED} times the {stored} bytes that "
+                f"are stored, got {field.shape[0]} rows of {claimed} bytes in all"
+            )
+
+
+def _hdf5_rows(fields: dict[str, Any], part: slice, path: Path) -> TextRows:
+    ids, mask, segments, positions, masked, labels = (
+        np.asarray(fields[name][part], np.int64) for name in HDF5_FIELDS
+    )
+    used = mask != 0
+    wrong = (used[:, 1:] & ~used[:, :-1]).any(axis=1) | ~_are_words(ids)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {part.start + row}: expected tokens of at least 0 and then padding, got "
+            f"input_mask {mask[row].tolist()} of input_ids {ids[row].tolist()}"
+        )
+    # Positions end with zeros: position 0 is [CLS], which is never masked.
+    num_masked = np.cumprod(positions != 0, axis=1).sum(axis=1)
+    unused = np.arange(positions.shape[1]) >= num_masked[:, None]
+    masked[unused] = 0
+    lengths = used.sum(axis=1)
+    _check_masked(positions, masked, num_masked, lengths, path, part.start)
+    _check_segments(segments, used, path, part.start)
+    ids[~used] = 0
+    second = _second(segments == 1, lengths)
+    facts = np.stack([lengths, second, num_masked, labels.reshape(-1)], axis=1)
+    _check_range(facts, path, part.start)
+    return TextRows(ids, facts, positions, masked)
+
+
+def _are_words(ids: np.ndarray) -> np.ndarray:
+    return np.all((ids >= 0) & (ids <= np.iinfo(_WORD).max), axis=1)
+
+
+def _check_masked(
+    positions: np.ndarray,
+    masked: np.ndarray,
+    num_masked: np.ndarray,
+    lengths: np.ndarray,
+    path: Path,
+    start: int,
+) -> None:
+    ascending = np.sort(positions, axis=1)
+    wrong = ((ascending[:, 1:] == ascending[:, :-1]) & (ascending[:, 1:] != 0)).any(axis=1)
+    wrong |= np.count_nonzero(positions, axis=1) != num_masked
+    wrong |= ((positions < 0) | (positions >= lengths[:, None])).any(axis=1) | ~_are_words(masked)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {start + row}: expected masked_lm_positions in [1, {lengths[row]}), each "
+            f"once, and then zeros, of masked_lm_ids of at least 0, got {positions[row].tolist()} "
+            f"of {masked[row].tolist()}"
+        )
+
+
+def _check_segments(segments: np.ndarray, used: np.ndarray, path: Path, start: int) -> None:
+    wrong = (used & (segments != 0) & (segments != 1)).any(axis=1)
+    wrong |= (used[:, 1:] & (segments[:, 1:] < segments[:, :-1])).any(axis=1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {start + row}: expected segment_ids of 0 and then of 1, got "
+            f"{segments[row][used[row]].tolist()}"
+        )
+
+
+def _second(in_b: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """Returns the position where B begins, or the row's length if there is no B."""
+    return np.where(in_b.any(axis=1), in_b.argmax(axis=1), lengths)
+
+
+def _check_range(facts: np.ndarray, path: Path, start: int) -> None:
+    """Refuses values beyond uint16, and labels of no class."""
+    wrong = ((facts < 0) | (facts > MAX_LENGTH)).any(axis=1) | (facts[:, 3] > 1)
+    if wrong.any():
+        row = int(wrong.argmax())
+        raise ValueError(
+            f"{path}: row {start + row}: expected length, start of B and number of masked tokens "
+            f"in [0, {MAX_LENGTH}] and a label of 0 or 1, got {facts[row].tolist()}"
+        )
+
+
+class PopartShard(NamedTuple):
+    """A file of PopART records, mapped; reading puts each record's tokens into order.
+
+    A record is 3 S + M + 3 words: ids, positions and segments of S slots each, the number of masked
+    tokens, the slot after the last one used, the M tokens that were masked, and the label. The
+    masked tokens are in the first slots, the others from slot M on.
+
+    Attributes:
+        path: path of the file.
+        facts: `[rows, 4]`.
+        records: `[rows, 3 S + M + 3]`.
+        length: S.
+        predictions: M.
+    """
+
+    path: Path
+    facts: np.ndarray
+    records: np.ndarray
+    length: int
+    predictions: int
+
+    def read(self, rows: np.ndarray) -> np.ndarray:
+        """Returns rows in the form of our shards."""
+        fields = _popart_fields(self.records[rows], self.length, self.predictions)
+        unscrambled = np.full((len(rows), self.length), -1, _WORD)
+        row, slot = np.nonzero(fields.used)
+        unscrambled[row, fields.positions[row, slot]] = fields.ids[row, slot]
+        filled = np.count_nonzero(unscrambled >= 0, axis=1)  # fewer if positions repeat
+        _check_popart(fields, filled != self.facts[rows, LENGTH], self.path, rows)
+        np.maximum(unscrambled, 0, out=unscrambled)
+        unused = np.arange(self.predictions) >= fields.num_masked[:, None]
+        positions, masked = fields.positions[:, : self.predictions].copy(), fields.masked.copy()
+        positions[unused], masked[unused] = 0, 0
+        return np.concatenate([unscrambled, positions, masked], axis=1)
+
+
+class _Popart(NamedTuple):
+    ids: np.ndarray
+    positions: np.ndarray
+    segments: np.ndarray
+    num_masked: np.ndarray
+    end: np.ndarray
+    masked: np.ndarray
+    labels: np.ndarray
+    used: np.ndarray
+
+
+def _popart_fields(records: np.ndarray, length: int, predictions: int) -> _Popart:
+    ids, positions, segments = (records[:, i * length : (i + 1) * length] for i in range(3))
+    num_masked, end = records[:, 3 * length], records[:, 3 * length + 1]
+    masked, labels = records[:, 3 * length + 2 : -1], records[:, -1]
+    slot = np.arange(length)
+    used = (slot < num_masked[:, None]) | ((slot >= predictions) & (slot < end[:, None]))
+    return _Popart(ids, positions, segments, num_masked, end, masked, labels, used)
+
+
+def open_popart(path: Path, length: int, predictions: int) -> PopartShard:
+    """Opens a file of PopART records, and reads it once.
+
+    Raises:
+        ValueError: the file is not a whole number of such records, or a record is invalid; the
+            message names file and row.
+    """
+    if not 1 <= predictions <= length <= MAX_LENGTH:
+        raise ValueError(
+            f"{path}: expected 1 <= max_predictions <= max_seq_length <= {MAX_LENGTH}, got "
+            f"{predictions} and {length}"
+        )
+    words = 3 * length + predictions + 3
+    size = path.stat().st_size
+    if size % (words * _WORD.itemsize):
+        raise ValueError(
+            f"{path}: truncated, or not of sequence length {length} and {predictions} masked "
+            f"tokens: expected a multiple of {words * _WORD.itemsize} bytes, got {size}"
+        )
+    shape = (size // (words * _WORD.itemsize), words)
+    records = map_file(path, _WORD, shape)
+    facts = np.zeros((shape[0], 4), FACT_DTYPE)
+    for start in range(0, shape[0], _BLOCK):
+        block = _popart_fields(records[start : start + _BLOCK], length, predictions)
+        facts[start : start + _BLOCK] = _popart_facts(block, path, start, length)
+    return PopartShard(path, facts, records, length, predictions)
+
+
+def _popart_facts(block: _Popart, path: Path, start: int, length: int) -> np.ndarray:
+    predictions, used = block.masked.shape[1], block.used
+    inside = (block.positions >= 0) & (block.positions < length)
+    wrong = (block.num_masked < 0) | (block.num_masked > predictions)
+    wrong |= (block.end < predictions) | (block.end > length)
+    wrong |= (used & ~inside).any(axis=1) | (block.ids < 0).any(axis=1)
+    wrong |= (block.labels < 0) | (block.labels > 1)
+    is_masked = np.arange(predictions) < block.num_masked[:, None]
+    wrong |= (is_masked & (block.masked < 0)).any(axis=1)
+    lengths = np.where(used, block.positions, -1).max(axis=1) + 1
+    in_b = used & (block.segments == 1)
+    second = np.minimum(np.where(in_b, block.positions, length).min(axis=1), lengths)
+    wrong |= lengths != used.sum(axis=1)  # reading finds repeated ones
+    segments = block.positions >= second[:, None]
+    wrong |= (used & (block.segments != segments)).any(axis=1)
+    _check_popart(block, wrong, path, np.arange(start, start + len(wrong)))
+    return np.stack([lengths, second, block.num_masked, block.labels], axis=1)
+
+
+def _check_popart(block: _Popart, wrong: np.ndarray, path: Path, rows: np.ndarray) -> None:
+    if not wrong.any():
+        return
+    row = int(wrong.argmax())
+    used, length, predictions = block.used[row], block.ids.shape[1], block.masked.shape[1]
+    num_masked = block.num_masked[row]
+    raise ValueError(
+        f"{path}: row {rows[row]}: not a record of sequence length {length} and "
+        f"{predictions} masked tokens, each position from 0 on once, first in segment 0 and then "
+        f"in 1: {num_masked} are masked, slots end at {block.end[row]}, label "
+        f"{block.labels[row]}, masked tokens {block.masked[row][: max(num_masked, 0)].tolist()}, "
+        f"positions {block.positions[row][used].tolist()}, segments "
+        f"{block.segments[row][used].tolist()}"
+    )
+
+
+def write_hdf5(path: Path, blocks: Iterable[TextRows]) -> None:
+    """Writes rows with the fields, dtypes and compression of NVIDIA's files.
+
+    Raises:
+        ValueError: h5py is not installed.
+    """
+    dtypes = dict(zip(HDF5_FIELDS, ("i4", "i1", "i1", "i4", "i4", "i1"), strict=True))
+    with _h5py().File(path, "w") as file:
+        for rows in blocks:
+            for name, values in _hdf5_fields(rows).items():
+                _append(file, name, values.astype(dtypes[name]))
+
+
+def _hdf5_fields(rows: TextRows) -> dict[str, np.ndarray]:
+    lengths, second, _, labels = (rows.facts[:, i : i + 1] for i in range(4))
+    column = np.arange(rows.ids.shape[1])
+    values = (
+        rows.ids,
+        column < lengths,
+        (column >= second) & (column < lengths),
+        rows.masked_positions,
+        rows.masked_ids,
+        labels[:, 0],
+    )
+    return dict(zip(HDF5_FIELDS, values, strict=True))
+
+
+def _append(file: Any, name: str, values: np.ndarray) -> None:
+    if name not in file:
+        shape = (None, *values.shape[1:])
+        file.create_dataset(name, data=values, maxshape=shape, compression="gzip")
+        return
+    field = file[name]
+    field.resize(len(field) + len(values), axis=0)
+    field[-len(values) :] = values
+
+
+def _h5py() -> Any:
+    try:
+        import h5py
+    except ImportError as error:
+        raise ValueError(f"HDF5: {error}; pip install 'dlrm[text]' has it") from error
+    return h5py

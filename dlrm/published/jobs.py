@@ -1,0 +1,277 @@
+"""Plans what to start for a row: processes, threads and the command line."""
+
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dlrm.flags import HelpAsked
+from dlrm.language import flags as bert_flags
+from dlrm.published.documents.measurement import RULES, Rule
+from dlrm.published.documents.rows import System
+from dlrm.published.smoke import smoke_flags
+from dlrm.scripts.common import dlrm_flags
+from dlrm.session.network_flags import batch_plan
+from dlrm.settings import setting
+from dlrm.vision import flags as cnn_flags
+
+_PREPARED_BY = {  # data of a row -> the command that makes the dataset
+    "imagenet": "python -m dlrm.preproc.prepare_images",
+    "criteo": "preproc/prepare_dataset.sh",
+    "squad": "python -m dlrm.preproc.prepare_text",
+    "mrpc": "python -m dlrm.preproc.prepare_text",
+    "wiki": "python -m dlrm.preproc.prepare_text",
+}
+MOST = 10**6  # of a number in a flag
+
+
+@dataclass(frozen=True)
+class Options:
+    """Holds what a user asks for besides the row; field names are those of the flags.
+
+    Attributes:
+        flags: more flags of the row's command, which take precedence.
+    """
+
+    dataset: str | None = setting(None, "directory of the row's data; default: generated data")
+    smoke: bool = setting(False, "run two steps at reduced sizes, as a test")
+    emulate: bool = setting(False, "let fewer processes compute the same global batch")
+    pipeline: bool = setting(False, "use one process for each part of the row's network")
+    grid: tuple[str, ...] = setting(
+        (), "numbers of nodes and of devices in all, such as 1n1d,1n2d; default: the row's own"
+    )
+    repeats: int | None = setting(
+        None, "number of runs; default: that of the document's rule", least=1, most=MOST
+    )
+    threads: int | None = setting(
+        None, "threads of each process; default: cores / processes", least=1, most=MOST
+    )
+    flags: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Job:
+    """Describes one setting of a row, to be run `repeats` times.
+
+    Attributes:
+        row: of the catalogue.
+        nodes, devices: the place in the grid.
+        processes: how many are started; fewer than `devices` where they are emulated.
+        threads: of each process.
+        arguments: the command line without `--log_path`.
+        smoke: whether sizes are reduced.
+        repeats: runs.
+        setting: what a result must share to be compared with others of the row.
+    """
+
+    row: System
+    nodes: int
+    devices: int
+    processes: int
+    threads: int
+    arguments: tuple[str, ...]
+    smoke: bool
+    repeats: int
+    setting: dict[str, Any]
+
+    @property
+    def label(self) -> str:
+        return f"{self.nodes}n{self.devices}d"
+
+    @property
+    def rule(self) -> Rule:
+        return RULES[self.row.rule]
+
+
+def plan(row: System, options: Options) -> list[Job]:
+    """Returns a job for each place of the grid.
+
+    Raises:
+        ValueError: a place is larger than the machine, data that the row needs are not named, or
+            a row without parts is to run as a pipeline.
+        FileNotFoundError: the dataset is not there.
+    """
+    _check_data(row, options)
+    _check_flags(row, options)
+    if options.pipeline and row.parts == 1:
+        raise ValueError(f"--pipeline: the network of {row.id} is not divided into parts")
+    parts = row.parts if options.pipeline else 1
+    capacity, kind = _capacity()
+    places = [_place(label) for label in options.grid or (row.grid,)]
+    shares = [_replicas(nodes, devices, capacity // parts) for nodes, devices in places]
+    for (nodes, devices), replicas in zip(places, shares, strict=True):
+        short = replicas < devices or replicas * parts > capacity
+        if short and not options.emulate:
+            asked = f"{devices} devices" + (f" of {parts} processes each" if parts > 1 else "")
+            raise ValueError(
+                f"{row.id}: {nodes}n{devices}d are {asked} on {nodes} machine(s), and this one has "
+                f"{capacity} ({kind}); --emulate computes the same global batch in "
+                f"{replicas * parts} process(es)"
+            )
+    threads = options.threads or max(1, (os.cpu_count() or 1) // (max(shares) * parts))
+    return [
+        _job(row, nodes, devices, replicas, threads, options)
+        for (nodes, devices), replicas in zip(places, shares, strict=True)
+    ]
+
+
+def _job(
+    row: System, nodes: int, devices: int, replicas: int, threads: int, options: Options
+) -> Job:
+    rule = RULES[row.rule]
+    parts = row.parts if options.pipeline else 1
+    emulated = replicas < devices or nodes > 1 or replicas * parts > _capacity()[0]
+    if options.smoke and replicas < devices:
+        replicas = 1
+    arguments = row.arguments(options.dataset and str(Path(options.dataset).absolute()))
+    arguments += smoke_flags(row) if options.smoke else rule.flags
+    arguments += _batch_flags(row, devices, replicas, parts, options.smoke)
+    arguments += options.flags
+    processes = replicas * parts
+    setting = {
+        "row": row.id,
+        "label": f"{nodes}n{devices}d",
+        "arguments": arguments,
+        "processes": processes,
+        "threads": threads,
+        "smoke": options.smoke,
+        "emulated": emulated,
+        "pipeline": parts,
+        "data": row.data if options.dataset else "generated",
+        "changed": list(options.flags),
+        "torch": torch.__version__,
+        **_batch(row.command, arguments, replicas),
+    }
+    return Job(
+        row,
+        nodes,
+        devices,
+        processes,
+        threads,
+        tuple(arguments),
+        options.smoke,
+        options.repeats or (1 if options.smoke else rule.repeats),
+        setting,
+    )
+
+
+def _batch_flags(
+    row: System, devices: int, replicas: int, parts: int, smoke: bool
+) -> tuple[str, ...]:
+    """Flags that keep the global batch where fewer replicas run than there are devices."""
+    if row.command not in ("cnn", "bert"):
+        return ()  # --batch_size is the batch of all processes
+    if parts == 1:
+        return (f"--replicas={2 if smoke and replicas < devices else devices}",)
+    whole = int(row.given.get("gradient_accumulation_steps", "1")) * devices // replicas
+    more = () if smoke else (f"--gradient_accumulation_steps={whole}",)
+    return (f"--replicas={replicas}", *more)
+
+
+def _batch(command: str, arguments: Sequence[str], replicas: int) -> dict[str, Any]:
+    """Micro-batch, micro-batches a step and global batch of a command line.
+
+    Args:
+        command: module of `dlrm.scripts`.
+        arguments: its flags.
+        replicas: processes, or pipelines of processes, that each compute a share.
+
+    Raises:
+        ValueError: a flag is unknown or impossible.
+    """
+    try:
+        return _parsed_batch(command, list(arguments), replicas)
+    except HelpAsked:
+        raise ValueError(f"--help: see python -m dlrm.scripts.{command} --help") from None
+    except SystemExit as ended:  # as main and dist_main end where absl finds a mistake
+        text = str(ended.code).splitlines()[0]
+        raise ValueError(text.rpartition("error: ")[2]) from None
+
+
+def _parsed_batch(command: str, arguments: list[str], replicas: int) -> dict[str, Any]:
+    if command == "cnn":
+        values = cnn_flags.parse(arguments)
+    elif command == "bert":
+        values, _ = bert_flags.resolved(bert_flags.parse(arguments))
+        if values["batch_size"] == "max":
+            return {"batch_per_device": "max", "accumulation": 1, "global_batch": None}
+        values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)
+    else:
+        values = dlrm_flags.parse(arguments, _dlrm_flags(command))
+        whole = values["batch_size"]
+        each, micro = whole // replicas, values["gradient_accumulation_steps"]
+        return {"batch_per_device": each, "accumulation": micro, "global_batch": whole}
+    batches = batch_plan(values, replicas)
+    return {
+        "batch_per_device": values["batch_size"],
+        "accumulation": batches.accumulation,
+        "global_batch": batches.global_batch,
+    }
+
+
+def _dlrm_flags(command: str):
+    return dlrm_flags.make_flags(dlrm_flags.DIST_MAIN if command == "dist_main" else None)
+
+
+def _place(label: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+)n(\d+)d", label)
+    if not found or not 0 < int(found[1]) <= int(found[2]):
+        raise ValueError(
+            f"--grid {label}: expected nodes and all their devices, such as 1n2d or 2n16d"
+        )
+    return int(found[1]), int(found[2])
+
+
+def _capacity() -> tuple[int, str]:
+    """Devices of this machine."""
+    if torch.cuda.is_available():
+        return torch.cuda.device_count(), "GPUs"
+    return os.cpu_count() or 1, "CPU cores"
+
+
+def _replicas(nodes: int, devices: int, capacity: int) -> int:
+    """The most replicas here that share the devices' batches evenly."""
+    most = max(1, min(devices // nodes, capacity))
+    return max(count for count in range(1, most + 1) if devices % count == 0)
+
+
+def _check_data(row: System, options: Options) -> None:
+    if options.dataset is not None:
+        if row.data is None:
+            raise ValueError(f"--dataset: {row.id} makes its own data")
+        if not options.dataset or not Path(options.dataset).exists():
+            raise FileNotFoundError(f"--dataset {options.dataset}: there is no such directory")
+        return
+    if row.data is None or options.smoke or RULES[row.rule].quantity == "throughput":
+        return
+    made_by = next((c for name, c in _PREPARED_BY.items() if row.data.startswith(name)), None)
+    hint = f"; {made_by} makes it" if made_by else ""
+    raise ValueError(
+        f"{row.id}: what it publishes is a result of training on {row.data}: pass --dataset DIR"
+        f"{hint}. --smoke only tries the row"
+    )
+
+
+def _check_flags(row: System, options: Options) -> None:
+    """Refuses flags that the catalogue sets itself, and rows whose checkpoint is not named."""
+    names = [flag.lstrip("-").partition("=")[0] for flag in options.flags]
+    for name, instead in (("log_path", "--keep DIR keeps the logs"), ("mode", "rows have a mode")):
+        if name in names:
+            raise ValueError(f"--{name} after --: {instead}")
+    needed = {"validate": "restore_path", "test": "load_checkpoint_path"}.get(row.given["mode"])
+    if needed and needed not in names and not (options.smoke and row.given["mode"] == "test"):
+        raise ValueError(
+            f"{row.id} tests what was trained before: name it, as -- --{needed}=/path/of/a/run"
+        )
+    most = 64 * (os.cpu_count() or 1)
+    if options.threads and options.threads > most:
+        raise ValueError(f"--threads {options.threads}: expected at most {most} here")
+
+
+def check_command(command: str, arguments: Sequence[str]) -> None:
+    """Raises ValueError for flags that a command would refuse."""
+    _batch(command, arguments, 1)

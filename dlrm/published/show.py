@@ -1,0 +1,152 @@
+"""Describes the rows of the catalogue as text."""
+
+import shlex
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from dlrm.published.catalogue import DOCUMENTS, select
+from dlrm.published.documents.measurement import RULES
+from dlrm.published.documents.rows import System
+from dlrm.published.documents.translation import Record, translate
+
+_WIDTH = 100
+
+
+def table(rows: Sequence[System]) -> str:
+    """Returns one line a row: id, place, published figures."""
+    width = max((len(row.id) for row in rows), default=0)
+    lines = [
+        f"{row.id:<{width}}  {row.source[:3]}  {row.grid:>5}  {_published(row)}".rstrip()
+        for row in rows
+    ]
+    return "\n".join([*lines, f"{len(rows)} rows"])
+
+
+def _published(row: System) -> str:
+    return ", ".join(map(str, row.published)) or "-"
+
+
+def command_line(row: System, dataset: str | None = "DIR") -> str:
+    """Returns what `run` starts at full size."""
+    launcher = "python -m"
+    if row.processes > 1:
+        each = row.processes // row.nodes
+        nodes = f"--nnodes {row.nodes} " if row.nodes > 1 else ""
+        launcher = f"torchrun {nodes}--nproc_per_node {each} -m"
+    flags = [*row.arguments(dataset), *RULES[row.rule].flags]
+    return f"{launcher} dlrm.scripts.{row.command} {shlex.join(flags)}"
+
+
+def describe(row: System) -> str:
+    """Returns everything that the catalogue has on a row."""
+    lines = [row.id, *(_field(name, text) for name, text in _fields(row) if text)]
+    if row.printed and row.command in ("cnn", "bert"):
+        lines += ["", "  Flags as printed", *map(_flag_line, translate(row.printed).records)]
+    return "\n".join(lines)
+
+
+def _fields(row: System) -> Iterator[tuple[str, str]]:
+    yield "document", f"{row.source}: {DOCUMENTS[row.source[:3]]}"
+    yield "quotation", f'"{row.quotation}"'
+    yield "published", f"{_published(row)}  ({row.hardware})" if row.published else ""
+    yield "printed", row.printed or ""
+    if row.measure == "run":
+        yield "command", command_line(row)
+    else:
+        beside = f" beside {row.against}" if row.against else ""
+        yield "compares", f"{row.measure} of {row.of}{beside}"
+    yield "place", _place(row)
+    yield "data", _data(row)
+    yield "rule", RULES[row.rule].title
+    yield "notes", row.notes
+    yield "differs", "; ".join(row.approximated)
+
+
+def _place(row: System) -> str:
+    processes = "one process" if row.processes == 1 else f"{row.processes} processes"
+    machines = "one machine" if row.nodes == 1 else f"{row.nodes} machines"
+    return f"{row.grid}: {processes} on {machines}"
+
+
+def _data(row: System) -> str:
+    if row.data is None:
+        return "made by the command"
+    if RULES[row.rule].quantity == "metric":
+        return f"{row.data}; needs --dataset"
+    return f"{row.data}; generated without --dataset"
+
+
+def _field(name: str, text: str) -> str:
+    head = f"  {name:<11}"
+    return textwrap.fill(
+        text,
+        _WIDTH,
+        initial_indent=head,
+        subsequent_indent=" " * len(head),
+        break_on_hyphens=False,
+        break_long_words=False,
+    )
+
+
+def _flag_line(flag: Record) -> str:
+    printed = f"{flag.name} {flag.value}".strip()
+    origin = "" if flag.origin == "printed" else f"  ({flag.origin})"
+    return f"  {printed:<50} {flag.status:<13} {flag.text}{origin}"
+
+
+def translation(printed: str) -> str:
+    """Returns a printed command line in this package's flags, and what became of each flag."""
+    result = translate(printed)
+    launcher = (
+        "python -m" if result.processes == 1 else f"torchrun --nproc_per_node {result.processes} -m"
+    )
+    lines = [f"{launcher} dlrm.scripts.{result.command} {shlex.join(result.flags)}", ""]
+    return "\n".join([*lines, *map(_flag_line, result.records)])
+
+
+_INTRODUCTION = """# The catalogue of benchmark rows
+
+Five documents define what this package measures besides its own benchmarks. Each configuration that
+they name is a row of the catalogue. This page is written from the rows by
+`python -m dlrm.scripts.systems document docs/systems.md`; do not edit it.
+
+```bash
+python -m dlrm.scripts.systems list --source 003
+python -m dlrm.scripts.systems show gaudi/rn50/graph-bf16-b256
+python -m dlrm.scripts.systems run gaudi/rn50/eager-fp32-b128 --smoke
+python -m dlrm.scripts.systems run 'ipu/rn50/infer-synthetic/*' -- --base_device=cpu
+python -m dlrm.scripts.systems scaling dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
+python -m dlrm.scripts.systems run gaudi/dlrm-medium/trend --smoke
+python -m dlrm.scripts.systems seeds nvidia/dlrm-small/seeds --n 16 --dataset DIR
+python -m dlrm.scripts.systems table 002 --format html --output dlperf.html
+```
+
+`run` starts each repeat in fresh processes, with a fixed number of threads each, and appends
+one JSON line a run to `systems.jsonl`: the complete setting, the values, losses, times, memory,
+versions and the processor, or the error. The same command later runs only what is missing. A
+row that needs more devices than the machine has is refused; with `--emulate`, fewer processes
+compute the same global batch, which the result says. With `--pipeline` each part of a divided
+network has a process. Without `--dataset`, data are generated, and the comparison with the
+published figure says so; rows that are measured by a metric need it.
+
+## Rules of measurement
+
+"""
+
+
+def document() -> str:
+    """Returns the page that lists all rows, as Markdown."""
+    parts = [_INTRODUCTION, "| rule | |\n|---|---|\n"]
+    parts += [f"| {name} | {rule.title} |\n" for name, rule in RULES.items()]
+    for source, title in DOCUMENTS.items():
+        rows = select(source)
+        parts.append(f"\n## {source}: {title} ({len(rows)} rows)\n\n")
+        parts.append(
+            "| row | place | data | published | rule | reading |\n|---|---|---|---|---|---|\n"
+        )
+        for row in rows:
+            rule = row.rule if row.measure == "run" else row.measure
+            notes = "; ".join(filter(None, [row.notes, *row.approximated]))
+            cells = (f"`{row.id}`", row.grid, row.data or "made up", _published(row), rule, notes)
+            parts.append(f"| {' | '.join(cells)} |\n")
+    return "".join(parts)

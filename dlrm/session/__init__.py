@@ -1,0 +1,1 @@
+"""Sessions of training commands: processes, log, checkpoints and exit codes."""

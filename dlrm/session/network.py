@@ -1,0 +1,243 @@
+"""Runs of image and language networks: their common part."""
+
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from dlrm.distributed import Pipelines, all_sum, pipelines
+from dlrm.distributed.pipeline import bubble_fraction
+from dlrm.flags import Values
+from dlrm.metrics.latency import Latency
+from dlrm.session.all_checkpoints import average_checkpoints
+from dlrm.session.network_flags import BatchPlan, pipeline_parts
+from dlrm.session.session import VARIES, Session
+from dlrm.tasks.network import NetworkTask
+from dlrm.tasks.run import Run
+from dlrm.train.config import TrainConfig
+from dlrm.train.ema import EMA
+from dlrm.train.execution import partition
+from dlrm.train.log import Loader, RunLog
+from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.schedule import CurveConfig, learning_rate_curve
+from dlrm.train.trainer import Trainer
+
+
+@dataclass(kw_only=True)
+class NetworkRun(Run):
+    """The inputs of all modes of a network's command; see `Run`.
+
+    Attributes:
+        plan: division of the global batch.
+        pipelines: division of the network's parts among the processes.
+    """
+
+    plan: BatchPlan
+    pipelines: Pipelines
+
+    def recorded(self) -> dict[str, Any]:
+        return super().recorded() | {"global_batch": self.plan.global_batch}
+
+    def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
+        same_batch = {"the global batch (see --replicas)": run.get("global_batch")}
+        return super().frozen(run) | same_batch
+
+
+def join_pipelines(session: Session, training_modes: Sequence[str]) -> Pipelines:
+    """Returns the pipelines that the processes form in the modes of a training."""
+    values, world = session.values, session.world
+    with session.agreed():
+        parts = pipeline_parts(values, world.size, training_modes)
+    return pipelines(world, parts, values["rank_timeout"])
+
+
+def divide(task: NetworkTask, values: Values, divided: Pipelines, plan: BatchPlan) -> None:
+    """Reduces a network to the part of this process, if the processes form pipelines.
+
+    Raises:
+        ValueError: network, flags and number of processes contradict each other.
+    """
+    parts, schedule = divided.parts.size, values["pipeline_schedule"]
+    if parts == 1:
+        return
+    if schedule == "1f1b" and plan.accumulation < parts:
+        raise ValueError(
+            f"--pipeline_schedule 1f1b: expected {parts} micro-batches or more for {parts} parts, "
+            f"got {plan.accumulation}; raise --gradient_accumulation_steps, or use gpipe"
+        )
+    task.divide(divided.parts, values["pipeline_splits"], schedule)
+
+
+def device_line(run: NetworkRun, model: str) -> str:
+    """Returns a line about the run: device, network, precision and batch."""
+    task, world, plan = run.task, run.world, run.plan
+    half = str(task.precision.dtype(world.device)).removeprefix("torch.")
+    threads = f" ({torch.get_num_threads()} threads)" if world.device == "cpu" else ""
+    return (
+        f"device: {world.device}{threads}  processes: {world.size}  model: {model} "
+        f"({task.num_parameters:,} parameters)  products: {half}  batch: "
+        f"{run.values['batch_size']} x {plan.accumulation} x {run.pipelines.replicas.size} = "
+        f"{plan.global_batch}"
+    )
+
+
+def common_notices(run: NetworkRun) -> Iterator[str]:
+    """Returns lines about differences from what the flags suggest."""
+    values, task = run.values, run.task
+    if run.plan.note:
+        yield run.plan.note
+    if values["precision"] in ("16.16", "16.32") and values["half_dtype"] is None:
+        half = task.precision.dtype(run.world.device)
+        yield (
+            f"note: --precision {values['precision']}: its 16 bits are {half}; --half_dtype chooses"
+        )
+    if values["pipeline_splits"]:
+        yield _pipeline_notice(run)
+
+
+def _pipeline_notice(run: NetworkRun) -> str:
+    """Returns a line about the parts of the network and their processes."""
+    values, world = run.values, run.world
+    schedule, count = values["pipeline_schedule"], run.plan.accumulation
+    parts = partition(run.task.stages(), values["pipeline_splits"])
+    names = [f"{next(iter(part))} ({len(part)} stages)" for part in parts]
+    if run.pipelines.parts.size == 1:
+        return (
+            f"note: --pipeline_splits: {len(parts)} parts, which each process runs one after the "
+            f"other with the same results (--pipeline_schedule {schedule}): {', '.join(names)}"
+        )
+    ranks = [",".join(map(str, range(p, world.size, len(parts)))) for p in range(len(parts))]
+    where = ", ".join(f"{name} on rank {of}" for name, of in zip(names, ranks, strict=True))
+    return (
+        f"pipelines: {run.pipelines.replicas.size} of {len(parts)} processes: {where}; "
+        f"--pipeline_schedule {schedule} with {count} micro-batches: bubble fraction "
+        f"{bubble_fraction(schedule, len(parts), count):.4f}"
+    )
+
+
+class EmptyLoader:
+    """A test set without samples."""
+
+    num_samples = 0
+
+    def __len__(self) -> int:
+        return 0
+
+    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Any, None, None]:
+        yield from ()
+
+
+def train_config(run: NetworkRun, steps_per_epoch: int) -> TrainConfig:
+    """Returns the length of training, with the plan's micro-batches and `--ckpts_per_epoch`."""
+    values = run.values
+    config = values.config(TrainConfig, gradient_accumulation_steps=run.plan.accumulation)
+    if values["ckpts_per_epoch"]:
+        freq = max(1, round(steps_per_epoch / values["ckpts_per_epoch"]))
+        config = replace(config, checkpoint_freq=freq)
+    return config
+
+
+def trainer(
+    run: NetworkRun, session: Session, batches: Loader, config: TrainConfig, num_steps: int
+) -> Trainer:
+    """Returns the trainer of a network.
+
+    Args:
+        run: flags and network.
+        session: log, watchdog and checkpoints.
+        batches: the training set.
+        config: length and reports of the training.
+        num_steps: steps of the learning rate's curve.
+    """
+    values, decay = run.values, run.values["ema_decay"]
+    optimizer = values.config(NetworkOptimizerConfig)
+    limits = [values["max_grad_norm"]]
+    if run.pipelines.parts.size > 1:  # an optimizer has only the gradients of its part
+        limits.append(optimizer.max_grad_norm)
+    return Trainer(
+        task=run.task,
+        world=run.world,
+        log=session.log,
+        checkpoints=session.checkpoints,
+        run=run.recorded(),
+        beat=session.beat,
+        optimizers=run.task.optimizers(optimizer),
+        scaler=run.task.scaler(min((n for n in limits if n is not None), default=None)),
+        pipelines=run.pipelines,
+        accumulate=run.task.accumulate,
+        schedule=learning_rate_curve(values.config(CurveConfig), num_steps, len(batches)),
+        config=config,
+        ema=None if decay is None else EMA(run.task.model, decay),
+    )
+
+
+def train(
+    run: NetworkRun, session: Session, trainer: Trainer, batches: Loader, test: Loader
+) -> dict[str, float]:
+    """Trains a network that has its first weights, and returns the summary.
+
+    Args:
+        run, session: see `trainer`.
+        trainer: the trainer.
+        batches: the training set.
+        test: the set to evaluate during training; may be empty.
+    """
+    values = run.values
+    session.log.line(
+        f"training: {trainer.config.num_steps(len(batches))} steps, {len(batches)} an epoch, with "
+        f"{values['optimizer']}, lr {values['lr']:.4g} {values['lr_schedule']}, weight decay "
+        f"{values['weight_decay']:.3g}"
+    )
+    if run.world.device.startswith("cuda") and not values["deterministic"]:
+        session.log.line(VARIES)
+    summary = session.train(run, trainer, batches, test)
+    if session.checkpoints and values["weight_avg_exp"] is not None:
+        summary |= average_checkpoints(trainer, test, values["weight_avg_exp"])
+    return summary
+
+
+@torch.inference_mode()
+def time_inference(
+    run: NetworkRun, log: RunLog, loader: Loader, unit: str, with_reading: bool = False
+) -> dict[str, float]:
+    """Times passes over a dataset; returns mean throughput over processes, and latencies.
+
+    A sample's latency is that of its batch, from receiving the batch to having its result.
+
+    Args:
+        run: flags and network.
+        log: destination of reports.
+        loader: the batches.
+        unit: name of a sample, in the plural.
+        with_reading: whether latencies include reading.
+    """
+    world, task, repeat = run.world, run.task, run.values["repeat"]
+    task.model.eval()
+    rates: list[float] = []
+    seconds: list[float] = []
+    for index in range(repeat):
+        began, samples, batches = time.perf_counter(), 0.0, []
+        asked = began
+        with closing(loader.batches()) as read:
+            for batch in read:
+                start = asked if with_reading else time.perf_counter()
+                task.predict(batch)
+                if world.device.startswith("cuda"):
+                    torch.cuda.synchronize()
+                asked = time.perf_counter()
+                batches.append(asked - start)
+                samples += task.num_samples(batch) / world.size
+        rate = all_sum(torch.tensor(samples / (time.perf_counter() - began)), world).item()
+        log.line(f"pass {index + 1}/{repeat}: {rate:.2f} {unit}/s")
+        if index:
+            rates.append(rate)
+            seconds += batches
+    latency = Latency.of(seconds)._asdict().items()
+    return {
+        "mean_inference_throughput": float(np.mean(rates)),
+        **{f"{name}_inference_latency": value for name, value in latency},
+    }

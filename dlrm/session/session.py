@@ -1,0 +1,442 @@
+"""Sessions of training commands: from joining the world to the summary, with an exit code."""
+
+import ctypes
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dlrm.command_line import Terminated, name_standard_output, terminable, unwritten_output
+from dlrm.distributed import (
+    OtherRankError,
+    World,
+    agreed,
+    check_same,
+    choose_device,
+    from_first,
+    join_world,
+    launch,
+    shutdown,
+)
+from dlrm.documents import one_line
+from dlrm.flags import Values
+from dlrm.session.profiling import StepProfiler
+from dlrm.tasks.run import USER_ERRORS, Run
+from dlrm.train.checkpoints.checkpoint import (
+    Parameters,
+    check_unchanged,
+    load_checkpoint,
+    read_config,
+)
+from dlrm.train.checkpoints.directory import (
+    CheckpointDirectory,
+    checkpoint_in_use,
+    last_checkpoint,
+    run_directory,
+)
+from dlrm.train.log import RunLog, StoppedError
+from dlrm.train.reports.curves import draw_curves
+from dlrm.train.reports.model_card import MODEL_CARD
+from dlrm.train.reports.trackers import open_trackers
+from dlrm.train.trainer import Trainer
+from dlrm.train.watchdog import Watchdog
+
+_PR_SET_PDEATHSIG = 1  # of linux/prctl.h
+STOPPED = 75  # EX_TEMPFAIL: stopped by a signal and saved; the same command with --resume continues
+VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
+_LESS_MEMORY = (
+    "A smaller --batch_size needs less, and --gradient_accumulation_steps computes it in parts; "
+    "python -m dlrm.scripts.doctor says what is free"
+)
+_LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
+
+
+class Session:
+    """A command's part in a run of several processes; a context that ends the run.
+
+    `watch` opens the attributes after `world`.
+
+    Attributes:
+        values: the flags, with the path of the log.
+        world: the processes.
+        log: destination of reports.
+        dog: detects a rank that hangs.
+        checkpoints: directory of a training's checkpoints; None saves nothing.
+
+    Args:
+        values: the flags.
+        check: raises errors about the flags of a rank.
+        ranks_may_differ: flags that may differ between ranks.
+
+    Raises:
+        ValueError, OSError: the user's error; the message names it.
+        OtherRankError: another rank raises one of these.
+    """
+
+    log: RunLog
+    dog: Watchdog
+    checkpoints: CheckpointDirectory | None
+
+    def __init__(
+        self,
+        values: Values,
+        check: Callable[[Values, World], object] = lambda values, world: None,
+        ranks_may_differ: frozenset[str] = frozenset(),
+    ) -> None:
+        self.values = values = _with_log_path(values)
+        set_deterministic(values["deterministic"])
+        given = "backend" in values.given
+        self.world = join(values["base_device"], values["backend"], given, values["rank_timeout"])
+        with self.agreed():
+            check(values, self.world)
+        shared = {f"--{k}": v for k, v in values.items() if k not in ranks_may_differ}
+        check_same(shared, self.world)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
+        self._profiler: StepProfiler | None = None
+        self.at_the_end = ExitStack()
+
+    def __enter__(self) -> "Session":
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self.at_the_end.__exit__(*exception)
+
+    def agreed(self) -> AbstractContextManager:
+        """Returns a context in which an error of the user ends all ranks."""
+        return agreed(self.world, *USER_ERRORS)
+
+    def watch(self, run: Run, lines: Iterable[str]) -> None:
+        """Opens the log, the watchdog and the checkpoints of a run, and reports how it begins.
+
+        Args:
+            run: the run.
+            lines: lines about it.
+        """
+        values, world = run.values, self.world
+        with self.agreed():
+            if values["profile"] and not run.trains:
+                raise ValueError(
+                    f"--profile {values['profile']} contradicts --mode {values['mode']}: only a "
+                    "training takes steps"
+                )
+            self.log = RunLog(values["log_path"], quiet=world.rank > 0)
+        self.at_the_end.enter_context(self.log)
+        _open_trackers(run, self.log)
+        check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
+        self.dog = self.at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
+        self.checkpoints = self._checkpoints(run) if run.trains else None
+        self.log.parameters(dict(values))
+        for line in lines:
+            self.log.line(line)
+        if values["profile"]:
+            self._profiler = _profiler(run, self.log)
+            self.at_the_end.callback(self._profiler.close)
+
+    def beat(self, step: int) -> None:
+        """Reports that training has reached a step."""
+        self.dog.beat(step)
+        if self._profiler:
+            self._profiler.beat(step)
+
+    def load_weights(self, run: Run, parameters: Parameters) -> bool:
+        """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
+        if run.checkpoint:
+            load_checkpoint(run.checkpoint, parameters, world=self.world)
+            self.log.line(f"weights from {run.checkpoint}")
+        return run.checkpoint is not None
+
+    def resume(self, run: Run, trainer: Trainer) -> bool:
+        """Resumes from the last checkpoint, if `--resume` is given and there is one."""
+        return self.values["resume"] and resume(trainer, self.log, run.frozen)
+
+    def train(self, run: Run, trainer: Trainer, *batches: Any) -> dict[str, float]:
+        """Trains until the end or until SIGTERM, and returns the summary.
+
+        Args:
+            run: the run.
+            trainer: its trainer.
+            batches: the arguments of `Trainer.fit`.
+        """
+        with stopped_by_sigterm(trainer):
+            summary = trainer.fit(*batches)
+        self.dog.rest()
+        if self._profiler:
+            self._profiler.finish()
+        if run.values["mode"] != "benchmark_training":
+            report_files(trainer, self.log, run.values["log_path"])
+        return summary
+
+    def _checkpoints(self, run: Run) -> CheckpointDirectory | None:
+        """Returns the directory of `--save_checkpoint_path`, if given, until the run ends."""
+        values = run.values
+        if not values["save_checkpoint_path"]:
+            return None
+        checkpoints = CheckpointDirectory(
+            values["save_checkpoint_path"],
+            values["keep_checkpoints"],
+            run.transform,
+            self.world,
+            values.get("async_checkpoint", False),
+            self.dog.beat,
+        )
+        new_or_resumed(checkpoints, values["resume"])
+        self.at_the_end.callback(checkpoints.release)
+        return checkpoints
+
+
+def _with_log_path(values: Values) -> Values:
+    """Puts the log beside the checkpoints, if some are saved and --log_path is not given."""
+    folder = values["save_checkpoint_path"]
+    if not folder:
+        return values
+    return values.filled({"log_path": str(Path(folder, Path(values["log_path"]).name))})
+
+
+def _open_trackers(run: Run, log: RunLog) -> None:
+    """Opens `--tensorboard` and `--mlflow` for training, on the first rank."""
+    values = run.values
+    asked = [name for name in ("tensorboard", "mlflow") if values[name]]
+    if asked and not run.trains:
+        log.line(f"note: --{asked[0]} is not used: only a training reports to trackers")
+    elif asked and run.world.rank == 0:
+        name = run_directory(Path(values["log_path"]).absolute().parent).name
+        trackers = open_trackers(values["tensorboard"], values["mlflow"], name, log.line)
+        log.trackers = [*trackers]
+
+
+def _profiler(run: Run, log: RunLog) -> StepProfiler:
+    values, world = run.values, run.world
+    return StepProfiler(
+        values["profile"],
+        values["benchmark_warmup_steps"],
+        Path(values["log_path"]).absolute().parent,
+        world.rank,
+        world.device,
+        log.line,
+    )
+
+
+def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
+    """Runs a command and ends the process with its exit code.
+
+    Exit codes: 0; 1 after an error, which is printed on one line; 75 a training stopped by SIGTERM;
+    76 a rank hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard; 143 terminated
+    before or after the training. Of several ranks SIGTERM ends one at once, since a rank that waits
+    for another would not end for an exception.
+
+    Args:
+        run: the command.
+        checkpoints: directory of its checkpoints, if it saves any.
+    """
+    code: int | str = 0
+    name_standard_output()
+    try:
+        with terminable(at_once=launch().size > 1):
+            run()
+            if sys.stdout is not None:
+                sys.stdout.flush()
+    except OtherRankError:
+        code = 1
+    except StoppedError as stopped:
+        code = STOPPED
+        if _rank() == 0:
+            print(stopped, file=sys.stderr, flush=True)
+    except USER_ERRORS as error:
+        code = _named(one_line(unwritten_output() or error))
+    except torch.OutOfMemoryError as error:
+        reason = str(error).splitlines()[0].partition(" Of the allocated")[0]
+        code = _named(f"{reason} {_LESS_MEMORY}")
+    except RuntimeError as error:
+        if "DefaultCPUAllocator" in str(error) or "alloc_cpu" in str(error):
+            reason = str(error).splitlines()[0].partition("DefaultCPUAllocator: ")[2]
+            code = _named(f"{reason or 'out of memory'}. {_LESS_MEMORY}")
+        elif "dlrm/_ops_cuda.so" in str(error):  # its message has the remedy
+            code = _named(str(error).splitlines()[0])
+        elif dist.is_initialized() and _LOST.search(str(error)):
+            reason = str(error).splitlines()[0].partition(". This")[0]
+            code = f"rank {_rank()} ends, since another rank has gone: {reason}"
+        else:
+            raise
+    except (KeyboardInterrupt, Terminated) as stop:
+        code, how = (143, "terminated") if isinstance(stop, Terminated) else (130, "interrupted")
+        last = last_checkpoint(checkpoints) if checkpoints else None
+        saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a training)"
+        kept = f"--resume goes on from {last}" if last else f"nothing was saved{saves}"
+        if _rank() == 0:
+            print(f"{how}; {kept}", file=sys.stderr)
+    if dist.is_initialized():
+        shutdown(World(dist.get_rank(), dist.get_world_size()))
+    sys.exit(code)
+
+
+def _named(reason: str) -> str:
+    """Returns the line of an error, with its rank unless that is the first."""
+    named = _rank() == 0 or reason.startswith("rank")
+    return f"error: {'' if named else f'rank {_rank()}: '}{reason}"
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_initialized() else 0
+
+
+def set_deterministic(wanted: bool) -> None:
+    """Makes all operators reproducible bit for bit, or as fast as possible.
+
+    Call it before CUDA starts, since cuBLAS reads its variable then. cuDNN follows torch's setting.
+    """
+    if wanted:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        # Do not fill memory that is overwritten anyway.
+        torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.use_deterministic_algorithms(wanted)
+
+
+def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -> World:
+    """Joins the world of the launcher's variables.
+
+    Args:
+        asked: device, or None for CUDA if available.
+        backend: backend for CUDA tensors.
+        backend_given: whether the user chose that backend.
+        timeout: seconds to wait for the other processes.
+
+    Raises:
+        ValueError, OSError: see `join_world`.
+    """
+    if launch().size > 1:
+        end_with_launcher()
+    chosen = choose_device(asked)
+    if chosen == "cpu" and backend_given and backend != "gloo" and launch().size > 1:
+        raise ValueError(f"--backend {backend}: expected gloo for --base_device cpu")
+    if chosen.startswith("cuda:"):
+        torch.cuda.set_device(chosen)  # for code that names no device, such as a stream
+    return join_world(chosen, backend, timeout)
+
+
+def end_with_launcher() -> None:
+    """Sends this process SIGTERM when its launcher dies, so that it saves and ends (Linux)."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM), 0, 0, 0)
+
+
+@contextmanager
+def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
+    """Within the block SIGTERM ends the training after a step, with a checkpoint.
+
+    After the training has ended this way, or one of several ranks has failed, SIGTERM has no effect
+    any more: each rank ends with its own exit code, and none by the signal.
+    """
+
+    def stop(*_: object) -> None:
+        trainer.stop_requested = True
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        yield
+    except BaseException as error:
+        if isinstance(error, StoppedError) or dist.is_initialized():
+            before = signal.SIG_IGN  # torchrun sends it to all ranks once the first has ended
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
+    """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
+
+    Raises:
+        FileNotFoundError, ValueError: the checkpoint is missing or damaged.
+    """
+    with ExitStack() as held:
+        found = None
+        with agreed(world, ValueError, OSError):
+            if path and world.rank == 0:
+                found = held.enter_context(checkpoint_in_use(path))
+        yield from_first(found, world)
+
+
+def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
+    """Claims a directory of checkpoints; refuses one with checkpoints unless resuming.
+
+    Raises:
+        FileExistsError: the directory has checkpoints; the message names the last.
+        BlockingIOError: another run uses the directory.
+    """
+    last = checkpoints.last()
+    with agreed(checkpoints.world, OSError):
+        if last and not resume:
+            raise FileExistsError(
+                f"{last}: from an earlier run; --resume goes on from it, or name another directory "
+                "with --save_checkpoint_path"
+            )
+    checkpoints.claim()
+
+
+def resume(
+    trainer: Trainer, log: RunLog, frozen: Callable[[dict[str, Any]], Mapping[str, Any]]
+) -> bool:
+    """Resumes from the last checkpoint of the trainer's directory, if it has one.
+
+    Args:
+        trainer: the trainer to resume.
+        log: destination of the report.
+        frozen: configuration of a run -> the part of it that must be unchanged.
+
+    Raises:
+        ValueError: the flags contradict the saved configuration.
+    """
+    assert trainer.checkpoints is not None
+    last = trainer.checkpoints.last()
+    if last is None:
+        unfinished = from_first(sorted(trainer.checkpoints.path.glob("step-*")), trainer.world)
+        with agreed(trainer.world, ValueError):
+            if unfinished:
+                raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
+        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
+        return False
+    with agreed(trainer.world, ValueError, OSError):
+        check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
+    trainer.resume(last)
+    log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
+    return True
+
+
+def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
+    """Draws the curves, and reports the paths of curves and checkpoints."""
+    if trainer.checkpoints:
+        last, found = trainer.checkpoints.last(), trainer.checkpoints.best()
+        best = found or "none, as nothing was tested"
+    if log.quiet:
+        return
+    curves = Path(log_path).absolute().with_name("curves.png")
+    task, progress, flags = trainer.task, trainer.progress, trainer.run.get("flags", {})
+    data = flags.get("dataset") or flags.get("data_dir") or flags.get("dataset_type") or ""
+    problem = draw_curves(
+        progress.curve,
+        progress.history,
+        task.metric,
+        task.loss_metric,
+        curves,
+        title=f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
+        schedule=trainer.schedule,
+        best_step=progress.best.get("step"),
+        tested=trainer.roles.chooses,
+    )
+    log.line(problem or f"curves: {curves}")
+    if not problem:
+        log.file(curves)
+    if trainer.checkpoints:
+        if last:
+            log.file(last / MODEL_CARD)
+        log.line(f"checkpoints: last {last}, best {best}")
+    else:
+        log.line("the weights are not saved; --save_checkpoint_path saves them")

@@ -1,1 +1,0 @@
-"""Systems that source documents name: recipes, and benchmark rows as data."""

@@ -1,0 +1,275 @@
+"""Trains, validates or times image networks: python -m dlrm.scripts.cnn --mode train ..."""
+
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dlrm.distributed import Pipelines
+from dlrm.files import MANIFEST
+from dlrm.flags import Values, parsed_or_help
+from dlrm.manifest import crc32
+from dlrm.session import network, network_flags
+from dlrm.session.all_checkpoints import checkpoints_of, name_of, validate_all
+from dlrm.session.network import EmptyLoader, NetworkRun
+from dlrm.session.session import Session, exit_with
+from dlrm.tasks.run import known_checkpoint, with_saved_flags
+from dlrm.train.checkpoints.checkpoint import Parameters, read_config
+from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.pretrained import load_weights
+from dlrm.train.config import PrecisionConfig, TrainConfig
+from dlrm.train.execution import ExecutionConfig
+from dlrm.train.log import Loader
+from dlrm.vision import flags as cnn_flags
+from dlrm.vision.augmentation import Augmentation
+from dlrm.vision.loader import (
+    GeneratedImages,
+    ImageDataset,
+    ImageLoader,
+    ImageSource,
+    SyntheticImages,
+)
+from dlrm.vision.task import ImageClassification, ImageLossConfig, NetworkConfig
+
+TRAINING = ("train", "benchmark_training")
+_LOADED_BYTES = 1 << 30  # of prefetched batches
+
+
+def main(arguments: list[str]) -> None:
+    values = parsed_or_help(
+        arguments, cnn_flags.parse, lambda: f"{__doc__}\n{cnn_flags.FLAGS.help()}"
+    )
+    if values is not None:
+        exit_with(lambda: run(values), values["save_checkpoint_path"])
+
+
+def run(values: Values) -> dict[str, float]:
+    """Runs the mode of the flags and returns the summary, on every rank.
+
+    Raises:
+        ValueError, OSError, FloatingPointError: the user's error; the message names it.
+        OtherRankError: another rank raises one of these.
+        StoppedError: the training was stopped by a signal.
+    """
+    with Session(values) as session:
+        divided = network.join_pipelines(session, TRAINING)
+        with session.agreed():
+            image_run = _open(session.values, divided)
+        # Ranks drop out different activations.
+        torch.manual_seed(image_run.values["seed"] + session.world.rank)
+        session.watch(image_run, _notices(image_run))
+        summary = _MODES[values["mode"]](image_run, session)
+        session.log.summary(summary)
+    return summary
+
+
+def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
+    plan = network_flags.batch_plan(values, pipelines.replicas.size)
+    values = cnn_flags.resolved(values, plan.global_batch)
+    _check(values)
+    checkpoint = values["load_checkpoint_path"] and find_checkpoint(values["load_checkpoint_path"])
+    validated = values["mode"] == "validate"
+    if validated:
+        checkpoint = checkpoints_of(values["restore_path"])[0]
+        _check_validated(values, checkpoint)
+    taken = (*cnn_flags.ARCHITECTURE, *(("precision", "half_dtype") if validated else ()))
+    known = known_checkpoint(values, checkpoint)
+    values = with_saved_flags(values, known, taken)
+    if values["data"] == "dataset":
+        classes = ImageDataset(
+            values["dataset"], "test", values["verify_data"], values["allow_links"]
+        ).num_classes
+        if "num_classes" in values.given and values["num_classes"] != classes:
+            raise ValueError(
+                f"--num_classes {values['num_classes']}: {values['dataset']} has {classes}"
+            )
+        values = values.filled({"num_classes": classes})
+    task = ImageClassification(
+        values.config(NetworkConfig),
+        values.config(Augmentation),
+        values.config(ImageLossConfig),
+        values.config(PrecisionConfig),
+        values.config(ExecutionConfig),
+        pipelines.replicas,
+        values["seed"],
+        values["channels_last"],
+    )
+    if values["init_checkpoint"]:
+        load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
+    network.divide(task, values, pipelines, plan)
+    return NetworkRun(
+        values=values,
+        world=pipelines.world,
+        pipelines=pipelines,
+        task=task,
+        trains=values["mode"] in TRAINING,
+        checkpoint=checkpoint,
+        dataset=_fingerprint(values),
+        may_change=cnn_flags.RESUME_MAY_CHANGE,
+        plan=plan,
+    )
+
+
+def _check(values: Values) -> None:
+    network_flags.check(values, ("train",))
+    mode = values["mode"]
+    if mode == "validate" and values["restore_path"] is None:
+        raise ValueError("--mode validate needs --restore_path, the directory of the checkpoints")
+    if values["data"] is None or values["data"] == "dataset" and values["dataset"] is None:
+        raise ValueError("--dataset: expected a directory, or --data generated or synthetic")
+    if not 0 <= values["start_epoch"] < values["epochs"]:
+        raise ValueError(f"--start_epoch {values['start_epoch']}: expected 0 to --epochs, excluded")
+
+
+def _check_validated(values: Values, checkpoint: Path) -> None:
+    """Raises ValueError if the checkpoint is of another network or of other classes."""
+    saved = read_config(checkpoint)
+    for flag in ("model", "norm", "groups", "group_dim", "expand_ratio", "depths", "width"):
+        known = saved["flags"].get(flag)  # older checkpoints have published depths and widths only
+        known = tuple(known) if isinstance(known, list) else known
+        if flag in values.given and values[flag] != known:
+            raise ValueError(f"--{flag} {values[flag]}: {checkpoint} has {known}")
+    classes = saved["dataset"].get("classes")
+    if values["data"] == "dataset" and classes:
+        test = ImageDataset(values["dataset"], "test", values["verify_data"], values["allow_links"])
+        if test.classes != classes:
+            raise ValueError(
+                f"{values['dataset']}: expected the {len(classes)} classes that {checkpoint} was "
+                f"trained on, {_shown(classes)}, got {len(test.classes)}, {_shown(test.classes)}"
+            )
+
+
+def _shown(classes: Sequence[str]) -> str:
+    return ", ".join(classes[:5]) + (", ..." if len(classes) > 5 else "")
+
+
+def _notices(run: NetworkRun) -> Iterator[str]:
+    """Yields notices about the run, and where it differs from what the flags suggest."""
+    values = run.values
+    yield network.device_line(run, values["model"])
+    yield from network.common_notices(run)
+    for flag in ("mixup_alpha", "cutmix_lambda"):
+        if values["data"] == "synthetic" and flag in values.given:
+            yield (
+                f"note: --{flag} is not used; --data synthetic is one batch, in which nothing is "
+                "mixed"
+            )
+    if values["init_checkpoint"]:
+        yield f"weights from {values['init_checkpoint']}"
+    elif run.checkpoint is None and values["mode"] == "benchmark_inference":
+        yield "note: no --load_checkpoint_path, so these are the initial weights"
+
+
+class _Float32:
+    """A source whose images are copied as float32, four times the bytes."""
+
+    def __init__(self, source: ImageSource):
+        self.num_samples, self.num_classes = source.num_samples, source.num_classes
+        self.size, self._source = source.size, source
+
+    def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
+        images, labels = self._source.read(rows)
+        return images.float(), labels
+
+
+def _loader(run: NetworkRun, split: str, batch_size: int) -> Loader:
+    """Returns the batches of a split; training leaves out a short last one."""
+    values, world, train = run.values, run.pipelines.replicas, split == "train"
+    size, classes, seed = values["image_size"], values["num_classes"], values["seed"]
+    count = values["synthetic_dataset_num_entries"]
+    if values["data"] == "synthetic":
+        made = (count, batch_size)
+        return SyntheticImages(*made, size=size, num_classes=classes, seed=seed, world=world)
+    source: ImageSource
+    if values["data"] == "generated":
+        source = GeneratedImages(count, size, classes, seed)
+    else:
+        source = ImageDataset(
+            values["dataset"], split, values["verify_data"], values["allow_links"]
+        )
+    if values["io"] == "float32":
+        source = _Float32(source)
+    width = 4 if values["io"] == "float32" else 1
+    read = batch_size * 3 * source.size**2 * width // world.size
+    return ImageLoader(
+        source,
+        batch_size,
+        shuffle=train,
+        drop_last=train,
+        num_partners=run.task.augmentation.num_partners if train else 0,
+        seed=seed,
+        world=world,
+        depth=max(1, min(4, _LOADED_BYTES // max(read, 1))),
+    )
+
+
+def _train(run: NetworkRun, session: Session) -> dict[str, float]:
+    values = run.values
+    train = _loader(run, "train", run.plan.global_batch)
+    tested = not (values["no_validation"] or values["mode"] == "benchmark_training")
+    test = _loader(run, "test", values["test_batch_size"]) if tested else EmptyLoader()
+    config = _train_config(run, len(train))
+
+    trainer = network.trainer(run, session, train, config, config.epochs * len(train))
+    if not session.resume(run, trainer):
+        session.load_weights(run, trainer.parameters)
+        trainer.progress.step = trainer.progress.tested_step = values["start_epoch"] * len(train)
+    return network.train(run, session, trainer, train, test)
+
+
+def _train_config(run: NetworkRun, steps_per_epoch: int) -> TrainConfig:
+    values, config = run.values, network.train_config(run, steps_per_epoch)
+    if values["mode"] != "benchmark_training":
+        return config
+    steps = config.max_steps or 120
+    warmup = config.benchmark_warmup_steps
+    if "benchmark_warmup_steps" not in values.given:
+        warmup = min(20, steps // 2)
+    epochs = max(config.epochs, -(-steps // steps_per_epoch))
+    return replace(config, epochs=epochs, max_steps=steps, benchmark_warmup_steps=warmup)
+
+
+def _fingerprint(values: Values) -> dict[str, Any]:
+    if values["data"] != "dataset":
+        return {"data": values["data"], "images": values["synthetic_dataset_num_entries"]}
+    train = ImageDataset(values["dataset"], "train", values["verify_data"], values["allow_links"])
+    return {"images": train.num_samples, "classes": train.classes, "size": train.size}
+
+
+def _validate(run: NetworkRun, session: Session) -> dict[str, float]:
+    values = run.values
+    test = _loader(run, "test", values["test_batch_size"])
+    results = Path(values["results"] or Path(values["restore_path"], "validation.csv"))
+    facts = {flag: values[flag] for flag in (*cnn_flags.ARCHITECTURE, "precision", "half_dtype")}
+    if values["data"] == "dataset":
+        facts["dataset"] = crc32(Path(values["dataset"], MANIFEST))
+    tested_on = name_of(values["dataset"] or values["data"], facts)
+    return validate_all(
+        run.task, test, values["restore_path"], results, run.world, session.log, tested_on
+    ).summary()
+
+
+def _benchmark_inference(run: NetworkRun, session: Session) -> dict[str, float]:
+    session.load_weights(run, Parameters(run.task.model))
+    loader = _loader(run, "test", run.values["batch_size"] * run.world.size)
+    return network.time_inference(run, session.log, loader, "images")
+
+
+_MODES = {
+    "train": _train,
+    "benchmark_training": _train,
+    "validate": _validate,
+    "benchmark_inference": _benchmark_inference,
+}
+
+
+def start() -> None:
+    main(sys.argv[1:])
