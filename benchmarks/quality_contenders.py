@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 import dlrm
-from dlrm.api.recipe import Facts
+from dlrm.api.recipe import DatasetFacts
 from dlrm.data.transform.schema import Schema
 from dlrm.scripts.tune.space import Space, default_space
 
@@ -48,7 +48,9 @@ class Dlrm:
     def space(rows: Rows) -> Space:
         rate = float(labels_of(rows.train, rows.schema).mean())
         tables = (1,) * len(rows.schema.categorical)  # sizes that the recipe does not read
-        return default_space(Facts(len(rows.train), len(rows.schema.numerical), tables, rate))
+        return default_space(
+            DatasetFacts(len(rows.train), len(rows.schema.numerical), tables, rate)
+        )
 
     def __init__(self, rows: Rows, threads: int) -> None:
         test = rows.train.slice(0, 100) if rows.judged is None else rows.judged  # of no effect

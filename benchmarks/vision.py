@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dlrm.train.config import PrecisionConfig, TrainConfig
-from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.loader import SyntheticImages

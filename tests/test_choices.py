@@ -13,7 +13,7 @@ from dlrm.tasks import config
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
 NAMES = {
     "interactions": (choices.INTERACTION_NAMES, (*INTERACTIONS, choices.DCN)),

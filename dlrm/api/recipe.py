@@ -28,7 +28,7 @@ _WIDTH = 96  # of the lines that list the settings
 _DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
 
 
-class Facts(NamedTuple):
+class DatasetFacts(NamedTuple):
     """The facts about the training rows that a recipe depends on.
 
     Attributes:
@@ -44,7 +44,7 @@ class Facts(NamedTuple):
     click_rate: float
 
     @classmethod
-    def from_dataset(cls, train: Dataset) -> "Facts":
+    def from_dataset(cls, train: Dataset) -> "DatasetFacts":
         """Returns the facts of a dataset's training rows, read in batches of `BATCH_SIZE`.
 
         Raises:
@@ -70,7 +70,7 @@ class Facts(NamedTuple):
         )
 
 
-def auto(facts: Facts, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def auto(facts: DatasetFacts, given: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Returns the settings of a training by field name: the caller's and the recipe's.
 
     The recipe makes no choice that a given setting rules out. docs/guide/tuning.md has the rules
@@ -89,7 +89,7 @@ def auto(facts: Facts, given: Mapping[str, Any] | None = None) -> dict[str, Any]
     return training_defaults(facts.rows, chosen | given)
 
 
-def describe(facts: Facts, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+def describe(facts: DatasetFacts, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     """Returns lines that list, as flags for a shell, the settings that the recipe chose."""
     chosen = {name: value for name, value in settings.items() if name not in given}
     flags = textwrap.wrap(" ".join(flags_of(chosen)), _WIDTH, break_on_hyphens=False)
@@ -109,7 +109,7 @@ def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _of_few_rows(facts: Facts, given: Mapping[str, Any]) -> dict[str, Any]:
+def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any]:
     rows, rate = facts.rows, min(facts.click_rate, 1 - facts.click_rate)
     samples = _SAMPLES * min(4 * rate, 1)
     epochs = given.get("epochs") or min(max(round(samples / rows), 1), _MOST_EPOCHS)

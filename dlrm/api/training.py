@@ -16,7 +16,7 @@ import torch
 
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
 from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
-from dlrm.api.recipe import BATCH_SIZE, Facts, auto, describe
+from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
@@ -184,7 +184,7 @@ def _with_defaults(
         verify_data="never",
     )
     with own_settings():
-        facts = Facts.from_dataset(open_datasets(data).train)
+        facts = DatasetFacts.from_dataset(open_datasets(data).train)
     values = aside | auto(facts, chosen)
     return values, describe(facts, values, chosen)
 

@@ -41,7 +41,7 @@ class Piece(NamedTuple):
         return self.columns[1] - self.columns[0]
 
     @property
-    def copied(self) -> bool:
+    def replicated(self) -> bool:
         return self.rank is None
 
     @property
@@ -54,7 +54,7 @@ class Piece(NamedTuple):
 
     @property
     def is_whole(self) -> bool:
-        return self.has_all_rows and self.has_all_columns and not self.copied
+        return self.has_all_rows and self.has_all_columns and not self.replicated
 
     def num_bytes(self, state_bytes: Callable[[int], int] = lambda dim: 0) -> int:
         """Returns the bytes of the float32 values of its rows, and of an optimizer's state of them.
@@ -92,7 +92,7 @@ class Placement:
 
     def __post_init__(self) -> None:
         alone = self.num_ranks == 1
-        pieces = (p._replace(rank=0) if alone and p.copied else p for p in self.pieces)
+        pieces = (p._replace(rank=0) if alone and p.replicated else p for p in self.pieces)
         object.__setattr__(self, "pieces", tuple(sorted(pieces, key=lambda p: p[:3])))
         for table in range(len(self.table_rows)):
             self._check(table, [piece for piece in self.pieces if piece.table == table])
@@ -124,10 +124,10 @@ class Placement:
             sorted({piece.table for piece in self.of_rank(rank)}) for rank in range(self.num_ranks)
         ]
 
-    def copied_alone(self, rank: int) -> tuple[int, ...]:
+    def replicated_alone(self, rank: int) -> tuple[int, ...]:
         """Returns the tables of which a rank has a copy and no piece that others look up."""
         own = self.of_rank(rank)
-        looked_up = {piece.table for piece in own if not piece.copied}
+        looked_up = {piece.table for piece in own if not piece.replicated}
         return tuple(sorted({piece.table for piece in own} - looked_up))
 
     def of_one_column(self) -> "Placement":
@@ -292,7 +292,7 @@ def placement_text(placement: Placement, names: Sequence[str]) -> str:
         lines += [f"- name: {_quoted(name)}", f"  rows: {rows}", "  pieces:"]
         for piece in placement.pieces:
             if piece.table == table:
-                parts = [f"rank: {_COPIED if piece.copied else piece.rank}"]
+                parts = [f"rank: {_COPIED if piece.replicated else piece.rank}"]
                 if not piece.has_all_rows:
                     parts.append(f"rows: [{piece.rows[0]}, {piece.rows[1]}]")
                 if not piece.has_all_columns:

@@ -32,9 +32,10 @@ from dlrm.language.data.squad import (
 from dlrm.language.largest_batch import largest_batch
 from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.session import network, network_flags
+from dlrm.session import network_flags
+from dlrm.session import network_run as network
 from dlrm.session.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
-from dlrm.session.network import EmptyLoader, NetworkRun
+from dlrm.session.network_run import EmptyLoader, NetworkRun
 from dlrm.session.session import Session, exit_with
 from dlrm.tasks.run import known_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
@@ -43,7 +44,7 @@ from dlrm.train.checkpoints.pretrained import load_bert_weights
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader, RunLog, Watched
-from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 
 HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # possibly of another task
@@ -125,7 +126,7 @@ def _open(values: Values, pipelines: Pipelines) -> TextRun:
         rows = values["batches_per_step"] * values["batch_size"] * replicas.size
         values = Values({**values, "synthetic_dataset_num_entries": rows}, values.given)
         sources = open_sources(values, vocab_is_fixed)
-    plan = network_flags.batch_plan(values, replicas.size)
+    plan = network_flags.divide_batch(values, replicas.size)
     network.divide(task, values, pipelines, plan)
     return TextRun(
         values=values,

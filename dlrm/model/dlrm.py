@@ -54,7 +54,7 @@ class DLRM(nn.Module):
 
     Attributes:
         tables_by_rank: the tables whose ids each process takes.
-        own_samples_alone: tables for which this process takes only the ids of its own samples.
+        own_samples_only: tables for which this process takes only the ids of its own samples.
         numerical_embedding: embedding of the numerical fields, or None.
         cross: the cross layers that enter the last layer, or None.
         wide: the weights of ids that are added to the logit, or None.
@@ -86,7 +86,7 @@ class DLRM(nn.Module):
         self.store: RowSlots | None = store
         self.placement = placement or config.placed(world.size)
         self.world, self.tables_by_rank = world, self.placement.tables_by_rank()
-        self.own_samples_alone = self.placement.copied_alone(world.rank)
+        self.own_samples_only = self.placement.replicated_alone(world.rank)
         self.embeddings = make_tables(config, self.placement, world, seed, store)
         self.wide: Tables | None = self.embeddings.wide_twin() if config.wide else None
         with torch.device("meta" if world.device == "meta" else "cpu"):  # not the caller's

@@ -3,7 +3,7 @@
 A rule states what it keeps for each row, its constants, and one step in plain torch. The rest
 follows: arguments, references, docstrings and fake kernels of the operators, such as `row_sgd_` and
 `row_sgd_decay_` (`row_update.py`), an optimizer's state and the numbers of its steps
-(`dlrm/train/optim/rows.py`), and the bytes that planners count.
+(`dlrm/train/optim/row_optimizers.py`), and the bytes that planners count.
 """
 
 import math

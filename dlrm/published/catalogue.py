@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 
 from dlrm.published.documents import dlperf, gaudi, ipu, nvidia
-from dlrm.published.documents.rows import System
+from dlrm.published.documents.benchmark_row import BenchmarkRow
 
-CATALOGUE: Mapping[str, System] = gaudi.ROWS | nvidia.ROWS | dlperf.ROWS | ipu.ROWS
+CATALOGUE: Mapping[str, BenchmarkRow] = gaudi.ROWS | nvidia.ROWS | dlperf.ROWS | ipu.ROWS
 DOCUMENTS = {
     "000": "Habana, PyTorch models for Gaudi",
     "001": "NVIDIA, DLRM for PyTorch",
@@ -15,7 +15,7 @@ DOCUMENTS = {
 }
 
 
-def select(source: str | None = None, model: str | None = None) -> list[System]:
+def select(source: str | None = None, model: str | None = None) -> list[BenchmarkRow]:
     """Returns the rows of a document and a model; None selects all.
 
     Raises:

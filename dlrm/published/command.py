@@ -22,7 +22,7 @@ from dlrm.files import errors_named
 from dlrm.flags import ConfigFlags, Subcommands, UsageError, Values, run_command
 from dlrm.published import compare, results, show, tables
 from dlrm.published.catalogue import CATALOGUE, DOCUMENTS, select
-from dlrm.published.documents.rows import System, find
+from dlrm.published.documents.benchmark_row import BenchmarkRow, find
 from dlrm.published.documents.translation import translate
 from dlrm.published.jobs import MOST, Options, check_command, plan
 from dlrm.published.results import finished, read
@@ -233,7 +233,7 @@ def _run(options: Values) -> int:
     return 1 if failed or passed else 0
 
 
-def _compared(row: System, options: Values) -> int:
+def _compared(row: BenchmarkRow, options: Values) -> int:
     """Runs a row that compares runs of others."""
     given, own = options.given, dict[str, Any]()
     if row.measure == "trend":
@@ -248,7 +248,7 @@ def _compared(row: System, options: Values) -> int:
     return code
 
 
-def _single(name: str) -> System:
+def _single(name: str) -> BenchmarkRow:
     """A row that is run itself.
 
     Raises:
@@ -280,10 +280,10 @@ def _seeds(options: Values) -> int:
     row = find(CATALOGUE, options["row"])
     single = _options(options, repeats=1)
 
-    def of_seed(name: str) -> Callable[[int], tuple[System, Options]]:
+    def of_seed(name: str) -> Callable[[int], tuple[BenchmarkRow, Options]]:
         """Returns the row of a seed if the catalogue has one, else the row with another seed."""
 
-        def column(seed: int) -> tuple[System, Options]:
+        def column(seed: int) -> tuple[BenchmarkRow, Options]:
             own = re.sub(r"/seed-\d+/", f"/seed-{seed}/", name)
             if own in CATALOGUE and f"--seed={seed}" in CATALOGUE[own].flags:
                 return CATALOGUE[own], single
@@ -349,7 +349,7 @@ def _document(options: Values) -> int:
     return 0
 
 
-def _matching(name: str) -> list[System]:
+def _matching(name: str) -> list[BenchmarkRow]:
     """The row of a name, or all rows of a pattern."""
     if any(character in name for character in "*?["):
         rows = [row for key, row in CATALOGUE.items() if fnmatch.fnmatchcase(key, name)]

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import trend_gap
-from dlrm.published.documents.rows import System
 from dlrm.published.jobs import Job, Options, plan
 from dlrm.published.results import Record, check_comparable, finished
 from dlrm.published.runner import run
@@ -41,8 +41,8 @@ def completed(
 
 
 def trend(
-    row: System,
-    against: System,
+    row: BenchmarkRow,
+    against: BenchmarkRow,
     steps: int,
     bound: float | None,
     change: Sequence[str],
@@ -103,14 +103,14 @@ def _precision(flags: Sequence[str]) -> str:
     return given[-1] if given else "--precision=fp32"
 
 
-def _one_place(row: System, options: Options) -> Job:
+def _one_place(row: BenchmarkRow, options: Options) -> Job:
     if len(options.grid) > 1:
         raise ValueError(f"--grid {','.join(options.grid)}: expected one place")
     return plan(row, options)[0]
 
 
 def seeds(
-    columns: Sequence[Callable[[int], tuple[System, Options]]],
+    columns: Sequence[Callable[[int], tuple[BenchmarkRow, Options]]],
     numbers: Sequence[int],
     names: Sequence[str],
     path: Path,
@@ -154,7 +154,7 @@ def seeds_table(numbers: Sequence[int], values: dict[str, list[float]]) -> str:
 
 
 def scaled(
-    row: System, options: Options, path: Path, keep: Path | None, say: Callable[[str], object]
+    row: BenchmarkRow, options: Options, path: Path, keep: Path | None, say: Callable[[str], object]
 ) -> list[Record]:
     """Runs a row at each place of a grid, of which one is a single device; returns the results.
 

@@ -11,11 +11,11 @@ import torch
 
 from dlrm.flags import HelpAsked
 from dlrm.language import flags as bert_flags
+from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import RULES, Rule
-from dlrm.published.documents.rows import System
 from dlrm.published.smoke import smoke_flags
 from dlrm.scripts.common import dlrm_flags
-from dlrm.session.network_flags import batch_plan
+from dlrm.session.network_flags import divide_batch
 from dlrm.settings import setting
 from dlrm.vision import flags as cnn_flags
 
@@ -68,7 +68,7 @@ class Job:
         setting: what a result must share to be compared with others of the row.
     """
 
-    row: System
+    row: BenchmarkRow
     nodes: int
     devices: int
     processes: int
@@ -87,7 +87,7 @@ class Job:
         return RULES[self.row.rule]
 
 
-def plan(row: System, options: Options) -> list[Job]:
+def plan(row: BenchmarkRow, options: Options) -> list[Job]:
     """Returns a job for each place of the grid.
 
     Raises:
@@ -120,7 +120,7 @@ def plan(row: System, options: Options) -> list[Job]:
 
 
 def _job(
-    row: System, nodes: int, devices: int, replicas: int, threads: int, options: Options
+    row: BenchmarkRow, nodes: int, devices: int, replicas: int, threads: int, options: Options
 ) -> Job:
     rule = RULES[row.rule]
     parts = row.parts if options.pipeline else 1
@@ -160,7 +160,7 @@ def _job(
 
 
 def _batch_flags(
-    row: System, devices: int, replicas: int, parts: int, smoke: bool
+    row: BenchmarkRow, devices: int, replicas: int, parts: int, smoke: bool
 ) -> tuple[str, ...]:
     """Flags that keep the global batch where fewer replicas run than there are devices."""
     if row.command not in ("cnn", "bert"):
@@ -205,7 +205,7 @@ def _parsed_batch(command: str, arguments: list[str], replicas: int) -> dict[str
         whole = values["batch_size"]
         each, micro = whole // replicas, values["gradient_accumulation_steps"]
         return {"batch_per_device": each, "accumulation": micro, "global_batch": whole}
-    batches = batch_plan(values, replicas)
+    batches = divide_batch(values, replicas)
     return {
         "batch_per_device": values["batch_size"],
         "accumulation": batches.accumulation,
@@ -239,7 +239,7 @@ def _replicas(nodes: int, devices: int, capacity: int) -> int:
     return max(count for count in range(1, most + 1) if devices % count == 0)
 
 
-def _check_data(row: System, options: Options) -> None:
+def _check_data(row: BenchmarkRow, options: Options) -> None:
     if options.dataset is not None:
         if row.data is None:
             raise ValueError(f"--dataset: {row.id} makes its own data")
@@ -256,7 +256,7 @@ def _check_data(row: System, options: Options) -> None:
     )
 
 
-def _check_flags(row: System, options: Options) -> None:
+def _check_flags(row: BenchmarkRow, options: Options) -> None:
     """Refuses flags that the catalogue sets itself, and rows whose checkpoint is not named."""
     names = [flag.lstrip("-").partition("=")[0] for flag in options.flags]
     for name, instead in (("log_path", "--keep DIR keeps the logs"), ("mode", "rows have a mode")):

@@ -5,14 +5,14 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from dlrm.published.catalogue import DOCUMENTS, select
+from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import RULES
-from dlrm.published.documents.rows import System
 from dlrm.published.documents.translation import Record, translate
 
 _WIDTH = 100
 
 
-def table(rows: Sequence[System]) -> str:
+def table(rows: Sequence[BenchmarkRow]) -> str:
     """Returns one line a row: id, place, published figures."""
     width = max((len(row.id) for row in rows), default=0)
     lines = [
@@ -22,11 +22,11 @@ def table(rows: Sequence[System]) -> str:
     return "\n".join([*lines, f"{len(rows)} rows"])
 
 
-def _published(row: System) -> str:
+def _published(row: BenchmarkRow) -> str:
     return ", ".join(map(str, row.published)) or "-"
 
 
-def command_line(row: System, dataset: str | None = "DIR") -> str:
+def command_line(row: BenchmarkRow, dataset: str | None = "DIR") -> str:
     """Returns what `run` starts at full size."""
     launcher = "python -m"
     if row.processes > 1:
@@ -37,7 +37,7 @@ def command_line(row: System, dataset: str | None = "DIR") -> str:
     return f"{launcher} dlrm.scripts.{row.command} {shlex.join(flags)}"
 
 
-def describe(row: System) -> str:
+def describe(row: BenchmarkRow) -> str:
     """Returns everything that the catalogue has on a row."""
     lines = [row.id, *(_field(name, text) for name, text in _fields(row) if text)]
     if row.printed and row.command in ("cnn", "bert"):
@@ -45,7 +45,7 @@ def describe(row: System) -> str:
     return "\n".join(lines)
 
 
-def _fields(row: System) -> Iterator[tuple[str, str]]:
+def _fields(row: BenchmarkRow) -> Iterator[tuple[str, str]]:
     yield "document", f"{row.source}: {DOCUMENTS[row.source[:3]]}"
     yield "quotation", f'"{row.quotation}"'
     yield "published", f"{_published(row)}  ({row.hardware})" if row.published else ""
@@ -62,13 +62,13 @@ def _fields(row: System) -> Iterator[tuple[str, str]]:
     yield "differs", "; ".join(row.approximated)
 
 
-def _place(row: System) -> str:
+def _place(row: BenchmarkRow) -> str:
     processes = "one process" if row.processes == 1 else f"{row.processes} processes"
     machines = "one machine" if row.nodes == 1 else f"{row.nodes} machines"
     return f"{row.grid}: {processes} on {machines}"
 
 
-def _data(row: System) -> str:
+def _data(row: BenchmarkRow) -> str:
     if row.data is None:
         return "made by the command"
     if RULES[row.rule].quantity == "metric":

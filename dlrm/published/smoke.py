@@ -7,13 +7,13 @@ of data, the cuts of the pipeline and the schedule are those of the row.
 import re
 from collections.abc import Callable, Mapping
 
-from dlrm.published.documents.rows import System
+from dlrm.published.documents.benchmark_row import BenchmarkRow
 
 _COMMON = ("--base_device=cpu", "--print_freq=1", "--benchmark_warmup_steps=0")
 _BATCH = 2
 
 
-def smoke_flags(row: System) -> tuple[str, ...]:
+def smoke_flags(row: BenchmarkRow) -> tuple[str, ...]:
     """Returns flags to append to those of a row, for two steps or passes of seconds on a CPU.
 
     Batches have two samples, the accumulation two micro-batches and the world two replicas at
@@ -27,7 +27,7 @@ def smoke_flags(row: System) -> tuple[str, ...]:
     return SMOKE[row.command](row, row.given)
 
 
-def _cnn(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
+def _cnn(row: BenchmarkRow, given: Mapping[str, str]) -> tuple[str, ...]:
     entries = ("--synthetic_dataset_num_entries=64", "--test_batch_size=8")
     if given["mode"] == "validate":  # the checkpoints determine the sizes of the network
         return (*_COMMON, *entries)
@@ -42,7 +42,7 @@ def _cnn(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
     return (*_COMMON, *entries, *sizes, *_two_steps(row, given), rate, *start)
 
 
-def _bert(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
+def _bert(row: BenchmarkRow, given: Mapping[str, str]) -> tuple[str, ...]:
     parts = len(given["layers_per_stage"].split(",")) if "layers_per_stage" in given else 0
     sizes = (
         *("--hidden_size=32", "--num_heads=2", "--intermediate_size=64", "--vocab_size=120"),
@@ -57,7 +57,7 @@ def _bert(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-def _dlrm(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
+def _dlrm(row: BenchmarkRow, given: Mapping[str, str]) -> tuple[str, ...]:
     sizes = ("--bottom_mlp_sizes=32,16", "--embedding_dim=16", "--top_mlp_sizes=32,1")
     data: tuple[str, ...] = (f"--synthetic_dataset_table_sizes={','.join(['50'] * 26)}",)
     if "preset" in given:
@@ -73,7 +73,7 @@ def _dlrm(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
     )
 
 
-SMOKE: dict[str, Callable[[System, Mapping[str, str]], tuple[str, ...]]] = {
+SMOKE: dict[str, Callable[[BenchmarkRow, Mapping[str, str]], tuple[str, ...]]] = {
     "cnn": _cnn,
     "bert": _bert,
     "main": _dlrm,
@@ -85,7 +85,7 @@ def _two_passes(given: Mapping[str, str]) -> tuple[str, ...]:
     return (f"--batch_size={min(int(given['batch_size']), _BATCH)}", "--repeat=2")
 
 
-def _two_steps(row: System, given: Mapping[str, str]) -> tuple[str, ...]:
+def _two_steps(row: BenchmarkRow, given: Mapping[str, str]) -> tuple[str, ...]:
     accumulation = min(int(given.get("gradient_accumulation_steps", "1")), 2)
     graph = ("--graph_backend=trace",) if given.get("execution") == "graph" else ()
     return (

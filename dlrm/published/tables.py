@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from dlrm.published.catalogue import CATALOGUE, DOCUMENTS
+from dlrm.published.documents.benchmark_row import BenchmarkRow, Figure
 from dlrm.published.documents.measurement import RULES, Measured, measured
-from dlrm.published.documents.rows import Figure, System
 from dlrm.published.results import Record, finished, setting_of
 
 COLUMNS = (
@@ -35,7 +35,7 @@ class Result:
         unlike: what of the setting differs from that of the run on one device, if it ran.
     """
 
-    row: System
+    row: BenchmarkRow
     record: Record
     figure: Measured
     speedup: float | None = None
@@ -87,7 +87,7 @@ def _changed(record: Record) -> list[str]:
     return [flag for flag in record["changed"] if not flag.lstrip("-").startswith(_HARMLESS)]
 
 
-def figure_of(row: System, group: Sequence[Record]) -> Measured:
+def figure_of(row: BenchmarkRow, group: Sequence[Record]) -> Measured:
     """Returns the figure of runs of one setting by their row's rule."""
     rule = RULES[row.rule]
     rule = replace(rule, drop=0) if group[-1]["smoke"] else rule
@@ -160,7 +160,7 @@ def _at_home(result: Result) -> bool:
     return result.place == (result.row.nodes, result.row.processes)
 
 
-def _same_hardware(row: System, record: Record) -> bool:
+def _same_hardware(row: BenchmarkRow, record: Record) -> bool:
     """Returns True if the GPU has the model, form factor and memory that the document names."""
     named = set(_HARDWARE.findall(row.hardware.upper()))
     return bool(named) and named <= set(_HARDWARE.findall((record["gpu"] or "").upper()))
@@ -207,7 +207,7 @@ def rows_of(source: str, found: Sequence[Result]) -> list[dict[str, str]]:
     return table
 
 
-def _cells(row: System, result: Result | None) -> dict[str, str]:
+def _cells(row: BenchmarkRow, result: Result | None) -> dict[str, str]:
     cells = dict.fromkeys(COLUMNS, "")
     cells["row"] = row.id
     cells["published"] = ", ".join(map(str, row.published))

@@ -30,8 +30,8 @@ from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
+from dlrm.train.checkpoints.saved_rows import STORES
 
 
 def _trained_rows(checkpoint: Path) -> int | None:

@@ -9,7 +9,7 @@ from dlrm.flags import ConfigFlags, Values
 from dlrm.settings import check_settings, setting
 from dlrm.train.config import CheckpointConfig, PrecisionConfig, SessionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig
-from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig
 
 
@@ -114,7 +114,7 @@ def network_flags(*configs: tuple[str, type]) -> ConfigFlags:
 
 
 @dataclass(frozen=True)
-class BatchPlan:
+class BatchDivision:
     """Division of a global batch among the processes.
 
     Attributes:
@@ -149,7 +149,7 @@ def pipeline_parts(values: Values, processes: int, training_modes: Sequence[str]
     return parts
 
 
-def batch_plan(values: Values, processes: int) -> BatchPlan:
+def divide_batch(values: Values, processes: int) -> BatchDivision:
     """Returns the division of the flags' global batch.
 
     Args:
@@ -177,7 +177,7 @@ def batch_plan(values: Values, processes: int) -> BatchPlan:
             f"note: --replicas {replicas}, processes: {processes}; each computes {accumulation} "
             f"micro-batches a step instead of {asked}, and the global batch stays {whole}"
         )
-    return BatchPlan(whole, accumulation, note)
+    return BatchDivision(whole, accumulation, note)
 
 
 def check(values: Values, training_modes: Sequence[str]) -> None:

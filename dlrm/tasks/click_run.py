@@ -114,7 +114,7 @@ class ClickRun(Run):
             OtherRankError: a file of another rank is damaged.
         """
         world, model = self.world, self.task.model
-        shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_alone)
+        shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
         with agreed(world, ValueError, OSError):
             datasets = open_datasets(self.config.data, shard)
             for dataset in datasets if self.trains else [datasets.test]:
@@ -400,6 +400,6 @@ def _why_not_recorded(
         return "batches with several ids a table differ in shape"
     if values["embedding_l2"]:
         return "--embedding_l2 counts steps on the host"
-    if any(piece.copied or not piece.has_all_rows for piece in placement.pieces):
+    if any(piece.replicated or not piece.has_all_rows for piece in placement.pieces):
         return "copies and divided rows send as many rows as a batch has of them"
     return None if cuda_kernels_available() else "plain torch runs, which waits for the GPU"

@@ -28,7 +28,7 @@ from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.rows import RowOptimizer, table_optimizer
+from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import one_after_another, sum_of_losses
 
@@ -302,7 +302,7 @@ class Recommendation:
         return [
             weight
             for weight, own in self.table_parameters()
-            if self.world.rank and any(piece.copied for piece in own.values())
+            if self.world.rank and any(piece.replicated for piece in own.values())
         ]
 
     def updates_vary(self, config: OptimizerConfig) -> bool:

@@ -22,8 +22,8 @@ from dlrm.manifest import read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.initial import Initial
 from dlrm.train.checkpoints.description import DESCRIPTION, describe
-from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel
+from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.writer import link_or_copy
 
 

@@ -17,9 +17,10 @@ from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
 from dlrm.flags import Values, parsed_or_help
 from dlrm.manifest import crc32
-from dlrm.session import network, network_flags
+from dlrm.session import network_flags
+from dlrm.session import network_run as network
 from dlrm.session.all_checkpoints import checkpoints_of, name_of, validate_all
-from dlrm.session.network import EmptyLoader, NetworkRun
+from dlrm.session.network_run import EmptyLoader, NetworkRun
 from dlrm.session.session import Session, exit_with
 from dlrm.tasks.run import known_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
@@ -72,7 +73,7 @@ def run(values: Values) -> dict[str, float]:
 
 
 def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
-    plan = network_flags.batch_plan(values, pipelines.replicas.size)
+    plan = network_flags.divide_batch(values, pipelines.replicas.size)
     values = cnn_flags.resolved(values, plan.global_batch)
     _check(values)
     checkpoint = values["load_checkpoint_path"] and find_checkpoint(values["load_checkpoint_path"])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from dlrm.distributed import World, all_sum
 from dlrm.settings import check_settings, setting
-from dlrm.tasks.network import Judge, NetworkTask
+from dlrm.tasks.network_task import Judge, NetworkTask
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import Loader

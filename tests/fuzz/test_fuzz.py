@@ -30,7 +30,7 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.parts import parts_of
-from dlrm.data.tables.rows import RowReader
+from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json, read_yaml

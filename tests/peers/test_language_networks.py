@@ -12,7 +12,7 @@ from torch import nn
 from dlrm.language.bert import SIZES, BertConfig
 from dlrm.train.checkpoints.pretrained import load_bert_weights
 from dlrm.train.optim.base import set_learning_rate
-from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 

@@ -487,7 +487,7 @@ def test_nothing_is_overwritten(checkpoint_tool, tmp_path):
 
 
 def test_large_tables_are_read_in_parts(tmp_path, monkeypatch):
-    monkeypatch.setattr("dlrm.train.checkpoints.rows._BLOCK_BYTES", 40)
+    monkeypatch.setattr("dlrm.train.checkpoints.saved_rows._BLOCK_BYTES", 40)
     values = np.arange(35, dtype=np.float32).reshape(7, 5)
     changed = values.copy()
     changed[4] *= 3

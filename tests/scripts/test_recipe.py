@@ -10,7 +10,7 @@ import torch
 from small_dataset import NUM_NUMERICAL, TABLE_SIZES, write_dataset
 
 import dlrm
-from dlrm.api.recipe import Facts, auto
+from dlrm.api.recipe import DatasetFacts, auto
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
@@ -22,7 +22,7 @@ from dlrm.train.optim.config import OptimizerConfig
 
 ROWS = {"train": 2000, "test": 300}
 SHORT = ["--base_device=cpu", "--max_steps=5", "--log_path=log.json"]
-FEW = Facts(26_000, NUM_NUMERICAL, TABLE_SIZES, 0.25)
+FEW = DatasetFacts(26_000, NUM_NUMERICAL, TABLE_SIZES, 0.25)
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +161,7 @@ def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate():
 def test_big_data_have_one_epoch_and_nvidias_architecture():
     default = DLRMConfig(TABLE_SIZES)
     for rows in (40_000_000, 4_000_000_000):
-        settings = auto(Facts(rows, 13, TABLE_SIZES, 0.03))
+        settings = auto(DatasetFacts(rows, 13, TABLE_SIZES, 0.03))
         assert settings["epochs"] == 1
         config = DLRMConfig(
             TABLE_SIZES, **{k: v for k, v in settings.items() if hasattr(default, k)}

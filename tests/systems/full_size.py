@@ -10,7 +10,7 @@ from dlrm.language.bert import BertConfig
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.published.documents.rows import System
+from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.scripts.common import dlrm_flags
 from dlrm.session import network_flags
 from dlrm.vision import flags as cnn_flags
@@ -19,16 +19,16 @@ from dlrm.vision.task import NetworkConfig
 _TASKS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceClassification}
 
 
-def resolved(row: System):
+def resolved(row: BenchmarkRow):
     """Returns the flag values of a network's row, recipe included, and its batch plan."""
     if row.command == "cnn":
         values = cnn_flags.parse(row.arguments())
-        plan = network_flags.batch_plan(values, row.processes)
+        plan = network_flags.divide_batch(values, row.processes)
         return cnn_flags.resolved(values, plan.global_batch), plan
     values, _ = bert_flags.resolved(bert_flags.parse([*row.arguments(), "--base_device=cpu"]))
     bert_flags.check(values)
     values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)
-    return values, network_flags.batch_plan(values, row.processes)
+    return values, network_flags.divide_batch(values, row.processes)
 
 
 @functools.cache
@@ -63,7 +63,7 @@ def language_parameters(task: str, config: BertConfig) -> int:
     return embeddings + layers * layer + heads[task]
 
 
-def click_values(row: System):
+def click_values(row: BenchmarkRow):
     """Parses a DLRM row's flags."""
 
     defaults = dlrm_flags.DIST_MAIN if row.command == "dist_main" else None

@@ -17,7 +17,7 @@ from dlrm.published.catalogue import CATALOGUE
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig, partition
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig, ScheduleConfig, learning_rate_curve
 from dlrm.vision import command as cnn
 from dlrm.vision.augmentation import Augmentation

@@ -2,14 +2,14 @@
 
 import pytest
 
-from dlrm.published.documents.rows import System
+from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.smoke import smoke_flags
 
 pytestmark = pytest.mark.long
 
 
-def row(*flags: str, command: str = "cnn", processes: int = 1) -> System:
-    return System("a/row", "000 A1", command, flags, "", "gaudi", processes=processes)
+def row(*flags: str, command: str = "cnn", processes: int = 1) -> BenchmarkRow:
+    return BenchmarkRow("a/row", "000 A1", command, flags, "", "gaudi", processes=processes)
 
 
 RESNET = ("--mode=train", "--model=resnet50", "--batch_size=256")

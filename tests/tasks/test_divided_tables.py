@@ -228,7 +228,7 @@ def stepped(world, folder, placement):
     config = DLRMConfig(tuple(spec.cardinalities), 2, DIM, (DIM,), (4, 1), table_poolings=poolings)
     task = Recommendation(config, world, seed=2, placement=placement)
     model = task.model
-    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_alone)
+    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
     data, losses = SplitDataset(spec, "train", 11, shard=shard), []
     (*optimizers,) = task.optimizers(OptimizerConfig(freeze_mlps=True))
     set_learning_rate(optimizers, 0.5)
@@ -255,7 +255,7 @@ def test_lists_with_weights_are_read_and_trained_in_pieces(ranks, tmp_path):
     for rank, (_, batch) in enumerate((first, second)):
         own = World(rank, 2).part(11)
         others = [row for row in range(11) if not own.start <= row < own.stop]
-        assert placement.copied_alone(rank) == (1,)
+        assert placement.replicated_alone(rank) == (1,)
         assert batch.lengths[others, 1].sum() == 0
         torch.testing.assert_close(batch.lengths[own], whole.lengths[own], check_dtype=False)
         torch.testing.assert_close(
@@ -265,7 +265,7 @@ def test_lists_with_weights_are_read_and_trained_in_pieces(ranks, tmp_path):
 
 def ids_from_disk(world, folder, placement):
     shard = Shard(
-        world, tuple(placement.tables_by_rank()[world.rank]), placement.copied_alone(world.rank)
+        world, tuple(placement.tables_by_rank()[world.rank]), placement.replicated_alone(world.rank)
     )
     spec = FeatureSpec.load(folder)
     read = SplitDataset(spec, "train", BATCH, shard=shard).batch(0).categorical

@@ -18,8 +18,8 @@ from dlrm.train.ema import EMA
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
-from dlrm.train.optim.network import NetworkOptimizerConfig
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 from dlrm.train.precision import LossScaler
 from dlrm.vision import augmentation as augment
 from dlrm.vision.loader import GeneratedImages, ImageLoader

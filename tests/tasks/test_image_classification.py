@@ -10,7 +10,7 @@ from dlrm.distributed import World
 from dlrm.metrics.table import METRICS
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.execution import ExecutionConfig
-from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.vision.augmentation import Augmentation, Prepared
 from dlrm.vision.loader import GeneratedImages, ImageLoader
 from dlrm.vision.task import ImageClassification, ImageLossConfig, NetworkConfig

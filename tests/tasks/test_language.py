@@ -17,7 +17,7 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
-from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.trainer import Trainer
 
 pytestmark = pytest.mark.long

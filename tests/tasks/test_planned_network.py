@@ -23,7 +23,7 @@ from dlrm.train.ema import EMA
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
 CPU = MACHINES["cpu"]
 SIZES, DIM = (7, 10, 3), 4

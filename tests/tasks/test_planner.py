@@ -59,7 +59,7 @@ def test_a_step_that_is_recorded_has_neither_copies_nor_divided_rows():
     for optimizer in ("sgd", "row_wise_adagrad"):
         workload = Workload(DLRMConfig(CRITEO), 65536, optimizer)
         found = plan(workload, Limits(8, fixed_shapes=True), GPU)
-        assert all(piece.has_all_rows and not piece.copied for piece in found.pieces)
+        assert all(piece.has_all_rows and not piece.replicated for piece in found.pieces)
 
 
 def test_other_layouts_have_whole_tables():

@@ -12,7 +12,7 @@ from torch import nn
 from dlrm import ops
 from dlrm.distributed import start_transfers
 from dlrm.train.gradient_sum import GradientSum, average_statistics
-from dlrm.train.optim.rows import RowSGD
+from dlrm.train.optim.row_optimizers import RowSGD
 from dlrm.train.precision import LossScaler
 
 REDUCE = dist.all_reduce

@@ -112,18 +112,18 @@ class Shard:
     Attributes:
         world: the processes; numericals and labels are those of the samples `World.part(batch)`.
         tables: tables whose ids are read, for the batch of all processes; None is all tables.
-        own_samples_alone: those of `tables` whose ids are read for the process's own samples only;
+        own_samples_only: those of `tables` whose ids are read for the process's own samples only;
             other samples have id 0 or, if there are lengths, none.
     """
 
     world: World = World()
     tables: tuple[int, ...] | None = None
-    own_samples_alone: tuple[int, ...] = ()
+    own_samples_only: tuple[int, ...] = ()
 
     def take(self, batch: Batch) -> Batch:
         """Cuts the shard out of a whole batch."""
         samples = self.world.part(len(batch.labels))
-        batch = self._without_others(batch, samples) if self.own_samples_alone else batch
+        batch = self._without_others(batch, samples) if self.own_samples_only else batch
         categorical, lengths, id_weights = batch.categorical, batch.lengths, batch.id_weights
         if self.tables is not None:
             tables = list(self.tables)
@@ -146,10 +146,10 @@ class Shard:
         )
 
     def _without_others(self, batch: Batch, samples: slice) -> Batch:
-        """Drops the ids of other samples in `own_samples_alone`."""
+        """Drops the ids of other samples in `own_samples_only`."""
         ids, lengths, weights = batch.categorical, batch.lengths, batch.id_weights
         wanted = torch.ones_like(ids if lengths is None else lengths, dtype=torch.bool)
-        wanted[:, list(self.own_samples_alone)] = False
+        wanted[:, list(self.own_samples_only)] = False
         wanted[samples] = True
         if lengths is None:
             return batch._replace(categorical=ids * wanted)

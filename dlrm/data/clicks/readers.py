@@ -77,7 +77,7 @@ class SplitDataset(BatchedRows):
         tables = range(len(spec.categorical)) if shard.tables is None else shard.tables
         names = [self.categorical_names[table] for table in tables]
         self.one_id_each, self.poolings = not spec.lists, spec.poolings
-        self._own_alone = [table in shard.own_samples_alone for table in tables]
+        self._own_alone = [table in shard.own_samples_only for table in tables]
         self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
         self._ids: list[np.ndarray | ListColumn] = []
         single, files = {}, [*dense]
@@ -134,7 +134,7 @@ class SplitDataset(BatchedRows):
     ) -> tuple[np.ndarray, np.ndarray | None, np.ndarray | None]:
         """Returns ids, lengths and id weights of rows `start` to `stop`, in the form of a batch.
 
-        Tables of `Shard.own_samples_alone` have only ids of the rows `samples` of these.
+        Tables of `Shard.own_samples_only` have only ids of the rows `samples` of these.
         """
         if not self.one_id_each:
             columns = [

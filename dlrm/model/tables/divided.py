@@ -55,7 +55,7 @@ class DividedEmbedding(Tables):
             _Group(groups[kind], read, first_number, initial, dtype, world)
             for kind in sorted(groups)
         )
-        self._held = [group for group in self._own() if not group.copied]
+        self._held = [group for group in self._own() if not group.replicated]
         places = [place for i, group in enumerate(self._held) for place in group.places(i, read)]
         self._places = torch.tensor(places, dtype=torch.int64, device="cpu").view(-1, 6)
         self._layout = _Layout(placement, world.device)
@@ -84,7 +84,7 @@ class DividedEmbedding(Tables):
         copied = [
             group(bags, own, dtype, self.world).unflatten(2, (-1, self._layout.atom)).flatten(1, 2)
             for group in self._own()
-            if group.copied
+            if group.replicated
         ]
         looked_up = self._looked_up(bags, batch, dtype)
         sent = looked_up.view(batch, looked_up.shape[1] // self._layout.atom, self._layout.atom)
@@ -108,7 +108,7 @@ class DividedEmbedding(Tables):
 
 def _kind(piece: Piece) -> tuple[bool, bool, int]:
     """Returns a key that is equal for pieces that are looked up together."""
-    return piece.copied, not piece.has_all_rows, piece.width
+    return piece.replicated, not piece.has_all_rows, piece.width
 
 
 class _Group(nn.Module):
@@ -125,7 +125,7 @@ class _Group(nn.Module):
     ):
         super().__init__()
         self.pieces = pieces
-        self.copied, self.bounded, width = _kind(pieces[0])
+        self.replicated, self.bounded, width = _kind(pieces[0])
         numbered = {first_number + piece.table: piece for piece in pieces}
         self.tables = JointEmbedding(numbered, width, initial, True, dtype, world)
         columns = [read.index(piece.table) for piece in pieces]
@@ -168,7 +168,7 @@ class _Group(nn.Module):
                 return ops.joint_embedding(weight, own.ids, offsets, dtype=dtype)
             return own.pooled(weight, offsets, dtype)
 
-        if self.copied and torch.is_grad_enabled():
+        if self.replicated and torch.is_grad_enabled():
             return _OfCopies.apply(weight, look_up, world)
         return look_up(weight)
 

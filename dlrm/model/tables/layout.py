@@ -109,7 +109,7 @@ class Tables(nn.Module):
         return {
             weight: [piece.num_rows for piece in own.values()]
             for weight, own in self.table_parameters()
-            if all(piece.has_all_rows and not piece.copied for piece in own.values())
+            if all(piece.has_all_rows and not piece.replicated for piece in own.values())
         }
 
 

@@ -4,7 +4,7 @@ XLA is `--execution graph` here and AMP `--precision fp16`, which is bf16 on a C
 columns of PyTorch and MXNet hold placeholders, so a row compares with the other frameworks.
 """
 
-from dlrm.published.documents.rows import Figure, System, by_id
+from dlrm.published.documents.benchmark_row import BenchmarkRow, Figure, by_id
 
 GRID = {"1n1d": (1, 1), "1n8d": (1, 8), "2n16d": (2, 16), "4n32d": (4, 32)}
 _HARDWARE = {
@@ -59,7 +59,7 @@ _BERT_FLAGS = (
 )
 
 
-def _rows(system: str, command: str, variant: str, flags: tuple[str, ...]) -> list[System]:
+def _rows(system: str, command: str, variant: str, flags: tuple[str, ...]) -> list[BenchmarkRow]:
     name, images = f"{system}/{variant}", command == "cnn"
     unit = "images/sec" if images else "sequence/sec"
     title = "ResNet50-V1.5 Training Performance" if images else "BERT base Pretraining Performance"
@@ -81,7 +81,7 @@ def _rows(system: str, command: str, variant: str, flags: tuple[str, ...]) -> li
             if (value := values[place]) is not None
         )
         rows.append(
-            System(
+            BenchmarkRow(
                 id=f"dlperf/{name}/{label}",
                 source=f"002 B {column}",
                 command=command,

@@ -7,7 +7,7 @@ programs that it describes.
 from dataclasses import replace
 from typing import Any
 
-from dlrm.published.documents.rows import Figure, System, by_id
+from dlrm.published.documents.benchmark_row import BenchmarkRow, Figure, by_id
 
 _GAUDI = "one Gaudi"
 _HLS = "8 Gaudis (one HLS)"
@@ -29,15 +29,15 @@ def _differences(flags: tuple[str, ...]) -> tuple[str, ...]:
     return (*((_GRAPH,) if graph else ()), *((_BF16,) if bf16 else ()))
 
 
-def _row(name: str, number: int, command: str, flags: tuple[str, ...], **more: Any) -> System:
-    return System(
+def _row(name: str, number: int, command: str, flags: tuple[str, ...], **more: Any) -> BenchmarkRow:
+    return BenchmarkRow(
         **{"hardware": _GAUDI, "rule": "gaudi", "approximated": _differences(flags)}
         | more
         | {"id": f"gaudi/{name}", "source": f"000 A{number}", "command": command, "flags": flags}
     )
 
 
-def _resnet() -> list[System]:
+def _resnet() -> list[BenchmarkRow]:
     base = ("--mode=train", "--model=resnet50", "--recipe=gaudi")
     bf16 = (*base, "--precision=bf16", "--batch_size=256")
     graph = (*base, "--precision=bf16", "--execution=graph", "--batch_size=256")
@@ -93,7 +93,7 @@ def _resnet() -> list[System]:
     ]
 
 
-def _dlrm() -> list[System]:
+def _dlrm() -> list[BenchmarkRow]:
     lazy = (
         "Lazy mode: Supports Medium configuration with Adagrad optimizer for FP32 and BF16 mixed "
         "precision."
@@ -104,7 +104,7 @@ def _dlrm() -> list[System]:
     )
     eager = "Eager mode: Medium configuration for FP32 and BF16 is supported."
 
-    def row(number: int, name: str, quotation: str, **more: Any) -> System:
+    def row(number: int, name: str, quotation: str, **more: Any) -> BenchmarkRow:
         mode, precision = name.split("-")[:2]
         flags = (
             *("--mode=train", "--preset=gaudi_medium", f"--precision={precision}"),
@@ -145,7 +145,7 @@ def _dlrm() -> list[System]:
     return [*rows, compared]
 
 
-def _fine_tuning() -> list[System]:
+def _fine_tuning() -> list[BenchmarkRow]:
     squad = ("--task=squad", "--max_seq_length=384", "--doc_stride=128", "--epochs=2", "--lr=3e-5")
     mrpc = ("--task=mrpc", "--max_seq_length=128", "--epochs=3")
     upstream = "the batch is not stated; it is that of Habana's program"
@@ -190,7 +190,7 @@ def _fine_tuning() -> list[System]:
     ]
 
 
-def _pretraining() -> list[System]:
+def _pretraining() -> list[BenchmarkRow]:
     lengths = {
         1: ("--max_seq_length=128", "--max_predictions_per_seq=20"),
         2: ("--max_seq_length=512", "--max_predictions_per_seq=80"),
@@ -210,7 +210,7 @@ def _pretraining() -> list[System]:
         (1, "bf16", 64, 128, Figure(109.4, "sent/sec")),
         (2, "bf16", 8, 512, Figure(20, "sent/sec")),
     )
-    rows: list[System] = []
+    rows: list[BenchmarkRow] = []
     for phase, precision, batch, accumulation, published in variants:
         for corpus in ("wiki", "bookwiki"):
             flags = (
@@ -236,7 +236,7 @@ def _pretraining() -> list[System]:
     return rows
 
 
-def _scale_up(singles: dict[str, System]) -> list[System]:
+def _scale_up(singles: dict[str, BenchmarkRow]) -> list[BenchmarkRow]:
     """The rows that compare 8 devices with one."""
     tuning = "Scaling with BERT Large fine tuning on 8 Gaudis (single HLS) is at 86.4% for Graph"
     tuning += (

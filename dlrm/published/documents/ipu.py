@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from dlrm.published.documents import ipu_commands
+from dlrm.published.documents.benchmark_row import BenchmarkRow, by_id
 from dlrm.published.documents.ipu_commands import M2000, POD16, POD64, pretraining, squad_inference
-from dlrm.published.documents.rows import System, by_id
 from dlrm.published.documents.translation import translate
 
 _PADDING = "convolutions pad both sides alike; upstream pads by TensorFlow's SAME"
@@ -19,10 +19,12 @@ _ROUNDING = "16-bit numbers are rounded to nearest; upstream rounds stochastical
 _LAST_NORMS = "the last norm of a block starts at 1; upstream at 0 in blocks without projection"
 
 
-def _row(name: str, source: str, printed: str, meant: str | None = None, **more: Any) -> System:
+def _row(
+    name: str, source: str, printed: str, meant: str | None = None, **more: Any
+) -> BenchmarkRow:
     """Returns a row of a printed command, with the flags of `meant` if that differs."""
     translation = translate(meant or printed)
-    return System(
+    return BenchmarkRow(
         id=f"ipu/{name}",
         source=source,
         command=translation.command,
@@ -35,7 +37,7 @@ def _row(name: str, source: str, printed: str, meant: str | None = None, **more:
     )
 
 
-def _to_the_end(row: System, command: str) -> System:
+def _to_the_end(row: BenchmarkRow, command: str) -> BenchmarkRow:
     """Returns the training of the document's results: all epochs, and a checkpoint after each."""
     command = re.sub(r" --epochs? \d+| --ckpts-per-epoch 0", "", command)
     if not command.startswith("poprun"):
@@ -67,7 +69,7 @@ def _standard(printed: str) -> str:
 
 def _image_training(
     number: int, network: str, heading: str, printed: Mapping[str, str], notes: str = ""
-) -> Iterator[System]:
+) -> Iterator[BenchmarkRow]:
     """Returns the rows of a heading, one per machine: as printed, as titled if different, in full.
 
     Args:
@@ -97,7 +99,7 @@ def _image_training(
             yield from (row, _to_the_end(row, own))
 
 
-def _image_trainings() -> Iterator[System]:
+def _image_trainings() -> Iterator[BenchmarkRow]:
     yield from _image_training(
         1,
         "rn50",
@@ -122,8 +124,8 @@ def _image_trainings() -> Iterator[System]:
     )
 
 
-def _image_inference() -> Iterator[System]:
-    yield System(
+def _image_inference() -> Iterator[BenchmarkRow]:
+    yield BenchmarkRow(
         id="ipu/cnn/validate-checkpoints",
         source="003 C13",
         command="cnn",
@@ -172,8 +174,10 @@ _SCALED = (
 )
 
 
-def _bert_trainings() -> Iterator[System]:
-    def row(number: str, name: str, heading: str, machine: str, printed: str, **more) -> System:
+def _bert_trainings() -> Iterator[BenchmarkRow]:
+    def row(
+        number: str, name: str, heading: str, machine: str, printed: str, **more
+    ) -> BenchmarkRow:
         quotation = f"{heading}, {machine}"
         own = {"quotation": quotation, "hardware": machine, "rule": "ipu", **more}
         return _row(f"bert-{name}", f"004 D{number}", printed, **own)
@@ -210,7 +214,7 @@ _THREE_LAYERS = "--layers-per-ipu=3 --num-layers=3 --hidden-size=768 --attention
 _LARGE = "--layers-per-ipu=24 --num-layers=24 --hidden-size=1024 --attention-heads=16"
 
 
-def _bert_inference() -> Iterator[System]:
+def _bert_inference() -> Iterator[BenchmarkRow]:
     printed_note = "the heading says BERT-large, the command 3 layers of 768"
     for name, first, sizes, low_latency, variants in (
         ("large", 9, (1, 2, 3), True, {"": printed_note, "-as-titled": "24 layers of 1024"}),

@@ -6,7 +6,7 @@ those of a limit of 3. Each row of the document's tables has two precisions, so 
 
 from collections.abc import Iterator
 
-from dlrm.published.documents.rows import Figure, System, by_id
+from dlrm.published.documents.benchmark_row import BenchmarkRow, Figure, by_id
 
 # Rows of each table, as the preprocessing gives them for the 24 days of Criteo's logs.
 TABLE_SIZES = {
@@ -69,11 +69,11 @@ _BATCH = (
 )
 
 
-def _row(name: str, number: str, size: str, gpus: int, precision: str, **more) -> System:
+def _row(name: str, number: str, size: str, gpus: int, precision: str, **more) -> BenchmarkRow:
     command, several = ("main", "") if gpus == 1 else ("dist_main", _MULTI.format(gpus=gpus))
     launcher, data = several or "python -m", "/data/" if several else "/data"
     amp = " --amp" if precision == "amp" else ""
-    return System(
+    return BenchmarkRow(
         **{
             "rule": "nvidia",
             "notes": _BATCH if gpus > 1 else "",
@@ -99,7 +99,7 @@ def _place(gpu: str, gpus: int) -> str:
     return f"{gpus} x {gpu}"
 
 
-def _accuracy() -> Iterator[System]:
+def _accuracy() -> Iterator[BenchmarkRow]:
     for number, row in enumerate(_ACCURACY, 1):
         gpu, machine, gpus, size, single, mixed, speedup = row
         for precision, (auc, minutes) in ((_single(gpu), single), ("amp", mixed)):
@@ -121,7 +121,7 @@ def _accuracy() -> Iterator[System]:
             )
 
 
-def _throughput() -> Iterator[System]:
+def _throughput() -> Iterator[BenchmarkRow]:
     for number, row in enumerate(_THROUGHPUT, 1):
         gpu, machine, gpus, size, single, mixed, speedup = row
         for precision, value in ((_single(gpu), single), ("amp", mixed)):
@@ -144,7 +144,7 @@ def _single(gpu: str) -> str:
     return "tf32" if gpu == _A100 else "fp32"
 
 
-def _seeds() -> Iterator[System]:
+def _seeds() -> Iterator[BenchmarkRow]:
     quotation = "Training stability test: complete convergence data for 16 different random seeds"
     for seed, values in _SEEDS.items():
         for precision, auc in zip(("amp", "fp32"), values, strict=True):
@@ -181,7 +181,7 @@ def _seeds() -> Iterator[System]:
     )
 
 
-def _commands() -> Iterator[System]:
+def _commands() -> Iterator[BenchmarkRow]:
     """The commands of the document's guides that no table has."""
     for gpus in (1, 8):
         launcher = "python -m" if gpus == 1 else _MULTI.format(gpus=gpus)

@@ -44,8 +44,8 @@ from dlrm.serving.network.recalibration import FOLDER as RECALIBRATION
 from dlrm.settings import REQUIRED, check_settings, setting
 from dlrm.tasks.table_rows import evict_rows, grow_tables
 from dlrm.train.checkpoints.nvidia import FEATURE_ORDERS, PADDINGS, is_nvidia, write_nvidia
-from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel, write_saved
+from dlrm.train.checkpoints.saved_rows import STORES
 
 
 @dataclass(frozen=True)

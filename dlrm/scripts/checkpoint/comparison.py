@@ -8,8 +8,8 @@ from dlrm.language import flags as bert_flags
 from dlrm.model.config import ARCHITECTURE
 from dlrm.scripts.checkpoint.description import open_any, progress_of, short_text
 from dlrm.train.checkpoints.diff import difference, map_differences, shape_of, weights_of
-from dlrm.train.checkpoints.rows import STORES
 from dlrm.train.checkpoints.saved_model import SavedModel
+from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.vision import flags as cnn_flags
 
 # Flags of any network that determine the shapes of its weights.

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.api.defaults import set_aside_default
-from dlrm.api.recipe import BATCH_SIZE, Facts, auto, describe
+from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.flags import Values
@@ -29,7 +29,7 @@ def with_recipe(values: Values) -> tuple[Values, str | None]:
     _check(values)
     resumed, loaded = known_checkpoint(values, None), values["load_checkpoint_path"]
     aside = _set_aside(values, resumed)
-    facts = Facts.from_dataset(_open(values, **aside).train)
+    facts = DatasetFacts.from_dataset(_open(values, **aside).train)
     given = {name: values[name] for name in values.given}
     for switch, flag in ADAM_SWITCHES.items():
         if values[switch]:

@@ -22,7 +22,7 @@ from dlrm.scripts.evaluate.columns import Columns, of_dataset, of_files, of_tabl
 from dlrm.scripts.evaluate.flags import EvaluateConfig
 from dlrm.scripts.evaluate.lines import lines_of
 from dlrm.scripts.evaluate.page import HTML, curves_of, write_files
-from dlrm.scripts.evaluate.rows import Collected, collect
+from dlrm.scripts.evaluate.scored_rows import Collected, collect
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.network.recalibration import (
     FittedRows,

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.api.defaults import set_aside_default
-from dlrm.api.recipe import BATCH_SIZE, Facts, auto
+from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto
 from dlrm.api.training import SETTINGS
 from dlrm.command_line import say, shell_line
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -96,7 +96,7 @@ def run(options: TuneConfig) -> None:
     processes = options.processes or _cores()
     spec = FeatureSpec.load(options.dataset)
     known = [name for name in SETTINGS if name not in _NOT_SEARCHED]
-    facts = Facts.from_dataset(SplitDataset(spec, "train", BATCH_SIZE))
+    facts = DatasetFacts.from_dataset(SplitDataset(spec, "train", BATCH_SIZE))
     space = Space.load(options.space, known) if options.space else default_space(facts)
     files = _begin(options, space)
     rungs = plan(options.trials, options.rungs, options.eta, options.folds)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.api.recipe import Facts, auto
+from dlrm.api.recipe import DatasetFacts, auto
 from dlrm.api.training import check_setting_types
 from dlrm.documents import brief, read_yaml
 
@@ -108,7 +108,7 @@ class Space:
         return {**self.fixed, **chosen}
 
 
-def default_space(facts: Facts) -> Space:
+def default_space(facts: DatasetFacts) -> Space:
     """Returns the space of a search without --space, around the settings of `--recipe auto`.
 
     Args:

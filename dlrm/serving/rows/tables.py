@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.data.tables.rows import RowReader
+from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.lists import missing_features
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema

@@ -7,7 +7,7 @@ from dlrm.distributed.placement import Placement
 from dlrm.model.config import FUSED_TYPES
 from dlrm.store.config import shown
 from dlrm.tasks.planning.workload import Workload, most_rows_of_batch, stored_tables
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
 Fits = Callable[[Workload], bool]
 

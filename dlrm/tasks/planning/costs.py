@@ -147,10 +147,10 @@ class _Share:
         own = part(workload.batch_size, rank, self.num_ranks)
         self.batch, self.samples = workload.batch_size, own.stop - own.start
         self.held = [one for one in found if one.piece.rank == rank]
-        self.copied = [one for one in found if one.piece.copied]
+        self.replicated = [one for one in found if one.piece.replicated]
         self.elsewhere = [one for one in found if one.piece.rank not in (None, rank)]
         self.all = [
-            (one, self.samples if one.piece.copied else self.batch)
+            (one, self.samples if one.piece.replicated else self.batch)
             for one in found
             if one.piece.rank in (None, rank)
         ]
@@ -160,7 +160,7 @@ class _Share:
         workload, machine, sent = self.workload, self.machine, self._sent()
         exchange = 0.0
         if self.num_ranks > 1:
-            collectives = 3 + 2 * bool(self.copied) + 2 * workload.config.wide
+            collectives = 3 + 2 * bool(self.replicated) + 2 * workload.config.wide
             exchange = (sent + 2 * 4 * self.trained) / machine.link_bandwidth
             exchange += collectives * machine.link_seconds
         passes = 1 + bool(workload.optimizer or workload.dense_optimizer)
@@ -196,7 +196,7 @@ class _Share:
         back = sum(one.value * one.piece.width for one in self.elsewhere) * self.samples
         copies = sum(
             int(min(self.samples * one.ids, one.piece.num_rows)) * (one.piece.width + 2)
-            for one in self.copied
+            for one in self.replicated
         )
         return vectors + back + 4 * copies * (self.num_ranks - 1)
 

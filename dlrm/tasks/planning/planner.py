@@ -189,7 +189,7 @@ def _heaviest(
     """Returns the table to divide next: the heaviest on the fullest rank that can be divided."""
     if workload.config.embedding_type not in FUSED_TYPES or workload.table_memory is not None:
         return None
-    held = [piece for piece in placement.pieces if not piece.copied]
+    held = [piece for piece in placement.pieces if not piece.replicated]
     weigh = _weigh(workload, limits, held)
     fullest: dict[int, list[float]] = {rank: [0.0, 0.0] for rank in range(limits.num_ranks)}
     for piece in held:

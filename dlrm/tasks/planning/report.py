@@ -58,7 +58,7 @@ def _of_tables(placement: Placement, workload: Workload) -> str:
         by_table.setdefault(piece.table, []).append(piece)
     kinds: dict[str, list[int]] = {"whole": [], "copied": [], "in columns": [], "in rows": []}
     for table, pieces in by_table.items():
-        if all(piece.copied for piece in pieces):
+        if all(piece.replicated for piece in pieces):
             kinds["copied"].append(table)
         elif not all(piece.has_all_rows for piece in pieces):
             kinds["in rows"].append(table)

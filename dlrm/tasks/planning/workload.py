@@ -8,7 +8,7 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.planning.stored import StoredTables, most_rows
 from dlrm.train.optim.config import OptimizerConfig
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
 
 @dataclass(frozen=True)

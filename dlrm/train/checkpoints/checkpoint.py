@@ -33,8 +33,8 @@ from dlrm.documents import brief, read_json
 from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
-from dlrm.train.checkpoints.rows import Rows, saved_tables
 from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
+from dlrm.train.checkpoints.saved_rows import Rows, saved_tables
 from dlrm.train.checkpoints.state import (
     INTEGER,
     Parameters,

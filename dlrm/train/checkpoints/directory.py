@@ -24,7 +24,7 @@ from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.row_store import RowStore
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.nvidia import is_nvidia
-from dlrm.train.checkpoints.rows import STORES
+from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.state import Parameters
 from dlrm.train.checkpoints.writer import CheckpointWriter
 

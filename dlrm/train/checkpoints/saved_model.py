@@ -16,7 +16,7 @@ from dlrm.documents import read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest
 from dlrm.train.checkpoints.description import PROGRESS, describe
-from dlrm.train.checkpoints.rows import STORES, Rows, saved_tables
+from dlrm.train.checkpoints.saved_rows import STORES, Rows, saved_tables
 from dlrm.train.checkpoints.state import (
     checked_config,
     read_tensors,

@@ -14,8 +14,8 @@ from dlrm.ops import split_float32
 from dlrm.store.layout import Layout, RowBlock
 from dlrm.store.row_store import RowStore
 from dlrm.store.row_view import RowView
-from dlrm.train.checkpoints.rows import STORES, prefix_of
 from dlrm.train.checkpoints.saved_model import SavedModel
+from dlrm.train.checkpoints.saved_rows import STORES, prefix_of
 from dlrm.train.checkpoints.state import Parameters, optimizer_state
 
 _ROWS_AT_ONCE = 1 << 14

@@ -19,7 +19,7 @@ from dlrm.manifest import Checksum, checksum
 from dlrm.ops import join_float32
 from dlrm.store.row_store import RowStore
 from dlrm.train.checkpoints.description import describe
-from dlrm.train.checkpoints.rows import STORES
+from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.state import (
     Parameters,
     optimizer_state,
@@ -130,7 +130,7 @@ class CheckpointWriter:
             self._tables[part.table] = entry
             if self._store is not None:
                 continue  # the rows are there
-            if part.piece.copied and self._world.rank:
+            if part.piece.replicated and self._world.rank:
                 continue  # the first rank writes it
             rest = low[id(weight)][own] if id(weight) in low else None
             files.append((f"tables/{part.table}.bin", self._rows(weight[own], rest, part.piece)))

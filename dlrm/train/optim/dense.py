@@ -15,7 +15,7 @@ from dlrm.train.optim.lamb import Lamb
 from dlrm.train.optim.rmsprop import RMSpropTF
 
 if TYPE_CHECKING:
-    from dlrm.train.optim.network import NetworkOptimizerConfig
+    from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 
 Groups = list[dict[str, Any]]  # groups of parameters, with their weight decay
 

@@ -14,7 +14,7 @@ from tables_testing import contents, prepare
 
 import dlrm
 from dlrm.data.sources.columns import Coded, TextColumn, hash_texts
-from dlrm.data.tables.rows import RowReader
+from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet

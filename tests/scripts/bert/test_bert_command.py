@@ -13,7 +13,7 @@ from dlrm.language import command as bert
 from dlrm.language import flags as bert_flags
 from dlrm.language.bert import BertConfig, BertForQuestionAnswering
 from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
-from dlrm.session import network
+from dlrm.session import network_run as network
 
 pytestmark = pytest.mark.long
 SMALL = ("--num_layers=1", "--hidden_size=16", "--num_heads=2", "--intermediate_size=32")

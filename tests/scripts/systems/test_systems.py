@@ -19,7 +19,7 @@ import pytest
 from dlrm.published import results, show
 from dlrm.published.catalogue import CATALOGUE
 from dlrm.published.command import main
-from dlrm.published.documents.rows import System
+from dlrm.published.documents.benchmark_row import BenchmarkRow
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[3]
@@ -53,7 +53,7 @@ def test_list_names_each_row_once(capsys):
 
 
 @pytest.mark.parametrize("row", CATALOGUE.values(), ids=list(CATALOGUE))
-def test_show_has_the_command_and_what_was_published(row: System, capsys):
+def test_show_has_the_command_and_what_was_published(row: BenchmarkRow, capsys):
     assert main(["show", row.id]) == 0
     text = capsys.readouterr().out
     words = " ".join(text.split())
@@ -139,7 +139,7 @@ def smoke(row: str, *more: str) -> int:
         if row.measure == "run" and "--mode=validate" not in row.flags
     ],
 )
-def test_a_row_runs_at_reduced_size(row: System, capsys):
+def test_a_row_runs_at_reduced_size(row: BenchmarkRow, capsys):
     assert smoke(row.id) == 0
     (record,) = records()
     assert record["exit_code"] == 0

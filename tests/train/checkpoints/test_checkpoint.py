@@ -22,7 +22,7 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory, find_checkpoin
 from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.rows import table_optimizer
+from dlrm.train.optim.row_optimizers import table_optimizer
 
 SMALL = DLRMConfig(
     table_sizes=(7, 20, 3),

@@ -7,7 +7,7 @@ from dlrm import ops
 from dlrm.train.optim.base import finish_updates, set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, dense_optimizer
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS, table_optimizer
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, table_optimizer
 from dlrm.train.precision import LossScaler
 
 ROWS, DIM, STEPS = 60, 5, 90

@@ -7,7 +7,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.rows import table_optimizer
+from dlrm.train.optim.row_optimizers import table_optimizer
 
 
 def dense(kind):

@@ -11,7 +11,7 @@ from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.lamb import LAMB_FLAVOURS
-from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler, autocast, cast_weights, loss_scaler
 
 STEPS = 20

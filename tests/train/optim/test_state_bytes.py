@@ -11,8 +11,8 @@ from dlrm.train.optim.dense import (
     NETWORK_OPTIMIZERS,
     dense_optimizer,
 )
-from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS, table_optimizer
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, table_optimizer
 
 
 def held(optimizer):

@@ -15,7 +15,7 @@ from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.rows import TABLE_OPTIMIZERS, table_optimizer
+from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, table_optimizer
 from dlrm.train.precision import LossScaler, loss_scaler
 
 SIZES = (5, 30)

@@ -14,15 +14,15 @@ from dlrm.distributed.pipeline import bubble_fraction
 from dlrm.flags import Values
 from dlrm.metrics.latency import Latency
 from dlrm.session.all_checkpoints import average_checkpoints
-from dlrm.session.network_flags import BatchPlan, pipeline_parts
+from dlrm.session.network_flags import BatchDivision, pipeline_parts
 from dlrm.session.session import VARIES, Session
-from dlrm.tasks.network import NetworkTask
+from dlrm.tasks.network_task import NetworkTask
 from dlrm.tasks.run import Run
 from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.execution import partition
 from dlrm.train.log import Loader, RunLog
-from dlrm.train.optim.network import NetworkOptimizerConfig
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig, learning_rate_curve
 from dlrm.train.trainer import Trainer
 
@@ -36,7 +36,7 @@ class NetworkRun(Run):
         pipelines: division of the network's parts among the processes.
     """
 
-    plan: BatchPlan
+    plan: BatchDivision
     pipelines: Pipelines
 
     def recorded(self) -> dict[str, Any]:
@@ -55,7 +55,7 @@ def join_pipelines(session: Session, training_modes: Sequence[str]) -> Pipelines
     return pipelines(world, parts, values["rank_timeout"])
 
 
-def divide(task: NetworkTask, values: Values, divided: Pipelines, plan: BatchPlan) -> None:
+def divide(task: NetworkTask, values: Values, divided: Pipelines, plan: BatchDivision) -> None:
     """Reduces a network to the part of this process, if the processes form pipelines.
 
     Raises:

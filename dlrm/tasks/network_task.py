@@ -14,7 +14,7 @@ from dlrm.train.config import PrecisionConfig
 from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.execution import ExecutionConfig, executable, keep_only, partition, recompute
 from dlrm.train.log import Loader
-from dlrm.train.optim.network import NetworkOptimizerConfig, network_optimizer
+from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler, autocast, cast_weights, loss_scaler
 from dlrm.train.task import one_after_another
 

@@ -39,7 +39,7 @@ QUANTITIES = {  # measured quantity -> its name before a figure
 
 
 @dataclass(frozen=True)
-class System:
+class BenchmarkRow:
     """One row of the catalogue.
 
     Attributes:
@@ -123,7 +123,7 @@ class System:
         return f"{self.nodes}n{self.processes}d"
 
 
-def by_id(rows: Iterable[System]) -> dict[str, System]:
+def by_id(rows: Iterable[BenchmarkRow]) -> dict[str, BenchmarkRow]:
     """Returns the rows by their names, which must differ."""
     rows = list(rows)
     result = {row.id: row for row in rows}
@@ -131,7 +131,7 @@ def by_id(rows: Iterable[System]) -> dict[str, System]:
     return result
 
 
-def find(rows: Mapping[str, System], name: str) -> System:
+def find(rows: Mapping[str, BenchmarkRow], name: str) -> BenchmarkRow:
     """Returns a row by its name.
 
     Raises:
