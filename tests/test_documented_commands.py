@@ -352,7 +352,11 @@ def test_flags_of_every_command_exist_also_where_it_is_not_run(page):
             if names:
                 given = words[words.index(names[0]) + 1 :]
                 flags = {m[1] for word in given if (m := _FLAG.match(word))} - OF_ABSL
-                both = {word[2:].partition("=")[0] for word in given if word.startswith("--")}
+                both = {
+                    word[2:].partition("=")[0].replace("-", "_")
+                    for word in given
+                    if word.startswith("--")
+                }
                 unknown += [f for f in sorted(flags) if not {f, *both} & known[names[0]]]
     assert not unknown
 

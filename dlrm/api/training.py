@@ -193,8 +193,8 @@ def check_setting_types(settings: Mapping[str, Any]) -> None:
     """Raises ValueError if one of `SETTINGS` has an impossible value; the message names it."""
     check_types(settings, _CONFIGS)
     described = settings_of(*_CONFIGS)
-    for name, value in settings.items():
-        described[name].check(name, value)
+    for name in settings.keys() & described.keys():
+        described[name].check(name, settings[name])
 
 
 def judge_settings(

@@ -79,11 +79,9 @@ def test_tuning_prints_the_flag_of_the_faster_and_writes_nothing(
     [
         (["--layers", "6"], "--layers 6: expected inputs and outputs of layers, as 368-256-128"),
         (["--layers", "6-x"], "--layers 6-x: expected"),
-        (["--batch_size", "0"], "--batch_size 0: expected 1 or more"),
+        (["--batch_size", "0"], "--batch_size=0: 0 is not a positive integer"),
     ],
 )
 def test_what_cannot_be_tuned_is_named(words, message, native, capsys, monkeypatch):
-    with pytest.raises(SystemExit) as exit:
-        tune(monkeypatch, *words)
-    assert exit.value.code not in (0, None)
+    assert tune(monkeypatch, *words) not in (0, None)
     assert message in capsys.readouterr().err

@@ -110,7 +110,7 @@ def test_a_run_with_evicted_rows_resumes_exactly(tool, command, tmp_path):
     ("words", "text", "error"),
     [
         (["grow", "--output=x"], "", "grow: expected --dataset DIR or --table_sizes, and --output"),
-        (["grow", "--table_sizes=a", "--output=x"], "", "--table_sizes: expected a number, got"),
+        (["grow", "--table_sizes=a", "--output=x"], "", "--table_sizes a: expected integers"),
         (["grow", "--table_sizes=60,200", "--output=x"], "", "the rows of 4 tables, got 2"),
         (["evict", "--output=x"], "", "evict: expected --rows FILE and --output DIR"),
         (["evict", "--rows=rows.csv", "--output=x"], "row\n1", "line 1: expected table,row, got"),

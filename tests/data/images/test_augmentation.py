@@ -203,7 +203,7 @@ def test_too_few_partners_are_named():
     ],
 )
 def test_impossible_values_are_named(flag, value):
-    with pytest.raises(ValueError, match=rf"--{flag}: expected .*, got {value}"):
+    with pytest.raises(ValueError, match=rf"--{flag} {value}: expected "):
         Augmentation(**{flag: value})
 
 
