@@ -266,19 +266,32 @@ def _trained(
         datasets = run.own_part()
         if idle := idle_steps_note(schedule, run.config.train.num_steps(len(datasets.train))):
             warnings.warn(idle, stacklevel=4)
-        if dataset.is_temporary:  # it is gone when the checkpoint is read, so it is not named
-            run.values = Values({**run.values, "dataset": None}, run.values.given)
+        run.values = _recorded(run, dataset, device)
         trainer = Trainer(log=log, checkpoints=checkpoints, **run.trainer_arguments(datasets.train))
         for note in run.notes:
             log.line(note)
         if run.task.model.store is not None:
-            rows = run.config.tables.table_store
+            rows = run.task.model.store.directory
             log.line(f"{saved_in}: checkpoints refer to the rows in {rows}; save copies all")
         with bad_ids_named(datasets, str(dataset.path)):
             results = trainer.fit(*run.batches(datasets))
         roles = trainer.roles
         check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)
     return results, roles
+
+
+def _recorded(run: ClickRun, dataset: Dataset, device: str) -> Values:
+    """Returns the settings that checkpoints record: those of `fit`, and what they were used with.
+
+    A temporary dataset is gone when the checkpoint is read, so it is not named.
+    """
+    own = {
+        "dataset": None if dataset.is_temporary else run.values["dataset"],
+        "dataset_type": run.values["dataset_type"],
+        "num_numerical_features": run.whole.train.num_numerical,
+        "base_device": device,
+    }
+    return Values({**{name: run.values[name] for name in SETTINGS}, **own}, run.values.given)
 
 
 @contextmanager

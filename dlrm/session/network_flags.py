@@ -182,6 +182,7 @@ def divide_batch(values: Values, processes: int) -> BatchDivision:
 
 def check(values: Values, training_modes: Sequence[str]) -> None:
     """Raises ValueError for flags that contradict each other in any network's training."""
+    values.config(NetworkRunConfig)
     saves = bool(values["save_checkpoint_path"])
     if values["resume"] and not (values["mode"] in training_modes and saves):
         modes = " or ".join(training_modes)

@@ -26,7 +26,7 @@ from dlrm.ops.library import cuda_kernels_available
 from dlrm.tasks.advice import advice
 from dlrm.tasks.click_memory import agree_on_memory, table_store
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
-from dlrm.tasks.config import ADAM_SWITCHES, AUTO_PRODUCTS, RESUMABLE, TORCH, ClickConfig
+from dlrm.tasks.config import ADAM_SWITCHES, AUTO_PRODUCTS, PRODUCTS, RESUMABLE, TORCH, ClickConfig
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.machines import machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan
@@ -372,6 +372,11 @@ class _Opening:
         asked, model = self.values["mlp_products"], task.model
         if asked == AUTO_PRODUCTS and self.resumed:  # runs from before the flag used torch's
             asked = saved_flags(self.resumed, ["mlp_products"]).get("mlp_products", TORCH)
+        if asked not in (AUTO_PRODUCTS, *PRODUCTS):  # of two MLPs, by a table that is gone
+            raise ValueError(
+                f"{self.resumed}: --mlp_products {asked}: expected one of {', '.join(PRODUCTS)}, "
+                "since both MLPs take the same"
+            )
         if asked != AUTO_PRODUCTS:
             model.products = asked
         self.values = Values({**self.values, "mlp_products": model.products}, self.values.given)

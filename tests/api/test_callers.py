@@ -129,9 +129,14 @@ def test_a_checkpoint_records_the_rows_of_each_split_and_no_temporary_folder(dat
     assert f"* source: `{dataset.path}`" in card
     assert "* rows: train 432, test 120, set_aside 48" in card
     dlrm.fit(table(), SCHEMA, save_checkpoint_path=tmp_path / "run", **SETTINGS)
-    card = (find_checkpoint(tmp_path / "run") / MODEL_CARD).read_text()
+    of_table = find_checkpoint(tmp_path / "run")
+    card = (of_table / MODEL_CARD).read_text()
     assert "* source: a table in memory" in card
     assert "--dataset=" not in card
+    flags = read_config(of_table)["flags"]
+    assert flags["base_device"] == "cpu"
+    assert flags["num_numerical_features"] == len(SCHEMA["numerical"])
+    assert not {"save_checkpoint_path", "log_path", "backend"} & flags.keys()
 
 
 def copies(model, folder):
