@@ -1,1 +1,1 @@
-"""What source documents publish: benchmark rows as data, and the command that runs them."""
+"""Benchmark rows that source documents publish, as data, and the command that runs them."""
