@@ -47,13 +47,11 @@ class ClickRun(Run):
         config: the configuration.
         whole: the dataset as a single process would read it.
         notes: lines about the dataset, its numerical fields and the source of the architecture.
-        unrecorded: why `--cuda_graphs` is not used, if it is not.
     """
 
     config: ClickConfig
     whole: Datasets
     notes: list[str]
-    unrecorded: str | None
     task: Recommendation
 
     @classmethod
@@ -253,7 +251,6 @@ class _Opening:
             config=self.config,
             whole=whole,
             notes=notes,
-            unrecorded=unrecorded,
         )
 
     def _datasets(self) -> Datasets:
