@@ -90,7 +90,8 @@ def flags_page() -> str:
         pool.join()
     parts = ["# Flags\n", _STATE.format("commands' definitions")]
     parts.append(
-        "Every command also reads flags from a file (`--flagfile FILE`) and turns switches off by "
+        "Every command also reads flags from a file (`--flagfile FILE`), which spells names with "
+        "underscores, and turns switches off by "
         "`--noNAME`. Dashes may stand for underscores, as in `--save-dir`. `triton/deployer.py` "
         "takes the flags of `triton/export.py` and NVIDIA's.\n"
     )
