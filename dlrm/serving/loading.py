@@ -27,6 +27,7 @@ from dlrm.train.checkpoints.checkpoint import (
     read_config,
     read_shape,
 )
+from dlrm.train.checkpoints.description import CONFIG
 from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.checkpoints.ensemble import member_checkpoints
 from dlrm.train.checkpoints.state import MEMBERS
@@ -121,7 +122,7 @@ def model_config(path: Path) -> DLRMConfig:
         values["num_numerical_features"] = _num_numerical(path)
         return DLRMConfig(**values)
     except (KeyError, TypeError) as error:
-        raise ValueError(f"{path / 'config.json'}: not of a DLRM ({error!r})") from error
+        raise ValueError(f"{path / CONFIG}: not of a DLRM ({error!r})") from error
 
 
 def _num_numerical(path: Path) -> int:

@@ -16,6 +16,7 @@ from dlrm.documents import read_json
 from dlrm.files import write_atomically
 from dlrm.metrics.table import cost, line_of
 from dlrm.train.checkpoints.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.checkpoints.description import PROGRESS
 from dlrm.train.checkpoints.state import read_tensors
 from dlrm.train.ema import average_in_order
 from dlrm.train.log import Loader, RunLog, Watched
@@ -78,7 +79,7 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
 
 
 def _progress_of(checkpoint: Path) -> dict[str, Any]:
-    file = checkpoint / "progress.json"
+    file = checkpoint / PROGRESS
     return read_json(file) if file.exists() else {}
 
 

@@ -32,6 +32,7 @@ from dlrm.distributed import World, agreed, gather
 from dlrm.documents import brief, read_json
 from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
+from dlrm.train.checkpoints.description import CONFIG, PROGRESS
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
 from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
 from dlrm.train.checkpoints.saved_rows import Rows, saved_tables
@@ -82,7 +83,7 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
     """
     if is_nvidia(directory):
         return read_nvidia(directory).config
-    _check_manifest(directory, "config.json")
+    _check_manifest(directory, CONFIG)
     return checked_config(directory)
 
 
@@ -94,8 +95,8 @@ def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
     """
     if is_nvidia(directory):
         return read_nvidia(directory).progress
-    _check_manifest(directory, "progress.json")
-    return read_json(Path(directory, "progress.json"))
+    _check_manifest(directory, PROGRESS)
+    return read_json(Path(directory, PROGRESS))
 
 
 def read_shape(directory: str | os.PathLike, name: str) -> list[int]:
@@ -184,7 +185,7 @@ def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
     config = read_config(directory)
     tables, state = saved_tables(directory, config)
     dense = read_tensors(directory / "dense.safetensors")
-    progress = read_json(directory / "progress.json")
+    progress = read_json(directory / PROGRESS)
     return SavedModel(directory, "dlrm", config, progress, dense, tables, state)
 
 

@@ -23,6 +23,7 @@ from dlrm.locks import in_use, new_suffix, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.row_store import RowStore
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.description import PROGRESS
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.state import Parameters
@@ -240,7 +241,7 @@ def best_record(path: str | os.PathLike) -> dict[str, float]:
         if not stays:
             return best_record(path)  # there is a newer one by now
         record = read_progress(newest).get("best", pointer)
-    return _checked_record(newest / "progress.json", record) if record else {}
+    return _checked_record(newest / PROGRESS, record) if record else {}
 
 
 def step_directory(path: Path, step: float) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 from dlrm.documents import parse_json, read_bytes
 from dlrm.files import MANIFEST
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.description import PROGRESS
 from dlrm.train.checkpoints.directory import last_checkpoint, run_directory
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 
@@ -89,7 +90,7 @@ def _logs(folder: Path) -> tuple[Path, Path]:
 
 
 def _checkpoint(path: Path) -> Path | None:
-    if (path / MANIFEST).is_file() and (path / "progress.json").is_file():
+    if (path / MANIFEST).is_file() and (path / PROGRESS).is_file():
         return path
     return last_checkpoint(path) or last_checkpoint(path / "checkpoints")
 

@@ -13,6 +13,7 @@ from dlrm.mapped_files import map_file
 from dlrm.ops import join_float32
 from dlrm.store.layout import ROWS, Layout
 from dlrm.store.row_view import RowView
+from dlrm.train.checkpoints.description import CONFIG
 
 STORES = "stores"  # in a configuration: the records that restore the rows of each rank's store
 _BLOCK_BYTES = 1 << 24
@@ -79,7 +80,7 @@ class StoreView:
             self.directory, self.layout = Path(entry["path"]), Layout.from_dict(entry)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(
-                f"{path / 'config.json'}: expected where the rows are, got {error!r}"
+                f"{path / CONFIG}: expected where the rows are, got {error!r}"
             ) from None
         self._path, self._entry = path, entry
 
@@ -143,7 +144,7 @@ def saved_tables(path: Path, config: Mapping[str, Any]) -> tuple[list[Rows], lis
             tables.append(Rows(folder / f"{index}.bin", rows, table["dim"]))
             state.append({name: _rows_of_state(file, rows) for name, file in files.items()})
     except KeyError as error:
-        raise ValueError(f"{path / 'config.json'}: expected tables, got {error!r}") from error
+        raise ValueError(f"{path / CONFIG}: expected tables, got {error!r}") from error
     return tables, state
 
 

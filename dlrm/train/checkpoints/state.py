@@ -18,6 +18,7 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.documents import brief, read_json
 from dlrm.store.row_slots import RowSlots
+from dlrm.train.checkpoints.description import CONFIG
 
 LOW = "_low"  # suffix of the name of a buffer of lower halves
 INTEGER = ":int"  # marks state that is a Python integer, not a tensor
@@ -213,7 +214,7 @@ def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is damaged; the message names the file and the entry.
     """
-    path = Path(directory, "config.json")
+    path = Path(directory, CONFIG)
     sections: dict[str, Any] = {"flags": {}, "dataset": {}, "optimizers": [], "tables": []}
     config = sections | read_json(path)
     for name, kind in ((name, type(empty)) for name, empty in sections.items()):
