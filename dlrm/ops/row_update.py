@@ -65,7 +65,7 @@ def update_rows(
         _OPS[name](weight, *states, *inputs, l2=l2, low=low, table_sizes=table_sizes, **options)
         _mark_changed(weight)
     else:
-        _check(name, weight, low, inputs[0])
+        _check(rule, weight, states, low, inputs[0])
         _update_in_torch(rule, weight, states, inputs, l2=l2, low=low, **options)
 
 
@@ -204,14 +204,21 @@ def _mark_changed(weight: Tensor) -> None:
         torch.autograd.graph.increment_version(weight)
 
 
-def _check(name: str, weight: Tensor, low: Tensor | None, rows: Tensor) -> None:
-    """Raises what plain torch would accept in silence; it refuses other shapes itself."""
+def _check(
+    rule: RowRule, weight: Tensor, states: Tensors, low: Tensor | None, rows: Tensor
+) -> None:
+    """Raises what plain torch would accept without an error, as csrc/row_tensors.h does."""
+    name = rule.operator
     if weight.dtype != (torch.float32 if low is None else torch.bfloat16):
         beside = "without low" if low is None else "with low"
         raise RuntimeError(
             f"{name}: expected a contiguous Float weight [rows, dim > 0], or a BFloat16 one with "
             f"low, got {list(weight.shape)} {weight.dtype} {beside}"
         )
+    for state, tensor in zip(rule.states, states, strict=True):
+        _check_beside(name, state.argument, tensor, torch.float32, state.shape(*weight.shape))
+    if low is not None:
+        _check_beside(name, "low", low, torch.int16, tuple(weight.shape))
     if rows.device.type != "cpu" or torch.compiler.is_compiling():
         return
     bad = ((rows < 0) | (rows >= weight.shape[0])).nonzero()
@@ -219,6 +226,17 @@ def _check(name: str, weight: Tensor, low: Tensor | None, rows: Tensor) -> None:
         raise RuntimeError(
             f"{name}: row {rows[bad[0, 0]]} at position {bad[0, 0]}: "
             f"expected 0 <= row < {weight.shape[0]}"
+        )
+
+
+def _check_beside(
+    name: str, what: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype:
+        kind = {torch.float32: "Float", torch.int16: "Short"}[dtype]
+        raise RuntimeError(
+            f"{name}: expected contiguous {kind} {what} {list(shape)} on the weight's device, got "
+            f"{list(tensor.shape)} {tensor.dtype}"
         )
 
 

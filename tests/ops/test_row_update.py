@@ -405,6 +405,16 @@ def test_plain_torch_names_what_it_would_accept(update, monkeypatch):
         with pytest.raises(RuntimeError, match=f"{update.name}_: .*{message}"):
             update.run(update.function, tensors, bad, grad)
         assert all(map(torch.equal, tensors, update.tensors(wrong)))
+    for place, state in enumerate(update.tensors(weight)[1:], 1):
+        for wrong in (state.half(), state[:49], state[..., None].expand(*state.shape, 8)):
+            tensors = update.tensors(weight)
+            tensors[place] = wrong
+            with pytest.raises(RuntimeError, match="expected contiguous Float .* got "):
+                update.run(update.function, tensors, rows, grad)
+            assert torch.equal(tensors[0], weight)
+    high, low = ops.split_float32(weight)
+    with pytest.raises(RuntimeError, match=r"expected contiguous Short low .*got \[49, 8\]"):
+        update.run(update.function, [high, *update.tensors(weight)[1:]], rows, grad, low=low[:49])
 
 
 def test_arguments_have_names(update):
