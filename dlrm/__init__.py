@@ -9,6 +9,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dlrm.api.classifier import Classifier as Classifier
     from dlrm.api.dataset import Dataset as Dataset
     from dlrm.api.training import fit as fit
     from dlrm.data.transform.schema import Schema as Schema
@@ -33,6 +34,7 @@ _hide_triton_folder()
 
 
 _LAZY = {
+    "Classifier": "dlrm.api.classifier",
     "Dataset": "dlrm.api.dataset",
     "Schema": "dlrm.data.transform.schema",
     "fit": "dlrm.api.training",
