@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import dlrm
 from dlrm import ops
 from dlrm.api.dataset import Dataset
+from dlrm.api.training import SETTINGS
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
@@ -201,6 +202,8 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         "dlrm",
         [
             ("dlrm.fit", dlrm.fit),
+            ("dlrm.Classifier", dlrm.Classifier),
+            *_methods("dlrm.Classifier", dlrm.Classifier),
             ("dlrm.load", dlrm.load),
             ("dlrm.Dataset", Dataset),
             *_methods("dlrm.Dataset", Dataset),
@@ -214,14 +217,18 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
 
 
 def _methods(prefix: str, cls: type) -> list[tuple[str, Callable[..., Any]]]:
+    of_sklearn = "_request"  # methods that scikit-learn adds
     public = [name for name in vars(cls) if not name.startswith("_")]
+    public = [name for name in public if not name.endswith(of_sklearn)]
     methods = [(f"{prefix}.{name}", getattr(cls, name)) for name in public]
     return [(name, item) for name, item in methods if inspect.isroutine(item) and item.__doc__]
 
 
 def _signature(item: Any) -> str:
-    parameters = inspect.signature(item).parameters.values()
-    return f"({', '.join(_parameter(one) for one in parameters if one.name != 'self')})"
+    parameters = [one for one in inspect.signature(item).parameters.values() if one.name != "self"]
+    shown = [_parameter(one) for one in parameters if one.name not in SETTINGS]
+    settings = ["**settings"] if len(shown) < len(parameters) else []
+    return f"({', '.join(shown + settings)})"
 
 
 def _parameter(one: inspect.Parameter) -> str:

@@ -105,12 +105,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
         frame = self._frame(X, reset=True)
         codes = self._codes(y, frame)
         label, weight = _free_names(frame.column_names)
-        if sample_weight is None:
-            table, names = _labelled(frame, label, codes), (label, None)
-        else:
+        names: tuple[str, str | None] = (label, None if sample_weight is None else weight)
+        table = _labelled(frame, label, codes)
+        if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, frame, ensure_non_negative=True)
-            table = _labelled(frame, label, codes).append_column(weight, pa.array(weights))
-            names = (label, weight)
+            table = table.append_column(weight, pa.array(weights))
         self.schema_ = self._schema(X, table, names)
         test = None if eval_set is None else self._test_table(eval_set, *names)
         self.model_ = fit(
@@ -123,7 +122,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         )
         judged = table if test is None else test
         kept = np.random.default_rng(0).permutation(judged.num_rows)[:_IMPORTANCE_ROWS]
-        self._names, self._sample, self._importances = frame.column_names, judged.take(kept), None
+        self._names, self._sample = frame.column_names, judged.take(kept)
+        self._importances: np.ndarray | None = None
         return self
 
     def predict_proba(self, X: Any) -> np.ndarray:
@@ -254,9 +254,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
         labels = labels_of(rows)
         assert labels is not None
         schema, lost = transform.schema, dict.fromkeys(self._names, 0.0)
-        fields = [*schema.numerical, *schema.categorical]
+        columns = [field.column for field in schema.numerical]
+        columns += [field.column for field in schema.categorical]
         for one in permutation_importance(self.model_, inputs, labels):
-            lost[fields[one.field].column] += one.auc_lost.value or 0.0
+            lost[columns[one.field]] += one.auc_lost.value or 0.0
         return np.array([lost[name] for name in self._names])
 
 
