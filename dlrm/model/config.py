@@ -149,8 +149,9 @@ class DLRMConfig:
         "Give each numerical field a vector of its own in the interaction, besides that of the "
         "bottom MLP. piecewise: linear between the edges of bins; bins: a vector for each bin; "
         "periodic: a layer with ReLU over sines and cosines. The edges are those of the dataset's "
-        "transform or, if it has none, fitted to the first 131,072 training rows. none: no vectors; "
-        "a name that dlrm.register_numerical_embedding has registered: a layer of your own",
+        "transform or, if it has none, fitted to the first 131,072 training rows. none: no "
+        "vectors. A name that dlrm.register_numerical_embedding has registered is a layer of your "
+        "own",
         architecture=True,
     )
     numerical_bins: int = setting(
