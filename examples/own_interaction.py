@@ -41,8 +41,7 @@ def simulated(rows: int) -> pa.Table:
 def main() -> None:
     frame = simulated(20_000)
     schema = {"label": "clicked", "numerical": ["hour"], "categorical": ["user", "item"]}
-    settings = {"embedding_dim": 8, "epochs": 3, "base_device": "cpu"}
-    model = dlrm.fit(frame, schema, interaction_op="bilinear", **settings)
+    model = dlrm.fit(frame, schema, interaction_op="bilinear", embedding_dim=8, epochs=3)
     with tempfile.TemporaryDirectory() as folder:
         model.save(f"{folder}/model")
         loaded = dlrm.load(f"{folder}/model")  # in a program that has registered "bilinear"

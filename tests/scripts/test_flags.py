@@ -219,7 +219,7 @@ def test_interactions_are_named_alone_or_with_commas_between():
     for names in ("cuda_dot", "dot", "cat", "dcn", "dot,dcn", "cat,dcn,cuda_dot"):
         assert dlrm_flags.parse([f"--interaction_op={names}"])["interaction_op"] == names
     wrong = {
-        "x": "--interaction_op x: expected cuda_dot, dot, cat, dcn, or several of them .* got 'x'",
+        "x": "--interaction_op x: expected cuda_dot, dot, cat, dcn.*, or several of .* got 'x'",
         "dot,": "--interaction_op dot,: expected .* got ''",
         "dcn,dcn": "dcn is named twice",
         "dot,cuda_dot": "dot and cuda_dot are the same products",
