@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from dlrm.api.dataset import Dataset as Dataset
     from dlrm.api.training import fit as fit
     from dlrm.data.transform.schema import Schema as Schema
+    from dlrm.model.layers.own import register_interaction as register_interaction
+    from dlrm.model.layers.own import register_numerical_embedding as register_numerical_embedding
+    from dlrm.model.layers.own import register_top_mlp as register_top_mlp
     from dlrm.serving.loading import load as load
 
 __version__ = "0.2.0"
@@ -39,6 +42,9 @@ _LAZY = {
     "Schema": "dlrm.data.transform.schema",
     "fit": "dlrm.api.training",
     "load": "dlrm.serving.loading",
+    "register_interaction": "dlrm.model.layers.own",
+    "register_numerical_embedding": "dlrm.model.layers.own",
+    "register_top_mlp": "dlrm.model.layers.own",
 }
 
 

@@ -26,6 +26,7 @@ from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
 from dlrm.serving.predictor import Predictor
+from dlrm.tasks.click_task import ClickTask
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
@@ -205,6 +206,9 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             ("dlrm.Classifier", dlrm.Classifier),
             *_methods("dlrm.Classifier", dlrm.Classifier),
             ("dlrm.load", dlrm.load),
+            ("dlrm.register_interaction", dlrm.register_interaction),
+            ("dlrm.register_numerical_embedding", dlrm.register_numerical_embedding),
+            ("dlrm.register_top_mlp", dlrm.register_top_mlp),
             ("dlrm.Dataset", Dataset),
             *_methods("dlrm.Dataset", Dataset),
             ("dlrm.Schema", dlrm.Schema),
@@ -212,6 +216,7 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         ],
     )
     yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor)]
+    yield "Own networks", [("dlrm.tasks.click_task.ClickTask", ClickTask)]
     operators = {f"dlrm.ops.{name}": getattr(ops, name) for name in ops.__all__}
     yield "dlrm.ops", [(name, item) for name, item in operators.items() if callable(item)]
 

@@ -39,6 +39,7 @@ from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
+from dlrm.model.layers.own import own_layers
 from dlrm.serving.loading import load
 from dlrm.serving.network.compare import (
     Agreement,
@@ -48,6 +49,7 @@ from dlrm.serving.network.compare import (
     table_lines,
 )
 from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.platforms import write_network
 from dlrm.serving.network.quantize import PRECISIONS, QuantizedTables, quantize_tables
 from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, probability
 from dlrm.serving.rows.inputs import Inputs
@@ -450,7 +452,8 @@ def _write_version(directory: Path, export: Export) -> list[str]:
         export.predictor.recalibration,
     )
     platform = serving.runs_on
-    platform.write(module, example_like(inputs), directory)
+    own = own_layers(export.predictor.model)
+    write_network(platform, module, example_like(inputs), directory, own)
     if platform.script:
         if serving.raw:
             _write_transform(directory, export)

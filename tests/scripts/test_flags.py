@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import own_layers  # noqa: F401  # registers layers
 import pytest
 
 from dlrm.data.clicks.config import DataConfig
@@ -149,6 +150,7 @@ OURS = {
     "tensorboard": None,
     "mlflow": None,
     "tf32": True,
+    "top_mlp": "mlp",
     "wide": False,
 }
 
@@ -163,7 +165,6 @@ CHOICES = {
     "preset": {"gaudi_medium", "mlperf_dcnv2"},
     "recipe": {"auto"},
     "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
-    "numerical_embedding": {"none", "piecewise", "periodic", "bins"},
     "cross_structure": {"stacked", "parallel"},
     "embedding_init": {"uniform", "normal"},
 }
@@ -199,11 +200,26 @@ def test_every_documented_choice_is_taken(flag, choices):
     assert set(listed.split("|")) == choices
 
 
+@pytest.mark.parametrize(
+    ("flag", "choices"),
+    [
+        ("numerical_embedding", ("none", "piecewise", "periodic", "bins", "scaled_fields")),
+        ("top_mlp", ("mlp", "residual")),
+        ("interaction_op", ("bilinear", "dot,bilinear")),
+    ],
+)
+def test_layers_are_built_in_or_registered(flag, choices):
+    for choice in choices:
+        assert dlrm_flags.parse([f"--{flag}={choice}"])[flag] == choice
+    with pytest.raises(ValueError, match=f"^--{flag} x: expected .*{choices[0]}.* got 'x'; to use"):
+        dlrm_flags.parse([f"--{flag}=x"])
+
+
 def test_interactions_are_named_alone_or_with_commas_between():
     for names in ("cuda_dot", "dot", "cat", "dcn", "dot,dcn", "cat,dcn,cuda_dot"):
         assert dlrm_flags.parse([f"--interaction_op={names}"])["interaction_op"] == names
     wrong = {
-        "x": "--interaction_op x: expected cuda_dot, dot, cat, dcn, or several of them .* got 'x'",
+        "x": "--interaction_op x: expected cuda_dot, dot, cat, dcn.*, or several of .* got 'x'",
         "dot,": "--interaction_op dot,: expected .* got ''",
         "dcn,dcn": "dcn is named twice",
         "dot,cuda_dot": "dot and cuda_dot are the same products",

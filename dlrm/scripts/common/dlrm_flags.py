@@ -10,7 +10,7 @@ from typing import Any
 
 from dlrm.api.defaults import RECIPES
 from dlrm.flags import ConfigFlags, UsageError, Values
-from dlrm.model.layers.choices import interaction_names
+from dlrm.model.layers.choices import check_layer, interaction_names
 from dlrm.serving.network.platforms import RUNTIMES
 from dlrm.settings import setting
 from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS
@@ -153,6 +153,8 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
                 raise UsageError(f"{error}; {instead}") from None
         raise
     interaction_names(values["interaction_op"])
+    for name in ("numerical_embedding", "top_mlp"):
+        check_layer(name, values[name])
     values = Values(dict(sorted(values.items())), values.given)
     values = values.filled(NVIDIA_2021 if values["defaults"] == "2021" else {})
     return _with_switches(_with_preset(values))
