@@ -85,6 +85,7 @@ def test_half_precision_scores_as_float32():
     torch.testing.assert_close(found, expected, rtol=0.05, atol=0.02)
 
 
+@pytest.mark.slow
 def test_compiled_parts_score_alike():
     model = build()
     expected = model(NUMERICAL, IDS)

@@ -40,7 +40,6 @@ PARTS = [  # parts other than dots and MLPs, alone and together
         "batch_norm": True,
     },
     {"ensemble": 3},
-    {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2},
     {
         **{"ensemble": 2, "interaction_op": "cuda_dot,dcn", "cross_structure": "parallel"},
         **{"cross_rank": 4, "wide": True, "numerical_embedding": "piecewise", "dropout": 0.1},
@@ -213,7 +212,14 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision, lists
 
 
 @pytest.mark.parametrize("platform", WRITTEN)
-@pytest.mark.parametrize("others", PARTS, ids=lambda others: " ".join(map(str, others.values())))
+OWN_PARTS = {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2}
+
+
+@pytest.mark.parametrize(
+    "others",
+    [*PARTS, pytest.param(OWN_PARTS, marks=pytest.mark.slow)],
+    ids=lambda others: " ".join(map(str, others.values())),
+)
 def test_every_part_is_written(tmp_path, platform, others):
     model = network(**others)
     exported = exportable(model, quantize_tables(model, "fp32"), example())

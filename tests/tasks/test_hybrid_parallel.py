@@ -57,6 +57,7 @@ def test_so_are_other_ways_to_train(ranks, size, run):
     check(ranks, size, run)
 
 
+@pytest.mark.slow
 def test_layers_of_a_users_own_train_alike(ranks):
     check(ranks, 2, Run(optimizer="adam", parts=tuple(OWN.items())))
 
