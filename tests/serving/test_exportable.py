@@ -118,6 +118,7 @@ def assert_close(found, expected, tolerance=1e-5):
         {"table_sizes": SIZES[:1]},
         {"table_sizes": SIZES[:6]},
         *PARTS,
+        {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2},
         {**PARTS[-1], "hash_indices": True, "max_table_size": 20},
         {"ensemble": 2, "interaction_op": "dot", "table_sizes": SIZES[:6]},
     ],
@@ -211,10 +212,10 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision, lists
         assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4 if lists else 1e-5)
 
 
-@pytest.mark.parametrize("platform", WRITTEN)
 OWN_PARTS = {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2}
 
 
+@pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize(
     "others",
     [*PARTS, pytest.param(OWN_PARTS, marks=pytest.mark.slow)],
