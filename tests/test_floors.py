@@ -22,7 +22,8 @@ FLOORS = [
     ["dlrm.tasks", "dlrm.serving", "dlrm.preproc"],
     ["dlrm.session", "dlrm.api"],
     ["dlrm.vision", "dlrm.language"],
-    ["dlrm.scripts", "preproc", "triton"],
+    ["dlrm.scripts", "dlrm.deployment"],
+    ["preproc", "triton"],
     ["dlrm.published"],
     ["benchmarks", "examples", "demo"],
 ]
@@ -57,6 +58,7 @@ TORCH_FREE = [
     "dlrm.data.transform",
     "dlrm.data.verification",
     "dlrm.data.workers",
+    *(f"dlrm.deployment.{name}" for name in ("client", "deployer", "export", "server", "serving")),
     "dlrm.model.config",
     *(f"dlrm.metrics.{name}" for name in ("grouped", "intervals", "judged", "latency", "ranked")),
     *("dlrm.metrics.slices", "dlrm.metrics.table"),

@@ -1,6 +1,6 @@
 """The compiled host code, `dlrm/_host.so` of `csrc/host`: the log parser and the lookup of ids.
 
-The library has a plain C interface, so one file works with every Python; `triton/export.py` copies
+The library has a plain C interface, so one file works with every Python; the exporter copies
 it into the model repository. Types and sizes are checked here, before pointers are passed.
 """
 
