@@ -127,7 +127,10 @@ def test_files_import_from_lower_floors_only(root):
 
 def test_only_scripts_read_the_environment(root):
     commands, wrong, seen = (
-        {root / "dlrm" / name for name in ("scripts", "preproc", "session", "published")},
+        {
+            root / "dlrm" / name
+            for name in ("scripts", "deployment", "preproc", "session", "published")
+        },
         [],
         0,
     )
