@@ -5,6 +5,7 @@ it into the model repository. Types and sizes are checked here, before pointers 
 """
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,7 +214,10 @@ def _load() -> tuple[Host | None, str]:
         return None, f"{LIBRARY}: was not built"
     try:
         return Host(LIBRARY), ""
-    except OSError as error:
+    except OSError as error:  # for another machine, or a later C library
+        logging.getLogger(__name__).warning(
+            "dlrm: numpy parses rows instead of the native parser, several times slower: %s", error
+        )
         return None, str(error)
 
 
