@@ -57,7 +57,7 @@ wheel: $(FOR_DEMO)
 	@rm -rf build/wheel && mkdir -p dist
 	@echo "== building a wheel (2 minutes on 2 cores) =="
 	@$(BIN)/pip --quiet --disable-pip-version-check wheel --no-build-isolation --no-deps --wheel-dir build/wheel .
-	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel --quiet repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl >build/wheel/auditwheel.log 2>&1 || { cat build/wheel/auditwheel.log; exit 1; }
 	@ls dist/*.whl
 
 # For two cores: a thread a worker, and a worker more than cores, since some tests wait for processes.

@@ -54,7 +54,6 @@ CUDA_FLAGS = [
     "-Xfatbin=-compress-all",  # half as large
 ]
 HOST_FLAGS = ["-std=c++20", "-O3", "-fPIC", "-fvisibility=hidden", "-Wall", "-pthread"]
-STATIC = ["-static-libstdc++", "-static-libgcc"]  # another machine may have older ones
 BUILD = "build/native"
 
 
@@ -155,7 +154,8 @@ def known_architectures(compiler: str) -> list[str]:
 def host_commands() -> tuple[list[str], list[str]]:
     compiler = cpp_compiler()
     assert compiler is not None
-    return [*compiler, *HOST_FLAGS], [*compiler, "-shared", *STATIC]
+    static = ["-static-libstdc++", "-static-libgcc"]  # a server may have older ones
+    return [*compiler, *HOST_FLAGS], [*compiler, "-shared", *static]
 
 
 def store_commands() -> tuple[list[str], list[str]]:
@@ -165,7 +165,7 @@ def store_commands() -> tuple[list[str], list[str]]:
     package = Path(spec.origin).parent if spec and spec.origin else torch_folder()
     headers = [package / "include", sysconfig.get_path("include")]
     compile = [*compiler, *HOST_FLAGS, *(f"-isystem{path}" for path in headers)]
-    return compile, [*compiler, "-shared", "-pthread", *STATIC]
+    return compile, [*compiler, "-shared", "-pthread"]
 
 
 def cpu_commands() -> tuple[list[str], list[str]]:
