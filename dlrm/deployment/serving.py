@@ -1,4 +1,4 @@
-"""How Triton serves a model: the platforms that it runs, and the settings of `config.pbtxt`."""
+"""The serving of a model by Triton: its platforms, and the settings of `config.pbtxt`."""
 
 from dataclasses import dataclass
 

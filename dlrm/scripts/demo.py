@@ -178,7 +178,8 @@ def _title(stage: int, text: str) -> None:
 
 
 def _summary_of(log: Path) -> dict[str, float]:
-    return json.loads(log.read_text().splitlines()[-1].removeprefix("DLLL "))["data"]
+    *_, last = log.read_text(encoding="utf-8").splitlines()
+    return json.loads(last.removeprefix("DLLL "))["data"]
 
 
 def _shown(path: Path) -> str:
