@@ -61,6 +61,12 @@ class ClientConfig:
     report: Path | None = setting(None, ".json file to write the measurements to")
     plot: Path | None = setting(None, "file for a picture of latency against concurrency")
 
+    @property
+    def source(self) -> Path:
+        """Returns the dataset or log to send, which a parsed command line has."""
+        assert self.input is not None
+        return self.input
+
 
 LINE = ConfigFlags([("Flags", ClientConfig)])
 
@@ -97,6 +103,7 @@ def _config(values: Values) -> ClientConfig:
     if data is not None:
         source, split = data.absolute().parent, data.name
         split = "validation" if split == "val" else split
+    assert source is not None
     if described is not None and described.absolute().parent != source.absolute():
         raise ValueError(f"--dataset_config {described}: expected a file of {source}")
     return replace(

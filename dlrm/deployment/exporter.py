@@ -397,8 +397,8 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
     reference, tables = export.reference, export.tables
     precision = export.options.embedding_precision
     model = export.predictor.model
-    rows = sum(model.config.embedding_rows) * len(members_of(model))
-    full = 4 * rows * model.config.embedding_dim
+    table_rows = sum(model.config.embedding_rows) * len(members_of(model))
+    full = 4 * table_rows * model.config.embedding_dim
     report = {
         "checkpoint": str(export.predictor.path),
         "dataset": reference.dataset,

@@ -39,6 +39,7 @@ def model_config(name: str, num_numerical: int, num_tables: int, serving: Servin
     """Returns the configuration of the model that takes ids."""
     config = _config(name, serving)
     platform = serving.runs_on
+    assert platform.triton is not None
     setattr(config, *platform.triton)
     either = bool(platform.script) and serving.raw  # ids, or raw rows
     for tensor, dtype, dims in _tensors(num_numerical, num_tables, serving):

@@ -79,8 +79,8 @@ def run(options: "ClientConfig") -> list[Figures]:
 def _run(options: "ClientConfig") -> list[Figures]:
     concurrencies = [_positive("concurrency", text) for text in options.concurrency.split(",")]
     _positive("batch-size", options.batch_size)
-    if not Path(options.input).exists():
-        raise FileNotFoundError(f"{options.input}: no such file or directory (--input)")
+    if not options.source.exists():
+        raise FileNotFoundError(f"{options.source}: no such file or directory (--input)")
     server = Server(options)
     measured = []
     for concurrency in concurrencies:
@@ -205,20 +205,27 @@ def measure(
     scores = np.concatenate(all_scores)
     labels = None if all_labels[0] is None else np.concatenate(all_labels)
     latency = Latency.of(seconds)
-    percentiles = (1e3 * value for value in (latency.p50, latency.p95, latency.p99))
-    figures = Figures(concurrency, len(done), len(scores), *percentiles, len(scores) / wall)
+    figures = Figures(
+        concurrency,
+        batches=len(done),
+        rows=len(scores),
+        p50_ms=1e3 * latency.p50,
+        p95_ms=1e3 * latency.p95,
+        p99_ms=1e3 * latency.p99,
+        rows_per_second=len(scores) / wall,
+    )
     return figures, scores, labels
 
 
 def _batches(options: "ClientConfig") -> Iterator[Batch]:
-    make = _of_dataset if options.input.is_dir() else _of_log
+    make = _of_dataset if options.source.is_dir() else _of_log
     if options.max_batches is None:
         return make(options)
     return iter(list(itertools.islice(make(options), options.max_batches)))
 
 
 def _of_dataset(options: "ClientConfig") -> Iterator[Batch]:
-    spec = FeatureSpec.load(options.input)
+    spec = FeatureSpec.load(options.source)
     if options.split not in spec.splits:
         raise ValueError(f"--split {options.split}: expected one of {spec.splits}")
     verifier = Verifier(spec.directory, layout.KIND, "first")
@@ -233,7 +240,7 @@ def _of_dataset(options: "ClientConfig") -> Iterator[Batch]:
 
 
 def _of_log(options: "ClientConfig") -> Iterator[Batch]:
-    with open(options.input, "rb") as file:
+    with open(options.source, "rb") as file:
         lines = (line.rstrip(b"\r\n") for line in file)
         first_line = 1
         while rows := list(itertools.islice(lines, options.batch_size)):
@@ -243,7 +250,7 @@ def _of_log(options: "ClientConfig") -> Iterator[Batch]:
                 for line, (label, _, _) in enumerate(pairs, first_line):
                     if label not in (b"0", b"1"):
                         raise ValueError(
-                            f"{options.input}, line {line}: expected the label 0 or 1 first, got "
+                            f"{options.source}, line {line}: expected the label 0 or 1 first, got "
                             f"{label.decode(errors='replace')!r} (--no-label)"
                         )
                 labels = np.array([label == b"1" for label, _, _ in pairs], np.float32)
