@@ -33,7 +33,7 @@ REFERENCE = ROOT / "docs" / "reference"
 SCRIPTS = (
     *("main", "dist_main", "cnn", "bert", "predict", "evaluate", "compare", "checkpoint", "tune"),
     *("plan", "schema", "prepare", "transcode", "convert", "verify_dataset", "split_dataset"),
-    *("gen_csv", "prepare_synthetic_dataset", "simulate_logs", "doctor", "systems"),
+    *("gen_csv", "prepare_synthetic_dataset", "simulate_logs", "demo", "doctor", "systems"),
 )
 PREPROC = ("prepare_logs", "prepare_images", "prepare_text", "convert_to_binary")
 TRITON = ("export", "server", "client")

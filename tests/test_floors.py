@@ -22,7 +22,8 @@ FLOORS = [
     ["dlrm.tasks", "dlrm.serving", "dlrm.preproc"],
     ["dlrm.session", "dlrm.api"],
     ["dlrm.vision", "dlrm.language"],
-    ["dlrm.scripts", "preproc", "triton"],
+    ["dlrm.scripts", "dlrm.deployment"],
+    ["preproc", "triton"],
     ["dlrm.published"],
     ["benchmarks", "examples", "demo"],
 ]
@@ -57,6 +58,7 @@ TORCH_FREE = [
     "dlrm.data.transform",
     "dlrm.data.verification",
     "dlrm.data.workers",
+    *(f"dlrm.deployment.{name}" for name in ("client", "deployer", "export", "server", "serving")),
     "dlrm.model.config",
     *(f"dlrm.metrics.{name}" for name in ("grouped", "intervals", "judged", "latency", "ranked")),
     *("dlrm.metrics.slices", "dlrm.metrics.table"),
@@ -125,7 +127,10 @@ def test_files_import_from_lower_floors_only(root):
 
 def test_only_scripts_read_the_environment(root):
     commands, wrong, seen = (
-        {root / "dlrm" / name for name in ("scripts", "preproc", "session", "published")},
+        {
+            root / "dlrm" / name
+            for name in ("scripts", "deployment", "preproc", "session", "published")
+        },
         [],
         0,
     )

@@ -23,7 +23,10 @@ from dlrm.session import session
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"
 MESSAGE = f"{URI}: expected a path of this machine, got a URI (s3://); use a local path"
-NEEDED = {"dlrm/scripts/bert/__main__.py": ["--mode=pretrain"], "triton/deployer.py": ["--"]}
+NEEDED = {
+    "dlrm/scripts/bert/__main__.py": ["--mode=pretrain"],
+    "dlrm/deployment/deployer.py": ["--"],
+}
 TRAININGS = {
     *("dlrm/scripts/main.py", "dlrm/scripts/dist_main.py"),
     *("dlrm/scripts/cnn/__main__.py", "dlrm/scripts/bert/__main__.py"),
@@ -181,7 +184,7 @@ PATHS = {  # some of the flags that the walk has to find
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
     "dlrm/scripts/prepare.py": {"--input", "--output", "--schema"},
     "dlrm/scripts/systems/__main__.py": {"run --results", "document output"},
-    "triton/export.py": {"--checkpoint", "--save_dir"},
+    "dlrm/deployment/export.py": {"--checkpoint", "--save_dir"},
 }
 
 

@@ -1,6 +1,6 @@
 """Turns requests into a model's inputs, in a server without torch.
 
-`triton/export.py` copies this file, and those that it imports, into the model repository.
+The exporter copies this file, and those that it imports, into the model repository.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,8 @@ from dlrm.files import MANIFEST, within
 from dlrm.manifest import check_listed, read_manifest
 from dlrm.serving.rows.inputs import Inputs, check_lengths, check_shapes, check_values
 from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
+from dlrm.serving.server.names import FACTS, IDS, KIND, LENGTHS, NUMERICAL, RAW, WEIGHTS
 
-FACTS = "model.json"
-ONNX = "model.onnx"  # a directory, if ONNX Runtime scores
-KIND = "served model"  # of the manifest of a version
-NUMERICAL, IDS, LENGTHS, WEIGHTS = "input__0", "input__1", "input__2", "input__3"
-RAW = "raw__0"
 MOST_IDS = 1 << 27  # of a request without a limit per row
 Request = dict[str, np.ndarray]  # input -> tensor, without omitted inputs
 Item = TypeVar("Item")
