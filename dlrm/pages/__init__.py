@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
+_LONG = 40  # characters up to which a cell has one line
+_NUMERIC = "0123456789+-–<["  # first characters of numbers
+_WIDTHS = {"%": 1.6, "+": 1.4, **dict.fromkeys(" .,-[]", 0.62)}  # in widths of a digit
 Head = Sequence[tuple[str, Sequence[str]]]  # a group of columns: its title, and theirs
 
 
@@ -104,9 +107,25 @@ def table(
         full: whether the table takes the width of its section, and bars what texts leave.
         sortable: whether pressing a head sorts the rows, by a script.
     """
-    columns = zip(*rows, strict=True)
-    widths = [max((len(c.text) for c in one if isinstance(c, Bar)), default=0) for one in columns]
-    return _part("table", head, rows, widths, caption, full, sortable)
+    columns = [*zip(*rows, strict=True)]
+    widths = [
+        max((_width(c.text) for c in one if isinstance(c, Bar)), default=0) for one in columns
+    ]
+    kinds = [_kind(one) for one in columns]
+    return _part("table", head, rows, widths, kinds, caption, full, sortable)
+
+
+def _width(text: str) -> float:
+    """Returns about how many digits are as wide as a text."""
+    return round(sum(_WIDTHS.get(c, 1.0) for c in text), 1)
+
+
+def _kind(cells: Sequence[Cell]) -> str:
+    """Returns the class of a column: words are on the left, and long ones in several lines."""
+    words = [c for c in cells if isinstance(c, str)]
+    if len(words) < len(cells) or any(c[:1] in _NUMERIC for c in words if c):
+        return ""
+    return "long" if max(map(len, words)) > _LONG else "words"
 
 
 def paragraph(text: str) -> "Markup":

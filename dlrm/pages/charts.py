@@ -12,7 +12,7 @@ COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
 _REFERENCE = "#5c5c5c"
 _WIDTH, _HEIGHT, _TOP, _RIGHT = 400, 190, 10, 14  # of the picture, and of what it draws in
 _COUNTS = 44  # height of histograms below the lines
-_CHARACTER = 6.3  # width of a label's character, in units of the picture
+_CHARACTER = 7  # width of a label's character, in units of the picture
 
 Limits = tuple[float, float, float, float]
 Place = Callable[[float, float], tuple[float, float]]
@@ -63,7 +63,7 @@ def chart(
         return note(f"{title}: nothing to draw")
     x0, x1, y0, y1 = limits or _limits(points)
     marks = [(y, number(y)) for y in ticks(y0, y1)]
-    left = 22 + _CHARACTER * max(len(text) for _, text in marks)
+    left = 24 + _CHARACTER * max(len(text) for _, text in marks)
     width, bottom = _WIDTH - left - _RIGHT, _TOP + _HEIGHT
     most = max((count for line in lines for count in line.counts), default=0)
     floor = bottom + (_COUNTS + 8 if most else 0)
@@ -72,25 +72,25 @@ def chart(
         right, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
         return round(left + width * right, 1), round(bottom - _HEIGHT * up, 1)
 
-    grid, labels = [], [(11, _TOP + _HEIGHT / 2, y_name, "middle", True)]
+    grid, labels = [], [(12, _TOP + _HEIGHT / 2, y_name, "middle", True)]
     for x in ticks(x0, x1):
         at, _ = place(x, y0)
         grid.append(f"M{at} {_TOP}V{floor}")
-        labels.append((at, floor + 14, number(x), "middle", False))
+        labels.append((at, floor + 15, number(x), "middle", False))
     for y, text in marks:
         _, at = place(x0, y)
         grid.append(f"M{left:.1f} {at}H{_WIDTH - _RIGHT}")
         labels.append((round(left - 5, 1), at + 4, text, "end", False))
     if most:
         labels.append((round(left - 5, 1), floor - _COUNTS / 2 + 4, "rows", "end", False))
-    labels.append((round(left + width / 2, 1), floor + 30, x_name, "middle", False))
+    labels.append((round(left + width / 2, 1), floor + 32, x_name, "middle", False))
     drawn = [
         _drawn(line, _REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], place)
         | {"filled": [_steps(line, place, floor, _COUNTS / most)] if len(line.counts) else []}
         for index, line in enumerate(lines)
         if len(line.x)
     ]
-    return _part("chart", title, told, (_WIDTH, floor + 36), grid, labels, drawn)
+    return _part("chart", title, told, (_WIDTH, floor + 38), grid, labels, drawn)
 
 
 def _drawn(line: Line, colour: str, place: Place) -> dict[str, Any]:

@@ -107,8 +107,8 @@ def roles_note(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
     chooses = " or ".join(dict.fromkeys(one.roles.chooses for one in tested))
     reports = dict.fromkeys(one.roles.reports for one in tested if one.roles.reports)
     shown = [rows for rows in reports if any(name.startswith(f"{rows}_") for name in columns)]
-    never = f"; {' and '.join(f'{rows}_*' for rows in shown)}: {NEVER_CHOSEN}" if shown else ""
-    return f"{tested[0].tested[0]} and others of the best test, on {chooses} rows: {CHOSEN}{never}"
+    never = f"; on {' and '.join(shown)} rows: {NEVER_CHOSEN}" if shown else ""
+    return f"metrics of the best test, on {chooses} rows: {CHOSEN}{never}"
 
 
 def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Run]:
@@ -173,7 +173,10 @@ def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
         Section(name, [grid(charts)]),
     ]
     return document(
-        "Runs side by side", [f"{roles}."] if roles else [], _tiles(runs, columns), sections
+        "Runs side by side",
+        [f"{roles[0].upper()}{roles[1:]}."] if roles else [],
+        _tiles(runs, columns),
+        sections,
     )
 
 
@@ -185,16 +188,15 @@ def _tiles(runs: Sequence[Run], columns: Sequence[str]) -> list[Tile]:
         return tiles
     first = columns[0]
     best = min(tested, key=lambda one: cost(first, one.metrics.get(first, math.nan)))
-    tiles.append(Tile(f"best {_head(first)}", best.name, f"after {best.best_step} steps"))
-    names = [name for name in columns if name in best.metrics]
-    return tiles + [
-        Tile(f"{_head(name)} of the best", _short(name, best.metrics[name])) for name in names
-    ]
+    tiles.append(Tile("best run", best.name, f"by {_head(first)}, after {best.best_step} steps"))
+    names = [name for name in (*columns[:2], *columns[len(best.tested) :]) if name in best.metrics]
+    of_best = "of the best run"
+    return tiles + [Tile(_head(name), _short(name, best.metrics[name]), of_best) for name in names]
 
 
 def _table(runs: Sequence[Run], columns: Sequence[str]) -> "Markup":
     heads, rows = _cells(runs, columns)
-    heads = [_head(name) for name in heads]
+    heads = ["run", "steps", "best step", *map(_head, heads[3:])]
     metrics = range(3, 3 + len(columns))
     cells: list[list[Cell]] = [
         [

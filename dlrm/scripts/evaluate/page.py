@@ -62,7 +62,11 @@ def page(facts: dict[str, Any]) -> str:
     sections = [
         Section("Metrics", [note(facts["intervals"] + "."), _metrics(facts)]),
         Section("Curves", [grid(_charts(facts))]),
-        *([Section("Flags that differ", [_flags(facts)])] if facts["flags_changed"] else []),
+        *(
+            [Section("Flags that differ", [_flags(facts)], half=True)]
+            if facts["flags_changed"]
+            else []
+        ),
         *(_importance(facts) if facts.get("importance") else []),
         *(
             [Section("Missing and unknown values", _fields(facts), half=True)]
@@ -212,7 +216,7 @@ def _slices(sliced: dict[str, Any], facts: dict[str, Any]) -> "Markup":
         rows.append(row)
     heads = [sliced["by"], "rows", "clicks", "AUC", *(title(n) for n in TESTED if n != "auc")]
     heads += ["AUC above the other model's"] if facts["against"] is not None else []
-    caption = "Metrics with their 95 % intervals; the dashed line is the AUC of all rows"
+    caption = "With 95 % intervals; dashed: AUC of all rows"
     return table([("", heads)], rows, caption, full=True)
 
 
@@ -267,7 +271,7 @@ def _importance(facts: dict[str, Any]) -> list[Section]:
         f"{facts['importance_rows']:,} rows."
     )
     heads = ["field", "AUC lost", "log loss gained"]
-    caption = "Fields by what they are worth, with 95 % intervals"
+    caption = "Loss by field, with 95 % intervals"
     parts = [told, table([("", heads)], rows, caption, full=True)]
     return [Section("Importance of fields", parts, half=True)]
 
