@@ -140,4 +140,4 @@ def test_where_nothing_is_known_of_lists_any_length_is_taken():
     none = Inputs(NUMBERS[:1], np.zeros(0, int), np.array([[0, 0, 0]]))
     check_inputs(none, NAMES, SIZES)
     with pytest.raises(ValueError, match="expected a length of 0 to 0, got 1"):
-        check_inputs(none._replace(lengths=np.array([[1, 0, 0]])), 2, SIZES)
+        check_inputs(none._replace(lengths=np.array([[1, 0, 0]])), NAMES, SIZES)
