@@ -23,7 +23,7 @@ LONG = "a_column_whose_name_has_no_space_and_is_much_longer_than_a_phone_is_wide
 CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
-# Puts into the title of the page around what does not fit: the page itself, texts of charts, bars over digits.
+# Gives the page around it a title with what does not fit: the page, texts of charts, bars.
 MEASURE = """<script>addEventListener('load', () => {
   document.querySelectorAll('details').forEach(one => one.open = true);
   const found = [], box = one => one.getBoundingClientRect();

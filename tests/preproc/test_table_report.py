@@ -286,7 +286,7 @@ def test_page_shows_ten_features_first_and_all_of_them_on_demand(local, tmp_path
         re.findall(r'<s style="left:(.*?)"', text)
     )
     assert page.tags.index("details") < page.tags.index("summary")
-    assert text.index("<details") < text.index("Drift of every feature") < text.index("</details>")
+    assert text.index("<details") < text.index("Drift of every field") < text.index("</details>")
 
 
 def test_page_fits_a_phone_and_escapes_names(timed):
