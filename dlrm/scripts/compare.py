@@ -207,7 +207,7 @@ def _table(runs: Sequence[Run], columns: Sequence[str]) -> "Markup":
         ]
         for run, row in zip(runs, rows, strict=True)
     ]
-    caption = "Runs, their metrics, and the flags in which they differ"
+    caption = "Metrics, and flags that differ"
     return table([("", heads)], cells, caption, sortable=True)
 
 
