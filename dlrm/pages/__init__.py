@@ -112,7 +112,7 @@ def table(
         max((_width(c.text) for c in one if isinstance(c, Bar)), default=0) for one in columns
     ]
     kinds = [_kind(one) for one in columns]
-    return _part("table", head, rows, widths, kinds, caption, full, sortable)
+    return part("table", head, rows, widths, kinds, caption, full, sortable)
 
 
 def _width(text: str) -> float:
@@ -130,25 +130,26 @@ def _kind(cells: Sequence[Cell]) -> str:
 
 def paragraph(text: str) -> "Markup":
     """Returns a paragraph."""
-    return _part("paragraph", text, "")
+    return part("paragraph", text, "")
 
 
 def note(text: str) -> "Markup":
     """Returns a paragraph that explains."""
-    return _part("paragraph", text, "note")
+    return part("paragraph", text, "note")
 
 
 def details(title: str, content: "Markup") -> "Markup":
     """Returns content that a click shows."""
-    return _part("details", title, content)
+    return part("details", title, content)
 
 
 def grid(parts: Sequence["Markup"], kind: str = "charts") -> "Markup":
     """Returns parts, such as charts, in as many columns as fit."""
-    return _part("grid", parts, kind)
+    return part("grid", parts, kind)
 
 
-def _part(name: str, *values: Any) -> "Markup":
+def part(name: str, *values: Any) -> "Markup":
+    """Returns what a macro of `parts.html` makes of values."""
     macros: Any = _templates().get_template("parts.html").module
     return getattr(macros, name)(*values)
 

@@ -1,9 +1,9 @@
 """Charts of lines, as SVG that scales with the page."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlrm.pages import _part, note
+from dlrm.pages import note, part
 
 if TYPE_CHECKING:
     from markupsafe import Markup
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
 COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
 _REFERENCE = "#5c5c5c"
 _WIDTH, _HEIGHT, _TOP, _RIGHT = 400, 190, 10, 14  # of the picture, and of what it draws in
+_BOTTOM = _TOP + _HEIGHT
 _COUNTS = 44  # height of histograms below the lines
 _CHARACTER = 7  # width of a label's character, in units of the picture
 
 Limits = tuple[float, float, float, float]
-Place = Callable[[float, float], tuple[float, float]]
 
 
 class Line(NamedTuple):
@@ -62,41 +62,71 @@ def chart(
     if not points:
         return note(f"{title}: nothing to draw")
     x0, x1, y0, y1 = limits or _limits(points)
-    marks = [(y, number(y)) for y in ticks(y0, y1)]
-    left = 24 + _CHARACTER * max(len(text) for _, text in marks)
-    width, bottom = _WIDTH - left - _RIGHT, _TOP + _HEIGHT
     most = max((count for line in lines for count in line.counts), default=0)
-    floor = bottom + (_COUNTS + 8 if most else 0)
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        right, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
-        return round(left + width * right, 1), round(bottom - _HEIGHT * up, 1)
-
-    grid, labels = [], [(12, _TOP + _HEIGHT / 2, y_name, "middle", True)]
-    for x in ticks(x0, x1):
-        at, _ = place(x, y0)
-        grid.append(f"M{at} {_TOP}V{floor}")
-        labels.append((at, floor + 15, number(x), "middle", False))
-    for y, text in marks:
-        _, at = place(x0, y)
-        grid.append(f"M{left:.1f} {at}H{_WIDTH - _RIGHT}")
-        labels.append((round(left - 5, 1), at + 4, text, "end", False))
-    if most:
-        labels.append((round(left - 5, 1), floor - _COUNTS / 2 + 4, "rows", "end", False))
-    labels.append((round(left + width / 2, 1), floor + 32, x_name, "middle", False))
+    left = 24 + _CHARACTER * max(len(number(y)) for y in ticks(y0, y1))
+    frame = _Frame((x0, x1, y0, y1), left, _BOTTOM + (_COUNTS + 8 if most else 0))
     drawn = [
-        _drawn(line, _REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], place)
-        | {"filled": [_steps(line, place, floor, _COUNTS / most)] if len(line.counts) else []}
+        _drawn(line, _REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], frame)
+        | {"filled": [_steps(line, frame, _COUNTS / most)] if len(line.counts) else []}
         for index, line in enumerate(lines)
         if len(line.x)
     ]
-    return _part("chart", title, told, (_WIDTH, floor + 38), grid, labels, drawn)
+    labels = [
+        *_labels(frame),
+        _Label(12, _TOP + _HEIGHT / 2, y_name, "middle", turned=True),
+        _Label((left + _WIDTH - _RIGHT) / 2, frame.floor + 32, x_name, "middle"),
+        *([_Label(left - 5, frame.floor - _COUNTS / 2 + 4, "rows", "end")] if most else []),
+    ]
+    return part("chart", title, told, (_WIDTH, frame.floor + 38), _grid(frame), labels, drawn)
 
 
-def _drawn(line: Line, colour: str, place: Place) -> dict[str, Any]:
+class _Label(NamedTuple):
+    """A text of a chart: its place, and the end of it that is there."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str
+    turned: bool = False
+
+
+class _Frame(NamedTuple):
+    """The place of the lines in a picture; `floor` is that of the labels below."""
+
+    limits: Limits
+    left: float
+    floor: float
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        x0, x1, y0, y1 = self.limits
+        width = _WIDTH - self.left - _RIGHT
+        right, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
+        return round(self.left + width * right, 1), round(_BOTTOM - _HEIGHT * up, 1)
+
+
+def _grid(frame: _Frame) -> list[str]:
+    """Returns the lines at ticks."""
+    x0, x1, y0, y1 = frame.limits
+    paths = [f"M{frame.place(x, y0)[0]} {_TOP}V{frame.floor}" for x in ticks(x0, x1)]
+    end = _WIDTH - _RIGHT
+    return paths + [f"M{frame.left:.1f} {frame.place(x0, y)[1]}H{end}" for y in ticks(y0, y1)]
+
+
+def _labels(frame: _Frame) -> list[_Label]:
+    """Returns the numbers at ticks."""
+    x0, x1, y0, y1 = frame.limits
+    below = frame.floor + 15
+    labels = [_Label(frame.place(x, y0)[0], below, number(x), "middle") for x in ticks(x0, x1)]
+    before = frame.left - 5
+    return labels + [
+        _Label(before, frame.place(x0, y)[1] + 4, number(y), "end") for y in ticks(y0, y1)
+    ]
+
+
+def _drawn(line: Line, colour: str, frame: _Frame) -> dict[str, Any]:
     """Returns what a template draws of a line."""
-    at = [place(x, y) for x, y in zip(line.x, line.y, strict=True)]
-    ranges = [(*place(x, low), place(x, high)[1]) for x, (low, high) in _ranges(line)]
+    at = [frame.place(x, y) for x, y in zip(line.x, line.y, strict=True)]
+    ranges = [(*frame.place(x, low), frame.place(x, high)[1]) for x, (low, high) in _ranges(line)]
     return {
         "name": line.name,
         "colour": colour,
@@ -111,14 +141,14 @@ def _ranges(line: Line) -> list[tuple[float, tuple[float, float]]]:
     return [*zip(line.x, line.ends, strict=True)] if line.ends else []
 
 
-def _steps(line: Line, place: Place, floor: float, scale: float) -> str:
-    """Returns the outline of a histogram that stands on `floor`."""
-    edges = [place(x, 0)[0] for x in line.edges]
+def _steps(line: Line, frame: _Frame, scale: float) -> str:
+    """Returns the outline of a histogram that stands on the floor."""
+    edges = [frame.place(x, 0)[0] for x in line.edges]
     tops = (
-        f"V{floor - count * scale:.1f}H{end}"
+        f"V{frame.floor - count * scale:.1f}H{end}"
         for count, end in zip(line.counts, edges[1:], strict=True)
     )
-    return f"M{edges[0]} {floor}{''.join(tops)}V{floor}Z"
+    return f"M{edges[0]} {frame.floor}{''.join(tops)}V{frame.floor}Z"
 
 
 def _limits(points: Sequence[tuple[float, float]]) -> Limits:

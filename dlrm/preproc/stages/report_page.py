@@ -101,7 +101,7 @@ def _drifts(facts: dict[str, Any], worst: Sequence[tuple[float, str, int]]) -> l
     parts = _parts(facts)
     end = min(max(worst[0][0], _DRIFT_ENDS[0]), _DRIFT_ENDS[1])
     marks = [limit / end for limit, _ in _DRIFT_LEVELS]
-    lines = [
+    lines: list[list[Cell]] = [
         [name, parts[place][0], _drift(value, end, marks), _level(value), parts[place][1]]
         for value, name, place in worst[:_WORST]
     ]
