@@ -114,7 +114,7 @@ def _drifts(facts: dict[str, Any], worst: Sequence[tuple[float, str, int]]) -> l
         f"customarily called some drift, and at 0.25, large drift; bars end at {end:.2g}. Of few "
         "rows it is high by chance, about 10 over their number."
     )
-    head = [("", ["field", "in", "drift, with lines at 0.1 and 0.25", "level", "rows"])]
+    head = [("", ["field", "in", "drift", "level", "rows"])]
     title = f"The {len(lines)} fields that drift most, and where most"
     heads = [("", ["field", *(name for name, _ in parts)])]
     every = table(heads, everything, "Drift of every field", full=True)
