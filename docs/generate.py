@@ -193,8 +193,9 @@ def metrics_page() -> str:
     parts = ["# Metrics\n", _STATE.format("table of metrics"), "| metric | of | meaning |"]
     parts.append("|---|---|---|")
     for names, meaning in legend(METRICS).items():
-        of = METRICS[names.split(", ")[0]].of
-        parts.append(f"| `{names.replace(', ', '`, `')}` | {of} | {meaning} |")
+        first, *others = (METRICS[name] for name in names.split(", "))
+        called = f"{first.title}: " if first.title and not others else ""
+        parts.append(f"| `{names.replace(', ', '`, `')}` | {first.of} | {called}{meaning} |")
     return "\n".join(parts) + "\n"
 
 

@@ -18,7 +18,7 @@ import dlrm.scripts
 from dlrm.command_line import aligned, exit_code_of, say, shell_line
 from dlrm.documents import cell, printable
 from dlrm.files import errors_named, staged_directory, staged_file
-from dlrm.pages import document, table
+from dlrm.pages import Section, document, table
 from dlrm.train.log import RunLog
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +65,8 @@ def test_a_shell_reads_the_words_of_a_printed_command():
 
 
 def test_no_value_controls_the_text_of_a_page():
-    text = document("title\x1b", [table([("", ["\u202ename"])], [["a\x00\r\nb"]])])
+    content = table([("", ["\u202ename"])], [["a\x00\r\nb"]], "rows")
+    text = document("title\x1b", [], [], [Section("part", [content])])
     assert all(line.isprintable() for line in text.split("\n"))
     assert "<title>title\\x1b</title>" in text
     assert "\\u202ename" in text

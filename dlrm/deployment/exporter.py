@@ -36,7 +36,7 @@ from dlrm.serving.network.compare import (
 from dlrm.serving.network.exportable import example_like, exportable
 from dlrm.serving.network.platforms import write_network
 from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
-from dlrm.serving.predictor import Predictor, check_dataset, inputs_of, probability
+from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of, probability
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.names import FACTS, KIND
 from dlrm.train.checkpoints.checkpoint import read_config
@@ -428,7 +428,7 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
         f"tables: {precision}, {tables.num_bytes:,} bytes, {tables.num_bytes / full:.3f} of fp32",
     ]
     if precision != "fp32":
-        names = _table_names(export)
+        _, names = field_names(export.predictor)
         by_table = compare_tables(model, tables, reference.inputs, reference.labels)
         lines += table_lines(names, model, tables, by_table)
         report["by_table"] = {
@@ -447,7 +447,7 @@ def _write_facts(directory: Path, export: Export) -> None:
         "num_numerical": config.num_numerical_features,
         "table_sizes": list(config.table_sizes),
         "hashed": config.hash_indices,
-        "categorical_names": _table_names(export),
+        "categorical_names": field_names(export.predictor)[1],
         "numerical_dtype": serving.numerical_dtype,
         "ids_dtype": serving.ids_dtype,
         "output_kind": serving.output_kind,
@@ -464,13 +464,6 @@ def _write_facts(directory: Path, export: Export) -> None:
 
 def _write_transform(directory: Path, export: Export) -> None:
     shutil.copytree(_transform_of(export), directory / layout.TRANSFORM)
-
-
-def _table_names(export: Export) -> list[str]:
-    transform = export.predictor.transform
-    if transform is not None:
-        return transform.schema.categorical_names
-    return [str(index) for index in range(len(export.predictor.model.config.table_sizes))]
 
 
 def _transform_of(export: Export) -> Path:

@@ -549,7 +549,7 @@ def test_an_id_beyond_its_table_ends_the_run_with_its_name(tmp_path):
         file.write(bytes([3]))
     done = shell([f"--dataset={data}", *MODEL, *RUN, "--verify_data=never"], tmp_path)
     assert done.returncode == 1
-    named = "train row 300, feature cat_2.bin: expected an id from 0 to 2, got 3"
+    named = "train row 300, field categorical 2 (cat_2.bin): expected an id from 0 to 2, got 3"
     assert f"error: {data}: {named}" in done.stderr
     assert "--hash_indices" in done.stderr
     assert "Traceback" not in done.stderr
@@ -615,7 +615,7 @@ def test_a_test_does_not_read_the_training_rows(command, tmp_path):
     numbers[:] = np.nan
     numbers.tofile(spec.file("train", spec.numerical[0]))
     assert command("--mode=test", data=data)["auc"] > 0
-    with pytest.raises(ValueError, match="numerical.bin: row 0, numerical feature num_0"):
+    with pytest.raises(ValueError, match="numerical.bin: row 0, field numerical 0"):
         command(data=data)
 
 

@@ -59,6 +59,24 @@ def categorical_name(index: int) -> str:
     return f"cat_{index}.bin"
 
 
+def field_names(num_numerical: int, num_categorical: int) -> tuple[list[str], list[str]]:
+    """Returns the names of fields without a schema on pages and in messages."""
+    numerical = [f"numerical {i}" for i in range(num_numerical)]
+    return numerical, [f"categorical {i}" for i in range(num_categorical)]
+
+
+def field_of(feature: str, index: int) -> str:
+    """Returns the name of a field for a message, with its file if that has the default name.
+
+    Args:
+        feature: name of the feature in the dataset.
+        index: its index among the numerical or the categorical features.
+    """
+    if feature == categorical_name(index):
+        return f"categorical {index} ({feature})"
+    return f"numerical {index}" if feature == numerical_name(index) else feature
+
+
 def default_names(num_numerical: int, num_categorical: int) -> tuple[str, list[str], list[str]]:
     """Returns NVIDIA's names of the label, the numerical and the categorical features."""
     numerical = [numerical_name(i) for i in range(num_numerical)]

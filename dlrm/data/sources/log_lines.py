@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dlrm.data.clicks.layout import field_names
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import (
     EXPECTED_HEXADECIMAL,
@@ -56,9 +57,8 @@ class LogFormat:
         feature = column - self.labelled
         if feature < 0:
             return "0 (label)"
-        if feature < self.num_numerical:
-            return f"{column} (numerical {feature})"
-        return f"{column} (categorical {feature - self.num_numerical})"
+        numerical, categorical = field_names(self.num_numerical, self.num_categorical)
+        return f"{column} ({[*numerical, *categorical][feature]})"
 
 
 class Lines(NamedTuple):
