@@ -5,18 +5,23 @@ import math
 import os
 import resource
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from dlrm.documents import cell, one_line, printable
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
 _REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal of output
+_COLUMNS = 100  # of lines that are shortened, where there is no terminal
+_STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
+_COLOURS = {"note": "yellow", "error": "red"}
 _WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -101,13 +106,67 @@ def unwritten_output() -> OSError | None:
 
 def say_error(error: object, code: int) -> int:
     """Prints an error on one line that begins with `error:`; returns the exit code."""
-    print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+    line = highlighted(f"error: {one_line(error)}", sys.stderr)
+    print(line, file=sys.stderr, flush=True)
     return code
 
 
 def say(line: object) -> None:
     """Prints one line, with control characters, as in paths, escaped."""
-    print(printable(line), flush=True)
+    print(highlighted(printable(line)), flush=True)
+
+
+def painted(text: str, style: str, stream: TextIO | None = None) -> str:
+    """Returns a text in a style of `_STYLES`, if the stream is a terminal that may show it.
+
+    `NO_COLOR` (https://no-color.org) and `TERM=dumb` forbid it.
+
+    Args:
+        text: the text, without control characters.
+        style: "bold" or a colour.
+        stream: stream to print it to; by default standard output.
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if not text or plain or not _is_terminal(stream or sys.stdout):
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def highlighted(line: str, stream: TextIO | None = None) -> str:
+    """Returns a line whose first word, if that is `note:` or `error:`, is coloured; see `painted`.
+
+    On a terminal such lines are also broken between words.
+    """
+    word, colon, rest = line.partition(":")
+    if word not in _COLOURS or not colon:
+        return line
+    return painted(word + colon, _COLOURS[word], stream) + rest
+
+
+def wrapped(line: str, indent: int = 2, most: int | None = None) -> str:
+    """Returns a line broken between words to fit the terminal; without one, as it is.
+
+    Args:
+        line: the line; if it has several already, it stays as it is.
+        indent: columns that further lines begin with.
+        most: lines to keep, also without a terminal; the rest is left out. None keeps all.
+    """
+    on_terminal = _is_terminal(sys.stdout)
+    if "\n" in line or not (on_terminal or most):
+        return line
+    return textwrap.fill(
+        line,
+        shutil.get_terminal_size().columns if on_terminal else _COLUMNS,
+        subsequent_indent=" " * indent,
+        max_lines=most,
+        placeholder=" ...",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
 
 
 def shell_line(words: Sequence[str]) -> str:
