@@ -133,36 +133,36 @@ def painted(text: str, style: str, stream: TextIO | None = None) -> str:
 
 
 def highlighted(line: str, stream: TextIO | None = None) -> str:
-    """Returns a line whose first word, if that is `note:` or `error:`, is coloured; see `painted`.
-
-    On a terminal such lines are also broken between words.
-    """
+    """Returns a line whose first word, if that is `note:` or `error:`, is coloured."""
     word, colon, rest = line.partition(":")
     if word not in _COLOURS or not colon:
         return line
     return painted(word + colon, _COLOURS[word], stream) + rest
 
 
-def wrapped(line: str, indent: int = 2, most: int | None = None) -> str:
+def wrapped(line: str, indent: int = 2, most: int | None = None, end: str = "") -> str:
     """Returns a line broken between words to fit the terminal; without one, as it is.
 
     Args:
         line: the line; if it has several already, it stays as it is.
         indent: columns that further lines begin with.
         most: lines to keep, also without a terminal; the rest is left out. None keeps all.
+        end: a text at the end of all lines but the last, such as a backslash.
     """
     on_terminal = _is_terminal(sys.stdout)
     if "\n" in line or not (on_terminal or most):
         return line
-    return textwrap.fill(
+    columns = shutil.get_terminal_size().columns if on_terminal else _COLUMNS
+    lines = textwrap.wrap(
         line,
-        shutil.get_terminal_size().columns if on_terminal else _COLUMNS,
+        max(columns - len(end), indent + 1),
         subsequent_indent=" " * indent,
         max_lines=most,
         placeholder=" ...",
         break_long_words=False,
         break_on_hyphens=False,
     )
+    return f"{end}\n".join(lines)
 
 
 def _is_terminal(stream: TextIO | None) -> bool:

@@ -14,7 +14,7 @@ from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.progress import Progress
-from dlrm.train.reports.console import Kept, Position, Test
+from dlrm.train.reports.console import Evaluated, Kept, Position
 from dlrm.train.reports.roles import Roles
 from dlrm.train.task import Task
 
@@ -99,7 +99,7 @@ class Evaluation:
         name, config, per_epoch = self._roles.chooses, self._config, self._steps_per_epoch
         at = Position(progress.step, config.num_steps(per_epoch), config.epochs, per_epoch)
         chief = metric, self._task.loss_metric
-        self._log.console.test(Test(at, name, metrics, chief, seconds, is_best))
+        self._log.console.test(Evaluated(at, name, metrics, chief, seconds, is_best))
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
         self._log.step(*at.last_index, tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})

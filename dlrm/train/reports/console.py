@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,7 +67,7 @@ class Point(NamedTuple):
         return timedelta(seconds=int(self.seconds * (self.at.total - self.at.done)))
 
 
-class Test(NamedTuple):
+class Evaluated(NamedTuple):
     """A test during the training.
 
     Attributes:
@@ -177,7 +176,7 @@ class NvidiaConsole:
         self.line(verdict_line(shares, new))
         self._advised.add(bound_by(shares)[1])
 
-    def test(self, test: Test) -> None:
+    def test(self, test: Evaluated) -> None:
         """Reports a test during the training."""
         epoch, index = test.at.last_index
         metrics = line_of(test.metrics)
@@ -209,8 +208,8 @@ class NvidiaConsole:
 
     def _print(self, text: str) -> None:
         if not self.quiet:
-            tqdm.write(text, file=sys.stdout)
-            sys.stdout.flush()
+            with tqdm.external_write_mode(sys.stdout):  # the bar returns after the flush
+                print(text, flush=True)
 
 
 class ShortConsole(NvidiaConsole):
@@ -261,7 +260,7 @@ class ShortConsole(NvidiaConsole):
             self._bar.set_postfix_str(", ".join(progress), refresh=False)
         if self._verbose or self._is_due(at):
             self._printed = at.done, self._clock()
-            parts = [_steps(at), *progress, f"lr {_short(point.rate)}", f"ETA {point.eta}"]
+            parts = [_steps(at), *progress, f"lr {point.rate:.2g}", f"ETA {point.eta}"]
             self._labelled("train", "  ".join(parts) + point.skipped)
 
     def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
@@ -271,7 +270,7 @@ class ShortConsole(NvidiaConsole):
         for name, share in shares.items():
             self._seconds[name] = self._seconds.get(name, 0.0) + share * seconds
 
-    def test(self, test: Test) -> None:
+    def test(self, test: Evaluated) -> None:
         metrics = _metrics({name: test.metrics[name] for name in dict.fromkeys(test.chief)})
         self._labelled(test.name, f"{_steps(test.at)}  {metrics}", "best" if test.is_best else "")
 
@@ -301,8 +300,8 @@ class ShortConsole(NvidiaConsole):
             shares = {name: seconds / total for name, seconds in self._seconds.items()}
             self._labelled("time", verdict_line(shares, self._advice).removeprefix("time: "))
         self._files(self._saved)
-        for label, command in zip_longest(["next"], self._commands, fillvalue=""):
-            self._print(f"{painted(label, 'bold')}{' ' * (_LABEL - len(label))}{command}")
+        for index, command in enumerate(self._commands):
+            self._labelled("" if index else "next", command, end=" \\")
 
     def _files(self, saved: Saved) -> None:
         best, last = saved.best, saved.last
@@ -323,10 +322,17 @@ class ShortConsole(NvidiaConsole):
         is_share = at.done - step >= _SHARE * at.total
         return passed >= (_PATIENCE if is_share else _MOST_PATIENCE)
 
-    def _labelled(self, label: str, text: str, mark: str = "", most: int | None = None) -> None:
-        """Prints a line with its name in the first column, and a mark at its end."""
+    def _labelled(self, label: str, text: str, mark: str = "", **wrapping: Any) -> None:
+        """Prints a line with its name in the first column, and a mark at its end.
+
+        Args:
+            label: the name.
+            text: the line.
+            mark: the mark.
+            wrapping: arguments of `wrapped`.
+        """
         label = label.replace("_", " ")
-        body = wrapped(f"{label:<{_LABEL}}{one_line(text)}", _LABEL, most)
+        body = wrapped(f"{label:<{_LABEL}}{one_line(text)}", _LABEL, **wrapping)
         mark = f"  {painted(mark, 'green')}" if mark else ""
         self._print(painted(label, "bold") + body[len(label) :] + mark)
 
