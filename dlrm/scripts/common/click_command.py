@@ -202,7 +202,7 @@ def _describe(run: ClickRun) -> Line:
     total = run.config.train.num_steps(steps)
     shortly = (
         f"train: {train.num_samples:,} rows, {total:,} steps of {run.values['batch_size']:,} rows "
-        f"({total / steps:.3g} epochs), {weights:,} parameters, {_place(world)}"
+        f"({_counted(f'{total / steps:.3g}', 'epoch')}), {weights:,} parameters, {_place(world)}"
     )
     return Line(
         f"device: {device}  parameters: {weights:,} ({len(train.table_sizes)} tables, "
@@ -213,9 +213,14 @@ def _describe(run: ClickRun) -> Line:
 
 def _place(world: World) -> str:
     """Returns device and processes in a few words."""
-    threads = f" ({torch.get_num_threads()} threads)" if world.device == "cpu" else ""
+    own = _counted(str(torch.get_num_threads()), "thread")
+    threads = f" ({own})" if world.device == "cpu" else ""
     processes = f", {world.size} processes" if world.size > 1 else ""
     return f"{world.device}{threads}{processes}"
+
+
+def _counted(count: str, name: str) -> str:
+    return f"{count} {name}{'' if count == '1' else 's'}"
 
 
 def _train(run: ClickRun, session: Session) -> dict[str, float]:

@@ -254,8 +254,9 @@ class ShortConsole(NvidiaConsole):
 
     def point(self, point: Point) -> None:
         at = point.at
-        rate = f"{point.samples / point.seconds:,.0f} samples/s" if point.seconds else ""
-        progress = [f"loss {point.loss:.4f}", *filter(None, [rate])]
+        progress = [f"loss {point.loss:.4f}"]
+        if point.seconds:
+            progress.append(_rate(point.samples / point.seconds))
         if self._bar is not None and not self._bar.disable:
             self._bar.set_postfix_str(", ".join(progress), refresh=False)
         if self._verbose or self._is_due(at):
@@ -284,22 +285,30 @@ class ShortConsole(NvidiaConsole):
         self._commands = commands
 
     def summary(self, values: Mapping[str, float]) -> None:
-        self._print("")
-        if self._saved is None:  # no training
-            width = max(map(len, values), default=0)
-            for name, value in values.items():
-                self._print(f"{name:<{width}}  {value:.6g} {unit_of(name)}".rstrip())
-            return
+        if self._saved is None:
+            self._values(values)
+        else:
+            self._print("")
+            self._close(values, self._saved)
+
+    def _values(self, values: Mapping[str, float]) -> None:
+        """Prints the results of a run that is no training, but for those of a printed table."""
+        shown = {name: value for name, value in values.items() if "_batch_" not in name}
+        width = max(map(len, shown), default=0)
+        for name, value in shown.items():
+            self._print(f"{name:<{width}}  {value:.6g} {unit_of(name)}".rstrip())
+
+    def _close(self, values: Mapping[str, float], saved: Saved) -> None:
+        """Prints the closing block of a training."""
         for name, metrics in self._kept.results.items() if self._kept else ():
             self._labelled(name, f"{_metrics(metrics)}  {self._kept.roles.get(name, '')}".rstrip())
         if "average_train_throughput" in values:
-            rate = f"{values['average_train_throughput']:,.0f} samples/s"
             loss = f"training loss {values['training_loss']:.4f}"
-            self._labelled("speed", f"{rate}, {loss}")
+            self._labelled("speed", f"{_rate(values['average_train_throughput'])}, {loss}")
         if total := sum(self._seconds.values()):
             shares = {name: seconds / total for name, seconds in self._seconds.items()}
             self._labelled("time", verdict_line(shares, self._advice).removeprefix("time: "))
-        self._files(self._saved)
+        self._files(saved)
         for index, command in enumerate(self._commands):
             self._labelled("" if index else "next", command, end=" \\")
 
@@ -376,6 +385,10 @@ def _steps(at: Position) -> str:
     """Returns the steps done, as wide as at the end of the run."""
     total = f"{at.total:,}"
     return f"step {at.done:>{len(total)},}/{total}"
+
+
+def _rate(rate: float) -> str:
+    return f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2g} samples/s"
 
 
 def _metrics(metrics: Mapping[str, float]) -> str:
