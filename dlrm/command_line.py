@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import chain, count
 from typing import Any, NoReturn, TextIO
 
 from dlrm.documents import cell, one_line, printable
@@ -21,7 +22,7 @@ _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every numb
 _REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal of output
 _COLUMNS = 100  # of lines that are shortened, where there is no terminal
 _STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
-_COLOURS = {"note": "yellow", "error": "red"}
+_COLOURS = {"note": "yellow", "warning": "yellow", "error": "red"}
 _WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -111,9 +112,18 @@ def say_error(error: object, code: int) -> int:
     return code
 
 
-def say(line: object) -> None:
-    """Prints one line, with control characters, as in paths, escaped."""
-    print(highlighted(printable(line)), flush=True)
+def say(line: object, is_prose: bool = False) -> None:
+    """Prints one line, with control characters, as in paths, escaped.
+
+    Args:
+        line: the line.
+        is_prose: whether a terminal breaks it between words, as it does lines that begin with
+            `note:` or `warning:`.
+    """
+    text = printable(line)
+    if is_prose or text.partition(":")[0] in _COLOURS:
+        text = wrapped(text)
+    print(highlighted(text), flush=True)
 
 
 def painted(text: str, style: str, stream: TextIO | None = None) -> str:
@@ -133,7 +143,7 @@ def painted(text: str, style: str, stream: TextIO | None = None) -> str:
 
 
 def highlighted(line: str, stream: TextIO | None = None) -> str:
-    """Returns a line whose first word, if that is `note:` or `error:`, is coloured."""
+    """Returns a line whose first word is coloured, if it is one of `_COLOURS`."""
     word, colon, rest = line.partition(":")
     if word not in _COLOURS or not colon:
         return line
@@ -183,6 +193,12 @@ def _quoted(word: str) -> str:
 
 def _bytes(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+
+def free_name(name: str) -> str:
+    """Returns the name of a path that does not exist: the given one, or with a number behind it."""
+    names = chain([name], (f"{name}{number}" for number in count(2)))
+    return next(one for one in names if not os.path.lexists(one))
 
 
 class Terminated(SystemExit):
@@ -274,14 +290,24 @@ def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table whose columns are as wide as their longest cell.
 
     The first column is aligned to the left and the others to the right. Cells are those of
-    `dlrm.documents.cell`, so that no value can print lines of its own.
+    `dlrm.documents.cell`, so that no value can print lines of its own. On a terminal, columns that
+    do not fit follow below, beside the first column again.
     """
-    heads, *rows = [[cell(value) for value in row] for row in [heads, *rows]]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if index == 0 else text.rjust(width)
-            for index, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [heads, *rows]
+    columns = [[cell(value) for value in column] for column in zip(heads, *rows, strict=True)]
+    first, *others = [
+        [text.rjust(max(map(len, column))) if index else text for text in column]
+        for index, column in enumerate(columns)
     ]
+    width = max(map(len, first))
+    first = [text.ljust(width) for text in first]
+    room = shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else math.inf
+    blocks: list[list[list[str]]] = [[first]]
+    used = width
+    for column in others:
+        if used + 2 + len(column[0]) > room and len(blocks[-1]) > 1:
+            blocks.append([first])
+            used = width
+        blocks[-1].append(column)
+        used += 2 + len(column[0])
+    tables = [["  ".join(row).rstrip() for row in zip(*block, strict=True)] for block in blocks]
+    return [line for table in tables for line in ["", *table]][1:]
