@@ -21,14 +21,14 @@ _SHARE = 0.1  # of the steps between such lines, unless they take longer than th
 
 
 class Line(NamedTuple):
-    """A line about a run, and that of the short form; see `NvidiaConsole.line`."""
+    """Holds a line about a run, and that of the short form; see `NvidiaConsole.line`."""
 
     text: str
     short: str | None = None
 
 
 class Position(NamedTuple):
-    """Progress of a run: `done` of `total` steps, in `epochs` of `steps_of_epoch` steps."""
+    """Holds the progress of a run: `done` of `total` steps, in `epochs` of `steps_of_epoch` steps."""
 
     done: int
     total: int
@@ -43,7 +43,7 @@ class Position(NamedTuple):
 
 
 class Point(NamedTuple):
-    """What is printed of the steps since the last such point.
+    """Holds the values of the steps since the last print.
 
     Attributes:
         at: the steps done.
@@ -68,7 +68,7 @@ class Point(NamedTuple):
 
 
 class Evaluated(NamedTuple):
-    """A test during the training.
+    """Holds the results of a test during the training.
 
     Attributes:
         at: the steps done.
@@ -88,7 +88,7 @@ class Evaluated(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The weights that a training keeps.
+    """Holds the metrics of the weights that a training keeps.
 
     Attributes:
         which: such as "best, step 400".
@@ -102,7 +102,7 @@ class Kept(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """The files of a training.
+    """Names the files of a training.
 
     Attributes:
         curves: the picture.
@@ -388,6 +388,7 @@ def _steps(at: Position) -> str:
 
 
 def _rate(rate: float) -> str:
+    """Returns a throughput, to one digit if it is small."""
     return f"{rate:,.0f} samples/s" if rate >= 10 else f"{rate:.2g} samples/s"
 
 
