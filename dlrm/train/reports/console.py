@@ -28,7 +28,7 @@ class Line(NamedTuple):
 
 
 class Position(NamedTuple):
-    """Holds the progress of a run: `done` of `total` steps, in `epochs` of `steps_of_epoch` steps."""
+    """Holds the progress of a run: `done` of `total` steps, of `epochs` times `steps_of_epoch`."""
 
     done: int
     total: int
@@ -300,8 +300,9 @@ class ShortConsole(NvidiaConsole):
 
     def _close(self, values: Mapping[str, float], saved: Saved) -> None:
         """Prints the closing block of a training."""
-        for name, metrics in self._kept.results.items() if self._kept else ():
-            self._labelled(name, f"{_metrics(metrics)}  {self._kept.roles.get(name, '')}".rstrip())
+        kept = self._kept or Kept("", {}, {})
+        for name, metrics in kept.results.items():
+            self._labelled(name, f"{_metrics(metrics)}  {kept.roles.get(name, '')}".rstrip())
         if "average_train_throughput" in values:
             loss = f"training loss {values['training_loss']:.4f}"
             self._labelled("speed", f"{_rate(values['average_train_throughput'])}, {loss}")
