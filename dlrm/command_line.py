@@ -156,13 +156,15 @@ def wrapped(line: str, indent: int = 2, most: int | None = None, end: str = "") 
     Args:
         line: the line; if it has several already, it stays as it is.
         indent: columns that further lines begin with.
-        most: lines to keep, also without a terminal; the rest is left out. None keeps all.
+        most: lines to keep; the rest is left out, also where there is no terminal. None keeps all.
         end: a text at the end of all lines but the last, such as a backslash.
     """
     on_terminal = _is_terminal(sys.stdout)
     if "\n" in line or not (on_terminal or most):
         return line
-    columns = shutil.get_terminal_size().columns if on_terminal else _COLUMNS
+    columns = shutil.get_terminal_size().columns
+    if not on_terminal and most:
+        columns, most = most * _COLUMNS, 1
     lines = textwrap.wrap(
         line,
         max(columns - len(end), indent + 1),

@@ -156,6 +156,25 @@ def test_lines_of_progress_without_a_terminal_are_few(capsys):
     assert printed(1000, 2000) == ""  # the closing block follows
 
 
+def test_a_long_line_of_settings_is_abridged(on_terminal, capsys):
+    def act():
+        ShortConsole().line("all", "recipe: " + "; ".join(["lr=0.004"] * 50))
+
+    first, second = on_terminal(act).splitlines()
+    assert second.startswith(" " * 12 + "lr=0.004; ")
+    assert second.endswith("; ...")
+    assert max(len(second), len(first)) <= 80 + len("\x1b[1m\x1b[0m")
+    act()  # in a file it is one line
+    assert re.fullmatch(r"recipe {6}lr=0\.004; .*; \.\.\.\n", capsys.readouterr().out)
+
+
+def test_other_ranks_print_nothing(capsys):
+    with RunLog(quiet=True, log_format="short") as log:
+        trainer(Line(), log, print_freq=4).fit(Points(), Points(2))
+        log.summary({"training_loss": 0.5, "chosen_on": "test"})
+    assert capsys.readouterr() == ("", "")
+
+
 def show_progress():
     console = ShortConsole()
     console.start(total=1000, done=0)

@@ -200,9 +200,10 @@ def _describe(run: ClickRun) -> Line:
         device += f"  processes: {world.size}, with {counts} tables"
     train, steps = datasets.train, len(datasets.train)
     total = run.config.train.num_steps(steps)
+    epochs = f" ({_counted(f'{total / steps:.3g}', 'epoch')})" if total >= steps else ""
     shortly = (
-        f"train: {train.num_samples:,} rows, {total:,} steps of {run.values['batch_size']:,} rows "
-        f"({_counted(f'{total / steps:.3g}', 'epoch')}), {weights:,} parameters, {_place(world)}"
+        f"train: {train.num_samples:,} rows, {total:,} steps of {run.values['batch_size']:,} rows"
+        f"{epochs}, {weights:,} parameters, {_place(world)}"
     )
     return Line(
         f"device: {device}  parameters: {weights:,} ({len(train.table_sizes)} tables, "

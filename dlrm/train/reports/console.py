@@ -285,6 +285,8 @@ class ShortConsole(NvidiaConsole):
         self._commands = commands
 
     def summary(self, values: Mapping[str, float]) -> None:
+        if self.quiet:
+            return
         if self._saved is None:
             self._values(values)
         else:
