@@ -10,6 +10,7 @@ import pytest
 import torch
 from toy import Line, Points, trainer
 
+from dlrm.step_clock import PARTS
 from dlrm.train.log import RunLog
 from dlrm.train.reports.console import Evaluated, Point, Position, Saved, ShortConsole
 
@@ -165,6 +166,18 @@ def test_a_long_line_of_settings_is_abridged(on_terminal, capsys):
     assert max(len(second), len(first)) <= 80 + len("\x1b[1m\x1b[0m")
     act()  # in a file it is one line
     assert re.fullmatch(r"recipe {6}lr=0\.004; .*; \.\.\.\n", capsys.readouterr().out)
+
+
+def test_the_short_form_has_the_time_of_the_whole_run_once(capsys):
+    console, advice = ShortConsole(), {"data": "a faster disk"}
+    parts = dict.fromkeys(PARTS, 0.0)
+    console.time(parts | {"data": 1.0}, 1.0, advice)
+    console.time(parts | {"products": 1.0}, 3.0, advice)
+    assert capsys.readouterr().out == ""
+    console.saved(Saved(Path("/run/curves.png"), None, None, None))
+    console.summary({})
+    line = "time        products 75%, data 25%: input-bound; try a faster disk\n"
+    assert line in capsys.readouterr().out
 
 
 def test_other_ranks_print_nothing(capsys):
