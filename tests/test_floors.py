@@ -134,7 +134,8 @@ def test_only_scripts_read_the_environment(root):
         [],
         0,
     )
-    own = {  # the launcher's variables, and those set for torch
+    own = {  # the launcher's variables, those set for torch, and those of terminals
+        root / "dlrm" / "command_line.py",
         root / "dlrm" / "distributed" / "world.py",
         root / "dlrm" / "environment.py",
         root / "dlrm" / "language" / "pretraining" / "command.py",

@@ -25,6 +25,11 @@ _FEW_LR, _PACKED_LR = 0.004, 0.008  # for few rows; docs/guide/tuning.md has the
 _BIG_ROWS = 30_000_000  # or more: one epoch of NVIDIA's architecture without regularization
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
 _WIDTH = 96  # of the lines that list the settings
+# The settings that short descriptions name, most important first.
+_CHIEF = (
+    *("batch_size", "epochs", "lr", "embedding_dim", "dropout", "embedding_l2", "wide"),
+    *("numerical_embedding", "bottom_mlp_sizes", "top_mlp_sizes", "mlp_optimizer", "schedule"),
+)
 _DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
 
 
@@ -94,6 +99,13 @@ def describe(facts: DatasetFacts, settings: Mapping[str, Any], given: Mapping[st
     chosen = {name: value for name, value in settings.items() if name not in given}
     flags = textwrap.wrap(" ".join(flags_of(chosen)), _WIDTH, break_on_hyphens=False)
     return "\n".join([f"--recipe auto, of {facts}:", " \\\n".join(f"  {line}" for line in flags)])
+
+
+def describe_shortly(settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Returns a line with the most important settings that the recipe chose."""
+    chosen = {n: settings[n] for n in _CHIEF if n in settings and n not in given}
+    flags = [flag.removeprefix("--").replace("=", " ") for flag in flags_of(chosen)]
+    return f"recipe: {'; '.join(flags)}"
 
 
 def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -141,6 +141,12 @@ def metric_of(key: str) -> Metric | None:
     return METRICS[max(names, key=len)] if names else None
 
 
+def unit_of(key: str) -> str:
+    """Returns the unit of a key of a log, or "" if it has none."""
+    metric = metric_of(key)
+    return metric.unit if metric else ""
+
+
 def cost(key: str, value: float) -> float:
     """Returns a number that is lower for a better value; without a metric the higher is better."""
     metric = metric_of(key)

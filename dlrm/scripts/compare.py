@@ -72,7 +72,7 @@ def run(options: CompareConfig) -> None:
     runs = _sorted(runs, options.sort, columns)
     print("\n".join(map(printable, lines_of(runs, columns))))
     if note := roles_note(runs, columns):
-        say(note)
+        say(note, is_prose=True)
     for folder in left_out(options.runs):
         say(f"note: {folder} has a log and no checkpoint, and is left out")
     if options.output:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dlrm.command_line import flags_of, say, shell_line
+from dlrm.command_line import flags_of, free_name, say, shell_line
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
@@ -140,7 +140,7 @@ def _prepare(values: Values) -> int | None:
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
     command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(own.output)]
-    command += ["--recipe", "auto", "--save_checkpoint_path", "run"]
+    command += ["--recipe", "auto", "--save_checkpoint_path", free_name("run")]
     print(f"train on it with\n  {shell_line(command)}")
     return None
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from dlrm.command_line import flags_of, shell_line
+from dlrm.command_line import flags_of, free_name, shell_line
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, draft
 from dlrm.data.tables.fields import listed, shown_name
@@ -169,7 +169,8 @@ def _report(drafted: Draft, values: Values) -> None:
     command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={values['output']}"]
     command += [f"--input={','.join(values['input'])}"]
     command += flags_of({name: values[name] for name in _SAME if name in values.given})
-    print(f"  {shell_line([*command, '--output=dataset'])}")
+    command.append(f"--output={free_name('dataset')}")
+    print(f"  {shell_line(command)}")
 
 
 if __name__ == "__main__":

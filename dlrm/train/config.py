@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     import torch
 
 HALF_DTYPES = ("fp16", "bf16")
+LOG_FORMATS = ("nvidia", "short")
 PRECISIONS = ("fp32", "bf16", "fp16", "16.16", "16.32", "32.32")
 
 
@@ -160,6 +161,19 @@ class SessionConfig:
     deterministic: bool = setting(
         False,
         "Make runs on cuda reproducible bit for bit; runs on the CPU always are",
+        resumable=True,
+    )
+    log_format: str = setting(
+        "nvidia",
+        "Form of the lines on standard output: nvidia, those of NVIDIA's program, for programs; "
+        "short, a line for each test and a closing block, for people",
+        choices=LOG_FORMATS,
+        resumable=True,
+    )
+    verbose: bool = setting(
+        False,
+        "With --log_format short: also print the progress and the parts of the time after each "
+        "--print_freq steps, and all settings of --recipe",
         resumable=True,
     )
     rank_timeout: float = setting(
