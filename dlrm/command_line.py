@@ -174,7 +174,7 @@ def end_while_imported(name: str = "") -> None:
         name: `__name__` of a script that Python runs by its path.
     """
     words = [*sys.orig_argv, ""]
-    is_module = "-m" in words and words[words.index("-m") + 1].startswith("dlrm.")
+    is_module = "-m" in words and (words[words.index("-m") + 1] + ".").startswith("dlrm.")
     if not is_module and name != "__main__":
         return
 

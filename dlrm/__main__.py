@@ -1,0 +1,8 @@
+"""python -m dlrm"""
+
+import sys
+
+from dlrm.scripts.commands import main
+
+if __name__ == "__main__":
+    sys.exit(main())
