@@ -24,9 +24,7 @@ from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.preset import prepare_preset
-from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
-from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.stages.options import Options, RunConfig
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, Options, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.settings import REQUIRED, setting
 

@@ -14,7 +14,7 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, described
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.preproc.preset import prepare_preset
-from dlrm.preproc.stages.division import SplitConfig
+from dlrm.preproc.stages.options import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.settings import check_settings, setting
 

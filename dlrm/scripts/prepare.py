@@ -29,9 +29,7 @@ from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
-from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.stages.options import RunConfig
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common.spark_flags import SPARK, spark_query
 from dlrm.scripts.common.table_flags import (

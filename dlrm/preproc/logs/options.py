@@ -1,17 +1,16 @@
 """Options of preparing raw logs."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlrm.data.clicks import layout
-from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.transform.dictionaries import FrequencyLimit
-from dlrm.data.transform.logs import log_schema
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
-from dlrm.data.transform.schema import Schema
-from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.stages.options import Options
+from dlrm.data.choices import CRITEO_TRANSFORMS, described
+from dlrm.data.clicks import names as dataset_names
+from dlrm.data.sources.text_format import LogFormat
+from dlrm.preproc.stages.options import Options, SplitConfig
 from dlrm.settings import setting
+
+if TYPE_CHECKING:
+    from dlrm.data.transform.schema import Schema
 
 HALVES = ("all", "first", "second")
 
@@ -42,31 +41,35 @@ class LogOptions(Options):
         _ = self.schema  # whose limits are checked
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> "Schema":
         """Returns the schema of logs with these options.
 
         Raises:
             ValueError: the frequency limit is none, or is one of a column that is not categorical.
         """
+        from dlrm.data.transform.dictionaries import FrequencyLimit
+        from dlrm.data.transform.logs import log_schema
+
         shape = self.log_format
         numbers = shape.num_numerical, shape.num_categorical
         limit = FrequencyLimit.parse(self.frequency_limit, *numbers)
         return log_schema(numbers[0], limit.each(numbers[1]), self.numeric_transform)
 
     @property
-    def remembered_schema(self) -> Schema:
+    def remembered_schema(self) -> "Schema":
         """Returns the schema, which later readers know."""
         return self.schema
 
     @property
     def feature_spec_out(self) -> str:
         """Returns the name of the specification to write."""
-        return layout.FEATURE_SPEC
+        return dataset_names.FEATURE_SPEC
 
     @property
     def feature_names(self) -> tuple[str, list[str], list[str]]:
         """Returns the names of the label, numerical and categorical features in a specification."""
-        return layout.default_names(self.log_format.num_numerical, self.log_format.num_categorical)
+        shape = self.log_format
+        return dataset_names.default_names(shape.num_numerical, shape.num_categorical)
 
     @property
     def division(self) -> SplitConfig:
