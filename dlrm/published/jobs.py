@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dlrm.flags import HelpAsked
 from dlrm.language import flags as bert_flags
 from dlrm.published.documents.benchmark_row import BenchmarkRow
@@ -127,6 +125,8 @@ def _job(
     emulated = replicas < devices or nodes > 1 or replicas * parts > _capacity()[0]
     if options.smoke and replicas < devices:
         replicas = 1
+    import torch  # takes seconds, and the help needs none
+
     arguments = row.arguments(options.dataset and str(Path(options.dataset).absolute()))
     arguments += smoke_flags(row) if options.smoke else rule.flags
     arguments += _batch_flags(row, devices, replicas, parts, options.smoke)
@@ -228,6 +228,8 @@ def _place(label: str) -> tuple[int, int]:
 
 def _capacity() -> tuple[int, str]:
     """Devices of this machine."""
+    import torch
+
     if torch.cuda.is_available():
         return torch.cuda.device_count(), "GPUs"
     return os.cpu_count() or 1, "CPU cores"

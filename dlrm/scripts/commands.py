@@ -22,7 +22,7 @@ class Command(NamedTuple):
 
     Attributes:
         group: heading of the help.
-        module: module whose `main` runs a command line and returns the exit code.
+        module: module for `python -m`, whose `main` runs a command line and returns the exit code.
         meaning: line of the help.
         defaults: other defaults of its flags, by name; they do not count as given by the user.
         launched: module instead, in a process of a launcher such as torchrun.
@@ -47,31 +47,29 @@ COMMANDS = {
     "train": Command(_MODELS, _MAIN, "train a model", {"mode": "train"}, _DIST_MAIN),
     "test": Command(_MODELS, _MAIN, "test a checkpoint", {"mode": "test"}, _DIST_MAIN),
     "evaluate": Command(
-        _MODELS, "dlrm.scripts.evaluate.__main__", "judge a model on new rows, or two models"
+        _MODELS, "dlrm.scripts.evaluate", "judge a model on new rows, or two models"
     ),
-    "predict": Command(_MODELS, "dlrm.scripts.predict.__main__", "score rows with a model"),
+    "predict": Command(_MODELS, "dlrm.scripts.predict", "score rows with a model"),
     "compare": Command(_MODELS, "dlrm.scripts.compare", "show runs side by side"),
-    "tune": Command(_MODELS, "dlrm.scripts.tune.__main__", "search for better settings"),
+    "tune": Command(_MODELS, "dlrm.scripts.tune", "search for better settings"),
     "plan": Command(_MODELS, "dlrm.scripts.plan", "predict the memory and time of a training"),
     "checkpoint": Command(
-        _MODELS, "dlrm.scripts.checkpoint.__main__", "inspect, compare or convert checkpoints"
+        _MODELS, "dlrm.scripts.checkpoint", "inspect, compare or convert checkpoints"
     ),
     "export": Command(_SERVING, "dlrm.deployment.export", "write a model repository for Triton"),
     "serve": Command(_SERVING, "dlrm.deployment.server", "run a Triton server"),
     "client": Command(_SERVING, "dlrm.deployment.client", "send rows to a Triton server"),
     "demo": Command(_TRY, "dlrm.scripts.demo", "run all steps on generated logs"),
-    "doctor": Command(_TRY, "dlrm.scripts.doctor.command", "check this installation and machine"),
+    "doctor": Command(_TRY, "dlrm.scripts.doctor", "check this installation and machine"),
     "simulate": Command(
         _TRY, "dlrm.scripts.simulate_logs", "write click logs whose best AUC is known"
     ),
     "synthetic": Command(
         _TRY, "dlrm.scripts.prepare_synthetic_dataset", "write a dataset of random rows"
     ),
-    "systems": Command(_TRY, "dlrm.published.command", "list and run published benchmarks"),
-    "cnn": Command(
-        _OTHERS, "dlrm.scripts.cnn.__main__", "train, validate or time ResNet and others"
-    ),
-    "bert": Command(_OTHERS, "dlrm.scripts.bert.__main__", "train, evaluate or time BERT"),
+    "systems": Command(_TRY, "dlrm.scripts.systems", "list and run published benchmarks"),
+    "cnn": Command(_OTHERS, "dlrm.scripts.cnn", "train, validate or time ResNet and others"),
+    "bert": Command(_OTHERS, "dlrm.scripts.bert", "train, evaluate or time BERT"),
     "prepare-images": Command(
         _OTHERS, "dlrm.preproc.prepare_images", "turn images into a dataset for cnn"
     ),
@@ -120,7 +118,10 @@ def main(arguments: list[str] | None = None) -> int:
 def run(command: Command, arguments: list[str]) -> int:
     """Runs a subcommand, with its own defaults; returns the exit code."""
     is_launched = command.launched is not None and "WORLD_SIZE" in os.environ
-    module = importlib.import_module(command.launched if is_launched else command.module)
+    name = (is_launched and command.launched) or command.module
+    module = importlib.import_module(name)
+    if hasattr(module, "__path__"):  # a package, whose command `python -m` runs as well
+        module = importlib.import_module(f"{name}.__main__")
     defaults = {"defaults": command.defaults} if command.defaults else {}
     return module.main(arguments, **defaults) or 0
 

@@ -6,8 +6,7 @@ from torch import Tensor
 
 from dlrm.distributed import World, all_sum
 from dlrm.tasks.network_task import Judge, NetworkTask
-from dlrm.train.config import PrecisionConfig
-from dlrm.train.execution import ExecutionConfig
+from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader
 from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.config import MODELS as MODELS

@@ -11,7 +11,8 @@ import numpy as np
 from dlrm.command_line import aligned, flags_of, text_of
 from dlrm.files import staged_file, write_atomically
 from dlrm.manifest import sealed_json, sealed_lines
-from dlrm.scripts.tune.halving import JUDGES, Rung, Trial
+from dlrm.scripts.tune.flags import JUDGES
+from dlrm.scripts.tune.halving import Rung, Trial
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 JSON, PNG, TABLE, FLAGS = "tuning.json", "tuning.png", "tuning.txt", "best.flags"

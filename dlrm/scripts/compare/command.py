@@ -1,30 +1,17 @@
-"""Shows runs side by side: flags that differ, metrics, speed.
-
-    python -m dlrm.scripts.compare RUN RUN ... [--sort auc] [--output DIR]
-    python -m dlrm.scripts.compare FOLDER_OF_RUNS
-
-A run is the directory of --save_checkpoint_path, one that contains it as `checkpoints/`, or a
-single checkpoint. Its `log.json` is read if it is beside the checkpoints. Metrics are those of the
-best test. --output writes a page with the same table, sortable, and the curves of all runs in one
-chart, with all numbers as JSON beside it.
-"""
+"""Shows runs side by side, and writes the page of a comparison."""
 
 import html
 import json
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dlrm.command_line import aligned, say
 from dlrm.documents import printable
 from dlrm.files import check_replaceable, staged_directory
-from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.manifest import write_manifest
 from dlrm.metrics.table import cost
 from dlrm.pages import Line, chart, document, scrolled
-from dlrm.settings import REQUIRED, setting
+from dlrm.scripts.compare.flags import CompareConfig
 from dlrm.train.checkpoints.runs import Run, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
@@ -45,27 +32,6 @@ document.querySelectorAll('th button').forEach((button, column) => button.onclic
     .forEach(row => table.tBodies[0].append(row));
 });
 </script>"""
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """The runs, and where they are shown; field names are those of the flags."""
-
-    runs: tuple[Path, ...] = setting(REQUIRED, "runs, or a directory of runs", positional=True)
-    sort: str | None = setting(None, "metric or flag to sort by, best first")
-    output: Path | None = setting(
-        None, "directory to write the page and the JSON to; an earlier one is replaced"
-    )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    line = ConfigFlags([("Flags", CompareConfig)])
-    return run_command(line, _run, __doc__, arguments, usage=2)
-
-
-def _run(values: Values) -> None:
-    run(values.config(CompareConfig))
 
 
 def run(options: CompareConfig) -> None:
@@ -219,7 +185,3 @@ def _told(runs: Sequence[Run], metric: str) -> str:
     return "; ".join(
         f"{one.name}: best test {metric} {_number(metric, one.metrics.get(metric))}" for one in runs
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
