@@ -10,6 +10,7 @@ import sys
 import types
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -126,8 +127,7 @@ class ConfigFlags:
             flags.DEFINE_flag(_AskFlag(name, text, ask), flag_values=self._flags)
 
         for name in ("help", "h", "helpshort", "helpfull"):
-            full = name == "helpfull"
-            define(name, "show the flags", lambda full=full: HelpAsked(full))
+            define(name, "show the flags", partial(HelpAsked, name == "helpfull"))
         define("version", "show the versions", lambda: TextAsked(version_line()))
         define("complete", "list the flags", lambda: TextAsked("\n".join(self.words())))
         flags.DEFINE_string("config", None, "YAML file of flags", self._flags)

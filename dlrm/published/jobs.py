@@ -120,13 +120,13 @@ def plan(row: BenchmarkRow, options: Options) -> list[Job]:
 def _job(
     row: BenchmarkRow, nodes: int, devices: int, replicas: int, threads: int, options: Options
 ) -> Job:
+    import torch  # takes seconds, and the help needs none
+
     rule = RULES[row.rule]
     parts = row.parts if options.pipeline else 1
     emulated = replicas < devices or nodes > 1 or replicas * parts > _capacity()[0]
     if options.smoke and replicas < devices:
         replicas = 1
-    import torch  # takes seconds, and the help needs none
-
     arguments = row.arguments(options.dataset and str(Path(options.dataset).absolute()))
     arguments += smoke_flags(row) if options.smoke else rule.flags
     arguments += _batch_flags(row, devices, replicas, parts, options.smoke)

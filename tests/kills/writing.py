@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from dlrm.scripts.tune.command import main as tune_main
+from dlrm.scripts.tune.__main__ import main as tune_main
 from dlrm.serving.loading import load
 from dlrm.serving.network.recalibration import of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint

@@ -1,11 +1,13 @@
 """Options of preparing raw logs."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.data.clicks import names as dataset_names
 from dlrm.data.sources.text_format import LogFormat
+from dlrm.preproc.execution.choice import ENGINES
 from dlrm.preproc.stages.options import Options, SplitConfig
 from dlrm.settings import setting
 
@@ -13,6 +15,17 @@ if TYPE_CHECKING:
     from dlrm.data.transform.schema import Schema
 
 HALVES = ("all", "first", "second")
+DATASET = "binary_dataset"
+KAGGLE_DAYS = 7
+# NVIDIA's settings of Spark's shuffles and joins, which are not used here.
+_NO_SHUFFLE = "Spark neither shuffles nor joins here"
+UNUSED = {
+    "low_mem": "memory is bounded in any case",
+    "dict_build_shuffle_parallel_per_day": _NO_SHUFFLE,
+    "apply_shuffle_parallel_per_day": _NO_SHUFFLE,
+    "skew_broadcast_pct": _NO_SHUFFLE,
+}
+MODES = ("verify", "prepare", "generate_models", "transform")
 
 
 @dataclass(frozen=True)
@@ -93,3 +106,52 @@ class LogOptions(Options):
             "output_format": self.output_format,
             "bad_lines": self.bad_lines,
         }
+
+
+@dataclass(frozen=True)
+class LogsConfig:
+    """A task, its files, and NVIDIA's other flags; field names are those of the flags."""
+
+    mode: str = setting("prepare", "task to perform", choices=MODES)
+    input_folder: Path | None = setting(None, "directory of day_0, day_1, ..., or of train.txt")
+    input_file: Path | None = setting(None, "generate_models, transform: one file instead of days")
+    output_folder: Path | None = setting(None, f"prepare: directory in which to write {DATASET}/")
+    model_folder: Path | None = setting(
+        None, "generate_models, transform: directory of the fitted transform"
+    )
+    num_days: int | None = setting(
+        None,
+        "expected number of day files (default: any), or number of days into which train.txt is "
+        f"cut (default {KAGGLE_DAYS})",
+    )
+    days: str | None = setting(
+        None,
+        "generate_models, transform: days A to B, both included, as A-B; default: all",
+    )
+    half: str = setting("all", "transform: rows to write: all, or one half of them", choices=HALVES)
+    unlabelled: bool = setting(False, "transform: the lines have no label")
+    write_mode: str = setting(
+        "overwrite",
+        "overwrite: replace earlier output once the new one is complete; errorifexists: refuse",
+        choices=("overwrite", "errorifexists"),
+    )
+    dictionary_days: str | None = setting(
+        None, "days to fit on, as A-B; default: all, including the last"
+    )
+    engine: str = setting(
+        "spark",
+        "spark: Spark; local: processes of this machine, without Java. Both write the same bytes",
+        choices=ENGINES,
+    )
+    debug_mode: bool = setting(False, "show the traceback of an error")
+    model_size_file: Path | None = setting(
+        None, "transform: file to write the greatest ids to, in the form of model_size.json"
+    )
+    output_partitioning: str | None = setting(
+        None, "rows are not divided by day", choices=("none",)
+    )
+    low_mem: bool = setting(False, f"unused: {UNUSED['low_mem']}")
+    dict_build_shuffle_parallel_per_day: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    apply_shuffle_parallel_per_day: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    skew_broadcast_pct: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    no_numeric_log_col: bool = setting(False, "refused")

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from dlrm.data.transform.schema import Schema, TimeField
 
 OUTPUT_FORMATS = ("split_binary", "binary")
+PARQUET_VALUES = ("decoded", "ids")  # of a dataset that is converted to Parquet
 ORDERINGS = ("total_random", "input")
 BAD_LINES = ("fail", "quarantine")
 _END = (1 << 63) - 1  # of time
