@@ -388,24 +388,27 @@ class _AskFlag(flags.BooleanFlag):
 def did_you_mean(name: str, values: flags.FlagValues) -> str:
     """Returns a question with up to three flags that a user may mean, if there are any.
 
-    They are, in this order of preference, flags with the unknown name in theirs, flags with similar
-    names, and flags whose meanings have its words.
+    They are flags whose names differ by a slip or, if there are none, contain the unknown one, are
+    similar, or have meanings with its words.
 
     Args:
         name: the unknown flag, such as `learning_rate`.
         values: the flags, such as `lr` with the meaning "Base learning rate".
     """
-    phrase = name.replace("_", " ").lower()
-    near = sorted((known for known in values if len(name) > 2 and name in known), key=len)
-    near = near or difflib.get_close_matches(name, values)
-    if not near:
-        texts = {
-            f"{known.replace('_', ' ')}: {values[known].help}".lower(): known for known in values
-        }
-        said = [text for text in texts if phrase in text]
-        said = said or [text for text in texts if all(map(text.count, phrase.split()))]
-        near = [texts[text] for text in sorted(said, key=lambda text: text.find(phrase))]
+    near = difflib.get_close_matches(name, values, cutoff=0.85)
+    near = near or sorted((known for known in values if len(name) > 2 and name in known), key=len)
+    near = near or difflib.get_close_matches(name, values) or _flags_about(name, values)
     return f". Did you mean: {', '.join(near[:3])} ?" if near else ""  # in absl's words
+
+
+def _flags_about(name: str, values: flags.FlagValues) -> list[str]:
+    """Returns the flags with the words of a name in their meanings, those of the phrase first."""
+    phrase = name.replace("_", " ").lower()
+    texts = {f"{known.replace('_', ' ')}: {values[known].help}".lower(): known for known in values}
+    begins = [re.compile(rf"\b{re.escape(word)}") for word in phrase.split()]
+    said = [text for text in texts if all(begin.search(text) for begin in begins)]
+    said = [text for text in said if phrase in text] or said
+    return [texts[text] for text in sorted(said, key=lambda text: text.find(phrase))]
 
 
 class _IntegerOrNone(flags.IntegerParser):

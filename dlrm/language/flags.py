@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 
 from dlrm.flags import Values
-from dlrm.language.config import DATA_FORMATS, BertConfig, VocabularyConfig
+from dlrm.language.config import BertConfig
+from dlrm.language.data.config import DATA_FORMATS, VocabularyConfig
 from dlrm.language.recipes import BERT_RECIPES
 from dlrm.session import network_flags
 from dlrm.settings import architecture_of, check_settings, setting

@@ -20,7 +20,7 @@ import numpy as np
 
 from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import MANIFEST
-from dlrm.language.config import MAX_LENGTH as MAX_LENGTH
+from dlrm.language.data.config import MAX_LENGTH as MAX_LENGTH
 from dlrm.manifest import Checksum, read_manifest, write_manifest
 from dlrm.mapped_files import map_file
 

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.language.config import PretrainingTextConfig
+from dlrm.language.data.config import PretrainingTextConfig
 from dlrm.settings import REQUIRED, setting
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.language.config import NUM_SPECIAL, RowConfig
+from dlrm.language.data.config import NUM_SPECIAL, RowConfig
 from dlrm.language.data.layout import TextRows
 from dlrm.language.data.wordpiece import Slices, Tokenizer
 

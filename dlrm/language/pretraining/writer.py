@@ -16,7 +16,7 @@ import numpy as np
 
 from dlrm.data.workers import InOrder, workers
 from dlrm.files import staged_directory
-from dlrm.language.config import PretrainingTextConfig
+from dlrm.language.data.config import PretrainingTextConfig
 from dlrm.language.data.layout import (
     LABEL,
     LENGTH,
