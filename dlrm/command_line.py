@@ -105,6 +105,16 @@ def say_error(error: object, code: int) -> int:
     return code
 
 
+def missing_extra(error: ImportError, extra: str) -> str:
+    """Returns the message that a package is missing, with the command that installs it.
+
+    Args:
+        error: the error of its import.
+        extra: extra of `dlrm` that has it, as in `pyproject.toml`.
+    """
+    return f"{error}; pip install 'dlrm[{extra}]' has it"
+
+
 def say(line: object) -> None:
     """Prints one line, with control characters, as in paths, escaped."""
     print(printable(line), flush=True)

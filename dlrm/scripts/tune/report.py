@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.command_line import aligned, flags_of, text_of
+from dlrm.command_line import aligned, flags_of, missing_extra, text_of
 from dlrm.files import staged_file, write_atomically
 from dlrm.manifest import sealed_json, sealed_lines
 from dlrm.scripts.tune.flags import JUDGES
@@ -97,8 +97,8 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib
-    except ImportError:
-        return "no picture: matplotlib is missing (pip install matplotlib)"
+    except ImportError as error:
+        return f"no picture: {missing_extra(error, 'plots')}"
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator

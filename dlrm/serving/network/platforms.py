@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from dlrm.command_line import missing_extra
 from dlrm.serving.server.reader import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
 
 if TYPE_CHECKING:  # torch is imported by what needs it, since the help of commands names platforms
@@ -190,9 +191,7 @@ def _require(*packages: str) -> None:
         try:
             __import__(package)
         except ImportError as error:
-            raise ModuleNotFoundError(
-                f"{package} is not installed ({error}); pip install 'dlrm[serve]' brings it"
-            ) from error
+            raise ModuleNotFoundError(missing_extra(error, "serve")) from error
 
 
 _ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"), AOTInductor())

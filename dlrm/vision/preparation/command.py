@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from dlrm.command_line import missing_extra
 from dlrm.files import check_outside, staged_directory
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_processes
@@ -95,7 +96,7 @@ def prepare(source: Path, output: Path, options: ImageOptions) -> ImageSummary:
     try:
         from dlrm.vision.preparation.shards import write_shard
     except ImportError as error:
-        raise ImportError(f"{error}; pip install 'dlrm[images]' has what is missing") from error
+        raise ImportError(missing_extra(error, "images")) from error
     check_outside(output, source)  # the next run would read it
     images = find_images(source)
     splits = _split(images, source, options)
