@@ -15,10 +15,12 @@ from dlrm.settings import REQUIRED, setting
 
 # bash splits words at "=", so that it completes only what follows one.
 _BASH = r"""_dlrm() {
-  local line="${COMP_LINE:0:COMP_POINT}" command="" cur IFS=$' \t\n'
+  local line="${COMP_LINE:0:COMP_POINT}" command="" cur found IFS=$' \t\n'
   cur="${line##* }"
   (( COMP_CWORD > 1 )) && command="${COMP_WORDS[1]}"
-  COMPREPLY=($(compgen -W "$("${COMP_WORDS[0]}" $command --complete 2>/dev/null)" -- "$cur"))
+  found="$("${COMP_WORDS[0]}" $command --complete 2>/dev/null)"
+  [[ "$cur" == *=* ]] || found="$(sed 's/=.*/=/' <<<"$found" | uniq)"
+  COMPREPLY=($(compgen -W "$found" -- "$cur"))
   [[ "${COMPREPLY[0]}" == *= ]] && compopt -o nospace
   [[ "$cur" == *=* ]] && COMPREPLY=("${COMPREPLY[@]#*=}")
 }
@@ -32,7 +34,8 @@ _dlrm() {
   else
     found=(${(f)"$($words[1] --complete 2>/dev/null)"})
   fi
-  compadd -S ' ' -- ${found:#*=}
+  [[ $PREFIX == *=* ]] || found=(${(u)found/=*/=})
+  compadd -- ${found:#*=}
   compadd -S '' -- ${(M)found:#*=}
   _files
 }
