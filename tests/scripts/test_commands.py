@@ -29,7 +29,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 def python(*words, **options):
     given = {"capture_output": True, "text": True, "env": ENVIRONMENT, **options}
-    return subprocess.run([sys.executable, *map(str, words)], **given)
+    return subprocess.run([sys.executable, *map(str, words)], check=False, **given)
 
 
 # Prints name -> [exit code, heavy modules that its help or flags imported] as JSON.
@@ -131,8 +131,9 @@ def test_bash_completes_commands_flags_and_choices():
         "dlrm train --embedding_t": "--embedding_type=",
         "dlrm train --embedding_type=joint_": "joint_fused joint_sparse",
     }
-    options = {"capture_output": True, "text": True, "env": ENVIRONMENT, "check": True}
-    done = subprocess.run(["bash", "-c", COMPLETE], input="\n".join([*offered, ""]), **options)
+    options = {"capture_output": True, "text": True, "env": ENVIRONMENT}
+    lines = "\n".join([*offered, ""])
+    done = subprocess.run(["bash", "-c", COMPLETE], input=lines, check=True, **options)
     assert not done.stderr
     assert dict(zip(offered, done.stdout.splitlines(), strict=True)) == offered
 
