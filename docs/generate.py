@@ -92,8 +92,8 @@ def flags_page() -> str:
     parts = ["# Flags\n", _STATE.format("commands' definitions")]
     parts.append(
         "Every command also reads flags from a file (`--flagfile FILE`), which spells names with "
-        "underscores, or from a YAML file (`--config FILE`, [the command](../guide/command.md)), prints "
-        "its version (`--version`), and turns switches off by "
+        "underscores, or from a YAML file (`--config FILE`, [the command](../guide/command.md)), "
+        "prints its version (`--version`), and turns switches off by "
         "`--noNAME`. Dashes may stand for underscores, as in `--save-dir`. `triton/deployer.py` "
         "takes the flags of `triton/export.py` and NVIDIA's.\n"
     )
