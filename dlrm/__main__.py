@@ -1,4 +1,4 @@
-"""python -m dlrm"""
+"""Runs `dlrm.scripts.commands`: python -m dlrm train --dataset DIR ..."""
 
 import sys
 

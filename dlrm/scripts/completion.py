@@ -10,7 +10,7 @@ The script asks `dlrm COMMAND --complete` for the flags, so that it fits every v
 import sys
 from dataclasses import dataclass
 
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.settings import REQUIRED, setting
 
 # bash splits words at "=", so that it completes only what follows one.
@@ -66,7 +66,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _run(values: Values) -> None:
     shell = values["shell"]
     if shell not in _SCRIPTS:
-        raise ValueError(f"{shell}: expected one of {', '.join(_SCRIPTS)}")
+        raise UsageError(f"{shell}: expected one of {', '.join(_SCRIPTS)}")
     print(_SCRIPTS[shell], end="")
 
 

@@ -139,7 +139,7 @@ def test_bash_completes_commands_flags_and_choices():
 
 
 def test_an_unknown_shell_is_refused(capsys):
-    assert main(["completion", "tcsh"]) == 1
+    assert main(["completion", "tcsh"]) == 2
     assert "tcsh: expected one of bash, zsh, fish" in capsys.readouterr().err
 
 

@@ -38,7 +38,7 @@ COMMANDS = [
     name
     for name, text in SCRIPTS.items()
     if re.search(r'(?m)^if __name__ == "__main__":$', text)
-    and '\n"""Runs `dlrm.' not in text  # has the command line of another one
+    and not re.search(r'(?m)^"""Runs `dlrm\.', text)  # has the command line of another one
 ]
 
 
