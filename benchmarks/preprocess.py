@@ -41,7 +41,7 @@ import preprocess_tables
 from dlrm.data.clicks import layout
 from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LogFormat, parse_lines
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 15

@@ -112,6 +112,16 @@ def say_error(error: object, code: int) -> int:
     return code
 
 
+def missing_extra(error: ImportError, extra: str) -> str:
+    """Returns the message that a package is missing, with the command that installs it.
+
+    Args:
+        error: the error of its import.
+        extra: extra of `dlrm` that has it, as in `pyproject.toml`.
+    """
+    return f"{error}; pip install 'dlrm[{extra}]' has it"
+
+
 def say(line: object, is_prose: bool = False) -> None:
     """Prints one line, with control characters, as in paths, escaped.
 
@@ -251,7 +261,7 @@ def end_while_imported(name: str = "") -> None:
         name: `__name__` of a script that Python runs by its path.
     """
     words = [*sys.orig_argv, ""]
-    is_module = "-m" in words and words[words.index("-m") + 1].startswith("dlrm.")
+    is_module = "-m" in words and (words[words.index("-m") + 1] + ".").startswith("dlrm.")
     if not is_module and name != "__main__":
         return
 

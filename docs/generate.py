@@ -1,6 +1,6 @@
 """Writes the reference pages that follow from the code: flags, the Python API and its tables.
 
-python docs/generate.py            writes flags, python, transforms and metrics.md in docs/reference
+python docs/generate.py            writes commands, flags, python, transforms and metrics.md
 python docs/generate.py --check    writes nothing; exit code 1 if a page is not up to date
 """
 
@@ -25,6 +25,7 @@ from dlrm.api.training import SETTINGS
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
+from dlrm.scripts.commands import COMMANDS as SUBCOMMANDS
 from dlrm.serving.predictor import Predictor
 from dlrm.tasks.click_task import ClickTask
 
@@ -69,7 +70,7 @@ def main() -> int:
     options = parser.parse_args()
     stale = []
     pages = {"flags": flags_page, "python": python_page, "transforms": transforms_page}
-    pages["metrics"] = metrics_page
+    pages |= {"metrics": metrics_page, "commands": commands_page}
     for name, page in pages.items():
         path, text = REFERENCE / f"{name}.md", page()
         if path.exists() and path.read_text() == text:
@@ -93,7 +94,8 @@ def flags_page() -> str:
     parts = ["# Flags\n", _STATE.format("commands' definitions")]
     parts.append(
         "Every command also reads flags from a file (`--flagfile FILE`), which spells names with "
-        "underscores, and turns switches off by "
+        "underscores, or from a YAML file (`--config FILE`, [the command](../guide/command.md)), "
+        "prints its version (`--version`), and turns switches off by "
         "`--noNAME`. Dashes may stand for underscores, as in `--save-dir`. `triton/deployer.py` "
         "takes the flags of `triton/export.py` and NVIDIA's.\n"
     )
@@ -197,6 +199,18 @@ def metrics_page() -> str:
         called = f"{first.title}: " if first.title and not others else ""
         parts.append(f"| `{names.replace(', ', '`, `')}` | {first.of} | {called}{meaning} |")
     return "\n".join(parts) + "\n"
+
+
+def commands_page() -> str:
+    """Returns the page of the subcommands of `dlrm`."""
+    parts = ["# Commands\n", _STATE.format("table of commands")]
+    for group in dict.fromkeys(command.group for command in SUBCOMMANDS.values()):
+        parts.append(f"## {group}\n\n| command | module | task |\n|---|---|---|")
+        for name, command in SUBCOMMANDS.items():
+            if command.group == group:
+                parts.append(f"| `dlrm {name}` | `{command.module}` | {_cell(command.meaning)} |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:

@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 HALF_DTYPES = ("fp16", "bf16")
 LOG_FORMATS = ("nvidia", "short")
 PRECISIONS = ("fp32", "bf16", "fp16", "16.16", "16.32", "32.32")
+EXECUTIONS = ("eager", "graph")
+GRAPH_BACKENDS = ("compile", "trace")
 
 
 @dataclass(frozen=True)
@@ -239,3 +241,34 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+@dataclass(frozen=True)
+class ExecutionConfig:
+    """Execution of an image or language network; field names are those of the flags.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    execution: str = setting(
+        "eager", "Run the network operator by operator, or as a graph", choices=EXECUTIONS
+    )
+    graph_backend: str = setting(
+        "compile",
+        "Compiler of --execution graph: torch.compile or torch.jit.trace",
+        choices=GRAPH_BACKENDS,
+    )
+    recompute: bool = setting(
+        False,
+        "Keep only the inputs of the network's stages for the backward pass and compute the rest "
+        "again, which takes less memory",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.recompute and self.execution == "graph":
+            raise ValueError(
+                "--recompute contradicts --execution graph: a graph chooses by itself what its "
+                "backward pass keeps; use --execution eager"
+            )

@@ -23,7 +23,7 @@ from dlrm.data.clicks.readers import open_binary
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.work_folder import Progress
 from dlrm.preproc.logs import pipeline
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
 SMALL = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=1"]

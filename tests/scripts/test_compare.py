@@ -7,7 +7,7 @@ import shutil
 import pytest
 import trained_model
 
-from dlrm.scripts.compare import main
+from dlrm.scripts.compare.__main__ import main
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ COMMANDS = [
     name
     for name, text in SCRIPTS.items()
     if re.search(r'(?m)^if __name__ == "__main__":$', text)
-    and '\n"""Runs `dlrm.' not in text  # has the command line of another one
+    and not re.search(r'(?m)^"""Runs `dlrm\.', text)  # has the command line of another one
 ]
 
 
@@ -180,9 +180,9 @@ def walked(tmp_path_factory):
 PATHS = {  # some of the flags that the walk has to find
     "dlrm/preproc/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
     "dlrm/scripts/checkpoint/__main__.py": {"--output", "--dataset", "--rows"},
-    "dlrm/scripts/compare.py": {"--output", "runs"},
+    "dlrm/scripts/compare/__main__.py": {"--output", "runs"},
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
-    "dlrm/scripts/prepare.py": {"--input", "--output", "--schema"},
+    "dlrm/scripts/prepare/__main__.py": {"--input", "--output", "--schema"},
     "dlrm/scripts/systems/__main__.py": {"run --results", "document output"},
     "dlrm/deployment/export.py": {"--checkpoint", "--save_dir"},
 }

@@ -52,6 +52,7 @@ COMMANDS = {
     "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
     "dlrm.scripts.tune": (2, ("--dataset=x", "--output=x"), "--trials=x"),
     "dlrm.scripts.compare": (2, ("x",), "--output"),
+    "dlrm.scripts.completion": (2, ("bash",), "--config=s3://x"),
     "dlrm.scripts.plan": (1, (), "--ranks=x"),
     "dlrm.scripts.gen_csv": (1, (), "--size=x"),
     "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),

@@ -16,24 +16,64 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.data.clicks.names import (
+    CONVERTED as CONVERTED,
+)
+from dlrm.data.clicks.names import (
+    FEATURE_SPEC as FEATURE_SPEC,
+)
+from dlrm.data.clicks.names import (
+    KIND as KIND,
+)
+from dlrm.data.clicks.names import (
+    LABEL as LABEL,
+)
+from dlrm.data.clicks.names import (
+    LABEL_FILE as LABEL_FILE,
+)
+from dlrm.data.clicks.names import (
+    MAX_CARDINALITY as MAX_CARDINALITY,
+)
+from dlrm.data.clicks.names import (
+    MODEL_SIZE as MODEL_SIZE,
+)
+from dlrm.data.clicks.names import (
+    NUMERICAL_FILE as NUMERICAL_FILE,
+)
+from dlrm.data.clicks.names import (
+    SPLITS as SPLITS,
+)
+from dlrm.data.clicks.names import (
+    TRANSFORM as TRANSFORM,
+)
+from dlrm.data.clicks.names import (
+    WEIGHT_FILE as WEIGHT_FILE,
+)
+from dlrm.data.clicks.names import (
+    categorical_name as categorical_name,
+)
+from dlrm.data.clicks.names import (
+    check_spec_name as check_spec_name,
+)
+from dlrm.data.clicks.names import (
+    default_names as default_names,
+)
+from dlrm.data.clicks.names import (
+    field_names as field_names,
+)
+from dlrm.data.clicks.names import (
+    field_of as field_of,
+)
+from dlrm.data.clicks.names import (
+    numerical_name as numerical_name,
+)
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
-KIND = "dataset"  # kind of dataset in a manifest
-CONVERTED = "Parquet of a dataset"  # kind of one that is converted to Parquet
-SPLITS = ("train", "test", "validation")
-FEATURE_SPEC = "feature_spec.yaml"
-MODEL_SIZE = "model_size.json"
-TRANSFORM = "transform"  # directory of the fitted transform, which serving loads
-LABEL = "label"
-LABEL_FILE = "label.bin"
-NUMERICAL_FILE = "numerical.bin"
-WEIGHT_FILE = "weight.bin"  # of samples
 LABEL_DTYPE = np.dtype(bool)
 NUMERICAL_DTYPE = np.dtype(np.float16)
 WEIGHT_DTYPE = np.dtype("<f4")
-MAX_CARDINALITY = int(np.iinfo(np.int32).max) - 1  # rows of the largest table, see `id_dtype`
 _FIRST_CRITEO_COLUMN = 14  # model_size.json calls the tables _c14, _c15, ... whatever the dataset
 
 
@@ -49,60 +89,12 @@ def id_dtype(cardinality: int) -> np.dtype:
     raise ValueError(f"cardinality {cardinality}: expected at most {MAX_CARDINALITY}")
 
 
-def numerical_name(index: int) -> str:
-    """The default name of a numerical feature; all of them share `numerical.bin`."""
-    return f"num_{index}"
-
-
-def categorical_name(index: int) -> str:
-    """The default name of a categorical feature; ".bin" is part of it, as in NVIDIA's datasets."""
-    return f"cat_{index}.bin"
-
-
-def field_names(num_numerical: int, num_categorical: int) -> tuple[list[str], list[str]]:
-    """Returns the names of fields without a schema on pages and in messages."""
-    numerical = [f"numerical {i}" for i in range(num_numerical)]
-    return numerical, [f"categorical {i}" for i in range(num_categorical)]
-
-
-def field_of(feature: str, index: int) -> str:
-    """Returns the name of a field for a message, with its file if that has the default name.
-
-    Args:
-        feature: name of the feature in the dataset.
-        index: its index among the numerical or the categorical features.
-    """
-    if feature == categorical_name(index):
-        return f"categorical {index} ({feature})"
-    return f"numerical {index}" if feature == numerical_name(index) else feature
-
-
-def default_names(num_numerical: int, num_categorical: int) -> tuple[str, list[str], list[str]]:
-    """Returns NVIDIA's names of the label, the numerical and the categorical features."""
-    numerical = [numerical_name(i) for i in range(num_numerical)]
-    return LABEL, numerical, [categorical_name(i) for i in range(num_categorical)]
-
-
 def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np.dtype]:
     """File of a split -> dtype of its rows, under the default file names."""
     files: dict[str, np.dtype] = {LABEL_FILE: LABEL_DTYPE}
     if num_numerical:
         files[NUMERICAL_FILE] = np.dtype((NUMERICAL_DTYPE, (num_numerical,)))
     return files | {categorical_name(i): id_dtype(n) for i, n in enumerate(cardinalities)}
-
-
-def check_spec_name(name: str) -> None:
-    """Refuses a name under which no specification can be written into a dataset.
-
-    Raises:
-        ValueError: it is not a plain file name, or is taken by another file of the dataset.
-    """
-    if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
-        raise ValueError(f"--feature_spec_out: expected a file name without folders, got {name!r}")
-    if name in (MANIFEST, MODEL_SIZE, TRANSFORM, *SPLITS):
-        raise ValueError(
-            f"--feature_spec_out: expected a name that the dataset does not use, got {name!r}"
-        )
 
 
 def one_class_note(split: str, rows: int, clicks: int) -> str | None:

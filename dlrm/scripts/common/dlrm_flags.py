@@ -11,11 +11,17 @@ from typing import Any
 from dlrm.api.defaults import RECIPES
 from dlrm.flags import ConfigFlags, UsageError, Values
 from dlrm.model.layers.choices import check_layer, interaction_names
-from dlrm.serving.network.platforms import RUNTIMES
 from dlrm.settings import setting
 from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS
 from dlrm.tasks.presets import DLRM_PRESETS
 
+# Runtimes that may be measured besides the model as trained, with their meanings.
+RUNTIMES = {
+    "eager": "plain torch",
+    "onnx": "ONNX Runtime",
+    "torchscript": "traced TorchScript",
+    "aot": "AOTInductor, which takes a minute to compile",
+}
 MODES = ("train", "test", "inference_benchmark")
 # The defaults of NVIDIA's program of October 2021 and later, on one GPU and on several, if they
 # differ from those of 2020, which are the defaults here and those of `dist_main`.

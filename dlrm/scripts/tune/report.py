@@ -8,11 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.command_line import aligned, flags_of, text_of
+from dlrm.command_line import aligned, flags_of, missing_extra, text_of
 from dlrm.files import staged_file, write_atomically
 from dlrm.manifest import sealed_json, sealed_lines
 from dlrm.metrics.table import title as title_of
-from dlrm.scripts.tune.halving import JUDGES, Rung, Trial
+from dlrm.scripts.tune.flags import JUDGES
+from dlrm.scripts.tune.halving import Rung, Trial
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 JSON, PNG, TABLE, FLAGS = "tuning.json", "tuning.png", "tuning.txt", "best.flags"
@@ -97,8 +98,8 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib
-    except ImportError:
-        return "no picture: matplotlib is missing (pip install matplotlib)"
+    except ImportError as error:
+        return f"no picture: {missing_extra(error, 'plots')}"
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlrm.command_line import missing_extra
 from dlrm.serving.server.names import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
 
 if TYPE_CHECKING:  # the help of commands names platforms, and is quick without them
@@ -225,9 +226,7 @@ def require(*packages: str) -> None:
         try:
             __import__(package)
         except ImportError as error:
-            raise ModuleNotFoundError(
-                f"{package} is not installed ({error}); pip install 'dlrm[serve]' brings it"
-            ) from error
+            raise ModuleNotFoundError(missing_extra(error, "serve")) from error
 
 
 _ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"), AOTInductor())

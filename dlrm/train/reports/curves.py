@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dlrm.command_line import missing_extra
 from dlrm.metrics.table import title as title_of
 from dlrm.train.reports.roles import CHOSEN
 
@@ -46,8 +47,8 @@ def draw_curves(
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs about its font cache
     try:
         import matplotlib
-    except ImportError:
-        return "no curves: matplotlib is missing (pip install matplotlib)"
+    except ImportError as error:
+        return f"no curves: {missing_extra(error, 'plots')}"
     if not curve and not history:
         return "no curves: the run took no step"
     matplotlib.use("Agg")

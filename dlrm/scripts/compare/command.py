@@ -1,31 +1,18 @@
-"""Shows runs side by side: flags that differ, metrics, speed.
-
-    python -m dlrm.scripts.compare RUN RUN ... [--sort auc] [--output DIR]
-    python -m dlrm.scripts.compare FOLDER_OF_RUNS
-
-A run is the directory of --save_checkpoint_path, one that contains it as `checkpoints/`, or a
-single checkpoint. Its `log.json` is read if it is beside the checkpoints. Metrics are those of the
-best test. --output writes a page with the same table, sortable, and the curves of all runs in one
-chart, with all numbers as JSON beside it.
-"""
+"""Shows runs side by side, and writes the page of a comparison."""
 
 import json
 import math
-import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.command_line import aligned, say
 from dlrm.documents import printable
 from dlrm.files import check_replaceable, staged_directory
-from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.manifest import write_manifest
 from dlrm.metrics.table import TESTED, cost, title
 from dlrm.pages import Cell, Section, Sorted, Tile, document, grid, note, table
 from dlrm.pages.charts import Line, chart
-from dlrm.settings import REQUIRED, setting
+from dlrm.scripts.compare.flags import CompareConfig
 from dlrm.train.checkpoints.runs import Run, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
@@ -36,27 +23,6 @@ HTML, JSON = "comparison.html", "comparison.json"
 _KIND = "comparison"  # kind in the manifest of a page
 _SPEED = "average_train_throughput"
 _MOST_CURVES = 6
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """The runs, and where they are shown; field names are those of the flags."""
-
-    runs: tuple[Path, ...] = setting(REQUIRED, "runs, or a directory of runs", positional=True)
-    sort: str | None = setting(None, "metric or flag to sort by, best first")
-    output: Path | None = setting(
-        None, "directory to write the page and the JSON to; an earlier one is replaced"
-    )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    line = ConfigFlags([("Flags", CompareConfig)])
-    return run_command(line, _run, __doc__, arguments, usage=2)
-
-
-def _run(values: Values) -> None:
-    run(values.config(CompareConfig))
 
 
 def run(options: CompareConfig) -> None:
@@ -248,7 +214,3 @@ def _told(runs: Sequence[Run], metric: str) -> str:
     return "; ".join(
         f"{one.name}: best test {metric} {_number(metric, one.metrics.get(metric))}" for one in runs
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())
