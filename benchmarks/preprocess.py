@@ -385,8 +385,7 @@ def nvidia_style_side(options: argparse.Namespace, splits: Callable) -> dict:
         splits: a session -> training rows, other splits by name, and rows whose values have ids.
     """
     began = time.perf_counter()
-    from pyspark.sql import SparkSession
-    from pyspark.sql import functions as sql
+    from pyspark.sql import SparkSession, functions as sql
     from pyspark.sql.window import Window
 
     options.output.mkdir()

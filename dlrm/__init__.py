@@ -13,9 +13,11 @@ if TYPE_CHECKING:
     from dlrm.api.dataset import Dataset as Dataset
     from dlrm.api.training import fit as fit
     from dlrm.data.transform.schema import Schema as Schema
-    from dlrm.model.layers.own import register_interaction as register_interaction
-    from dlrm.model.layers.own import register_numerical_embedding as register_numerical_embedding
-    from dlrm.model.layers.own import register_top_mlp as register_top_mlp
+    from dlrm.model.layers.own import (
+        register_interaction as register_interaction,
+        register_numerical_embedding as register_numerical_embedding,
+        register_top_mlp as register_top_mlp,
+    )
     from dlrm.serving.loading import load as load
 
 __version__ = "0.2.0"

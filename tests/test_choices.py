@@ -24,8 +24,7 @@ from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
 from dlrm.train.optim.lamb import LAMB_FLAVOURS
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
-from dlrm.vision import config as vision
-from dlrm.vision import efficientnet, resnet
+from dlrm.vision import config as vision, efficientnet, resnet
 
 NAMES = {
     "interactions": (choices.INTERACTION_NAMES, (*INTERACTIONS, choices.DCN)),

@@ -16,8 +16,7 @@ import forked
 import numpy as np
 import pytest
 
-from dlrm.language import command as bert
-from dlrm.language import flags as bert_flags
+from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.data.pairs import COLUMNS, Pairs, accuracy_and_f1, majority_baseline, read_pairs
 from dlrm.language.data.squad import exact_match_and_f1, read_squad
 

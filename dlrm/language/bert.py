@@ -11,8 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.language.config import SIZES as SIZES
-from dlrm.language.config import BertConfig
+from dlrm.language.config import SIZES as SIZES, BertConfig
 from dlrm.model.layers.initialize import materialize
 
 _NUM_SEGMENTS = 2

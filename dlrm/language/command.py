@@ -28,8 +28,7 @@ from dlrm.language.data.squad import (
 from dlrm.language.largest_batch import largest_batch
 from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.session import network_flags
-from dlrm.session import network_run as network
+from dlrm.session import network_flags, network_run as network
 from dlrm.session.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
 from dlrm.session.network_run import EmptyLoader, NetworkRun
 from dlrm.session.session import Session

@@ -38,14 +38,15 @@ class Command(NamedTuple):
 _DATA, _MODELS, _SERVING = "Prepare data", "Train and judge models", "Serve models"
 _OTHERS, _TRY, _NVIDIA = "Image networks and BERT", "Try and measure", "NVIDIA's formats"
 _MAIN, _DIST_MAIN = "dlrm.scripts.main", "dlrm.scripts.dist_main"
+_SHORT = {"log_format": "short"}
 
 COMMANDS = {
     "schema": Command(_DATA, "dlrm.scripts.schema", "draft a schema from tables"),
     "prepare": Command(_DATA, "dlrm.scripts.prepare", "turn tables or logs into a dataset"),
     "verify": Command(_DATA, "dlrm.scripts.verify_dataset", "check a dataset for damage"),
     "convert": Command(_DATA, "dlrm.scripts.convert", "convert a dataset to Parquet"),
-    "train": Command(_MODELS, _MAIN, "train a model", {"mode": "train"}, _DIST_MAIN),
-    "test": Command(_MODELS, _MAIN, "test a checkpoint", {"mode": "test"}, _DIST_MAIN),
+    "train": Command(_MODELS, _MAIN, "train a model", _SHORT | {"mode": "train"}, _DIST_MAIN),
+    "test": Command(_MODELS, _MAIN, "test a checkpoint", _SHORT | {"mode": "test"}, _DIST_MAIN),
     "evaluate": Command(
         _MODELS, "dlrm.scripts.evaluate", "judge a model on new rows, or two models"
     ),
@@ -131,7 +132,7 @@ def help_text() -> str:
     lines = ["Click-through models: from raw logs to a trained, tested and served model."]
     for group in dict.fromkeys(command.group for command in COMMANDS.values()):
         lines += ["", f"{group}:"]
-        lines += [f"  {n:<18}{c.meaning}" for n, c in COMMANDS.items() if c.group == group]
+        lines += [f"  {n:<19}{c.meaning}" for n, c in COMMANDS.items() if c.group == group]
     return "\n".join(
         [*lines, "", "dlrm COMMAND --help shows its flags; dlrm --version the versions."]
     )

@@ -113,14 +113,14 @@ class _Stages:
         _title(3, "training")
         run = self._output / time.strftime("run-%Y%m%d-%H%M%S")
         flags = {"recipe": "auto", "save_checkpoint_path": run / "checkpoints"}
-        self._main("train", dataset, flags, "^(note:|--recipe|  --|device:|Epoch |Final)")
+        self._main("train", dataset, flags)
         return run
 
     def test(self, dataset: Path, run: Path) -> None:
         """Tests the best checkpoint."""
         _title(4, "testing the best checkpoint, as loaded from disk")
         flags = {"load_checkpoint_path": run / "checkpoints", "log_path": run / "test.json"}
-        self._main("test", dataset, {**flags, "test_batch_size": 16384}, "^(note|Finished)")
+        self._main("test", dataset, {**flags, "test_batch_size": 16384})
 
     def evaluate(self, dataset: Path, run: Path) -> None:
         """Writes the page of the best checkpoint."""
@@ -130,8 +130,9 @@ class _Stages:
         shown = "^(note|page):|^(metric|auc|log_loss|calibration) "
         self._run("dlrm.scripts.evaluate", flags, shown)
 
-    def _main(self, mode: str, dataset: Path, flags: dict[str, Any], shown: str) -> None:
-        self._run("dlrm.scripts.main", {"mode": mode, "dataset": dataset, **flags}, shown)
+    def _main(self, mode: str, dataset: Path, flags: dict[str, Any]) -> None:
+        flags = {"mode": mode, "log_format": "short", "dataset": dataset, **flags}
+        self._run("dlrm.scripts.main", flags, shown="")
 
     def _run(self, module: str, flags: Mapping[str, Any], shown: str) -> None:
         """Runs a command.

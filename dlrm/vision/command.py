@@ -16,8 +16,7 @@ from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.manifest import crc32
-from dlrm.session import network_flags
-from dlrm.session import network_run as network
+from dlrm.session import network_flags, network_run as network
 from dlrm.session.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.session.network_run import EmptyLoader, NetworkRun
 from dlrm.session.session import Session

@@ -9,8 +9,7 @@ from dlrm.tasks.network_task import Judge, NetworkTask
 from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader
 from dlrm.vision.augmentation import Augmentation
-from dlrm.vision.config import MODELS as MODELS
-from dlrm.vision.config import ImageLossConfig, NetworkConfig
+from dlrm.vision.config import MODELS as MODELS, ImageLossConfig, NetworkConfig
 from dlrm.vision.loader import ImageBatch
 
 

@@ -9,8 +9,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from dlrm.language import flags as bert_flags
 from dlrm.session.profiling import timeline
-from dlrm.vision import command as cnn
-from dlrm.vision import flags as cnn_flags
+from dlrm.vision import command as cnn, flags as cnn_flags
 
 
 def losses(path):

@@ -14,8 +14,7 @@ import pytest
 from triton_testing import ask, export_steps, raw, run_client
 
 import dlrm
-from dlrm.deployment import client as client_command
-from dlrm.deployment import server as serve_command
+from dlrm.deployment import client as client_command, server as serve_command
 
 pytestmark = pytest.mark.long
 if importlib.util.find_spec("pytriton") is None:

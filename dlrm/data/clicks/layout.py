@@ -18,53 +18,21 @@ import numpy as np
 
 from dlrm.data.clicks.names import (
     CONVERTED as CONVERTED,
-)
-from dlrm.data.clicks.names import (
     FEATURE_SPEC as FEATURE_SPEC,
-)
-from dlrm.data.clicks.names import (
     KIND as KIND,
-)
-from dlrm.data.clicks.names import (
     LABEL as LABEL,
-)
-from dlrm.data.clicks.names import (
     LABEL_FILE as LABEL_FILE,
-)
-from dlrm.data.clicks.names import (
     MAX_CARDINALITY as MAX_CARDINALITY,
-)
-from dlrm.data.clicks.names import (
     MODEL_SIZE as MODEL_SIZE,
-)
-from dlrm.data.clicks.names import (
     NUMERICAL_FILE as NUMERICAL_FILE,
-)
-from dlrm.data.clicks.names import (
     SPLITS as SPLITS,
-)
-from dlrm.data.clicks.names import (
     TRANSFORM as TRANSFORM,
-)
-from dlrm.data.clicks.names import (
     WEIGHT_FILE as WEIGHT_FILE,
-)
-from dlrm.data.clicks.names import (
     categorical_name as categorical_name,
-)
-from dlrm.data.clicks.names import (
     check_spec_name as check_spec_name,
-)
-from dlrm.data.clicks.names import (
     default_names as default_names,
-)
-from dlrm.data.clicks.names import (
     field_names as field_names,
-)
-from dlrm.data.clicks.names import (
     field_of as field_of,
-)
-from dlrm.data.clicks.names import (
     numerical_name as numerical_name,
 )
 from dlrm.documents import brief, read_json

@@ -4,9 +4,11 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlrm.serving.rows.raw import RowTransform as RowTransform
-    from dlrm.serving.rows.raw import inputs_of_text as inputs_of_text
-    from dlrm.serving.rows.raw import text_of_lines as text_of_lines
+    from dlrm.serving.rows.raw import (
+        RowTransform as RowTransform,
+        inputs_of_text as inputs_of_text,
+        text_of_lines as text_of_lines,
+    )
 
 
 def __getattr__(name: str) -> Any:
