@@ -3,6 +3,7 @@
 import gc
 import os
 import re
+import threading
 import time
 import uuid
 from collections.abc import Mapping
@@ -300,10 +301,23 @@ def clone_store() -> dist.Store:
     return dist.PrefixStore("watch", _store.clone())  # type: ignore[attr-defined]
 
 
-def shutdown(world: World) -> None:
-    """Leaves the process group, if there is one."""
-    if world.size > 1 and dist.is_initialized():
+def shutdown(world: World, seconds: float | None = None) -> None:
+    """Leaves the process group, if there is one.
+
+    Args:
+        world: the processes.
+        seconds: maximum time to wait for collectives that have begun, which never end where another
+            rank waits for this one; None waits for them.
+    """
+    if world.size == 1 or not dist.is_initialized():
+        return
+    leaving = threading.Thread(target=dist.destroy_process_group, daemon=True)
+    if seconds is None:
         dist.destroy_process_group()
+    else:
+        leaving.start()
+        leaving.join(seconds)
+    if not leaving.is_alive():
         gc.collect()  # otherwise gloo's threads may outlive what they use, and abort at exit
 
 

@@ -52,6 +52,7 @@ from dlrm.train.watchdog import Watchdog
 _PR_SET_PDEATHSIG = 1  # of linux/prctl.h
 STOPPED = 75  # EX_TEMPFAIL: stopped by a signal and saved; the same command with --resume continues
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
+_PATIENCE = 2.0  # seconds that a failed rank waits for collectives
 _LESS_MEMORY = (
     "A smaller --batch_size needs less, and --gradient_accumulation_steps computes it in parts; "
     "python -m dlrm.scripts.doctor says what is free"
@@ -274,7 +275,8 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
         if _rank() == 0:
             print(f"{how}; {kept}", file=sys.stderr)
     if dist.is_initialized():
-        shutdown(World(dist.get_rank(), dist.get_world_size()))
+        # A failed rank goes first where others wait for it: they end as its connections close.
+        shutdown(World(dist.get_rank(), dist.get_world_size()), None if code == 0 else _PATIENCE)
     sys.exit(code)
 
 

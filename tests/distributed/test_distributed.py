@@ -1,7 +1,11 @@
 """Transfers between ranks, and messages of launchers."""
 
+import sys
+
 import pytest
 import torch
+import torch.distributed as dist
+from forked import CONTEXT
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dlrm import distributed
@@ -45,6 +49,28 @@ def test_every_rank_gets_the_vectors_of_its_samples_and_the_gradients_of_its_tab
 def test_samples_may_be_dealt_in_any_numbers(ranks):
     found = ranks(3).call(exchanged, [(PLACES[3][0], 9, torch.float32, (5, 0, 4))] * 3)
     assert found == [(True, True)] * 3
+
+
+def leave(rank, store):
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=2)
+    pending = dist.all_reduce(torch.zeros(2), async_op=True) if rank == 0 else None
+    try:
+        if pending is None:
+            dist.recv(torch.zeros(2), 0)  # waits for a rank that waits for this one
+    finally:
+        distributed.shutdown(World(rank, 2), 0.5)
+        sys.exit(3)
+
+
+def test_a_failed_rank_leaves_although_a_collective_has_begun(tmp_path):
+    store = (tmp_path / "store").as_uri()
+    processes = [CONTEXT.Process(target=leave, args=(rank, store)) for rank in range(2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+        process.kill()
+    assert [process.exitcode for process in processes] == [3, 3]
 
 
 class Copies(TorchDispatchMode):
