@@ -38,6 +38,7 @@ _LAZY = {
     "fit": "dlrm.api.training",
     "load": "dlrm.serving.loading",
 }
+__all__ = [*_LAZY, "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
@@ -45,3 +46,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Returns the names for users; modules are imported by their own."""
+    return sorted(__all__)

@@ -30,6 +30,7 @@ from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
+from dlrm.train.reports.callbacks import LabelsAndScores
 from dlrm.train.task import one_after_another, sum_of_losses
 
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
@@ -119,6 +120,7 @@ class Recommendation:
 
     Attributes:
         metric: selects the best checkpoint: the AUC, or the log loss without clicks.
+        own_metrics: further metrics of tests, of one process with all rows; none by default.
         unscored: the first row of the last `evaluate` whose score was NaN or infinite, and that
             score; None if all were finite. It is the same on every rank.
     """
@@ -143,6 +145,7 @@ class Recommendation:
         self.execution, self.has_clicks = execution, has_clicks
         self.metric = "auc" if has_clicks else self.loss_metric
         self.unscored: tuple[int, float] | None = None
+        self.own_metrics = LabelsAndScores()
         self.model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
@@ -273,7 +276,12 @@ class Recommendation:
         self.unscored = _first_unscored(logits, rows, self.world)
         metrics = click_metrics if self.has_clicks else fraction_metrics
         weight = torch.cat(weights) if weights else None
-        return metrics(torch.cat(logits), torch.cat(labels), self.world, weight)
+        scored = torch.cat(logits), torch.cat(labels)
+        found = metrics(*scored, self.world, weight)
+        if self.own_metrics.functions and self.unscored is None:
+            scores = scored[0].double().sigmoid().float()
+            found |= self.own_metrics(scored[1].cpu().numpy(), scores.cpu().numpy())
+        return found
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:
