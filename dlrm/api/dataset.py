@@ -169,15 +169,34 @@ def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
     )
 
 
+_ELSEWHERE = {  # names of other libraries -> ours
+    "learning_rate": "lr",
+    **dict.fromkeys(("num_epochs", "n_epochs", "max_epochs", "num_boost_round"), "epochs"),
+    **dict.fromkeys(("random_state", "random_seed"), "seed"),
+    **dict.fromkeys(("early_stopping_rounds", "early_stopping", "patience"), "early_stop"),
+    **dict.fromkeys(("device", "accelerator"), "base_device"),
+    **dict.fromkeys(("y", "target", "label_column"), "label"),
+    **dict.fromkeys(("sample_weight", "weight_column"), "weight"),
+    **dict.fromkeys(("valid", "eval_set", "valid_sets", "validation_data"), "validation"),
+    **dict.fromkeys(("eval_metric", "feval"), "metrics"),
+    **dict.fromkeys(("callback", "callbacks"), "on_test"),
+    **dict.fromkeys(("hidden_units", "hidden_layer_sizes", "layers"), "top_mlp_sizes"),
+    **dict.fromkeys(("n_jobs", "num_threads"), "cores"),
+}
+
+
 def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeError:
     """Returns the error for an argument that is neither a function's own nor one of its options."""
     parameters = inspect.signature(function).parameters.values()
     own = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
     known = list(dict.fromkeys([*own, *options]))
     similar = difflib.get_close_matches(name, known, 1)
-    meant = f"; did you mean {similar[0]!r}?" if similar else ""
+    if (same := _ELSEWHERE.get(name)) in known:
+        similar = [str(same)]
+    if similar:
+        return TypeError(f"{function.__name__}(): got {name!r}; did you mean {similar[0]!r}?")
     return TypeError(
-        f"{function.__name__}(): got {name!r}{meant}; expected arguments among {', '.join(known)}"
+        f"{function.__name__}(): got {name!r}; expected arguments among {', '.join(known)}"
     )
 
 
