@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _COMMAND = r"`[^`]*`|python -m [^;,]*"  # whose flags are flags
+_FLAG = re.compile(rf"({_COMMAND})|--(\w+)")
 _FIRST = re.compile(r"--(\w+) ([^\s:]+): ")
-_FLAG = re.compile(rf"({_COMMAND})|--(?=\w)")
+_OTHER_NAMES = {"test_input": "test", "validation_input": "validation", "recalibrate": "kind"}
 
 
 @contextmanager
@@ -23,7 +24,8 @@ def in_python() -> Iterator[None]:
 
 def python_text(text: str) -> str:
     """Returns a message with arguments instead of flags, except in the commands that it names."""
-    return _FLAG.sub(lambda found: found[1] or "", _FIRST.sub(r"--\1=\2: ", text, count=1))
+    text = _FIRST.sub(r"--\1=\2: ", text, count=1)
+    return _FLAG.sub(lambda found: found[1] or _OTHER_NAMES.get(found[2], found[2]), text)
 
 
 def warn(text: str) -> None:
