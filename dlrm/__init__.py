@@ -1,5 +1,13 @@
 """Click-through-rate models (DLRM): from raw logs to a trained, tested and served model.
 
+    model = dlrm.fit(frame, label="click")  # a table of pandas, Polars, DuckDB or Arrow
+    print(model)                            # its columns and the metrics of its test rows
+    scores = model.predict(frame)           # the probability of a click for each row
+    model.save("model")                     # `dlrm.load("model")` returns it again
+
+`dlrm.Dataset` holds prepared rows for several trainings, and `dlrm.Schema` says what columns mean.
+docs/guide/python.md is the guide, and docs/reference/python.md lists everything.
+
 Importing `dlrm` imports neither torch nor Spark, so that preprocessing runs where torch is not.
 """
 

@@ -74,7 +74,7 @@ class Judged:
         from dlrm.serving.predictor import probability
         from dlrm.train.reports.callbacks import LabelsAndScores
 
-        own, rows = LabelsAndScores(metrics or {}), self.scored(frame, split)
+        own, rows = LabelsAndScores(metrics or {}), self._scored(frame, split)
         (logits,), labels = rows.logits, rows.labels
         if intervals:
             found: dict[str, Any] = dict(judge(rows, _REPLICATES).models[0])
@@ -100,7 +100,7 @@ class Judged:
         from dlrm.serving.predictor import field_names
 
         sample = Sample(rows)
-        self.taken(frame, split, sample.add)
+        self._taken(frame, split, sample.add)
         inputs, labels = sample.rows()
         if len(np.unique(labels)) < 2:
             raise ValueError(f"importance: expected rows of both classes, got {len(labels)} of one")
@@ -133,7 +133,7 @@ class Judged:
             readers = [scoring_reader(model.row_transform, True) for model in (self, other)]
             wanted = {column for reader in readers for column in reader.columns}
             frame = open_frame(frame, sorted(wanted)).read_all()
-        own, theirs = self.scored(frame, split), other.scored(frame, split)
+        own, theirs = self._scored(frame, split), other._scored(frame, split)
         both = ScoredRows((own.logits[0], theirs.logits[0]), own.labels)
         return judge(both, _REPLICATES).differences
 
@@ -160,13 +160,13 @@ class Judged:
             raise ValueError(f"kind: expected one of {', '.join(RECALIBRATIONS)}, got {kind!r}")
         with in_python():
             check_fitting()
-            rows = self.with_recalibration(None).scored(frame, split)
+            rows = self._with_recalibration(None)._scored(frame, split)
             fitted = fit(kind, rows.logits[0], rows.labels)
         path = None if is_frame(frame) else getattr(frame, "path", frame)
         if path is not None:
             is_dataset = os.path.isdir(path)
             fitted.fitted_to = FittedRows.from_sources([str(path)], split if is_dataset else None)
-        return self.with_recalibration(fitted)
+        return self._with_recalibration(fitted)
 
     def plot(self: "Predictor", frame: Any = None, split: str = "test") -> Any:
         """Returns a figure of matplotlib: the training, and on labelled rows calibration and gain.
@@ -180,15 +180,15 @@ class Judged:
         """
         from dlrm.serving.figures import figure
 
-        return figure(self, None if frame is None else self.scored(frame, split))
+        return figure(self, None if frame is None else self._scored(frame, split))
 
-    def scored(self: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
+    def _scored(self: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
         """Returns the logits and labels of rows; see `evaluate`."""
-        parts = self.taken(frame, split, lambda inputs, labels: (self.logits_of(inputs), labels))
+        parts = self._taken(frame, split, lambda inputs, labels: (self.logits_of(inputs), labels))
         logits, labels = map(np.concatenate, zip(*parts, strict=True))
         return ScoredRows((logits,), labels)
 
-    def taken(
+    def _taken(
         self: "Predictor", frame: Any, split: str, take: Callable[[Inputs, np.ndarray], T]
     ) -> list[T]:
         """Returns the results of a function of the inputs and labels of each block of rows.
@@ -204,7 +204,7 @@ class Judged:
         else:
             if not self.row_transform.label_known:
                 raise ValueError(f"{self.path}: the model does not say which column has the labels")
-            parts = [*self.of_frame(frame, True, shares, take)]
+            parts = [*self._of_frame(frame, True, shares, take)]
         warn_of(shares)
         if not parts:
             raise ValueError("frame: expected rows to evaluate, got none")

@@ -58,7 +58,10 @@ class Predictor(Judged):
         recalibration: recalibration of the model's logits; None for none.
 
     Attributes:
-        draft: the draft of the schema, if `dlrm.fit` has just made one.
+        results: the summary of the training by name, as far as the checkpoint has it; see
+            `dlrm.fit`.
+        draft: the draft of the schema, if `dlrm.fit` has just made one: `print(model.draft.text())`
+            shows it with its reasons.
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Predictor(Judged):
 
     @property
     def results(self) -> dict[str, Any]:
-        """The summary of training by name, as far as the checkpoint has it; see `dlrm.fit`."""
+        """The summary of the training; see the class."""
         if self._results is None:
             self._results = read_results(self.path)
         return self._results
@@ -111,28 +114,18 @@ class Predictor(Judged):
         """
         shares = shares_of(self.row_transform)
         frame = frame_of(rows, self.row_transform)
-        parts = [*self.of_frame(frame, False, shares, lambda inputs, _: self.logits_of(inputs))]
+        parts = [*self._of_frame(frame, False, shares, lambda inputs, _: self.logits_of(inputs))]
         warn_of(shares)
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
-    def of_frame(
+    def _of_frame(
         self,
         frame: Any,
         labelled: bool,
         shares: Shares,
         take: Callable[[Inputs, Any], T],
     ) -> Iterator[T]:
-        """Yields the results of a function of the inputs and labels of some rows at a time.
-
-        Args:
-            frame: a table in memory.
-            labelled: read labels; they are None otherwise.
-            shares: counts the values that the transform knows.
-            take: the function.
-
-        Raises:
-            ValueError: see `logits`.
-        """
+        """Yields the results of a function of inputs and labels, some rows of a table at a time."""
         fitted, done = self.row_transform, 0
         reader = scoring_reader(fitted, labelled)
         for batch in open_frame(frame, reader.columns):
@@ -146,7 +139,7 @@ class Predictor(Judged):
                     raise
             done += batch.num_rows
 
-    def with_recalibration(self, recalibration: Recalibration | None) -> "Predictor":
+    def _with_recalibration(self, recalibration: Recalibration | None) -> "Predictor":
         """Returns a model that shares everything but the recalibration of logits."""
         other = copy.copy(self)
         other.recalibration = recalibration

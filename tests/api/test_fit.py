@@ -107,6 +107,11 @@ def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
     summary = [line for line in (tmp_path / "log.json").read_text().splitlines() if line][-1]
     logged = json.loads(summary.removeprefix("DLLL "))["data"]
     assert logged["test_auc"] == model.results["test_auc"] > 0.7
+    found = dlrm.load(theirs).results  # which has no summary of its own
+    assert found["set_aside_auc"] == model.results["set_aside_auc"]
+    assert (found["never_chosen_on"], "test_auc" in found) == ("test", False)
+    shutil.copy(tmp_path / "log.json", tmp_path / "run")
+    assert dlrm.load(theirs).results["test_auc"] == model.results["test_auc"]
 
 
 def test_without_a_schema_one_is_drafted(model):
