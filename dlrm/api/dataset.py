@@ -133,7 +133,7 @@ def _prepare(
     path: Path,
     threads: int,
     overwrite: bool,
-    say: Callable[[str], object],
+    say: Callable[[str], None],
 ) -> None:
     """Prepares tables; a task's error is the caller's."""
     try:

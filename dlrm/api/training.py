@@ -237,7 +237,7 @@ def judge_settings(
 
 @dataclass(frozen=True)
 class _Watch:
-    """What the caller wants to see of a training."""
+    """Functions, metrics and the progress bar that the caller watches a training by."""
 
     callbacks: Callbacks = Callbacks()
     metrics: LabelsAndScores = field(default_factory=LabelsAndScores)
@@ -265,7 +265,7 @@ def _train(
         write_results(find_checkpoint(path), {**results, **roles.facts()})
     model = load(path)
     if temporary:
-        weakref.finalize(model, temporary.cleanup)
+        weakref.finalize(model.model, temporary.cleanup)  # which recalibrated models share
     return model
 
 

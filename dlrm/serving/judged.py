@@ -5,23 +5,30 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
+import torch
 
 from dlrm.data.tables.frames import is_frame, open_frame
+from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.intervals import Difference, Interval
 from dlrm.metrics.judged import ScoredRows, judge
+from dlrm.serving.figures import figure
+from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
+from dlrm.serving.rows.config import RECALIBRATIONS, SPLITS
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.tables import scoring_reader
 from dlrm.serving.wording import in_python
+from dlrm.torch_settings import own_settings
+from dlrm.train.reports.callbacks import LabelsAndScores, OwnMetrics
 
 if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
 
 T = TypeVar("T")
-OwnMetrics = dict[str, Callable[[np.ndarray, np.ndarray], float]]
+_REPLICATES = 200  # of the bootstrap
 
 
 class FieldImportance(NamedTuple):
-    """What a model loses when the values of a field are shuffled among the rows.
+    """Loss of quality when the values of a field are shuffled among the rows.
 
     Attributes:
         field: name of the field.
@@ -45,7 +52,7 @@ class Judged:
     """
 
     def evaluate(
-        self: "Predictor",
+        self: Any,
         frame: Any,
         split: str = "test",
         *,
@@ -72,19 +79,20 @@ class Judged:
                 missing, or a value is unreadable; the message names row and column.
         """
         from dlrm.serving.predictor import probability
-        from dlrm.train.reports.callbacks import LabelsAndScores
 
-        own, rows = LabelsAndScores(metrics or {}), self._scored(frame, split)
+        own, rows = LabelsAndScores(metrics or {}), _scored(self, frame, split)
         (logits,), labels = rows.logits, rows.labels
         if intervals:
             found: dict[str, Any] = dict(judge(rows, _REPLICATES).models[0])
             nothing = (np.nan, np.nan)
             own_values = own(labels, probability(logits)).items()
             return found | {name: Interval(value, *nothing) for name, value in own_values}
-        return {**_click_metrics(logits, labels), **own(labels, probability(logits))}
+        with own_settings():
+            plain = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
+        return plain | own(labels, probability(logits))
 
     def importance(
-        self: "Predictor", frame: Any, split: str = "test", *, rows: int = 100_000, seed: int = 0
+        self: Any, frame: Any, split: str = "test", *, rows: int = 100_000, seed: int = 0
     ) -> list[FieldImportance]:
         """Returns the importance of every field by permutation, the most important first.
 
@@ -100,7 +108,7 @@ class Judged:
         from dlrm.serving.predictor import field_names
 
         sample = Sample(rows)
-        self._taken(frame, split, sample.add)
+        _taken(self, frame, split, sample.add)
         inputs, labels = sample.rows()
         if len(np.unique(labels)) < 2:
             raise ValueError(f"importance: expected rows of both classes, got {len(labels)} of one")
@@ -113,7 +121,7 @@ class Judged:
         ]
 
     def compare(
-        self: "Predictor", other: "Predictor", frame: Any, split: str = "test"
+        self: Any, other: "Predictor", frame: Any, split: str = "test"
     ) -> dict[str, Difference]:
         """Returns how this model's metrics differ from another's on the same labelled rows.
 
@@ -133,12 +141,12 @@ class Judged:
             readers = [scoring_reader(model.row_transform, True) for model in (self, other)]
             wanted = {column for reader in readers for column in reader.columns}
             frame = open_frame(frame, sorted(wanted)).read_all()
-        own, theirs = self._scored(frame, split), other._scored(frame, split)
+        own, theirs = _scored(self, frame, split), _scored(other, frame, split)
         both = ScoredRows((own.logits[0], theirs.logits[0]), own.labels)
         return judge(both, _REPLICATES).differences
 
     def recalibrate(
-        self: "Predictor", frame: Any, split: str = "validation", *, kind: str = "platt"
+        self: Any, frame: Any, split: str = "validation", *, kind: str = "platt"
     ) -> "Predictor":
         """Returns a model with the same network whose scores are recalibrated to labelled rows.
 
@@ -153,14 +161,11 @@ class Judged:
             ValueError: rows cannot be read or have one class, no increasing map fits them, or
                 scikit-learn is missing.
         """
-        from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
-        from dlrm.serving.rows.config import RECALIBRATIONS
-
         if kind not in RECALIBRATIONS:
             raise ValueError(f"kind: expected one of {', '.join(RECALIBRATIONS)}, got {kind!r}")
         with in_python():
             check_fitting()
-            rows = self._with_recalibration(None)._scored(frame, split)
+            rows = _scored(self._with_recalibration(None), frame, split)
             fitted = fit(kind, rows.logits[0], rows.labels)
         path = None if is_frame(frame) else getattr(frame, "path", frame)
         if path is not None:
@@ -168,7 +173,7 @@ class Judged:
             fitted.fitted_to = FittedRows.from_sources([str(path)], split if is_dataset else None)
         return self._with_recalibration(fitted)
 
-    def plot(self: "Predictor", frame: Any = None, split: str = "test") -> Any:
+    def plot(self: Any, frame: Any = None, split: str = "test") -> Any:
         """Returns a figure of matplotlib: the training, and on labelled rows calibration and gain.
 
         Args:
@@ -178,68 +183,55 @@ class Judged:
             ImportError: matplotlib is missing; the message has the command that installs it.
             ValueError: rows cannot be read; or nothing is to draw.
         """
-        from dlrm.serving.figures import figure
-
-        return figure(self, None if frame is None else self._scored(frame, split))
-
-    def _scored(self: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
-        """Returns the logits and labels of rows; see `evaluate`."""
-        parts = self._taken(frame, split, lambda inputs, labels: (self.logits_of(inputs), labels))
-        logits, labels = map(np.concatenate, zip(*parts, strict=True))
-        return ScoredRows((logits,), labels)
-
-    def _taken(
-        self: "Predictor", frame: Any, split: str, take: Callable[[Inputs, np.ndarray], T]
-    ) -> list[T]:
-        """Returns the results of a function of the inputs and labels of each block of rows.
-
-        Raises:
-            ValueError: there are no rows; see `evaluate`.
-        """
-        from dlrm.serving.predictor import shares_of, warn_of
-
-        shares = shares_of(self.transform)
-        if not is_frame(frame) and isinstance(getattr(frame, "path", frame), str | os.PathLike):
-            parts = self._of_source(getattr(frame, "path", frame), split, take, shares)
-        else:
-            if not self.row_transform.label_known:
-                raise ValueError(f"{self.path}: the model does not say which column has the labels")
-            parts = [*self._of_frame(frame, True, shares, take)]
-        warn_of(shares)
-        if not parts:
-            raise ValueError("frame: expected rows to evaluate, got none")
-        return parts
-
-    def _of_source(
-        self: "Predictor",
-        path: str | os.PathLike,
-        split: str,
-        take: Callable[[Inputs, np.ndarray], T],
-        shares: Any,
-    ) -> list[T]:
-        from dlrm.serving.rows.config import SPLITS
-        from dlrm.serving.sources import SourceBlock, SourceConfig, taken
-
-        if split not in SPLITS:
-            raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
-
-        def labelled(block: SourceBlock) -> T:
-            if block.labels is None:
-                raise ValueError(f"{path}: expected rows with labels, got none")
-            return take(block.inputs, block.labels)
-
-        config = SourceConfig(split=split, batch_size=self.batch_size)
-        return [*taken(self, str(path), config, shares, labelled)]
+        return figure(self, None if frame is None else _scored(self, frame, split))
 
 
-_REPLICATES = 200
+def _scored(model: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
+    """Returns the logits and labels of rows; see `evaluate`."""
+    parts = _taken(model, frame, split, lambda inputs, labels: (model.logits_of(inputs), labels))
+    logits, labels = map(np.concatenate, zip(*parts, strict=True))
+    return ScoredRows((logits,), labels)
 
 
-def _click_metrics(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    import torch
+def _taken(
+    model: "Predictor", frame: Any, split: str, take: Callable[[Inputs, np.ndarray], T]
+) -> list[T]:
+    """Returns the results of a function of the inputs and labels of each block of rows.
 
-    from dlrm.metrics.clicks import click_metrics
-    from dlrm.torch_settings import own_settings
+    Raises:
+        ValueError: there are no rows; see `evaluate`.
+    """
+    from dlrm.serving.predictor import shares_of, warn_of
 
-    with own_settings():
-        return click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
+    shares = shares_of(model.transform)
+    if not is_frame(frame) and isinstance(getattr(frame, "path", frame), str | os.PathLike):
+        parts = _of_source(model, getattr(frame, "path", frame), split, take, shares)
+    else:
+        if not model.row_transform.label_known:
+            raise ValueError(f"{model.path}: the model does not say which column has the labels")
+        parts = [*model._of_frame(frame, True, shares, take)]
+    warn_of(shares)
+    if not parts:
+        raise ValueError("frame: expected rows to evaluate, got none")
+    return parts
+
+
+def _of_source(
+    model: "Predictor",
+    path: str | os.PathLike,
+    split: str,
+    take: Callable[[Inputs, np.ndarray], T],
+    shares: Any,
+) -> list[T]:
+    from dlrm.serving.sources import SourceBlock, SourceConfig, taken
+
+    if split not in SPLITS:
+        raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+
+    def labelled(block: SourceBlock) -> T:
+        if block.labels is None:
+            raise ValueError(f"{path}: expected rows with labels, got none")
+        return take(block.inputs, block.labels)
+
+    config = SourceConfig(split=split, batch_size=model.batch_size)
+    return [*taken(model, str(path), config, shares, labelled)]

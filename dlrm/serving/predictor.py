@@ -84,6 +84,13 @@ class Predictor(Judged):
             self._results = read_results(self.path)
         return self._results
 
+    @results.setter
+    def results(self, results: dict[str, Any]) -> None:
+        self._results = results
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_results": self.results}  # a copy may outlive the checkpoint
+
     def __str__(self) -> str:
         return "\n".join(lines_of(self))
 

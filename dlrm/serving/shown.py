@@ -8,13 +8,12 @@ from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import Line, chart, table
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import Run, read_run
-from dlrm.train.reports.roles import Roles
+from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
 
 _MOST_NAMES = 12
-_ROLES = ("never_chosen_on", "chosen_on")
 
 
 def summary_of(model: "Predictor") -> list[str]:
@@ -123,15 +122,15 @@ def _listed(names: Sequence[str]) -> str:
 
 def _tested(model: "Predictor") -> dict[tuple[str, str], dict[str, float]]:
     """Returns metrics by the name of the rows and their role, those not chosen on first."""
-    results, found = model.results, {}
-    roles = Roles.from_config({"roles": results}) if "chosen_on" in results else None
-    for role in _ROLES:
-        name = results.get(role)
+    results = model.results
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for key, role in {"never_chosen_on": NEVER_CHOSEN, "chosen_on": CHOSEN}.items():
+        name = results.get(key)
         metrics = {
             key.removeprefix(f"{name}_"): value
             for key, value in results.items()
             if key.startswith(f"{name}_") and isinstance(value, int | float)
         }
-        if roles is not None and metrics:
-            found[name, roles.of(name)] = metrics
+        if name is not None and metrics:
+            found[name, role] = metrics
     return found

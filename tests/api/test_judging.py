@@ -1,5 +1,6 @@
 """A model is judged, compared, explained, recalibrated and drawn from Python."""
 
+import gc
 from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 
@@ -110,6 +111,18 @@ def test_a_recalibrated_model_is_a_new_one_and_is_saved(model, later, tmp_path):
         model.recalibrate(later[later.click])
     with pytest.raises(ValueError, match="^kind: expected one of platt, isotonic, got 'beta'"):
         model.recalibrate(later, kind="beta")
+
+
+def test_a_recalibrated_model_of_a_temporary_run_can_be_saved(later, tmp_path):
+    frame = later.drop(columns=["noise", "user_id", "time"])
+    model = dlrm.fit(frame, label="click", embedding_dim=4, max_steps=2, base_device="cpu")
+    model = model.recalibrate(frame)
+    gc.collect()
+    model.save(tmp_path / "saved")
+    folder = model.path.parent
+    del model
+    gc.collect()
+    assert not folder.exists()
 
 
 @pytest.mark.usefixtures("curves")

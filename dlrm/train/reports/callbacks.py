@@ -67,7 +67,7 @@ class LabelsAndScores:
         Raises:
             ValueError: a function returns no number.
         """
-        found = {}
+        found: dict[str, float] = {}
         for name, function in self.functions.items():
             value = function(labels, scores)
             if not isinstance(value, numbers.Real):
