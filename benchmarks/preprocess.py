@@ -41,7 +41,7 @@ import preprocess_tables
 from dlrm.data.clicks import layout
 from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LogFormat, parse_lines
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 15
@@ -385,8 +385,7 @@ def nvidia_style_side(options: argparse.Namespace, splits: Callable) -> dict:
         splits: a session -> training rows, other splits by name, and rows whose values have ids.
     """
     began = time.perf_counter()
-    from pyspark.sql import SparkSession
-    from pyspark.sql import functions as sql
+    from pyspark.sql import SparkSession, functions as sql
     from pyspark.sql.window import Window
 
     options.output.mkdir()

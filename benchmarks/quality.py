@@ -52,7 +52,7 @@ from dlrm.documents import read_json
 from dlrm.files import write_atomically
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.table import METRICS, SHOWN, cost
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.scripts.tune.space import Space
 
 HELD_OUT = 0.2  # of the training rows, by which tuning judges

@@ -21,7 +21,8 @@ import numpy as np
 from dlrm.data.sources import native
 from dlrm.data.transform.dictionaries import FrequencyLimit
 from dlrm.data.transform.transform import Transform
-from dlrm.serving.server.reader import FACTS, RAW, Reader
+from dlrm.serving.server.names import FACTS, RAW
+from dlrm.serving.server.reader import Reader
 
 NUM_NUMERICAL, NUM_CATEGORICAL, BATCH = 13, 26, 4096
 

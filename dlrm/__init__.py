@@ -17,9 +17,15 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from dlrm.api.classifier import Classifier as Classifier
     from dlrm.api.dataset import Dataset as Dataset
     from dlrm.api.training import fit as fit
     from dlrm.data.transform.schema import Schema as Schema
+    from dlrm.model.layers.own import (
+        register_interaction as register_interaction,
+        register_numerical_embedding as register_numerical_embedding,
+        register_top_mlp as register_top_mlp,
+    )
     from dlrm.serving.loading import load as load
 
 __version__ = "0.2.0"
@@ -41,12 +47,17 @@ _hide_triton_folder()
 
 
 _LAZY = {
+    "Classifier": "dlrm.api.classifier",
     "Dataset": "dlrm.api.dataset",
     "Schema": "dlrm.data.transform.schema",
     "fit": "dlrm.api.training",
     "load": "dlrm.serving.loading",
+    "register_interaction": "dlrm.model.layers.own",
+    "register_numerical_embedding": "dlrm.model.layers.own",
+    "register_top_mlp": "dlrm.model.layers.own",
 }
-__all__ = [*_LAZY, "__version__"]  # noqa: PLE0604
+_MISSING = {"Classifier"} if importlib.util.find_spec("sklearn") is None else set()
+__all__ = [*(name for name in _LAZY if name not in _MISSING), "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:

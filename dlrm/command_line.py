@@ -5,18 +5,24 @@ import math
 import os
 import resource
 import shlex
+import shutil
 import signal
 import sys
+import textwrap
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+from itertools import chain, count
+from typing import Any, NoReturn, TextIO
 
 from dlrm.documents import cell, one_line, printable
 
 _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every number up to the limit
 _REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal of output
+_COLUMNS = 100  # of lines that are shortened, where there is no terminal
+_STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
+_COLOURS = {"note": "yellow", "warning": "yellow", "error": "red"}
 _WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -101,13 +107,88 @@ def unwritten_output() -> OSError | None:
 
 def say_error(error: object, code: int) -> int:
     """Prints an error on one line that begins with `error:`; returns the exit code."""
-    print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+    line = highlighted(f"error: {one_line(error)}", sys.stderr)
+    print(line, file=sys.stderr, flush=True)
     return code
 
 
-def say(line: object) -> None:
-    """Prints one line, with control characters, as in paths, escaped."""
-    print(printable(line), flush=True)
+def missing_extra(error: ImportError, extra: str) -> str:
+    """Returns the message that a package is missing, with the command that installs it.
+
+    Args:
+        error: the error of its import.
+        extra: extra of `dlrm` that has it, as in `pyproject.toml`.
+    """
+    return f"{error}; pip install 'dlrm[{extra}]' has it"
+
+
+def say(line: object, is_prose: bool = False) -> None:
+    """Prints one line, with control characters, as in paths, escaped.
+
+    Args:
+        line: the line.
+        is_prose: whether a terminal breaks it between words, as it does lines that begin with
+            `note:` or `warning:`.
+    """
+    text = printable(line)
+    if is_prose or text.partition(":")[0] in _COLOURS:
+        text = wrapped(text)
+    print(highlighted(text), flush=True)
+
+
+def painted(text: str, style: str, stream: TextIO | None = None) -> str:
+    """Returns a text in a style of `_STYLES`, if the stream is a terminal that may show it.
+
+    `NO_COLOR` (https://no-color.org) and `TERM=dumb` forbid it.
+
+    Args:
+        text: the text, without control characters.
+        style: "bold" or a colour.
+        stream: stream to print it to; by default standard output.
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if not text or plain or not _is_terminal(stream or sys.stdout):
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def highlighted(line: str, stream: TextIO | None = None) -> str:
+    """Returns a line whose first word is coloured, if it is one of `_COLOURS`."""
+    word, colon, rest = line.partition(":")
+    if word not in _COLOURS or not colon:
+        return line
+    return painted(word + colon, _COLOURS[word], stream) + rest
+
+
+def wrapped(line: str, indent: int = 2, most: int | None = None, end: str = "") -> str:
+    """Returns a line broken between words to fit the terminal; without one, as it is.
+
+    Args:
+        line: the line; if it has several already, it stays as it is.
+        indent: columns that further lines begin with.
+        most: lines to keep; the rest is left out, also where there is no terminal. None keeps all.
+        end: a text at the end of all lines but the last, such as a backslash.
+    """
+    on_terminal = _is_terminal(sys.stdout)
+    if "\n" in line or not (on_terminal or most):
+        return line
+    columns = shutil.get_terminal_size().columns
+    if not on_terminal and most:
+        columns, most = most * _COLUMNS, 1
+    lines = textwrap.wrap(
+        line,
+        max(columns - len(end), indent + 1),
+        subsequent_indent=" " * indent,
+        max_lines=most,
+        placeholder=" ...",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"{end}\n".join(lines)
+
+
+def _is_terminal(stream: TextIO | None) -> bool:
+    return stream is not None and stream.isatty()
 
 
 def shell_line(words: Sequence[str]) -> str:
@@ -124,6 +205,12 @@ def _quoted(word: str) -> str:
 
 def _bytes(character: str) -> str:
     return "".join(f"\\x{byte:02x}" for byte in os.fsencode(character))
+
+
+def free_name(name: str) -> str:
+    """Returns the name of a path that does not exist: the given one, or with a number behind it."""
+    names = chain([name], (f"{name}{number}" for number in count(2)))
+    return next(one for one in names if not os.path.lexists(one))
 
 
 class Terminated(SystemExit):
@@ -174,7 +261,7 @@ def end_while_imported(name: str = "") -> None:
         name: `__name__` of a script that Python runs by its path.
     """
     words = [*sys.orig_argv, ""]
-    is_module = "-m" in words and words[words.index("-m") + 1].startswith("dlrm.")
+    is_module = "-m" in words and (words[words.index("-m") + 1] + ".").startswith("dlrm.")
     if not is_module and name != "__main__":
         return
 
@@ -215,14 +302,24 @@ def aligned(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table whose columns are as wide as their longest cell.
 
     The first column is aligned to the left and the others to the right. Cells are those of
-    `dlrm.documents.cell`, so that no value can print lines of its own.
+    `dlrm.documents.cell`, so that no value can print lines of its own. On a terminal, columns that
+    do not fit follow below, beside the first column again.
     """
-    heads, *rows = [[cell(value) for value in row] for row in [heads, *rows]]
-    widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
-    return [
-        "  ".join(
-            text.ljust(width) if index == 0 else text.rjust(width)
-            for index, (text, width) in enumerate(zip(row, widths, strict=True))
-        ).rstrip()
-        for row in [heads, *rows]
+    columns = [[cell(value) for value in column] for column in zip(heads, *rows, strict=True)]
+    first, *others = [
+        [text.rjust(max(map(len, column))) if index else text for text in column]
+        for index, column in enumerate(columns)
     ]
+    width = max(map(len, first))
+    first = [text.ljust(width) for text in first]
+    room = shutil.get_terminal_size().columns if _is_terminal(sys.stdout) else math.inf
+    blocks: list[list[list[str]]] = [[first]]
+    used = width
+    for column in others:
+        if used + 2 + len(column[0]) > room and len(blocks[-1]) > 1:
+            blocks.append([first])
+            used = width
+        blocks[-1].append(column)
+        used += 2 + len(column[0])
+    tables = [["  ".join(row).rstrip() for row in zip(*block, strict=True)] for block in blocks]
+    return [line for table in tables for line in ["", *table]][1:]

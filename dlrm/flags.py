@@ -1,22 +1,35 @@
 """Flags made from the settings of configurations, which describe themselves."""
 
+import csv
+import difflib
+import io
+import platform
 import re
 import signal
 import sys
 import types
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
+from functools import partial
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from absl import flags
 
+import dlrm
 from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error
+from dlrm.documents import brief, read_yaml
 from dlrm.files import check_all_local, check_local
 from dlrm.manifest import check_lines
 from dlrm.settings import Setting, defaults_of, settings_of
 
 Config = TypeVar("Config")
+_ALL_COMMANDS = """All commands:
+  --config: a YAML file of flags, by name; flags of the command line take precedence
+  --version: show the versions of dlrm, torch and Python, and the native parts
+  --complete: list the flags, for the completion of a shell
+"""
 # torch.distributed.launch without --use_env passes it to each process; the environment has it.
 _LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
 
@@ -34,12 +47,27 @@ class HelpAsked(Exception):  # noqa: N818  # no error
         self.full, self.text = full, text
 
 
+class TextAsked(Exception):  # noqa: N818  # no error
+    """The command line asks for a text, such as the version, instead of a run.
+
+    Attributes:
+        text: the text.
+    """
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.text = text
+
+
 class UsageError(ValueError):
     """A command line that a command does not take, such as an unknown flag."""
 
 
 class ConfigFlags:
-    """The command line of a command: a flag for each setting of its configurations, and --help.
+    """The command line of a command: a flag for each setting of its configurations.
+
+    All command lines also have --help, --version, --complete, which prints words for the completion
+    of a shell, and --config, a YAML file of flags. Flags of the command line take precedence.
 
     The flags are not absl's global ones, so that several commands can live in one process. Dashes
     may stand for underscores in the name of a flag, and --no-flag for --noflag.
@@ -68,8 +96,7 @@ class ConfigFlags:
         self._flags = flags.FlagValues()
         self._types: dict[str, Any] = {}
         self._defaults: dict[str, Any] = {}
-        for name in ("help", "h", "helpshort", "helpfull"):
-            flags.DEFINE_flag(_HelpFlag(name, name == "helpfull"), flag_values=self._flags)
+        self._define_texts()
         for topic, config in configs:
             kinds, by_default = get_type_hints(config), defaults_of(config)
             for name, own in settings_of(config).items():
@@ -94,6 +121,16 @@ class ConfigFlags:
             for name, own in self.settings.items()
             if all(getattr(own, role) == value for role, value in roles.items())
         )
+
+    def _define_texts(self) -> None:
+        def define(name: str, text: str, ask: Callable[[], Exception]) -> None:
+            flags.DEFINE_flag(_AskFlag(name, text, ask), flag_values=self._flags)
+
+        for name in ("help", "h", "helpshort", "helpfull"):
+            define(name, "show the flags", partial(HelpAsked, name == "helpfull"))
+        define("version", "show the versions", lambda: TextAsked(version_line()))
+        define("complete", "list the flags", lambda: TextAsked("\n".join(self.words())))
+        flags.DEFINE_string("config", None, "YAML file of flags", self._flags)
 
     def _define(self, name: str, kind: Any, default: Any, own: Setting) -> None:
         optional, kind = kind, _without_none(kind)
@@ -134,11 +171,15 @@ class ConfigFlags:
             UsageError: the command line is wrong; the message names the flag.
             HelpAsked: a flag asks for the help.
         """
-        self._flags.unparse_flags()
-        for name in self._flags:
-            self._flags[name].unparse()
+        words = self._spelled(arguments)
         try:
-            rest = parse_flags(self._flags, ["", *self._spelled(arguments)], self._pass_on)[1:]
+            rest = self._parsed(words)
+            if path := self._flags["config"].value:
+                own = list(self._words_of(path))
+                try:
+                    rest = self._parsed([*own, *words])
+                except ValueError as error:
+                    raise ValueError(f"{path}: {error}") from None
             values = {n: self._value(n) for n in self._types if n not in self.positional}
             placed = self._placed(rest)
         except (ValueError, OSError) as error:
@@ -148,6 +189,41 @@ class ConfigFlags:
                 raise UsageError(f"--{name}: expected a value, got none")
         given = {name for name in values if self._flags[name].present}
         return Values({**self._defaults, **values, **placed}, frozenset(given | placed.keys()))
+
+    def _parsed(self, words: Sequence[str]) -> list[str]:
+        """Sets the flags to those of a command line, and returns its other words."""
+        self._flags.unparse_flags()
+        for name in self._flags:
+            self._flags[name].unparse()
+        return parse_flags(self._flags, ["", *words], self._pass_on)[1:]
+
+    def _words_of(self, path: str) -> Iterator[str]:
+        """Yields the flags of a YAML file that the command line does not have."""
+        for key, value in read_yaml(path).items():
+            name = str(key).replace("-", "_")
+            if name not in self.settings or name in self.positional:
+                near = did_you_mean(name, self._flags)
+                raise ValueError(f"{path}: unknown flag {brief(key)}{near}")
+            if not self._flags[name].present and value is not None:
+                yield from self._words_for(f"{path}: {key}", name, value)
+
+    def _words_for(self, place: str, name: str, value: Any) -> Iterator[str]:
+        own = self.settings[name]
+        if isinstance(value, bool):
+            if self._types[name] is not bool:
+                raise ValueError(f"{place}: expected no switch, got {value}; a text has quotes")
+            yield f"--{name}" if value else f"--no{name}"
+        elif not isinstance(value, list):
+            if isinstance(value, dict):
+                raise ValueError(f"{place}: expected a value or a list, got {brief(value)}")
+            yield f"--{name}={value}"
+        elif own.repeated or own.words:
+            yield from (f"--{name}={item}" for item in value)
+        elif get_origin(self._types[name]) is tuple:
+            csv.writer(joined := io.StringIO(), lineterminator="").writerow(value)
+            yield f"--{name}={joined.getvalue()}"
+        else:
+            raise ValueError(f"{place}: expected one value, got {brief(value)}")
 
     def _spelled(self, arguments: Sequence[str]) -> list[str]:
         """Returns the words of a command line with the names of flags as absl knows them."""
@@ -224,6 +300,18 @@ class ConfigFlags:
             text = re.sub(told, rf"\1(default: {default})", text)
         return text
 
+    def words(self) -> list[str]:
+        """Returns the flags for the completion of a shell, with each value of a choice."""
+        words = []
+        for name, own in self.settings.items():
+            if self._types[name] is bool:
+                words.append(f"--no{name}" if self._defaults[name] else f"--{name}")
+            elif own.choices is not None:
+                words += [f"--{name}={choice}" for choice in own.choices]
+            elif not own.positional:
+                words.append(f"--{name}=")
+        return [*words, "--config=", "--help", "--version"]
+
 
 class Subcommands:
     """The command line of a command with several tasks: the name of one, then its arguments.
@@ -243,6 +331,8 @@ class Subcommands:
         """
         task, *own = arguments or ["none"]
         if task not in self.lines:
+            if task == "--complete":
+                raise TextAsked("\n".join(self.lines))
             ConfigFlags(()).parse([task] if task.startswith("-") else [])
             raise UsageError(f"expected one of {', '.join(self.lines)}, got {task}")
         meaning, line = self.lines[task]
@@ -258,21 +348,67 @@ class Subcommands:
         return "\n".join(["\nTasks, of which --help shows the flags:", *tasks])
 
 
-def help_of_absl() -> str:
-    """Returns the flags that absl adds to every command, with their meaning."""
-    return "absl.flags:\n" + flags.FlagValues().get_help(prefix="  ")
+def help_of_all() -> str:
+    """Returns the flags that every command has, with their meaning."""
+    return f"{_ALL_COMMANDS}\nabsl.flags:\n{flags.FlagValues().get_help(prefix='  ')}"
 
 
-class _HelpFlag(flags.BooleanFlag):
+def version_line() -> str:
+    """Returns the versions of dlrm, torch and Python, and the native parts, without importing any.
+
+    An operator that was built for another machine counts; `dlrm doctor` tries them.
+    """
+    folder = Path(__file__).parent
+    try:
+        torch = version("torch")
+    except PackageNotFoundError:
+        torch = "missing"
+    operators = [name for name in ("cpu", "cuda") if (folder / f"_ops_{name}.so").is_file()]
+    parser = (folder / "_host.so").is_file()
+    store = any((folder / "store").glob("_row_store.*.so"))
+    return (
+        f"dlrm {dlrm.__version__} (torch {torch}; native operators: "
+        f"{' and '.join(operators) or 'none'}; log parser: {'yes' if parser else 'no'}; table "
+        f"store: {'yes' if store else 'no'}; Python {platform.python_version()})"
+    )
+
+
+class _AskFlag(flags.BooleanFlag):
     """Ends parsing, whatever else the command line has, right or wrong."""
 
-    def __init__(self, name: str, full: bool):
-        super().__init__(name, False, "show the flags", "?" if name == "help" else None)
-        self._full = full
+    def __init__(self, name: str, text: str, ask: Callable[[], Exception]):
+        super().__init__(name, False, text, "?" if name == "help" else None)
+        self._ask = ask
 
     def parse(self, argument: Any) -> None:
         if self._parse(argument):
-            raise HelpAsked(self._full)
+            raise self._ask()
+
+
+def did_you_mean(name: str, values: flags.FlagValues) -> str:
+    """Returns a question with up to three flags that a user may mean, if there are any.
+
+    They are flags whose names differ by a slip or, if there are none, contain the unknown one, are
+    similar, or have meanings with its words.
+
+    Args:
+        name: the unknown flag, such as `learning_rate`.
+        values: the flags, such as `lr` with the meaning "Base learning rate".
+    """
+    near = difflib.get_close_matches(name, values, cutoff=0.85)
+    near = near or sorted((known for known in values if len(name) > 2 and name in known), key=len)
+    near = near or difflib.get_close_matches(name, values) or _flags_about(name, values)
+    return f". Did you mean: {', '.join(near[:3])} ?" if near else ""  # in absl's words
+
+
+def _flags_about(name: str, values: flags.FlagValues) -> list[str]:
+    """Returns the flags with the words of a name in their meanings, those of the phrase first."""
+    phrase = name.replace("_", " ").lower()
+    texts = {f"{known.replace('_', ' ')}: {values[known].help}".lower(): known for known in values}
+    begins = [re.compile(rf"\b{re.escape(word)}") for word in phrase.split()]
+    said = [text for text in texts if all(begin.search(text) for begin in begins)]
+    said = [text for text in said if phrase in text] or said
+    return [texts[text] for text in sorted(said, key=lambda text: text.find(phrase))]
 
 
 class _IntegerOrNone(flags.IntegerParser):
@@ -308,6 +444,9 @@ def run_command(
         except HelpAsked as asked:
             _show_help(f"{doc}\n{asked.text or line.help()}", asked)
             return 0
+        except TextAsked as asked:
+            print(asked.text)
+            return 0
         except UsageError as error:
             return say_error(error, code if usage is None else usage)
 
@@ -333,6 +472,9 @@ def parsed_or_help(
     except HelpAsked as asked:
         _show_help(help_text(), asked)
         return None
+    except TextAsked as asked:
+        print(asked.text)
+        return None
     except ValueError as error:
         fail(error)
 
@@ -341,7 +483,7 @@ def _show_help(text: str, asked: HelpAsked) -> None:
     """Prints a help; the process ends if the reader of a pipe, such as `head`, closes it."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     hint = "Try --helpfull to get a list of all flags."
-    print(f"{text}\n\n{help_of_absl() if asked.full else hint}")
+    print(f"{text}\n\n{help_of_all() if asked.full else hint}")
 
 
 class Values(dict[str, Any]):
@@ -392,6 +534,11 @@ def parse_flags(
     _check_flag_files(arguments)
     try:
         rest = values(arguments, known_only)
+    except flags.UnrecognizedFlagError as error:
+        name = error.flagname
+        raise ValueError(
+            f"Unknown command line flag '{name}'{did_you_mean(name, values)}"
+        ) from None
     except flags.Error as error:
         if isinstance(error.__context__, FileNotFoundError):
             check_local(error.__context__.filename, "--flagfile")

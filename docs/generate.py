@@ -1,6 +1,6 @@
 """Writes the reference pages that follow from the code: flags, the Python API and its tables.
 
-python docs/generate.py            writes flags, python, transforms and metrics.md in docs/reference
+python docs/generate.py            writes commands, flags, python, transforms and metrics.md
 python docs/generate.py --check    writes nothing; exit code 1 if a page is not up to date
 """
 
@@ -21,18 +21,21 @@ from typing import Any, NamedTuple
 import dlrm
 from dlrm import ops
 from dlrm.api.dataset import Dataset
+from dlrm.api.training import SETTINGS
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
+from dlrm.scripts.commands import COMMANDS as SUBCOMMANDS
 from dlrm.serving.judged import Judged
 from dlrm.serving.predictor import Predictor
+from dlrm.tasks.click_task import ClickTask
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 SCRIPTS = (
     *("main", "dist_main", "cnn", "bert", "predict", "evaluate", "compare", "checkpoint", "tune"),
     *("plan", "schema", "prepare", "transcode", "convert", "verify_dataset", "split_dataset"),
-    *("gen_csv", "prepare_synthetic_dataset", "simulate_logs", "doctor", "systems"),
+    *("gen_csv", "prepare_synthetic_dataset", "simulate_logs", "demo", "doctor", "systems"),
 )
 PREPROC = ("prepare_logs", "prepare_images", "prepare_text", "convert_to_binary")
 TRITON = ("export", "server", "client")
@@ -68,7 +71,7 @@ def main() -> int:
     options = parser.parse_args()
     stale = []
     pages = {"flags": flags_page, "python": python_page, "transforms": transforms_page}
-    pages["metrics"] = metrics_page
+    pages |= {"metrics": metrics_page, "commands": commands_page}
     for name, page in pages.items():
         path, text = REFERENCE / f"{name}.md", page()
         if path.exists() and path.read_text() == text:
@@ -92,7 +95,8 @@ def flags_page() -> str:
     parts = ["# Flags\n", _STATE.format("commands' definitions")]
     parts.append(
         "Every command also reads flags from a file (`--flagfile FILE`), which spells names with "
-        "underscores, and turns switches off by "
+        "underscores, or from a YAML file (`--config FILE`, [the command](../guide/command.md)), "
+        "prints its version (`--version`), and turns switches off by "
         "`--noNAME`. Dashes may stand for underscores, as in `--save-dir`. `triton/deployer.py` "
         "takes the flags of `triton/export.py` and NVIDIA's.\n"
     )
@@ -192,9 +196,22 @@ def metrics_page() -> str:
     parts = ["# Metrics\n", _STATE.format("table of metrics"), "| metric | of | meaning |"]
     parts.append("|---|---|---|")
     for names, meaning in legend(METRICS).items():
-        of = METRICS[names.split(", ")[0]].of
-        parts.append(f"| `{names.replace(', ', '`, `')}` | {of} | {meaning} |")
+        first, *others = (METRICS[name] for name in names.split(", "))
+        called = f"{first.title}: " if first.title and not others else ""
+        parts.append(f"| `{names.replace(', ', '`, `')}` | {first.of} | {called}{meaning} |")
     return "\n".join(parts) + "\n"
+
+
+def commands_page() -> str:
+    """Returns the page of the subcommands of `dlrm`."""
+    parts = ["# Commands\n", _STATE.format("table of commands")]
+    for group in dict.fromkeys(command.group for command in SUBCOMMANDS.values()):
+        parts.append(f"## {group}\n\n| command | module | task |\n|---|---|---|")
+        for name, command in SUBCOMMANDS.items():
+            if command.group == group:
+                parts.append(f"| `dlrm {name}` | `{command.module}` | {_cell(command.meaning)} |")
+        parts.append("")
+    return "\n".join(parts)
 
 
 def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
@@ -202,7 +219,12 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         "dlrm",
         [
             ("dlrm.fit", dlrm.fit),
+            ("dlrm.Classifier", dlrm.Classifier),
+            *_methods("dlrm.Classifier", dlrm.Classifier),
             ("dlrm.load", dlrm.load),
+            ("dlrm.register_interaction", dlrm.register_interaction),
+            ("dlrm.register_numerical_embedding", dlrm.register_numerical_embedding),
+            ("dlrm.register_top_mlp", dlrm.register_top_mlp),
             ("dlrm.Dataset", Dataset),
             *_methods("dlrm.Dataset", Dataset),
             ("dlrm.Schema", dlrm.Schema),
@@ -211,19 +233,24 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
     )
     judging = _methods("Predictor", Judged)
     yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor), *judging]
+    yield "Own networks", [("dlrm.tasks.click_task.ClickTask", ClickTask)]
     operators = {f"dlrm.ops.{name}": getattr(ops, name) for name in ops.__all__}
     yield "dlrm.ops", [(name, item) for name, item in operators.items() if callable(item)]
 
 
 def _methods(prefix: str, cls: type) -> list[tuple[str, Callable[..., Any]]]:
+    of_sklearn = "_request"  # methods that scikit-learn adds
     public = [name for name in vars(cls) if not name.startswith("_")]
+    public = [name for name in public if not name.endswith(of_sklearn)]
     methods = [(f"{prefix}.{name}", getattr(cls, name)) for name in public]
     return [(name, item) for name, item in methods if inspect.isroutine(item) and item.__doc__]
 
 
 def _signature(item: Any) -> str:
-    parameters = inspect.signature(item).parameters.values()
-    return f"({', '.join(_parameter(one) for one in parameters if one.name != 'self')})"
+    parameters = [one for one in inspect.signature(item).parameters.values() if one.name != "self"]
+    shown = [_parameter(one) for one in parameters if one.name not in SETTINGS]
+    settings = ["**settings"] if len(shown) < len(parameters) else []
+    return f"({', '.join(shown + settings)})"
 
 
 def _parameter(one: inspect.Parameter) -> str:

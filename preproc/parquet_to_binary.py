@@ -15,7 +15,7 @@ end_while_imported(__name__)
 from dlrm.command_line import fail
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.convert_to_binary import main
-from dlrm.preproc.prepare_logs import DATASET
+from dlrm.preproc.logs.options import DATASET
 from dlrm.settings import REQUIRED, setting
 
 

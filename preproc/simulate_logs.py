@@ -4,4 +4,4 @@
 from former_path import run
 
 if __name__ == "__main__":
-    run(__name__, "dlrm.scripts.simulate_logs")
+    run(__name__, "dlrm.scripts.simulate_logs.__main__")

@@ -188,12 +188,23 @@ def test_a_wheel_has_no_modules_of_earlier_builds_and_names_its_python(project):
     assert names == sources | {"dlrm/_host.so", "dlrm/_ops_cpu.so", f"dlrm/store/{ROW_STORE}"}
 
 
-def test_a_source_distribution_has_every_native_source(project):
+def contents(project):
+    """Builds a wheel; returns the names of its files."""
+    assert setup(project, "bdist_wheel").returncode == 0
+    (wheel,) = (project / "dist").glob("*.whl")
+    return {name for name in zipfile.ZipFile(wheel).namelist() if "/licenses/" not in name}
+
+
+def test_a_source_distribution_builds_the_same_wheel(project):
     assert setup(project, "sdist").returncode == 0
     (archive,) = (project / "dist").iterdir()
     with tarfile.open(archive) as opened:
         names = {str(Path(*Path(name).parts[1:])) for name in opened.getnames()}
     assert set(SOURCES) <= names
+    with tarfile.open(archive) as opened:
+        opened.extractall(project / "unpacked", filter="data")
+    (unpacked,) = (project / "unpacked").iterdir()
+    assert contents(project) == contents(unpacked)
 
 
 def test_the_macros_of_torch_are_those_of_its_oldest_headers(root):

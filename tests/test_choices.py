@@ -3,17 +3,28 @@
 import pytest
 
 from dlrm import ops
+from dlrm.data import choices as data
 from dlrm.data.clicks import bags
+from dlrm.data.tables.draft import SAMPLE_ROWS
+from dlrm.data.tables.files import KINDS
 from dlrm.data.transform import schema
+from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.model.layers.numerical_embedding import NUMERICAL_EMBEDDINGS
 from dlrm.ops import products
+from dlrm.scripts.checkpoint import flags as checkpoint
+from dlrm.scripts.common.dlrm_flags import RUNTIMES
+from dlrm.scripts.schema.flags import DraftConfig
+from dlrm.serving.network import platforms
 from dlrm.tasks import config
+from dlrm.train.checkpoints import nvidia
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
+from dlrm.train.optim.lamb import LAMB_FLAVOURS
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
+from dlrm.vision import config as vision, efficientnet, resnet
 
 NAMES = {
     "interactions": (choices.INTERACTION_NAMES, (*INTERACTIONS, choices.DCN)),
@@ -25,6 +36,15 @@ NAMES = {
     "executions": (config.CLICK_EXECUTIONS, MODULE_EXECUTIONS),
     "optimizers of tables": (optim.TABLE_OPTIMIZER_NAMES, TABLE_OPTIMIZERS),
     "optimizers of MLPs": (optim.CLICK_OPTIMIZER_NAMES, CLICK_OPTIMIZERS),
+    "runtimes": (RUNTIMES.items(), platforms.RUNTIMES.items()),
+    "kinds of tables": (data.TABLE_KINDS, KINDS),
+    "numerical transforms": (data.NUMERIC_TRANSFORMS, NUMERIC_TRANSFORMS),
+    "ResNets": (vision.RESNETS, resnet.VARIANTS),
+    "EfficientNets": (vision.EFFICIENTNETS, efficientnet.VARIANTS),
+    "flavours of LAMB": (optim.LAMB_NAMES, LAMB_FLAVOURS),
+    "feature orders": (checkpoint.FEATURE_ORDERS, nvidia.FEATURE_ORDERS),
+    "paddings": (checkpoint.PADDINGS, nvidia.PADDINGS),
+    "rows of a draft": ((DraftConfig.rows,), (SAMPLE_ROWS,)),
     "optimizers of networks": (optim.NETWORK_OPTIMIZER_NAMES, NETWORK_OPTIMIZERS),
 }
 

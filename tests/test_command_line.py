@@ -1,7 +1,9 @@
 """The ends of commands, and the lines of their tables."""
 
+import contextlib
 import errno
 import importlib
+import io
 import os
 import runpy
 import shutil
@@ -15,10 +17,10 @@ import numpy as np
 import pytest
 
 import dlrm.scripts
-from dlrm.command_line import aligned, exit_code_of, say, shell_line
+from dlrm.command_line import aligned, exit_code_of, free_name, say, say_error, shell_line
 from dlrm.documents import cell, printable
 from dlrm.files import errors_named, staged_directory, staged_file
-from dlrm.pages import document, table
+from dlrm.pages import Section, document, table
 from dlrm.train.log import RunLog
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -65,7 +67,8 @@ def test_a_shell_reads_the_words_of_a_printed_command():
 
 
 def test_no_value_controls_the_text_of_a_page():
-    text = document("title\x1b", [table([("", ["\u202ename"])], [["a\x00\r\nb"]])])
+    content = table([("", ["\u202ename"])], [["a\x00\r\nb"]], "rows")
+    text = document("title\x1b", [], [], [Section("part", [content])])
     assert all(line.isprintable() for line in text.split("\n"))
     assert "<title>title\\x1b</title>" in text
     assert "\\u202ename" in text
@@ -75,6 +78,64 @@ def test_ordinary_values_are_kept():
     for value in ("", "Zürich, 東京", "a b", "x" * 60, "back\\slash"):
         assert cell(value) == printable(value) == value
     assert aligned(["name", "n"], [["é", "10"]]) == ["name   n", "é     10"]
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def shown_on_terminal(monkeypatch, act, columns=40):
+    """Returns what an act shows on a terminal of some columns."""
+    terminal = Terminal()
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):
+        act()
+    return terminal.getvalue().splitlines()
+
+
+def test_columns_that_do_not_fit_a_terminal_follow_below(monkeypatch):
+    heads, rows = ["run", "a" * 15, "b" * 15, "c" * 30], [["first", "1", "2", "3"]]
+    lines = shown_on_terminal(monkeypatch, lambda: print("\n".join(aligned(heads, rows))))
+    assert lines == [
+        f"run    {'a' * 15}  {'b' * 15}",
+        f"first  {'1':>15}  {'2':>15}",
+        "",
+        f"run    {'c' * 30}",
+        f"first  {'3':>30}",
+    ]
+    assert len(aligned(heads, rows)) == 2  # elsewhere
+
+
+def test_prose_on_a_terminal_ends_between_words_and_marks_are_coloured(monkeypatch, capsys):
+    def act():
+        say("note: " + "word " * 9)
+        say("warning: few")
+        say("word " * 9)
+        say_error("wrong", 1)
+
+    assert shown_on_terminal(monkeypatch, act) == [
+        "\x1b[33mnote:\x1b[0m word word word word word word word",
+        "  word word",
+        "\x1b[33mwarning:\x1b[0m few",
+        "word " * 9,
+        "\x1b[31merror:\x1b[0m wrong",
+    ]
+    act()  # not on a terminal
+    told = capsys.readouterr()
+    assert told.out == f"note: {'word ' * 9}\nwarning: few\n{'word ' * 9}\n"
+    assert told.err == "error: wrong\n"
+
+
+def test_a_suggested_name_is_free(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = []
+    for _ in range(3):
+        names.append(free_name("run"))
+        Path(names[-1]).touch()
+    assert names == ["run", "run2", "run3"]
 
 
 def fail(error):

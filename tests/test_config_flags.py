@@ -1,10 +1,13 @@
 """Command lines made from settings: positional arguments, tasks, lists, and their errors."""
 
+import platform
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+import dlrm
 from dlrm.flags import ConfigFlags, Subcommands, UsageError, run_command
 from dlrm.settings import REQUIRED, same_setting, setting
 
@@ -73,6 +76,65 @@ def test_a_wrong_command_line_is_a_usage_error(words, message):
     assert str(raised.value).startswith(message)
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "changed"),
+    [
+        ("needed: 3\nsizes: [4, 5]", ["a"], {"sizes": (4, 5)}),
+        ("needed: 3\nsizes: 4", ["a"], {"sizes": (4,)}),
+        ("needed: 7\nsave-dir: x\nreport: false", ["a", "--needed=3"], {"save_dir": Path("x")}),
+        ("needed: 3\nreport: false", ["a", "--report"], {}),
+        ("needed: 3\nconf: ['x=1,2', y=3]\nlayers: [1-2]", ["a", "--conf=z"], {"conf": ("z",)}),
+        ("needed: 3\nsave_dir: null", ["a"], {}),
+    ],
+)
+def test_a_file_has_flags_that_the_command_line_lacks(text, words, changed, tmp_path):
+    (tmp_path / "flags.yaml").write_text(text)
+    values = LINE.parse([*words, f"--config={tmp_path / 'flags.yaml'}"])
+    others = {"report": "report: false" not in text or "--report" in words}
+    others |= {"layers": ("1-2",)} if "layers" in text else {}
+    assert values.config(Config) == Config(**{"first": "a", "needed": 3, **others, **changed})
+    assert "needed" in values.given
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("neded: 3", "unknown flag 'neded'. Did you mean: needed ?"),
+        ("first: a", "unknown flag 'first'"),
+        ("numbers: 3", "unknown flag 'numbers'. Did you mean: sizes ?"),
+        ("needed: 0", "flag --needed=0: 0 is not a positive integer"),
+        ("needed: [1, 2]", "needed: expected one value, got [1, 2]"),
+        ("save_dir: true", "save_dir: expected no switch, got True; a text has quotes"),
+        ("sizes: {a: 1}", "sizes: expected a value or a list, got {'a': 1}"),
+        ("[3]", "expected a map, got [3]"),
+        ("a: 1\na: 2", "line 2, column 1: invalid YAML: 'a' is a duplicate key"),
+    ],
+)
+def test_a_wrong_file_of_flags_is_named(text, message, tmp_path):
+    (tmp_path / "flags.yaml").write_text(text)
+    with pytest.raises(UsageError) as raised:
+        LINE.parse(["a", f"--config={tmp_path / 'flags.yaml'}"])
+    assert str(raised.value) == f"{tmp_path / 'flags.yaml'}: {message}"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"),
+    [("neded", "needed"), ("dir", "save_dir"), ("more_of_them", ""), ("folder", "save_dir")],
+)
+def test_flags_that_may_be_meant_are_named(name, flags):
+    with pytest.raises(UsageError) as raised:
+        LINE.parse(["a", f"--{name}=1"])
+    asked = f". Did you mean: {flags} ?" if flags else ""
+    assert str(raised.value) == f"Unknown command line flag '{name}'{asked}"
+
+
+def test_words_for_a_shell_have_switches_and_choices():
+    assert LINE.words() == [
+        *("--needed=", "--save_dir=", "--noreport", "--conf=", "--layers=", "--sizes="),
+        *("--config=", "--help", "--version"),
+    ]
+
+
 def test_only_arguments_that_were_given_are_given():
     assert LINE.parse(["a", "--needed=3", "--report"]).given == {"first", "needed", "report"}
 
@@ -119,10 +181,20 @@ def refuse(_):
         (["--help"], 0, "  count: count it"),
         (["count", "-h"], 0, "count: count it"),
         (["do", "--sizes=x", "--help"], 0, "  first: the first"),
+        (["--complete"], 0, "count"),
+        (["count", "--complete"], 0, "--needed="),
     ],
 )
 def test_a_command_ends_with_the_code_of_its_error(words, code, line, capsys):
     assert run_command(TASKS, refuse, "Does it.", words, usage=2) == code
     output, errors = capsys.readouterr()
     assert line in (output if code == 0 else errors).splitlines()
-    assert ("Does it." in output) == (code == 0)
+    assert ("Does it." in output) == (code == 0 and "--complete" not in words)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["do", "--version", "--neded"]])
+def test_every_command_has_a_version(words, capsys):
+    assert run_command(TASKS, refuse, "Does it.", words) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(f"dlrm {dlrm.__version__} (torch {version('torch')}; native operators: ")
+    assert line.endswith(f"; Python {platform.python_version()})\n")

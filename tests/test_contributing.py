@@ -3,6 +3,9 @@
 import re
 
 import pytest
+import yaml
+
+import dlrm
 
 PARTS = ["Decision", "Why", "What was rejected", "Consequence"]
 DESCRIPTIONS = ("README.md", "overview.md", "life-of-an-op.md")  # which record no decisions
@@ -100,3 +103,11 @@ def test_the_index_names_every_document(root):
 def test_a_path_that_does_not_exist_is_found(root, path):
     assert _PATH.findall(f"see `{path}`") == [path]
     assert not exists(root, path)
+
+
+def test_the_citation_names_this_version_and_the_papers_authors(root):
+    found = yaml.safe_load((root / "CITATION.cff").read_text())
+    assert {"cff-version", "message", "title", "authors"} <= found.keys()
+    assert found["version"] == dlrm.__version__
+    (paper,) = found["references"]
+    assert (paper["authors"][0]["family-names"], paper["year"]) == ("Naumov", 2019)

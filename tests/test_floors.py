@@ -22,7 +22,8 @@ FLOORS = [
     ["dlrm.tasks", "dlrm.serving", "dlrm.preproc"],
     ["dlrm.session", "dlrm.api"],
     ["dlrm.vision", "dlrm.language"],
-    ["dlrm.scripts", "preproc", "triton"],
+    ["dlrm.scripts", "dlrm.deployment"],
+    ["preproc", "triton"],
     ["dlrm.published"],
     ["benchmarks", "examples", "demo"],
 ]
@@ -43,20 +44,24 @@ TORCH_FREE = [
     "dlrm.locks",
     "dlrm.manifest",
     "dlrm.mapped_files",
+    "dlrm.data.choices",
     "dlrm.data.clicks.bags",
     "dlrm.data.clicks.config",
     "dlrm.data.clicks.feature_spec",
     "dlrm.data.clicks.layout",
     "dlrm.data.clicks.list_columns",
+    "dlrm.data.clicks.names",
     "dlrm.data.clicks.writer",
-    "dlrm.vision.layout",
+    *(f"dlrm.vision.{name}" for name in ("config", "flags", "layout")),
     "dlrm.data.sources",
-    "dlrm.language.data.layout",
+    *(f"dlrm.language.{name}" for name in ("config", "flags")),
+    *(f"dlrm.language.data.{name}" for name in ("config", "layout")),
     "dlrm.language.pretraining.report",
     "dlrm.language.data.wordpiece",
     "dlrm.data.transform",
     "dlrm.data.verification",
     "dlrm.data.workers",
+    *(f"dlrm.deployment.{name}" for name in ("client", "deployer", "export", "server", "serving")),
     "dlrm.model.config",
     *(f"dlrm.metrics.{name}" for name in ("grouped", "intervals", "judged", "latency", "ranked")),
     *("dlrm.metrics.slices", "dlrm.metrics.table"),
@@ -125,11 +130,15 @@ def test_files_import_from_lower_floors_only(root):
 
 def test_only_scripts_read_the_environment(root):
     commands, wrong, seen = (
-        {root / "dlrm" / name for name in ("scripts", "preproc", "session", "published")},
+        {
+            root / "dlrm" / name
+            for name in ("scripts", "deployment", "preproc", "session", "published")
+        },
         [],
         0,
     )
-    own = {  # the launcher's variables, and those set for torch
+    own = {  # the launcher's variables, those set for torch, and those of terminals
+        root / "dlrm" / "command_line.py",
         root / "dlrm" / "distributed" / "world.py",
         root / "dlrm" / "environment.py",
         root / "dlrm" / "language" / "pretraining" / "command.py",

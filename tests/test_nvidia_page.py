@@ -15,7 +15,14 @@ from dlrm.serving.network.platforms import PLATFORMS
 NOT_OURS = {"fp16", "nofp16", "self_interaction", "synthetic_dataset"}
 # Flags of other programs.
 OF_OTHERS = {"use_env", "nproc_per_node", "load-model", "model-control-mode"}
-SOURCES = ("dlrm/scripts", "dlrm/preproc", "dlrm/data/clicks", "preproc", "triton", "dlrm/train")
+SOURCES = (
+    "dlrm/scripts",
+    "dlrm/deployment",
+    "dlrm/preproc",
+    "dlrm/data/clicks",
+    "preproc",
+    "dlrm/train",
+)
 
 
 @pytest.fixture(scope="module")

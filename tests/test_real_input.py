@@ -16,8 +16,7 @@ import forked
 import numpy as np
 import pytest
 
-from dlrm.language import command as bert
-from dlrm.language import flags as bert_flags
+from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.data.pairs import COLUMNS, Pairs, accuracy_and_f1, majority_baseline, read_pairs
 from dlrm.language.data.squad import exact_match_and_f1, read_squad
 
@@ -61,11 +60,12 @@ def needs_java() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rows", [150_000, 700_000])
-def test_the_demo_comes_close_to_the_planted_best(root, tmp_path, rows):
-    needs_java()
-    command = [sys.executable, root / "demo.py", "--output", tmp_path, "--rows", str(rows)]
-    shown = run(command, tmp_path)
+@pytest.mark.parametrize(("rows", "engine"), [(150_000, "local"), (700_000, "spark")])
+def test_the_demo_comes_close_to_the_planted_best(tmp_path, rows, engine):
+    if engine == "spark":
+        needs_java()
+    flags = [f"--output={tmp_path}", f"--rows={rows}", f"--engine={engine}"]
+    shown = run([sys.executable, "-m", "dlrm.scripts.demo", *flags], tmp_path)
     auc, best = (
         float(re.search(rf"^{name} +(?:test )?(0\.\d+)", shown, re.M).group(1))
         for name in ("ROC AUC", "best possible")

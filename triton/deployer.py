@@ -1,94 +1,16 @@
-"""Writes a trained model into a Triton model repository: NVIDIA's name and flags of `export.py`.
-
-    python triton/deployer.py --ts-script --save-dir REPO -- --model_checkpoint DIR --dataset DATA
-
-Flags before `--` are those of `export.py`. The checkpoint after it is ours or NVIDIA's, and
-determines the architecture: contradicting flags are refused.
-"""
+#!/usr/bin/env python3
+"""Runs `dlrm.deployment.deployer`, also where the package is not installed."""
 
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))  # also as `python -m triton.deployer`
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from dlrm.command_line import end_while_imported
 
 end_while_imported(__name__)
 
-import export
-
-from dlrm.command_line import fail, text_of
-from dlrm.flags import ConfigFlags, UsageError, Values, run_command
-from dlrm.serving.loading import model_config
-from dlrm.settings import REQUIRED, setting
-from dlrm.train.checkpoints.directory import checkpoint_in_use
-
-_ARCHITECTURE = (
-    *("num_numerical_features", "embedding_dim", "interaction_op"),
-    *("bottom_mlp_sizes", "top_mlp_sizes"),
-)
-_OF_CHECKPOINT = "that of the checkpoint, if any"
-
-
-@dataclass(frozen=True)
-class DeployConfig:
-    """The checkpoint, and NVIDIA's flags; field names are those of the flags."""
-
-    model_checkpoint: str = setting(REQUIRED, "checkpoint, or directory of checkpoints")
-    dataset: str | None = setting(
-        None,
-        "dataset whose rows to compare the exported model on; default: that of the training",
-    )
-    fp16: bool = setting(False, "clients send numerical features as FP16")
-    cpu: bool = setting(False, "the same as --triton-no-cuda")
-    dump_perf_data: str | None = setting(
-        None, "refused: client.py --input DATASET sends a dataset's rows"
-    )
-    num_numerical_features: str | None = setting(None, _OF_CHECKPOINT)
-    embedding_dim: str | None = setting(None, _OF_CHECKPOINT)
-    interaction_op: str | None = setting(None, _OF_CHECKPOINT)
-    bottom_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, words=True)
-    top_mlp_sizes: tuple[str, ...] = setting((), _OF_CHECKPOINT, words=True)
-    embedding_type: str | None = setting(None, "unused")  # as it changes no exported model
-    batch_size: str | None = setting(None, "unused")
-
-
-def main() -> int:
-    """Runs the command; returns its exit status."""
-    words, own = sys.argv[1:], sys.argv[1:]
-    if "--" in words:
-        end = words.index("--")
-        words, own = words[:end], words[end + 1 :]
-    elif not {"-h", "--help"} & {*words}:
-        fail("expected -- --model_checkpoint DIR behind the flags of export.py", 2)
-    line = ConfigFlags([("Flags", DeployConfig)])
-    return run_command(line, lambda values: _deploy(words, values), __doc__, own, usage=2)
-
-
-def _deploy(words: list[str], values: Values) -> int:
-    options = values.config(DeployConfig)
-    if options.dump_perf_data:
-        raise UsageError(
-            "--dump_perf_data: python triton/client.py --input DATASET sends a dataset's rows"
-        )
-    _check_architecture(options)
-    flags = ["--triton-no-cuda" if word == "--deploy_cpu" else word for word in words]
-    flags += [f"--checkpoint={options.model_checkpoint}", *(["--fp16"] if options.fp16 else [])]
-    flags += [f"--dataset={options.dataset}"] if options.dataset else []
-    return export.main(flags + (["--triton-no-cuda"] if options.cpu else []))
-
-
-def _check_architecture(options: DeployConfig) -> None:
-    """Raises ValueError if a flag contradicts the checkpoint."""
-    with checkpoint_in_use(options.model_checkpoint) as path:
-        config = model_config(path)
-    for name in _ARCHITECTURE:
-        has, given = getattr(config, name), getattr(options, name)
-        found, asked = (text_of(value).removeprefix("cuda_") for value in (has, given))
-        if given and asked != found:
-            raise ValueError(f"--{name} {text_of(given)}: expected {found}, as {path} has")
-
-
 if __name__ == "__main__":
+    from dlrm.deployment.deployer import main
+
     sys.exit(main())

@@ -18,7 +18,7 @@ from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST, check_all_local, check_local
 from dlrm.preproc.execution.engines import TaskError, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.division import SplitConfig
+from dlrm.preproc.stages.options import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.serving.wording import in_python
 

@@ -9,7 +9,7 @@ from dlrm.api.defaults import training_defaults
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import Dataset
 from dlrm.model.config import FUSED_TYPES
-from dlrm.model.layers.choices import NO_EMBEDDING
+from dlrm.model.layers.choices import PLAIN_MLP
 from dlrm.train.schedule import OF_NVIDIA
 
 BATCH_SIZE = 4096  # for reading labels
@@ -25,6 +25,11 @@ _FEW_LR, _PACKED_LR = 0.004, 0.008  # for few rows; docs/guide/tuning.md has the
 _BIG_ROWS = 30_000_000  # or more: one epoch of NVIDIA's architecture without regularization
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
 _WIDTH = 96  # of the lines that list the settings
+# The settings that short descriptions name, most important first.
+_CHIEF = (
+    *("batch_size", "epochs", "lr", "embedding_dim", "dropout", "embedding_l2", "wide"),
+    *("numerical_embedding", "bottom_mlp_sizes", "top_mlp_sizes", "mlp_optimizer", "schedule"),
+)
 _DIVIDES_NOTHING = ("balanced", "nvidia")  # of `--placement`
 
 
@@ -96,6 +101,13 @@ def describe(facts: DatasetFacts, settings: Mapping[str, Any], given: Mapping[st
     return "\n".join([f"--recipe auto, of {facts}:", " \\\n".join(f"  {line}" for line in flags)])
 
 
+def describe_shortly(settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
+    """Returns a line with the most important settings that the recipe chose."""
+    chosen = {n: settings[n] for n in _CHIEF if n in settings and n not in given}
+    flags = [flag.removeprefix("--").replace("=", " ") for flag in flags_of(chosen)]
+    return f"recipe: {'; '.join(flags)}"
+
+
 def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
     dim = _dim(given, 128)
     return {
@@ -160,8 +172,11 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
             or shrinks >= 1
         ),
         "weight_decay": given.get("freeze_mlps", False),
-        "dropout": len(given.get("top_mlp_sizes", (1, 1))) == 1,
-        "numerical_bins": kind in (NO_EMBEDDING, "periodic"),
+        "dropout": (
+            len(given.get("top_mlp_sizes", (1, 1))) == 1
+            or given.get("top_mlp", PLAIN_MLP) != PLAIN_MLP
+        ),
+        "numerical_bins": kind not in ("piecewise", "bins"),
         "schedule": by_step,
         "warmup": by_step or given.get("schedule") == "nvidia" or "warmup_unit" in given,
     }

@@ -50,7 +50,7 @@ from dlrm.train.trainer import Trainer
 _OF_THE_COMMAND = {
     *("dataset", "dataset_type", "num_numerical_features"),
     *("base_device", "backend", "rank_timeout"),
-    *("profile", "log_path", "tensorboard", "mlflow", "deterministic"),
+    *("log_format", "verbose", "profile", "log_path", "tensorboard", "mlflow", "deterministic"),
     *settings_of(ClickCheckpointConfig),
 }
 _CONFIGS = tuple(config for _, config in CLICK_CONFIGS)

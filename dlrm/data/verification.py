@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.data.choices import VERIFY_DATA
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import BLOCK_BYTES, damaged, read_manifest, read_sealed, sealed_json
 
-VERIFY_DATA = ("first", "always", "never")
 MEMORY = ".verified.json"  # beside the manifest: file -> its compared blocks
 _CACHE = Path("~/.cache/dlrm/verified")
 

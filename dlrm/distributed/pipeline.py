@@ -13,8 +13,6 @@ from torch import Tensor, nn
 from dlrm.distributed.collectives import gather
 from dlrm.distributed.world import World
 
-PIPELINE_SCHEDULES = ("gpipe", "1f1b", "sequential")
-
 # A part: the output of the previous part, or None, and its input from a batch -> its own output.
 Run = Callable[[Tensor | None, Any], Any]
 
@@ -36,7 +34,7 @@ class Pipeline:
         run: the part. All parts except the last return one tensor, whose shape depends only on the
             shape of the batch.
         parts: the processes of the pipeline, in the order of the parts.
-        schedule: one of `PIPELINE_SCHEDULES`: "gpipe" computes all forward passes before the
+        schedule: "gpipe" computes all forward passes before the
             backward passes; "1f1b" alternates, and keeps the activations of at most as many
             micro-batches as there are parts; "sequential" finishes a micro-batch before the next.
         shared: weights that both the first and the last part hold.
@@ -49,7 +47,7 @@ class Pipeline:
         schedule: str = "gpipe",
         shared: Sequence[nn.Parameter] = (),
     ):
-        assert schedule in PIPELINE_SCHEDULES, schedule
+        assert schedule in ("gpipe", "1f1b", "sequential"), schedule
         self.parts, self.shared, self._run, self._kind = parts, shared, run, schedule
         self._is_first, self._is_last = parts.rank == 0, parts.rank == parts.size - 1
         self._schedules: dict[int, Any] = {}  # number of micro-batches -> torch's schedule

@@ -1,12 +1,8 @@
-"""Pre-trains, fine-tunes, evaluates or times BERT: python -m dlrm.scripts.bert --mode finetune ...
-
---recipe sets flags of the optimizer, its learning rates and the length of a run that are not given.
-"""
+"""A run of `dlrm.scripts.bert`: pre-training, fine-tuning, evaluating or timing BERT."""
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
-import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -18,7 +14,7 @@ import torch
 
 from dlrm.distributed import Pipelines, World, gather
 from dlrm.files import MANIFEST
-from dlrm.flags import Values, parsed_or_help
+from dlrm.flags import Values
 from dlrm.language import flags as bert_flags
 from dlrm.language.bert import SIZES, BertConfig
 from dlrm.language.data.loader import TextLoader, TextSource
@@ -32,11 +28,10 @@ from dlrm.language.data.squad import (
 from dlrm.language.largest_batch import largest_batch
 from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.session import network_flags
-from dlrm.session import network_run as network
+from dlrm.session import network_flags, network_run as network
 from dlrm.session.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
 from dlrm.session.network_run import EmptyLoader, NetworkRun
-from dlrm.session.session import Session, exit_with
+from dlrm.session.session import Session
 from dlrm.tasks.run import known_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -51,14 +46,6 @@ HEADS = ("cls.", "qa_outputs.", "classifier.", "bert.pooler.")  # possibly of an
 _TEST_WINDOW = 50  # test batches within which rows are sorted by length
 
 AnyTask = PreTraining | QuestionAnswering | SequenceClassification
-
-
-def main(arguments: list[str]) -> None:
-    values = parsed_or_help(
-        arguments, bert_flags.parse, lambda: f"{__doc__}\n{bert_flags.help_text()}"
-    )
-    if values is not None:
-        exit_with(lambda: run(values), values["save_checkpoint_path"])
 
 
 def run(values: Values) -> dict[str, float]:
@@ -407,7 +394,3 @@ _MODES = {
     "evaluate": _evaluate,
     "inference_benchmark": _benchmark_inference,
 }
-
-
-def start() -> None:
-    main(sys.argv[1:])

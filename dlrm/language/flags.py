@@ -2,11 +2,9 @@
 
 from dataclasses import dataclass
 
-from dlrm.distributed import choose_device
 from dlrm.flags import Values
-from dlrm.language.bert import BertConfig
-from dlrm.language.pretraining.dataset import DATA_FORMATS
-from dlrm.language.pretraining.writer import VocabularyConfig
+from dlrm.language.config import BertConfig
+from dlrm.language.data.config import DATA_FORMATS, VocabularyConfig
 from dlrm.language.recipes import BERT_RECIPES
 from dlrm.session import network_flags
 from dlrm.settings import architecture_of, check_settings, setting
@@ -202,8 +200,11 @@ def parse(arguments: list[str]) -> Values:
         if values["task"] not in (None, "pretrain"):
             raise ValueError(f"--task {values['task']} contradicts --mode pretrain")
         values = Values({**values, "task": "pretrain"}, values.given)
-    if values["batch_size"] == "max" and choose_device(values["base_device"]) == "cpu":
-        values = Values({**values, "batch_size": str(CPU_BATCH)}, values.given)
+    if values["batch_size"] == "max":
+        from dlrm.distributed import choose_device  # torch takes seconds to import
+
+        if choose_device(values["base_device"]) == "cpu":
+            values = Values({**values, "batch_size": str(CPU_BATCH)}, values.given)
     made_up = "generated" if values["mode"] == "inference_benchmark" else None
     is_named = values["dataset"] or values["test_dataset"]
     return values.filled({"data": "dataset" if is_named else made_up})

@@ -177,3 +177,25 @@ def bootstrap_difference(value: float, one: np.ndarray, other: np.ndarray) -> Di
         return Difference(value, math.nan, math.nan, math.nan)
     interval = percentiles(value, known)
     return Difference(*interval, normal_difference(value, float(known.std(ddof=1))).p)
+
+
+def wilson(rates: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the bounds of Wilson's 95 % intervals of rates among some numbers of rows.
+
+    E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal of
+    the American Statistical Association 22 (1927).
+    """
+    share = _QUANTILE**2 / rows
+    middle = (rates + share / 2) / (1 + share)
+    half = np.sqrt(rates * (1 - rates) * share + np.square(share) / 4) / (1 + share)
+    return np.maximum(middle - half, 0), np.minimum(middle + half, 1)
+
+
+def decimals(low: float | None, high: float | None) -> int:
+    """Returns the digits after the point that an interval supports: 3 for a reach of 0.005.
+
+    One digit of the reach is kept, or two if they are less than 36; without an interval 4 are kept.
+    """
+    if low is None or high is None or not 0 < high - low < math.inf:
+        return 4
+    return min(max(math.ceil(-math.log10((high - low) / 7.1)), 0), 6)

@@ -13,6 +13,7 @@ import numpy as np
 from dlrm.metrics.table import TOPS, at
 
 BINS = 15  # of the reliability curve
+SCORE_BINS = 40  # of the histogram of scores
 _MOST_WEIGHT = 1e100  # of all rows, so that products of sums are finite
 
 
@@ -23,11 +24,13 @@ class Reliability(NamedTuple):
         weight: rows, or the sum of their weights.
         predicted: mean probability.
         observed: click rate.
+        rows: number of rows that count once and have the same variance.
     """
 
     weight: np.ndarray
     predicted: np.ndarray
     observed: np.ndarray
+    rows: np.ndarray
 
 
 class RankedRows:
@@ -94,11 +97,21 @@ class RankedRows:
 
     def reliability(self) -> Reliability:
         """Returns predicted and observed click rates over the range of scores."""
-        curve = self._curve(self._weights(None))
+        weights = self._weights(None)
+        curve, squares = self._curve(weights), self._curve(np.square(weights))
         weight, predicted, clicks = curve.bins(self.probabilities[self._ends])
-        held = weight > 0
+        held, squared = weight > 0, np.bincount(curve.places(), squares.own, BINS)
         weight, predicted, clicks = weight[held], predicted[held], clicks[held]
-        return Reliability(weight, predicted / weight, clicks / weight)
+        rows = np.square(weight) / squared[held]
+        return Reliability(weight, predicted / weight, clicks / weight, rows)
+
+    def score_counts(self) -> tuple[np.ndarray, np.ndarray]:
+        """Returns ends of equally wide bins of the probabilities from 0, and rows in each."""
+        most = float(self.probabilities.max(initial=0)) or 1.0
+        counts, edges = np.histogram(
+            self.probabilities, SCORE_BINS, (0, most), weights=self.weights
+        )
+        return edges, counts
 
     def gains(self, points: int = 100) -> tuple[np.ndarray, np.ndarray]:
         """Returns shares of the rows, highest scores first, and of the clicks among them."""
@@ -179,7 +192,7 @@ class Curve:
         self._total, self._clicked = total, clicked
         self.rows = float(total[-1]) if len(total) else 0.0
         self.clicks = float(clicked[-1]) if len(clicked) else 0.0
-        self._own = np.diff(total, prepend=0)  # of each distinct score
+        self.own = np.diff(total, prepend=0)  # of each distinct score
         self._own_clicks = np.diff(clicked, prepend=0)
 
     def components(self) -> tuple[np.ndarray, np.ndarray]:
@@ -197,12 +210,12 @@ class Curve:
 
     def _below(self) -> np.ndarray:
         """Negatives below each score, of which ties count half."""
-        negatives, own = self._total - self._clicked, self._own - self._own_clicks
+        negatives, own = self._total - self._clicked, self.own - self._own_clicks
         return negatives - own / 2
 
     def precision_recall(self) -> tuple[np.ndarray, np.ndarray]:
         """Recall and precision from the highest score down."""
-        above = self.rows - (self._total - self._own)
+        above = self.rows - (self._total - self.own)
         clicks = self.clicks - (self._clicked - self._own_clicks)
         precision = np.divide(clicks, above, out=np.ones_like(clicks), where=above > 0)
         return clicks[::-1] / self.clicks, precision[::-1]
@@ -221,11 +234,14 @@ class Curve:
         below = np.interp((1 - top) * self.rows, rows, clicks)
         return float((self.clicks - below) / self.clicks)
 
+    def places(self) -> np.ndarray:
+        """The bin of each distinct score; rows that tie are in one bin."""
+        middle = (self._total - self.own / 2) / self.rows
+        return np.minimum((middle * BINS).astype(np.int64), BINS - 1)
+
     def bins(self, probabilities: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Weight, predicted clicks and clicks of each bin; rows that tie are in one bin."""
-        middle = (self._total - self._own / 2) / self.rows
-        places = np.minimum((middle * BINS).astype(np.int64), BINS - 1)
-        sums = (self._own, self._own * probabilities, self._own_clicks)
+        """Weight, predicted clicks and clicks of each bin."""
+        places, sums = self.places(), (self.own, self.own * probabilities, self._own_clicks)
         weight, predicted, clicks = (np.bincount(places, of, BINS) for of in sums)
         return weight, predicted, clicks
 

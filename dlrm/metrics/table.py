@@ -22,8 +22,9 @@ class Metric(NamedTuple):
         of: the tests that report it: `TESTS` of click models, which `evaluate` repeats, `EVALUATE`
             alone, or those of networks for `IMAGES` or `TEXT`; `SPEED` of any run.
         greatest: the greatest possible value.
-        title: its name in sentences, if summaries of tests show it.
+        title: its name in sentences and on pages, if it has one.
         unit: unit in the log, if it has one.
+        shown: whether summaries of tests show it.
     """
 
     meaning: str
@@ -32,6 +33,7 @@ class Metric(NamedTuple):
     greatest: float = math.inf
     title: str = ""
     unit: str = ""
+    shown: bool = False
 
     @property
     def better(self) -> str:
@@ -52,7 +54,7 @@ def at(top: float) -> str:
 
 
 _GAIN = "share of the clicks among k % of the rows, those with the highest scores"
-_LIFT = "that share of the clicks over k %, the share in rows taken at random"
+_LIFT = "gain over k %, the share in rows taken at random"
 METRICS = {
     "auc": Metric(
         "share of (negative, positive) pairs in the right order; ties count half",
@@ -60,27 +62,57 @@ METRICS = {
         TESTS,
         greatest=1.0,
         title="AUC",
+        shown=True,
     ),
-    "log_loss": Metric("mean negative log-likelihood, nats", LOWER, TESTS, title="log loss"),
+    "log_loss": Metric(
+        "mean negative log-likelihood, nats", LOWER, TESTS, title="log loss", shown=True
+    ),
     "normalized_entropy": Metric(
-        "log loss over that of always predicting the click rate (of use below 1)", LOWER, TESTS
+        "log loss over that of always predicting the click rate (of use below 1)",
+        LOWER,
+        TESTS,
+        title="normalized entropy",
     ),
-    "calibration": Metric("predicted over observed clicks", 1, TESTS, title="calibration"),
+    "calibration": Metric(
+        "predicted over observed clicks", 1, TESTS, title="calibration", shown=True
+    ),
     "ece": Metric(
-        "expected calibration error: mean gap of predicted and observed rates over 15 bins",
+        "mean gap of predicted and observed rates over 15 bins",
         LOWER,
         greatest=1.0,
+        title="expected calibration error",
     ),
-    "pr_auc": Metric("area under precision and recall (average precision)", HIGHER, greatest=1.0),
-    "rmse": Metric("root mean squared error of the probabilities", LOWER, greatest=1.0),
+    "pr_auc": Metric(
+        "average precision",
+        HIGHER,
+        greatest=1.0,
+        title="area under precision and recall",
+    ),
+    "rmse": Metric("of the probabilities", LOWER, greatest=1.0, title="root mean squared error"),
     "gauc_by_impressions": Metric(
-        "AUC within groups that have both classes, averaged by their rows", HIGHER, greatest=1.0
+        "AUC within groups that have both classes, averaged by their rows",
+        HIGHER,
+        greatest=1.0,
+        title="AUC within groups, by rows",
     ),
     "gauc_by_clicks": Metric(
-        "AUC within groups that have both classes, averaged by their clicks", HIGHER, greatest=1.0
+        "AUC within groups that have both classes, averaged by their clicks",
+        HIGHER,
+        greatest=1.0,
+        title="AUC within groups, by clicks",
     ),
-    **{f"gain{at(top)}": Metric(_GAIN, HIGHER, greatest=1.0) for top in TOPS},
-    **{f"lift{at(top)}": Metric(_LIFT, HIGHER, greatest=1 / top) for top in TOPS},
+    **{
+        f"gain{at(top)}": Metric(
+            _GAIN, HIGHER, greatest=1.0, title=f"gain in the top {100 * top:g} %"
+        )
+        for top in TOPS
+    },
+    **{
+        f"lift{at(top)}": Metric(
+            _LIFT, HIGHER, greatest=1 / top, title=f"lift in the top {100 * top:g} %"
+        )
+        for top in TOPS
+    },
     "top1": Metric("share of images whose class is the likeliest", HIGHER, IMAGES),
     "top5": Metric("share of images whose class is one of the five likeliest", HIGHER, IMAGES),
     "masked_accuracy": Metric("share of masked tokens that are predicted", HIGHER, TEXT),
@@ -95,7 +127,7 @@ METRICS = {
     "latency": Metric("seconds that a batch takes", LOWER, SPEED, unit="s"),
     "step_time": Metric("mean seconds of a training step", LOWER, SPEED, unit="s"),
 }
-SHOWN = [name for name, metric in METRICS.items() if metric.title]  # by summaries
+SHOWN = [name for name, metric in METRICS.items() if metric.shown]  # by summaries
 TESTED = [name for name, metric in METRICS.items() if metric.of == TESTS]
 
 
@@ -107,6 +139,12 @@ def metric_of(key: str) -> Metric | None:
     key = key.partition("_batch_")[0]
     names = [name for name in METRICS if key == name or key.endswith(f"_{name}")]
     return METRICS[max(names, key=len)] if names else None
+
+
+def unit_of(key: str) -> str:
+    """Returns the unit of a key of a log, or "" if it has none."""
+    metric = metric_of(key)
+    return metric.unit if metric else ""
 
 
 def cost(key: str, value: float) -> float:

@@ -9,9 +9,10 @@ from dlrm.model.layers.choices import (
     DCN,
     MAX_BINS,
     NO_EMBEDDING,
-    NUMERICAL_KINDS,
     OUTPUT_INITS,
+    PLAIN_MLP,
     POOLINGS,
+    check_layer,
     interaction_names,
 )
 from dlrm.model.tables.placement import AUTO, PLACEMENTS, place_tables
@@ -64,12 +65,18 @@ class DLRMConfig:
         least=1,
         most=_MOST,
     )
+    top_mlp: str = setting(
+        PLAIN_MLP,
+        "Hidden layers of the top MLP: mlp, linear layers with ReLUs; or a name that "
+        "dlrm.register_top_mlp has registered, a module of your own, which gets --top_mlp_sizes",
+        architecture=True,
+    )
     interaction_op: str = setting(
         "cuda_dot",
         "cuda_dot: dot products of all pairs of vectors with the native operator, on any device; "
         "dot: the same in plain torch; cat: no products; dcn: the cross layers of DCNv2; or "
         "several separated by commas, such as dot,dcn, whose outputs enter the top MLP side by "
-        "side",
+        "side. A name that dlrm.register_interaction has registered is a layer of your own",
         architecture=True,
     )
     embedding_type: str = setting(
@@ -142,8 +149,9 @@ class DLRMConfig:
         "Give each numerical field a vector of its own in the interaction, besides that of the "
         "bottom MLP. piecewise: linear between the edges of bins; bins: a vector for each bin; "
         "periodic: a layer with ReLU over sines and cosines. The edges are those of the dataset's "
-        "transform or, if it has none, fitted to the first 131,072 training rows",
-        choices=NUMERICAL_KINDS,
+        "transform or, if it has none, fitted to the first 131,072 training rows. none: no "
+        "vectors. A name that dlrm.register_numerical_embedding has registered is a layer of your "
+        "own",
         architecture=True,
     )
     numerical_bins: int = setting(
@@ -243,6 +251,8 @@ class DLRMConfig:
     def _check_parts(self) -> None:
         """Checks the interaction, the numerical fields and the top MLP."""
         names = interaction_names(self.interaction_op)
+        check_layer("numerical_embedding", self.numerical_embedding)
+        check_layer("top_mlp", self.top_mlp)
         if DCN not in names:
             for flag in ("cross_rank", "cross_layers", "cross_structure"):
                 value = getattr(self, flag)
@@ -250,8 +260,11 @@ class DLRMConfig:
                     raise ValueError(
                         f"--{flag} {value} is for --interaction_op {DCN}, got {self.interaction_op}"
                     )
-        if (self.dropout or self.batch_norm) and len(self.top_mlp_sizes) == 1:
-            flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
+        regularised = self.dropout or self.batch_norm
+        flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
+        if regularised and self.top_mlp != PLAIN_MLP:
+            raise ValueError(f"{flag} is for --top_mlp {PLAIN_MLP}, got {self.top_mlp}")
+        if regularised and len(self.top_mlp_sizes) == 1:
             raise ValueError(f"{flag} is for hidden layers, and --top_mlp_sizes 1 has none")
         if self.numerical_embedding != NO_EMBEDDING and not self.num_numerical_features:
             raise ValueError(

@@ -12,7 +12,7 @@ from dlrm import ops
 from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
-from dlrm.model.layers.choices import NO_EMBEDDING
+from dlrm.model.layers.choices import NO_EMBEDDING, PLAIN_MLP, is_own
 from dlrm.model.layers.hooks import has_hooks, is_hooked
 from dlrm.model.layers.mlp import MLP, mlp, output_layer
 from dlrm.model.layers.numerical import bottom_mlp
@@ -21,6 +21,7 @@ from dlrm.model.layers.numerical_embedding import (
     NumericalEmbedding,
     NumericalOptions,
 )
+from dlrm.model.layers.own import OwnNumericalEmbedding, own_top_mlp
 from dlrm.model.layers.packed import Adapters, mean_of_members
 from dlrm.model.layouts import make_tables
 from dlrm.model.score import Score, interactions
@@ -111,31 +112,40 @@ class DLRM(nn.Module):
     def _make_network(self, seed: int, optimized_mlp: bool) -> None:
         """Makes everything but the tables, on torch's default device."""
         config, dim = self.config, self.config.embedding_dim
-        hidden = config.top_mlp_sizes[:-1]
         inputs, options = config.num_numerical_features, (self.dtype, optimized_mlp)
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
-        self.numerical_embedding: NumericalEmbedding | None = None
-        if config.numerical_embedding != NO_EMBEDDING:
-            own = config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
-            kind = NUMERICAL_EMBEDDINGS[config.numerical_embedding]
-            self.numerical_embedding = kind(inputs, dim, NumericalOptions(*own), seed)
+        self.numerical_embedding = _numerical_embedding(config, seed)
         self.interact, self.cross = interactions(config, self.bottom_mlp.num_vectors, seed)
-        width, padding = self.interact.width, self.interact.padding
-        regularised = (config.batch_norm, config.dropout)
-        self.top_mlp = mlp(width, hidden, seed, "top_mlp", *options, *regularised)
-        last = (hidden[-1] if hidden else width) + (self.cross.width if self.cross else 0)
+        self.top_mlp, hidden = self._top_mlp(seed, optimized_mlp)
+        last = hidden + (self.cross.width if self.cross else 0)
         self.output = output_layer(last, seed, "output", config.output_init, config.ensemble)
         self.adapters: Adapters | None = None
         if config.ensemble > 1:
             self.adapters = Adapters(config.ensemble, self.interact.num_vectors, dim, seed)
-        first = next(self.top_mlp.parameters() if hidden else self.output.parameters())
-        if padding:
-            with torch.no_grad():
-                first[:, width - padding : width] = 0  # these inputs are always zero
+        self._zero_padding()
         score = Score(self.interact, self.top_mlp, self.output, self.cross, self.adapters)
         self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
         if self.numerical_embedding is not None:
             self._parts.append(self.numerical_embedding)
+
+    def _top_mlp(self, seed: int, optimized: bool) -> tuple[MLP, int]:
+        """Returns the hidden layers of the top MLP, and the width of their output."""
+        config, width = self.config, self.interact.width
+        sizes = config.top_mlp_sizes[:-1]
+        if config.top_mlp != PLAIN_MLP:
+            return own_top_mlp(config.top_mlp, width, sizes, seed, self.dtype)
+        regularised = config.batch_norm, config.dropout
+        made = mlp(width, sizes, seed, "top_mlp", self.dtype, optimized, *regularised)
+        return made, [width, *sizes][-1]
+
+    def _zero_padding(self) -> None:
+        """Sets the weights of inputs that are always zero to 0."""
+        if not self.interact.padding or self.config.top_mlp != PLAIN_MLP:
+            return
+        end = self.interact.width
+        first = next((self.top_mlp if len(self.top_mlp) else self.output).parameters())
+        with torch.no_grad():
+            first[:, end - self.interact.padding : end] = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `weights_unchanged` keeps: a copy outlives the block."""
@@ -412,6 +422,17 @@ class DLRM(nn.Module):
                 yield
             finally:
                 self._unchanged = None
+
+
+def _numerical_embedding(config: DLRMConfig, seed: int) -> NumericalEmbedding | None:
+    kind, num_fields = config.numerical_embedding, config.num_numerical_features
+    if kind == NO_EMBEDDING:
+        return None
+    if is_own("numerical_embedding", kind):
+        return OwnNumericalEmbedding(kind, num_fields, config.embedding_dim, seed)
+    options = config.numerical_bins, config.numerical_frequencies, config.numerical_sigma
+    made = NUMERICAL_EMBEDDINGS[kind]
+    return made(num_fields, config.embedding_dim, NumericalOptions(*options), seed)
 
 
 NetworkParameters = tuple[Layers, Layers, tuple[Tensor, Tensor]]

@@ -68,6 +68,6 @@ def interactions(
     cross = partial(Cross, layers=config.cross_layers, rank=config.cross_rank, seed=seed)
     names = interaction_names(config.interaction_op)
     if DCN not in names or config.cross_structure == "stacked":
-        return compose(names, *shape, cross), None
+        return compose(names, *shape, cross, seed), None
     names.remove(DCN)
-    return compose(names, *shape, cross), cross(*shape)
+    return compose(names, *shape, cross, seed), cross(*shape)

@@ -14,21 +14,16 @@ otherwise the greatest id plus one. `dlrm.scripts.prepare` does the same by a sc
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import pyarrow.types as types
-
-from dlrm.data.clicks import layout
-from dlrm.data.tables.files import PARQUET
-from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+from dlrm.data.clicks import names
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.preset import prepare_preset
-from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
-from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.stages.options import Options, RunConfig
-from dlrm.preproc.tables.options import TableOptions
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, Options, RunConfig, SplitConfig
 from dlrm.settings import REQUIRED, setting
+
+if TYPE_CHECKING:
+    from dlrm.data.tables.kinds.kind import TableFile
+    from dlrm.data.transform.schema import Schema
 
 
 def convert(
@@ -51,6 +46,9 @@ def convert(
         ValueError: a file is not Parquet or has other columns, or a value is out of range.
         FileExistsError: `output` exists and may not be replaced.
     """
+    from dlrm.preproc.preset import prepare_preset
+    from dlrm.preproc.tables.options import TableOptions
+
     if not 0 < held_out < 1:
         raise ValueError(f"--held_out {held_out}: expected a number in (0, 1)")
     by_files = (source / "train").is_dir()
@@ -67,15 +65,18 @@ def convert(
     return {name: total.get("rows", 0) for name, total in result["totals"].items()}
 
 
-def _splits(source: Path) -> dict[str, list[TableFile]]:
+def _splits(source: Path) -> "dict[str, list[TableFile]]":
     """Returns the files of each split."""
-    names = [name for name in layout.SPLITS if (source / name).is_dir()]
-    if "test" not in names:
+    splits = [name for name in names.SPLITS if (source / name).is_dir()]
+    if "test" not in splits:
         raise FileNotFoundError(f"{source / 'test'}: missing, though there is a train/")
-    return {name: _files(source / name) for name in names}
+    return {name: _files(source / name) for name in splits}
 
 
-def _files(source: Path) -> list[TableFile]:
+def _files(source: Path) -> "list[TableFile]":
+    from dlrm.data.tables.files import PARQUET
+    from dlrm.data.tables.kinds.kind import TableFile
+
     if source.is_file():
         return [TableFile(source, PARQUET)]
     files = sorted(path for path in source.rglob("*.parquet") if path.is_file())
@@ -84,8 +85,14 @@ def _files(source: Path) -> list[TableFile]:
     return [TableFile(path, PARQUET) for path in files]
 
 
-def _schema(source: Path, first: Path) -> Schema:
+def _schema(source: Path, first: Path) -> "Schema":
     """Returns the schema of the columns of the first file."""
+    import pyarrow.types as types
+
+    from dlrm.data.clicks.layout import read_model_size
+    from dlrm.data.tables.files import PARQUET
+    from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+
     label, *columns = PARQUET.open(first, first).schema
     numerical, categorical = [], []
     for column in columns:
@@ -98,11 +105,11 @@ def _schema(source: Path, first: Path) -> Schema:
                 f"{first}: column {column.name}: expected floating-point or integer numbers, got "
                 f"{column.type}: is it transformed already?"
             )
-    if (source / layout.MODEL_SIZE).is_file():
-        sizes = layout.read_model_size(source)
+    if (source / names.MODEL_SIZE).is_file():
+        sizes = read_model_size(source)
         if len(sizes) != len(categorical):
             raise ValueError(
-                f"{source / layout.MODEL_SIZE}: expected {len(categorical)} tables, as the Parquet "
+                f"{source / names.MODEL_SIZE}: expected {len(categorical)} tables, as the Parquet "
                 f"has integer columns, got {len(sizes)}"
             )
         pairs = zip(categorical, sizes, strict=True)

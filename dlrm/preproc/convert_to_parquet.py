@@ -30,8 +30,8 @@ from dlrm.data.verification import Verifier
 from dlrm.files import staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.mapped_files import map_file
+from dlrm.preproc.stages.options import PARQUET_VALUES
 
-VALUES = ("decoded", "ids")
 KIND = layout.CONVERTED  # kind in its manifest
 _PART = "part-0.parquet"
 _GROUP_ROWS = 1 << 16
@@ -65,8 +65,8 @@ def convert_to_parquet(
         ValueError: a file is damaged, or a value contradicts the dataset's specification; the
             message names file and row.
     """
-    if values not in VALUES:
-        raise ValueError(f"--values {values}: expected one of {', '.join(VALUES)}")
+    if values not in PARQUET_VALUES:
+        raise ValueError(f"--values {values}: expected one of {', '.join(PARQUET_VALUES)}")
     _check_apart(dataset, output)
     spec = FeatureSpec.load(dataset, allow_links)
     verifier = Verifier(dataset, layout.KIND, verify_data, allow_links)

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dlrm.flags import HelpAsked
 from dlrm.language import flags as bert_flags
 from dlrm.published.documents.benchmark_row import BenchmarkRow
@@ -122,6 +120,8 @@ def plan(row: BenchmarkRow, options: Options) -> list[Job]:
 def _job(
     row: BenchmarkRow, nodes: int, devices: int, replicas: int, threads: int, options: Options
 ) -> Job:
+    import torch  # takes seconds, and the help needs none
+
     rule = RULES[row.rule]
     parts = row.parts if options.pipeline else 1
     emulated = replicas < devices or nodes > 1 or replicas * parts > _capacity()[0]
@@ -228,6 +228,8 @@ def _place(label: str) -> tuple[int, int]:
 
 def _capacity() -> tuple[int, str]:
     """Devices of this machine."""
+    import torch
+
     if torch.cuda.is_available():
         return torch.cuda.device_count(), "GPUs"
     return os.cpu_count() or 1, "CPU cores"

@@ -15,12 +15,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import torch
-
 import dlrm
 from dlrm.published.jobs import Job
 from dlrm.published.results import Record, append, finished, matching, percentiles, read
-from dlrm.session import session
 
 # Which number of a run's summary is its metric: the first of these that it has.
 _METRICS = ("validation_auc", "auc", "test_exact_match", "test_accuracy", "test_top1", "best_top1")
@@ -104,6 +101,8 @@ def _run_once(job: Job, number: int, folder: Path) -> Record:
 
 def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
     """Runs the command; returns its exit code and the peak memory of a process of it, in bytes."""
+    from dlrm.session.session import end_with_launcher  # torch takes seconds to import
+
     module = f"dlrm.scripts.{job.row.command}"
     command = [sys.executable, "-m", module]
     if job.processes > 1:
@@ -118,7 +117,7 @@ def _start(job: Job, folder: Path, output: Path, log: Path) -> tuple[int, int]:
             cwd=folder,
             env=_variables(job.threads),
             start_new_session=True,
-            preexec_fn=session.end_with_launcher,  # noqa: PLW1509  # one system call, no lock
+            preexec_fn=end_with_launcher,  # noqa: PLW1509  # one system call, no lock
         )
         try:
             _, status, usage = os.wait4(process.pid, 0)
@@ -219,6 +218,8 @@ def _batch_of(name: str) -> int:
 
 def environment() -> dict[str, Any]:
     """Returns the facts of machine and programs that a result depends on."""
+    import torch
+
     cuda = torch.cuda.is_available()
     return {
         "dlrm": dlrm.__version__,
@@ -235,6 +236,8 @@ def environment() -> dict[str, Any]:
 
 def processor() -> str:
     """Returns the name of what computes: the GPU's where there is one, else the CPU's."""
+    import torch
+
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
     try:

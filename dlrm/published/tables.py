@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from dlrm.command_line import missing_extra
 from dlrm.published.catalogue import CATALOGUE, DOCUMENTS
 from dlrm.published.documents.benchmark_row import BenchmarkRow, Figure
 from dlrm.published.documents.measurement import RULES, Measured, measured
@@ -283,8 +284,8 @@ def plot(found: Sequence[Result]) -> str:
         return ""
     try:
         import matplotlib
-    except ImportError:
-        raise ValueError("--format html draws with matplotlib: pip install matplotlib") from None
+    except ImportError as error:
+        raise ValueError(f"--format html: {missing_extra(error, 'plots')}") from None
     matplotlib.use("svg")
     from matplotlib import pyplot
 

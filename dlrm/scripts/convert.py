@@ -12,7 +12,7 @@ from pathlib import Path
 
 from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.convert_to_parquet import VALUES, convert_to_parquet
+from dlrm.preproc.stages.options import PARQUET_VALUES
 from dlrm.settings import REQUIRED, same_setting, setting
 
 OUTPUT_FORMATS = ("parquet",)
@@ -26,10 +26,10 @@ class ConvertConfig:
     output: Path = setting(REQUIRED, "directory to write")
     output_format: str = setting(OUTPUT_FORMATS[0], "format to write", choices=OUTPUT_FORMATS)
     values: str = setting(
-        VALUES[0],
+        PARQUET_VALUES[0],
         "contents of categorical columns: decoded, the values that ids stand for, null for ids "
         "without a single value; ids, the ids themselves",
-        choices=VALUES,
+        choices=PARQUET_VALUES,
     )
     verify_data: str = same_setting(DataConfig, "verify_data")
     allow_links: bool = same_setting(DataConfig, "allow_links")
@@ -42,6 +42,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _convert(values: Values) -> None:
+    from dlrm.preproc.convert_to_parquet import convert_to_parquet
+
     own = values.config(ConvertConfig)
     rows = convert_to_parquet(
         own.dataset, own.output, own.values, own.overwrite, own.verify_data, own.allow_links

@@ -7,14 +7,22 @@ Batch sizes are those of all processes together.
 """
 
 import sys
+from collections.abc import Mapping
+from typing import Any
 
-from dlrm.scripts import main
+from dlrm.scripts import main as command
 from dlrm.scripts.common.dlrm_flags import DIST_MAIN
 
 
-def start() -> None:
-    main.main(sys.argv[1:], DIST_MAIN, __doc__)
+def main(arguments: list[str], defaults: Mapping[str, Any] | None = None) -> None:
+    """Runs a command line and ends the process.
+
+    Args:
+        arguments: arguments after the command's name.
+        defaults: more defaults that replace those of flags.
+    """
+    command.main(arguments, {**DIST_MAIN, **(defaults or {})}, __doc__)
 
 
 if __name__ == "__main__":
-    start()
+    main(sys.argv[1:])

@@ -11,14 +11,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
-from dlrm.data.clicks.feature_spec import read_sections
-from dlrm.data.clicks.layout import FEATURE_SPEC
+from dlrm.data.clicks.names import FEATURE_SPEC
 from dlrm.files import staged_directory
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_disk
-from dlrm.preproc.transcode_spec import check_csv_spec
 from dlrm.settings import setting
 
 _AUTO = 10  # ids of a table with the cardinality "auto"
@@ -53,6 +49,11 @@ def generate(path: Path, output: Path, size: int, seed: int) -> None:
         FileNotFoundError, FileExistsError: there is no specification, or `output` exists.
         ValueError: the specification breaks a rule.
     """
+    import numpy as np
+
+    from dlrm.data.clicks.feature_spec import read_sections
+    from dlrm.preproc.transcode_spec import check_csv_spec
+
     sections = read_sections(path)
     label, numerical, cardinalities = check_csv_spec(path, sections, allow_links=False)
     chunks = [chunk for split in sections["source_spec"].values() for chunk in split]

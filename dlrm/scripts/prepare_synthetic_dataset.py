@@ -2,14 +2,14 @@
 
 import sys
 from dataclasses import dataclass
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING
 
 from dlrm.data.clicks.config import IDS
-from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.synthetic import write_synthetic_dataset
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.settings import check_settings, setting
+
+if TYPE_CHECKING:
+    from dlrm.data.clicks.feature_spec import FeatureSpec
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,10 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _write(values: Values) -> None:
+    from tqdm import tqdm
+
+    from dlrm.data.clicks.synthetic import write_synthetic_dataset  # torch takes seconds to import
+
     own = values.config(SyntheticConfig)
     rows, folder = own.synthetic_dataset_num_entries, own.synthetic_dataset_dir
     spec = _spec(values)
@@ -55,7 +59,9 @@ def _write(values: Values) -> None:
     print("complete")
 
 
-def _spec(values: Values) -> FeatureSpec:
+def _spec(values: Values) -> "FeatureSpec":
+    from dlrm.data.clicks.feature_spec import FeatureSpec
+
     own = values.config(SyntheticConfig)
     if own.feature_spec is not None:
         for flag in ("num_numerical_features", "synthetic_dataset_table_sizes"):

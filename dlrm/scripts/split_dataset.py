@@ -9,20 +9,17 @@ binary rows (`--dataset_type binary`); one file per feature has narrower ids and
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.readers import binary_file
-from dlrm.data.tables.kinds.binary_rows import BinaryRows
-from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
-from dlrm.data.verification import Verifier
+from dlrm.data.clicks import names
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_features
-from dlrm.preproc.preset import prepare_preset
 from dlrm.preproc.stages.options import RunConfig
-from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common.table_flags import NOT_OPTIONS, PREPARATION
 from dlrm.settings import REQUIRED, setting
+
+if TYPE_CHECKING:
+    from dlrm.data.transform.schema import Schema
 
 
 @dataclass(frozen=True)
@@ -46,10 +43,18 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _split(values: Values) -> None:
+    from dlrm.data.clicks.layout import read_model_size
+    from dlrm.data.clicks.readers import binary_file  # torch takes seconds to import
+    from dlrm.data.tables.kinds.binary_rows import BinaryRows
+    from dlrm.data.tables.kinds.kind import TableFile
+    from dlrm.data.verification import Verifier
+    from dlrm.preproc.preset import prepare_preset
+    from dlrm.preproc.tables.options import TableOptions
+
     own, run = values.config(SplitDatasetConfig), values.config(RunConfig)
-    paths = {split: binary_file(own.dataset, split) for split in layout.SPLITS}
-    sizes = layout.read_model_size(own.dataset)
-    Verifier(own.dataset, layout.KIND, "first").check(filter(None, paths.values()))
+    paths = {split: binary_file(own.dataset, split) for split in names.SPLITS}
+    sizes = read_model_size(own.dataset)
+    Verifier(own.dataset, names.KIND, "first").check(filter(None, paths.values()))
     kind = BinaryRows(own.numerical_features, len(sizes))
     options = values.config(
         TableOptions, schema=_schema(own.numerical_features, sizes), output_ordering="input"
@@ -61,11 +66,13 @@ def _split(values: Values) -> None:
     print(f"{own.output}: complete")
 
 
-def _schema(num_numerical: int, sizes: list[int]) -> Schema:
-    numerical = map(layout.numerical_name, range(num_numerical))
-    categorical = map(layout.categorical_name, range(len(sizes)))
+def _schema(num_numerical: int, sizes: list[int]) -> "Schema":
+    from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
+
+    numerical = map(names.numerical_name, range(num_numerical))
+    categorical = map(names.categorical_name, range(len(sizes)))
     return Schema(
-        Label(layout.LABEL),
+        Label(names.LABEL),
         tuple(NumericalField(name, "none", required=True) for name in numerical),
         tuple(
             CategoricalField(name, "id", cardinality=size)

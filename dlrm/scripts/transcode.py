@@ -11,14 +11,17 @@ specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "aut
 
 import sys
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from dlrm.data.clicks.layout import FEATURE_SPEC, one_class_note
+from dlrm.data.clicks.names import FEATURE_SPEC
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.csv_config import CsvConfig
 from dlrm.preproc.stages.options import RunConfig
-from dlrm.preproc.transcode import CsvConfig, Report, transcode_csv
-from dlrm.preproc.transcode_spec import transcode_spec
 from dlrm.scripts.common.table_flags import NOT_OPTIONS, PREPARATION, preparation
 from dlrm.settings import REQUIRED, setting, settings_of
+
+if TYPE_CHECKING:
+    from dlrm.preproc.transcode import Report
 
 _MOST_NEGATIVES = 10  # values in the summary
 # Flags that have no effect with a feature specification.
@@ -56,7 +59,10 @@ def _run(values: Values) -> None:
     print(_summary(_transcode(values), values["output"]))
 
 
-def _transcode(values: Values) -> Report:
+def _transcode(values: Values) -> "Report":
+    from dlrm.preproc.transcode import transcode_csv
+    from dlrm.preproc.transcode_spec import transcode_spec
+
     own, run = values.config(TranscodeConfig), values.config(RunConfig)
     if own.label is not None:
         if "feature_spec_in" in values.given:
@@ -79,7 +85,9 @@ def _transcode(values: Values) -> Report:
     )
 
 
-def _summary(report: Report, output: str) -> str:
+def _summary(report: "Report", output: str) -> str:
+    from dlrm.data.clicks.layout import one_class_note
+
     lines = [f"dataset: {output}"]
     for split, rows in report.rows.items():
         share = f" ({report.positives[split] / rows:.1%})" if rows else ""

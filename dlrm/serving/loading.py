@@ -123,6 +123,8 @@ def model_config(path: Path) -> DLRMConfig:
         return DLRMConfig(**values)
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path / CONFIG}: not of a DLRM ({error!r})") from error
+    except ValueError as error:
+        raise ValueError(f"{path / CONFIG}: {str(error).removeprefix('--')}") from error
 
 
 def _num_numerical(path: Path) -> int:

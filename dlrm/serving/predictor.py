@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.draft import Draft
 from dlrm.data.tables.frames import open_frame
@@ -25,7 +26,7 @@ from dlrm.model.ensemble import Ensemble
 from dlrm.serving.judged import Judged
 from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
-from dlrm.serving.rows.inputs import Inputs, check_inputs
+from dlrm.serving.rows.inputs import FieldNames, Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.raw import Text, inputs_of_text
 from dlrm.serving.rows.shares import Shares
@@ -279,16 +280,15 @@ def warn_of(shares: Shares) -> None:
         warn(line)
 
 
-def field_names(predictor: Predictor) -> tuple[list[str], list[str]]:
+def field_names(predictor: Predictor) -> FieldNames:
     """Returns the names of a model's numerical and categorical fields."""
-    if predictor.transform is not None:
-        schema = predictor.transform.schema
-        return schema.numerical_names, schema.categorical_names
-    config = predictor.model.config
-    return (
-        [f"numerical {i}" for i in range(config.num_numerical_features)],
-        [f"categorical {i}" for i in range(len(config.table_sizes))],
-    )
+    return _names_of(predictor.model.config, predictor.transform)
+
+
+def _names_of(config: DLRMConfig, transform: Transform | None) -> FieldNames:
+    if transform is not None:
+        return transform.schema.numerical_names, transform.schema.categorical_names
+    return default_field_names(config.num_numerical_features, len(config.table_sizes))
 
 
 def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
@@ -311,12 +311,9 @@ def check_features(
 
 def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: Transform | None) -> None:
     """Raises ValueError if inputs do not match a model; with hashed ids, any id does."""
-    names = transform.schema.categorical_names if transform else []
     sizes = () if config.hash_indices else config.table_sizes
-    if not sizes and not names:
-        names = [f"categorical {index}" for index in range(len(config.table_sizes))]
     longest = transform.longest if transform else None
-    check_inputs(inputs, config.num_numerical_features, sizes, names, longest)
+    check_inputs(inputs, _names_of(config, transform), sizes, longest)
 
 
 def probability(logits: np.ndarray) -> np.ndarray:

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from dlrm.metrics.table import METRICS, SHOWN, title
-from dlrm.pages import Line, chart, table
+from dlrm.pages import table
+from dlrm.pages.charts import Line, chart
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import Run, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
@@ -14,6 +15,14 @@ if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
 
 _MOST_NAMES = 12
+_STYLE = """
+.dlrm-model figure { display: inline-block; width: 26em; margin: 1em 2em 0 0 }
+.dlrm-model svg text { font: 11px sans-serif; fill: currentColor }
+.dlrm-model .legend { list-style: none; padding: 0 } .dlrm-model .legend li { display: inline }
+.dlrm-model .legend i { display: inline-block; width: 1.6em; margin: 0 .4em 0 1em;
+  border-top: 2px solid; vertical-align: middle }
+.dlrm-model caption, .dlrm-model th:first-child { text-align: left }
+"""  # of a page's parts within a notebook, which has a style of its own
 
 
 def summary_of(model: "Predictor") -> list[str]:
@@ -53,7 +62,7 @@ def html_of(model: "Predictor") -> str:
     if (run := run_of(model)) is not None:
         parts += _curves(run)
     parts.append(table([("", ["role", "columns"])], columns, "columns of the rows"))
-    return f"<div>{''.join(map(str, parts))}</div>"
+    return f"<style>{_STYLE}</style><div class='dlrm-model'>{''.join(map(str, parts))}</div>"
 
 
 def run_of(model: "Predictor") -> Run | None:

@@ -3,14 +3,20 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlrm.data.verification import VERIFY_DATA
-from dlrm.distributed.pipeline import PIPELINE_SCHEDULES
+from dlrm.data.choices import VERIFY_DATA
 from dlrm.flags import ConfigFlags, Values
 from dlrm.settings import check_settings, setting
-from dlrm.train.config import CheckpointConfig, PrecisionConfig, SessionConfig, TrainConfig
-from dlrm.train.execution import ExecutionConfig
-from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
+from dlrm.train.config import (
+    CheckpointConfig,
+    ExecutionConfig,
+    PrecisionConfig,
+    SessionConfig,
+    TrainConfig,
+)
+from dlrm.train.optim.config import NetworkOptimizerConfig
 from dlrm.train.schedule import CurveConfig
+
+PIPELINE_SCHEDULES = ("gpipe", "1f1b", "sequential")
 
 
 @dataclass(frozen=True)

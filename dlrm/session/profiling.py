@@ -9,6 +9,8 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
+from dlrm.command_line import missing_extra
+
 LEAST_WARMUP = 5  # steps until libraries have chosen their kernels and graphs are recorded
 _LONGEST = 10  # number of printed operators
 # Categories by a part of the name; the first match counts.
@@ -181,8 +183,8 @@ def draw_step(events: Sequence[FunctionEvent], path: Path) -> str | None:
     """
     try:
         import matplotlib
-    except ImportError:
-        return "note: no picture of the profile: matplotlib is missing (pip install matplotlib)"
+    except ImportError as error:
+        return f"note: no picture of the profile: {missing_extra(error, 'plots')}"
     matplotlib.use("Agg")
     from matplotlib import pyplot
 

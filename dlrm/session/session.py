@@ -42,6 +42,7 @@ from dlrm.train.checkpoints.directory import (
     run_directory,
 )
 from dlrm.train.log import RunLog, StoppedError
+from dlrm.train.reports.console import Line, Saved
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
@@ -112,7 +113,7 @@ class Session:
         """Returns a context in which an error of the user ends all ranks."""
         return agreed(self.world, *USER_ERRORS)
 
-    def watch(self, run: Run, lines: Iterable[str]) -> None:
+    def watch(self, run: Run, lines: Iterable[str | Line]) -> None:
         """Opens the log, the watchdog and the checkpoints of a run, and reports how it begins.
 
         Args:
@@ -126,7 +127,8 @@ class Session:
                     f"--profile {values['profile']} contradicts --mode {values['mode']}: only a "
                     "training takes steps"
                 )
-            self.log = RunLog(values["log_path"], quiet=world.rank > 0)
+            form = values["log_format"], values["verbose"]
+            self.log = RunLog(values["log_path"], world.rank > 0, *form)
         self.at_the_end.enter_context(self.log)
         _open_trackers(run, self.log)
         check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
@@ -134,7 +136,7 @@ class Session:
         self.checkpoints = self._checkpoints(run) if run.trains else None
         self.log.parameters(dict(values))
         for line in lines:
-            self.log.line(line)
+            self.log.line(*((line,) if isinstance(line, str) else line))
         if values["profile"]:
             self._profiler = _profiler(run, self.log)
             self.at_the_end.callback(self._profiler.close)
@@ -412,9 +414,9 @@ def resume(
 
 def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
     """Draws the curves, and reports the paths of curves and checkpoints."""
+    last = best = None
     if trainer.checkpoints:
-        last, found = trainer.checkpoints.last(), trainer.checkpoints.best()
-        best = found or "none, as nothing was tested"
+        last, best = trainer.checkpoints.last(), trainer.checkpoints.best()
     if log.quiet:
         return
     curves = Path(log_path).absolute().with_name("curves.png")
@@ -431,12 +433,7 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
         best_step=progress.best.get("step"),
         tested=trainer.roles.chooses,
     )
-    log.line(problem or f"curves: {curves}")
-    if not problem:
-        log.file(curves)
-    if trainer.checkpoints:
-        if last:
-            log.file(last / MODEL_CARD)
-        log.line(f"checkpoints: last {last}, best {best}")
-    else:
-        log.line("the weights are not saved; --save_checkpoint_path saves them")
+    log.console.saved(Saved(curves, problem, last, best))
+    for file in (None if problem else curves, last / MODEL_CARD if last else None):
+        if file:
+            log.file(file)

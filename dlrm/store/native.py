@@ -45,9 +45,10 @@ def native_store() -> "type[NativeStore]":
     """
     try:
         from dlrm.store._row_store import NativeStore
-    except ImportError:
+    except ImportError as error:
         raise ValueError(
             "--table_store: needs the native module dlrm.store._row_store, which is not there or "
-            "is of another Python; install with a C++ compiler and Python's headers (python3-dev)"
+            f"is of another Python or machine ({error}); install with a C++ compiler and Python's "
+            "headers (python3-dev)"
         ) from None
     return NativeStore

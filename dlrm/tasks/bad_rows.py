@@ -7,6 +7,7 @@ from contextlib import contextmanager
 import torch
 
 from dlrm.data.clicks.datasets import Datasets
+from dlrm.data.clicks.layout import field_of
 from dlrm.distributed import agreed
 from dlrm.metrics.clicks import unscored_text
 from dlrm.tasks.recommendation import Recommendation
@@ -46,9 +47,10 @@ def _bad_id(datasets: Datasets, name: str) -> str | None:
                 within = ""
                 if batch.lengths is not None and batch.lengths[row, table] > 1:
                     within = f", place {first - int((place < place[first]).sum())} of the list"
+                field = field_of(data.categorical_names[table], table)
                 return (
-                    f"{name}: {datasets.row_text(split, index * data.batch_size + row)}, feature "
-                    f"{data.categorical_names[table]}{within}: expected an id from 0 to "
+                    f"{name}: {datasets.row_text(split, index * data.batch_size + row)}, field "
+                    f"{field}{within}: expected an id from 0 to "
                     f"{data.table_sizes[table] - 1}, got {ids[first].item()}. "
                     "--hash_indices takes ids modulo the size of their table"
                 )

@@ -65,7 +65,7 @@ class NetworkTask:
         Args:
             parts: the processes of the pipeline, one for each part.
             splits: the stages that begin a part; see `partition`.
-            schedule: one of `PIPELINE_SCHEDULES`.
+            schedule: one of `dlrm.distributed.pipeline.Pipeline`.
 
         Raises:
             ValueError: the network cannot be divided like this; flag and value are named.

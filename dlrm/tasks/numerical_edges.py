@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.layout import field_names
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import bin_edges, ordered
 from dlrm.data.transform.stored import facts_file
@@ -40,7 +41,7 @@ def fit_edges(
     """
     if not isinstance(embedding := model.numerical_embedding, Binned):
         return None
-    names = [f"numerical {index}" for index in range(embedding.num_fields)]
+    names, _ = field_names(embedding.num_fields, 0)
     edges: list[np.ndarray] = []
     with agreed(world, ValueError, OSError):
         if world.rank == 0:

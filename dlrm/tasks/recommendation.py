@@ -6,31 +6,26 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from functools import partial
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dlrm import ops
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.prefetch import batch_order, prefetch
-from dlrm.distributed import World, gather
+from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
-from dlrm.metrics.clicks import click_metrics, fraction_metrics
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
 from dlrm.store.row_store import RowStore
+from dlrm.tasks.click_task import ClickTask
 from dlrm.tasks.slots import InOrderOfRecords, Slots
-from dlrm.train.agreement import raise_device_errors
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
-from dlrm.train.evaluation import evaluation_mode
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
 from dlrm.train.precision import LossScaler
-from dlrm.train.reports.callbacks import LabelsAndScores
 from dlrm.train.task import one_after_another, sum_of_losses
 
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
@@ -103,7 +98,7 @@ class LookedUpAhead:
                 self._task.forget_ahead()
 
 
-class Recommendation:
+class Recommendation(ClickTask):
     """A DLRM to train on clicks.
 
     Args:
@@ -117,15 +112,9 @@ class Recommendation:
         execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`.
         has_clicks: labels are 0 or 1; otherwise they are fractions, evaluated by log loss only.
         placement, store: see `DLRM`.
-
-    Attributes:
-        metric: selects the best checkpoint: the AUC, or the log loss without clicks.
-        own_metrics: further metrics of tests, of one process with all rows; none by default.
-        unscored: the first row of the last `evaluate` whose score was NaN or infinite, and that
-            score; None if all were finite. It is the same on every rank.
     """
 
-    loss_metric = "log_loss"
+    model: DLRM
 
     def __init__(
         self,
@@ -141,12 +130,9 @@ class Recommendation:
         placement: Placement | None = None,
         store: RowStore | None = None,
     ):
-        self.world, self.auc_on_cpu, self.recorder = world, auc_on_cpu, recorder
-        self.execution, self.has_clicks = execution, has_clicks
-        self.metric = "auc" if has_clicks else self.loss_metric
-        self.unscored: tuple[int, float] | None = None
-        self.own_metrics = LabelsAndScores()
-        self.model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
+        model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
+        super().__init__(model, world, auc_on_cpu, has_clicks)
+        self.recorder, self.execution = recorder, execution
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
         self._ahead: deque[tuple[Batch, list[Callable[[], Tensor]]]] = deque()
@@ -155,22 +141,8 @@ class Recommendation:
             self._infer = GraphedCallable(self.predict, recorder, world)
 
     def loss(self, batch: Batch) -> Tensor:
-        """Returns this process's share of the mean binary cross-entropy of a batch.
-
-        With sample weights it is the weighted mean over all processes and micro-batches together;
-        a batch whose weights are all 0 has the loss 0. In training the members of a packed
-        ensemble learn independently: the loss is the mean of their losses.
-        """
         self._before_look_up(batch)
-        logits = self.predict(batch)
-        if batch.weights is not None and batch.total_weight is not None:
-            summed = _summed_loss(logits, batch.labels, batch.weights)
-            weight = batch.total_weight
-            return summed / torch.where(weight > 0, weight, 1).to(summed.dtype)
-        divisor = batch.global_size or self.num_samples(batch)
-        if logits.ndim == 1:
-            return ops.logistic_loss(logits, batch.labels, divisor)
-        return _summed_loss(logits, batch.labels) / divisor
+        return super().loss(batch)
 
     def _gradient_parameters(self, batch: Batch) -> NetworkParameters | None:
         """Returns the parameters for `_gradients`; None if `loss` needs a backward pass."""
@@ -193,9 +165,6 @@ class Recommendation:
     def slots(self, trains: bool = False) -> Slots | None:
         """Returns the assigner of slots to rows of batches, or None if all rows are in memory."""
         return Slots(self.model, trains) if self.model.store is not None else None
-
-    def split(self, batch: Batch, parts: int) -> list[Batch]:
-        return batch.split(parts, self.world)
 
     def accumulate(
         self, batches: Sequence[Batch], scaler: LossScaler, before_last: Callable[[], object]
@@ -247,60 +216,10 @@ class Recommendation:
         reads_anew = self.recorder or self.execution != "eager"
         return nullcontext() if reads_anew else self.model.weights_unchanged()
 
-    def num_samples(self, batch: Batch) -> int:
-        """Returns the samples of a batch in all processes."""
-        return batch.num_samples
-
-    @torch.no_grad()
-    def evaluate(self, loader: Loader) -> dict[str, float]:
-        """Returns AUC, log loss, normalized entropy and calibration over a data set.
-
-        For fractional labels it returns only the log loss. All are NaN if a score is NaN or
-        infinite; `unscored` then names the row. Batches with weights give weighted metrics.
-
-        Raises:
-            ValueError: all sample weights are 0.
-        """
-        device = "cpu" if self.auc_on_cpu else self.world.device
-        logits, labels, weights, rows, done = [], [], [], [], 0
-        with self._tested(loader) as batches:
-            for batch in batches:
-                logits.append(self.infer(batch).to(device))
-                labels.append(batch.labels.to(device))
-                if batch.weights is not None:
-                    weights.append(batch.weights.to(device))
-                count = self.num_samples(batch)
-                rows.append(done + self.world.part(count).start)
-                done += count
-        raise_device_errors(self.world)
-        self.unscored = _first_unscored(logits, rows, self.world)
-        metrics = click_metrics if self.has_clicks else fraction_metrics
-        weight = torch.cat(weights) if weights else None
-        scored = torch.cat(logits), torch.cat(labels)
-        found = metrics(*scored, self.world, weight)
-        if self.own_metrics.functions and self.unscored is None:
-            scores = scored[0].double().sigmoid().float()
-            found |= self.own_metrics(scored[1].cpu().numpy(), scores.cpu().numpy())
-        return found
-
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:
-        """Yields the batches of a test, with the model in evaluation mode."""
-        with (
-            evaluation_mode(self.model),
-            self.weights_unchanged(),
-            closing(loader.batches()) as batches,
-        ):
+        with super()._tested(loader) as batches, self.weights_unchanged():
             yield batches
-
-    def parameter_groups(self) -> dict[str, list[nn.Parameter]]:
-        """Returns the parameters of the tables, with sparse gradients, and the dense ones."""
-        tables = [weight for weight, _ in self.table_parameters()]
-        held = {id(weight) for weight in tables}
-        return {
-            "tables": tables,
-            "dense": [p for p in self.model.parameters() if id(p) not in held],
-        }
 
     def table_parameters(self) -> Sequence[tuple[nn.Parameter, Mapping[int, Piece]]]:
         return self.model.table_parameters()
@@ -361,22 +280,6 @@ class Recommendation:
         return result
 
 
-def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Returns the sum of the samples' binary cross-entropies, averaged over members.
-
-    Args:
-        logits: `[samples]`, or `[samples, members]` for a packed ensemble in training.
-        labels: `[samples]`.
-        weights: `[samples]`; None is 1 for each.
-    """
-    if logits.ndim == 1:
-        return F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
-    labels = labels.unsqueeze(1).expand_as(logits)
-    weights = None if weights is None else weights.unsqueeze(1)
-    total = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
-    return total / logits.shape[1]
-
-
 _AS_HERE = Recommendation.loss, Recommendation.predict  # neither overridden nor replaced
 
 
@@ -406,24 +309,3 @@ def check_optimizer(placement: Placement, config: OptimizerConfig) -> None:
             "--embedding_optimizer row_wise_adagrad takes the mean square of a row's gradient, got "
             f"columns [{cut.columns[0]}, {cut.columns[1]}]; divide the rows, or use adagrad"
         )
-
-
-def _first_unscored(
-    logits: Sequence[Tensor], rows: Sequence[int], world: World
-) -> tuple[int, float] | None:
-    """Returns the first row of all ranks whose score is NaN or infinite, and the score.
-
-    Args:
-        logits: logits of this rank's part of each batch.
-        rows: the first row of each part, among all rows.
-        world: the ranks, all of which return the same.
-    """
-    own = None
-    if not torch.cat(list(logits)).isfinite().all():
-        own = next(
-            (first + int(wrong[0]), float(part[wrong[0]]))
-            for first, part in zip(rows, logits, strict=True)
-            if len(wrong := part.isfinite().logical_not().nonzero())
-        )
-    found = [theirs for theirs in gather(own, world) if theirs is not None]
-    return min(found, key=lambda one: one[0], default=None)

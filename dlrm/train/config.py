@@ -9,7 +9,10 @@ if TYPE_CHECKING:
     import torch
 
 HALF_DTYPES = ("fp16", "bf16")
+LOG_FORMATS = ("nvidia", "short")
 PRECISIONS = ("fp32", "bf16", "fp16", "16.16", "16.32", "32.32")
+EXECUTIONS = ("eager", "graph")
+GRAPH_BACKENDS = ("compile", "trace")
 
 
 @dataclass(frozen=True)
@@ -162,6 +165,19 @@ class SessionConfig:
         "Make runs on cuda reproducible bit for bit; runs on the CPU always are",
         resumable=True,
     )
+    log_format: str = setting(
+        "nvidia",
+        "Form of the lines on standard output: nvidia, those of NVIDIA's program, for programs; "
+        "short, a line for each test and a closing block, for people",
+        choices=LOG_FORMATS,
+        resumable=True,
+    )
+    verbose: bool = setting(
+        False,
+        "With --log_format short: also print the progress and the parts of the time after each "
+        "--print_freq steps, and all settings of --recipe",
+        resumable=True,
+    )
     rank_timeout: float = setting(
         1800.0,
         "Seconds without progress after which the run reports the rank that hangs, and ends",
@@ -225,3 +241,34 @@ class CheckpointConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
+
+
+@dataclass(frozen=True)
+class ExecutionConfig:
+    """Execution of an image or language network; field names are those of the flags.
+
+    Raises:
+        ValueError: an impossible value; flag and value are named.
+    """
+
+    execution: str = setting(
+        "eager", "Run the network operator by operator, or as a graph", choices=EXECUTIONS
+    )
+    graph_backend: str = setting(
+        "compile",
+        "Compiler of --execution graph: torch.compile or torch.jit.trace",
+        choices=GRAPH_BACKENDS,
+    )
+    recompute: bool = setting(
+        False,
+        "Keep only the inputs of the network's stages for the backward pass and compute the rest "
+        "again, which takes less memory",
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.recompute and self.execution == "graph":
+            raise ValueError(
+                "--recompute contradicts --execution graph: a graph chooses by itself what its "
+                "backward pass keeps; use --execution eager"
+            )

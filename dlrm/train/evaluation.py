@@ -8,12 +8,13 @@ from contextlib import contextmanager, nullcontext
 from torch import nn
 
 from dlrm.distributed import World
-from dlrm.metrics.table import cost, line_of
+from dlrm.metrics.table import cost
 from dlrm.train.config import TrainConfig
 from dlrm.train.ema import EMA
 from dlrm.train.gradient_sum import average_statistics
 from dlrm.train.log import Loader, RunLog, Watched
 from dlrm.train.progress import Progress
+from dlrm.train.reports.console import Evaluated, Kept, Position
 from dlrm.train.reports.roles import Roles
 from dlrm.train.task import Task
 
@@ -97,16 +98,18 @@ class Evaluation:
         """Reports the metrics of this step; returns whether they are the best so far."""
         progress, metric = self._progress, self._task.metric
         progress.tested_step = progress.step
-        epoch, index = divmod(progress.step - 1, self._steps_per_epoch)
-        name = self._roles.chooses
-        self._log.line(f"Epoch {epoch} step {index}. {name}: {line_of(metrics)}  ({seconds:.1f} s)")
+        best = progress.best.get(metric, math.nan)
+        is_best = math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)
+        name, config, per_epoch = self._roles.chooses, self._config, self._steps_per_epoch
+        at = Position(progress.step, config.num_steps(per_epoch), config.epochs, per_epoch)
+        chief = metric, self._task.loss_metric
+        self._log.console.test(Evaluated(at, name, metrics, chief, seconds, is_best))
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
-        self._log.step(epoch, index, tested, progress.step)
+        self._log.step(*at.last_index, tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
         if math.isnan(metrics[metric]):
             self._log.line(f"note: {metric} is undefined, the {name} set has one class only")
-        best = progress.best.get(metric, math.nan)
-        if not (math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)):
+        if not is_best:
             return False
         epochs = progress.step / self._steps_per_epoch
         progress.best = {**metrics, "step": progress.step, "epoch": epochs}
@@ -184,10 +187,9 @@ class Evaluation:
         results = {roles.chooses: {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if roles.reports and validation is not None and validation.num_samples:
             results[roles.reports] = self._evaluate(validation, roles.reports)
-        for name, metrics in results.items():
-            # The last weights were not chosen, so their test needs no role.
-            role = f", {roles.of(name)}" if has_best or name == roles.reports else ""
-            self._log.line(f"Final weights ({which}). {name}{role}: {line_of(metrics)}")
+        # The last weights were not chosen, so their test needs no role.
+        told = {n: r for n in results if (r := roles.of(n)) and (has_best or n == roles.reports)}
+        self._log.console.kept(Kept(which, results, told))
         return results
 
     def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:

@@ -4,49 +4,15 @@ import functools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dlrm.settings import check_settings, setting
+from dlrm.train.config import ExecutionConfig as ExecutionConfig
 
-EXECUTIONS = ("eager", "graph")
-GRAPH_BACKENDS = ("compile", "trace")
 _BatchNorm = nn.modules.batchnorm._BatchNorm
-
-
-@dataclass(frozen=True)
-class ExecutionConfig:
-    """Execution of an image or language network; field names are those of the flags.
-
-    Raises:
-        ValueError: an impossible value; flag and value are named.
-    """
-
-    execution: str = setting(
-        "eager", "Run the network operator by operator, or as a graph", choices=EXECUTIONS
-    )
-    graph_backend: str = setting(
-        "compile",
-        "Compiler of --execution graph: torch.compile or torch.jit.trace",
-        choices=GRAPH_BACKENDS,
-    )
-    recompute: bool = setting(
-        False,
-        "Keep only the inputs of the network's stages for the backward pass and compute the rest "
-        "again, which takes less memory",
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.recompute and self.execution == "graph":
-            raise ValueError(
-                "--recompute contradicts --execution graph: a graph chooses by itself what its "
-                "backward pass keeps; use --execution eager"
-            )
 
 
 def executable(model: nn.Module, config: ExecutionConfig) -> Callable[..., Any]:

@@ -1,8 +1,7 @@
-"""The reports of a run: console lines, a file in DLLogger's format, a progress bar."""
+"""The reports of a run: a console, and a file in DLLogger's format."""
 
 import json
 import os
-import sys
 import time
 from collections.abc import Callable, Generator
 from contextlib import closing
@@ -10,12 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
-from tqdm import tqdm
-
-from dlrm.documents import one_line
 from dlrm.files import errors_named
-from dlrm.metrics.table import metric_of
+from dlrm.metrics.table import unit_of
+from dlrm.train.reports.console import open_console, progress_bar
 from dlrm.train.reports.trackers import Outcome, Tracker
+
+_DELAY = 1  # seconds before the bar of a test appears
 
 
 class StoppedError(Exception):
@@ -23,7 +22,7 @@ class StoppedError(Exception):
 
 
 class RunLog:
-    """Writes the log file, prints lines, and shows a progress bar on a terminal.
+    """Writes the log file, and reports on a console.
 
     Every line of the file is `DLLL ` and a JSON object with `timestamp`, `datetime`, `elapsedtime`,
     `type` (LOG or METADATA), `step` and `data`, as NVIDIA's DLLogger writes.
@@ -31,8 +30,10 @@ class RunLog:
     Args:
         path: the file, or None for none; lines of an earlier run are kept.
         quiet: write and print nothing; for all ranks except the first.
+        log_format, verbose: see `dlrm.train.reports.console.open_console`.
 
     Attributes:
+        console: prints the reports for people.
         trackers: receive the flags, the values of steps and the files of the run as well.
         last_lines: lines for people at the end of the summary.
 
@@ -40,11 +41,17 @@ class RunLog:
         OSError: the file cannot be written.
     """
 
-    def __init__(self, path: str | os.PathLike | None = None, quiet: bool = False):
+    def __init__(
+        self,
+        path: str | os.PathLike | None = None,
+        quiet: bool = False,
+        log_format: str = "nvidia",
+        verbose: bool = False,
+    ):
         self._file: TextIO | None = None
         self._start = time.time()
-        self._bar: tqdm | None = None
         self.quiet = quiet
+        self.console = open_console(log_format, verbose, quiet)
         self.trackers: list[Tracker] = []
         if path is not None and not quiet:
             Path(path).absolute().parent.mkdir(parents=True, exist_ok=True)
@@ -54,12 +61,16 @@ class RunLog:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, *where: object) -> None:
-        self.end_progress()
+        self.console.end()
         for tracker in self.trackers:
             tracker.close(_outcome(error))
         if self._file:
             with errors_named(self._file.name):
                 self._file.close()
+
+    def line(self, text: str, short: str | None = None) -> None:
+        """Prints a line; see `NvidiaConsole.line`."""
+        self.console.line(text, short)
 
     def parameters(self, values: dict[str, Any]) -> None:
         """Records the flags of the run."""
@@ -81,34 +92,10 @@ class RunLog:
     def summary(self, values: dict[str, float]) -> None:
         """Records and prints the results of the run, each with its unit."""
         for name in values:
-            unit = _unit(name)
-            if unit:
+            if unit := unit_of(name):
                 self._write(type="METADATA", metric=name, metadata={"unit": unit})
         self._write(type="LOG", step=[], data=values)
-        now = datetime.now()
-        for name, value in values.items():
-            self.line(f"DLL {now} - () {name} : {value} {_unit(name)}".rstrip())
-
-    def line(self, text: str) -> None:
-        """Prints a line, with any indented lines that continue it, above the progress bar."""
-        if not self.quiet:
-            tqdm.write(one_line(text), file=sys.stdout)
-            sys.stdout.flush()
-
-    def start_progress(self, total: int, initial: int) -> None:
-        """Shows a progress bar of training steps, if standard error is a terminal."""
-        self._bar = _bar(total, "train", initial, self.quiet)
-
-    def progress(self) -> None:
-        """Advances the bar by a step."""
-        if self._bar is not None:
-            self._bar.update()
-
-    def end_progress(self) -> None:
-        """Removes the bar."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+        self.console.summary(values)
 
     def _write(self, **entry: Any) -> None:
         if self._file is None:
@@ -131,11 +118,6 @@ def _outcome(error: BaseException | None) -> Outcome:
         return "finished"
     stopped = isinstance(error, StoppedError) or not isinstance(error, Exception)
     return "killed" if stopped else "failed"
-
-
-def _unit(name: str) -> str:
-    metric = metric_of(name)
-    return metric.unit if metric else ""
 
 
 class Loader(Protocol):
@@ -176,21 +158,9 @@ class Watched:
         """Yields the loader's batches."""
         with (
             closing(self._loader.batches(epoch, start)) as batches,
-            _bar(len(self) - start, self._title, quiet=self._quiet) as bar,
+            progress_bar(len(self) - start, self._title, quiet=self._quiet, delay=_DELAY) as bar,
         ):
             for batch in batches:
                 self._on_batch()
                 yield batch
                 bar.update()
-
-
-def _bar(total: int, title: str, initial: int = 0, quiet: bool = False) -> tqdm:
-    return tqdm(
-        total=total,
-        initial=initial,
-        desc=title,
-        unit="step",
-        leave=False,
-        dynamic_ncols=True,
-        disable=quiet or not sys.stderr.isatty(),
-    )

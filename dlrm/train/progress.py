@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -17,7 +16,8 @@ from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.precision import LossScaler
-from dlrm.train.reports.verdict import bound_by, shares_of_ranks, verdict_line
+from dlrm.train.reports.console import Point, Position
+from dlrm.train.reports.verdict import shares_of_ranks
 
 _CURVE_POINTS = 50
 
@@ -183,6 +183,7 @@ class StepReport:
         self._total = config.num_steps(steps_per_epoch)
         self._stride = -(-self._total // _CURVE_POINTS)
         self._throughput = Throughput(clock, config.benchmark_warmup_steps)
+        self._steps = self._samples = 0  # since the last line
 
     def step(self, loss: Tensor, num_samples: int) -> None:
         """Adds a step and prints a line if one is due; otherwise does not wait for the device.
@@ -191,7 +192,8 @@ class StepReport:
         The last step of a run has a line of its own, which does not end the window of the mean.
         """
         self._throughput.count(num_samples)
-        self._log.progress()
+        self._steps, self._samples = self._steps + 1, self._samples + num_samples
+        self._log.console.advance()
         self._window.add(loss)
         done = self._window.progress.step
         if done % self._stride == 0 or done == self._total:
@@ -204,27 +206,22 @@ class StepReport:
 
     def _line(self, done: int) -> None:
         mean = self._window.mean()
-        epoch, step = divmod(done - 1, self._steps_per_epoch)
+        at = Position(done, self._total, self._config.epochs, self._steps_per_epoch)
         step_time = self._clock.lap(done)
-        rate = self._schedule(done)
-        eta = timedelta(seconds=int(step_time * (self._total - done)))
-        self._log.line(
-            f"Epoch:[{epoch}/{self._config.epochs}] [{step}/{self._steps_per_epoch}]  eta: {eta}  "
-            f"loss: {mean:.4f}  step_time: {step_time:.6f}  lr: {_short(rate)}"
-            f"{self._scaler.report()}"
-        )
+        rate, samples = self._schedule(done), self._samples / self._steps
+        self._log.console.point(Point(at, mean, step_time, samples, rate, self._scaler.report()))
         values = {"loss": mean, "step_time": step_time, "lr": rate}
-        self._log.step(epoch, step, values, done)
+        self._log.step(*at.last_index, values, done)
         if self._parts:
-            self._verdict(self._parts, epoch, step, done)
+            self._verdict(self._parts, at, step_time * self._steps)
         self._window.progress.history.append({"step": done, "loss": mean, "lr": rate})
+        self._steps = self._samples = 0
 
-    def _verdict(self, parts: StepClock, epoch: int, step: int, done: int) -> None:
+    def _verdict(self, parts: StepClock, at: Position, seconds: float) -> None:
         if shares := shares_of_ranks(parts.lap(), self._world):
-            self._log.line(verdict_line(shares, self._advice))
-            self._advice.pop(bound_by(shares)[1], None)  # each piece of advice is printed once
+            self._log.console.time(shares, seconds, self._advice)
             named = {f"share_{name.replace(' ', '_')}": share for name, share in shares.items()}
-            self._log.step(epoch, step, named, done)
+            self._log.step(*at.last_index, named, at.done)
 
     def summary(self) -> dict[str, float]:
         """Returns the last printed loss and the throughput; prints the number of skipped steps."""
@@ -238,8 +235,3 @@ class StepReport:
         if rate := self._throughput.rate():
             summary["average_train_throughput"] = rate
         return summary
-
-
-def _short(rate: float) -> str:
-    """Returns four decimals, as NVIDIA prints them, unless they would hide a small rate."""
-    return f"{rate:.4f}" if rate >= 0.01 or rate == 0 else f"{rate:.4g}"

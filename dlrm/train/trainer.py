@@ -169,10 +169,10 @@ class Trainer:
         if self.progress.step >= total:
             self.log.line(f"all {total} steps are done already; there is nothing left to train")
         self._clock.lap(self.progress.step)
-        self.log.start_progress(total, self.progress.step)
+        self.log.console.start(total, self.progress.step)
         if not reached:
             stopped = self._train(train, total, evaluation, report)
-        self.log.end_progress()
+        self.log.console.end()
         stopped_late, _ = self._agreement.finish()
         if stopped or stopped_late:
             self._stop()

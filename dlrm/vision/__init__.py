@@ -4,8 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dlrm.vision.loader import ImageDataset as ImageDataset
-    from dlrm.vision.loader import ImageLoader as ImageLoader
+    from dlrm.vision.loader import ImageDataset as ImageDataset, ImageLoader as ImageLoader
 
 
 def __getattr__(name: str) -> Any:

@@ -7,7 +7,6 @@ world size or on the division of its batch.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import cache
 from typing import NamedTuple
 
@@ -15,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlrm.settings import check_settings, setting
+from dlrm.vision.config import AugmentationConfig
 from dlrm.vision.loader import NUM_DRAWS, NUM_SHARED_DRAWS, ImageBatch
 
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -49,51 +48,8 @@ class Prepared(NamedTuple):
         return zeros.scatter_add_(1, self.labels, self.weights)
 
 
-@dataclass(frozen=True)
-class Augmentation:
-    """Turns images into inputs; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
-
-    image_size: int = setting(
-        224, "Height and width of the network's input, in pixels", architecture=True, least=1
-    )
-    random_crop: bool = setting(True, "Train on resized random crops instead of center crops")
-    min_area: float = setting(
-        0.08, "Minimum area of a random crop, as a share of the image's", above=0, most=1
-    )
-    max_ratio: float = setting(
-        4 / 3, "Maximum aspect ratio of a random crop; the minimum is its inverse", least=1
-    )
-    horizontal_flip: bool = setting(True, "Mirror half of the training images, at random")
-    centre_crop: float = setting(
-        0.875,
-        "Side of the center crop used in tests, as a share of the image's side",
-        architecture=True,
-        above=0,
-        most=1,
-    )
-    normalise_input: bool = setting(
-        True,
-        "Subtract the channels' means and divide by their standard deviations; otherwise only "
-        "subtract the means",
-        architecture=True,
-    )
-    mixup_alpha: float = setting(
-        0.0, "Parameter of the Beta distribution of mixup; 0: no mixup", least=0
-    )
-    cutmix_lambda: float = setting(
-        1.0,
-        "CutMix by Graphcore's rules: 1: no CutMix; lower values, above 0, apply it to more "
-        "batches",
-        above=0,
-        most=1,
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
+class Augmentation(AugmentationConfig):
+    """Turns images into inputs, as configured."""
 
     @property
     def num_partners(self) -> int:

@@ -6,7 +6,8 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-NORMS = ("batch", "group")
+from dlrm.vision.config import NORMS
+
 VariantT = TypeVar("VariantT")
 
 

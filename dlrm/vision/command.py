@@ -1,9 +1,8 @@
-"""Trains, validates or times image networks: python -m dlrm.scripts.cnn --mode train ..."""
+"""A run of `dlrm.scripts.cnn`: training, validating or timing an image network."""
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
-import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,13 +14,12 @@ from torch import Tensor
 
 from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
-from dlrm.flags import Values, parsed_or_help
+from dlrm.flags import Values
 from dlrm.manifest import crc32
-from dlrm.session import network_flags
-from dlrm.session import network_run as network
+from dlrm.session import network_flags, network_run as network
 from dlrm.session.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.session.network_run import EmptyLoader, NetworkRun
-from dlrm.session.session import Session, exit_with
+from dlrm.session.session import Session
 from dlrm.tasks.run import known_checkpoint, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
@@ -42,14 +40,6 @@ from dlrm.vision.task import ImageClassification, ImageLossConfig, NetworkConfig
 
 TRAINING = ("train", "benchmark_training")
 _LOADED_BYTES = 1 << 30  # of prefetched batches
-
-
-def main(arguments: list[str]) -> None:
-    values = parsed_or_help(
-        arguments, cnn_flags.parse, lambda: f"{__doc__}\n{cnn_flags.FLAGS.help()}"
-    )
-    if values is not None:
-        exit_with(lambda: run(values), values["save_checkpoint_path"])
 
 
 def run(values: Values) -> dict[str, float]:
@@ -270,7 +260,3 @@ _MODES = {
     "validate": _validate,
     "benchmark_inference": _benchmark_inference,
 }
-
-
-def start() -> None:
-    main(sys.argv[1:])

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from dlrm.flags import Values
 from dlrm.session import network_flags
 from dlrm.settings import architecture_of, check_settings, setting
-from dlrm.vision.augmentation import Augmentation
+from dlrm.vision.config import AugmentationConfig, ImageLossConfig, NetworkConfig
 from dlrm.vision.recipes import RECIPES
-from dlrm.vision.task import ImageLossConfig, NetworkConfig
 
 MODES = ("train", "validate", "benchmark_training", "benchmark_inference")
 DATA = ("dataset", "synthetic", "generated")
@@ -93,13 +92,13 @@ class ImageRunConfig:
 FLAGS = network_flags.network_flags(
     ("Run", ImageRunConfig),
     ("Network", NetworkConfig),
-    ("Augmentation", Augmentation),
+    ("Augmentation", AugmentationConfig),
     ("Loss", ImageLossConfig),
 )
 RESUME_MAY_CHANGE = FLAGS.named(resumable=True) | {"help"}  # recorded by version 0.1.0
 
 # Flags of the architecture: those not given are taken from the checkpoint, if there is one.
-ARCHITECTURE = architecture_of(NetworkConfig, Augmentation)
+ARCHITECTURE = architecture_of(NetworkConfig, AugmentationConfig)
 
 
 def parse(arguments: list[str]) -> Values:

@@ -1,141 +1,16 @@
 """Image classification: a ResNet or EfficientNet, cross-entropy, top-1 and top-5."""
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from dlrm.distributed import World, all_sum
-from dlrm.settings import check_settings, setting
 from dlrm.tasks.network_task import Judge, NetworkTask
-from dlrm.train.config import PrecisionConfig
-from dlrm.train.execution import ExecutionConfig
+from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader
-from dlrm.vision import efficientnet, resnet
-from dlrm.vision.augmentation import Augmentation, Prepared
-from dlrm.vision.blocks import NORMS
+from dlrm.vision.augmentation import Augmentation
+from dlrm.vision.config import MODELS as MODELS, ImageLossConfig, NetworkConfig
 from dlrm.vision.loader import ImageBatch
-
-MODELS = (*resnet.VARIANTS, *efficientnet.VARIANTS)
-_RESNET_ONLY = ("zero_init_residual", "depths")
-_EFFICIENTNET_ONLY = ("group_dim", "expand_ratio", "dropout", "drop_path", "width")
-
-
-@dataclass(frozen=True)
-class NetworkConfig:
-    """An image network; field names are those of the flags, and None is the network's own default.
-
-    Raises:
-        ValueError: an unknown model, or a flag of another model; the message names flag and value.
-    """
-
-    model: str = setting("resnet50", "Network", choices=MODELS, architecture=True)
-    num_classes: int = setting(
-        1000, "Number of classes of random data; a dataset states its own", architecture=True
-    )
-    norm: str = setting(
-        "batch",
-        "Normalization over a batch or over groups of channels",
-        choices=NORMS,
-        architecture=True,
-    )
-    groups: int | None = setting(
-        None,
-        "Number of groups of --norm group; default: 32, or 4 for EfficientNet",
-        architecture=True,
-    )
-    norm_eps: float | None = setting(
-        None,
-        "Added to the variances in normalization; default: 1e-5, or 1e-3 for EfficientNet",
-        architecture=True,
-    )
-    norm_momentum: float = setting(
-        0.1, "Weight of the newest batch in the running averages of batch normalization"
-    )
-    zero_init_residual: bool = setting(
-        False, "Initialize each residual block of a ResNet as the identity"
-    )
-    group_dim: int | None = setting(
-        None,
-        "Channels per group of EfficientNet's spatial convolutions; default: 1, depthwise",
-        architecture=True,
-    )
-    expand_ratio: int | None = setting(
-        None,
-        "Ratio of the inner to the outer width of EfficientNet's blocks; default: 6",
-        architecture=True,
-    )
-    dropout: float | None = setting(
-        None,
-        "Dropout probability before EfficientNet's last layer; default: 0.2 for B0, 0.4 for B4",
-    )
-    drop_path: float | None = setting(
-        None,
-        "Probability that training skips EfficientNet's last block, less for earlier blocks; "
-        "default: 0.2",
-    )
-    depths: tuple[int, ...] | None = setting(
-        None,
-        "Number of blocks of a ResNet's four stages; default: 3,4,6,3, or 3,4,23,3 for ResNeXt-101",
-        architecture=True,
-    )
-    width: float | None = setting(
-        None,
-        "Multiplier of EfficientNet's channels; default: 1.0 for B0, 1.4 for B4",
-        architecture=True,
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        is_resnet = self.model in resnet.VARIANTS
-        for flag in _EFFICIENTNET_ONLY if is_resnet else _RESNET_ONLY:
-            if (value := getattr(self, flag)) is not None and value is not False:
-                shown = ",".join(map(str, value)) if isinstance(value, tuple) else value
-                raise ValueError(f"--{flag} {shown}: {self.model} has none")
-
-    def build(self, seed: int = 0) -> nn.Module:
-        """Returns the network with its initial weights."""
-        is_resnet = self.model in resnet.VARIANTS
-        own = _RESNET_ONLY if is_resnet else _EFFICIENTNET_ONLY
-        names = ("num_classes", "norm", "groups", "norm_eps", "norm_momentum", *own)
-        given = {n: getattr(self, n) for n in names if getattr(self, n) is not None}
-        make = resnet.ResNet if is_resnet else efficientnet.EfficientNet
-        return make(self.model, seed=seed, **given)
-
-
-@dataclass(frozen=True)
-class ImageLossConfig:
-    """The loss of an image network; field names are those of the command line's flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
-
-    label_smoothing: float = setting(
-        0.0,
-        "Share of the target distribution that label smoothing spreads over other classes; 0: none",
-        least=0,
-        below=1,
-    )
-    label_smoothing_style: str = setting(
-        "torch",
-        "torch: --label_smoothing is spread over all K classes; tf: over the K - 1 wrong ones",
-        choices=("torch", "tf"),
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-
-    def total(self, logits: Tensor, prepared: Prepared) -> Tensor:
-        """Returns the sum of the samples' cross-entropies; several labels may share a sample."""
-        classes = logits.shape[1]
-        share = self.label_smoothing
-        if self.label_smoothing_style == "tf" and classes > 1:
-            share *= classes / (classes - 1)
-        likelihoods = F.log_softmax(logits.float(), dim=1)
-        loss = -(prepared.weights * likelihoods.gather(1, prepared.labels)).sum()
-        return (1 - share) * loss - share * likelihoods.mean(dim=1).sum() if share else loss
 
 
 class ImageClassification(NetworkTask):

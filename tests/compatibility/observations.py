@@ -16,14 +16,12 @@ from pyarrow.parquet import read_table
 import dlrm
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.language import command as bert
-from dlrm.language import flags as bert_flags
+from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.pretraining.dataset import open_pretraining
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
 from dlrm.train.checkpoints.directory import last_checkpoint
-from dlrm.vision import command as cnn
-from dlrm.vision import flags as cnn_flags
+from dlrm.vision import command as cnn, flags as cnn_flags
 from dlrm.vision.loader import ImageDataset
 
 SPLITS = ("train", "test", "validation")

@@ -265,7 +265,7 @@ def test_a_number_that_is_none_is_named_where_it_is_read(dataset, value):
     numbers = np.fromfile(path, np.float16).reshape(-1, 3)
     numbers[41, 2] = value
     numbers.tofile(path)
-    got = rf"test/numerical.bin: row 41, numerical feature num_2: expected a finite .* {value}"
+    got = rf"test/numerical.bin: row 41, field numerical 2: expected a finite .* {value}"
     with pytest.raises(ValueError, match=got):
         read_all(dataset, verify_data="never")
 

@@ -4,8 +4,7 @@ from contextlib import suppress
 
 import pytest
 import yaml
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dlrm.distributed.placement import Piece, Placement, placement_text, read_placement
 

@@ -8,7 +8,7 @@ import preprocessing
 import pytest
 from killing import Forks, contents, kill_points, report
 
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
 SEED = 20261122

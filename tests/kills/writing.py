@@ -4,17 +4,12 @@ All forks have one process id, as containers do that are restarted.
 """
 
 import os
-import sys
-from pathlib import Path
 
-from dlrm.scripts.tune.command import main as tune_main
+from dlrm.deployment import export
+from dlrm.scripts.tune.__main__ import main as tune_main
 from dlrm.serving.loading import load
 from dlrm.serving.network.recalibration import of_sampling_rate, write_recalibrated
 from dlrm.train.checkpoints.directory import find_checkpoint
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "triton"))
-
-import export as exporter
 
 
 def recalibrate(checkpoint, folder):
@@ -36,7 +31,7 @@ def update(checkpoint, folder):
     repository = folder / "repository"
     words = [f"--checkpoint={checkpoint}", f"--save-dir={repository}", "--ts-trace", "--no-raw"]
     update = ["--update"] * (repository / "model").exists()
-    exporter.run(exporter.parse([*words, *update]))
+    export.run(export.parse([*words, *update]))
 
 
 def search(dataset, folder):

@@ -6,8 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from ranks import Ranks
 from sklearn.metrics import roc_auc_score
 

@@ -4,15 +4,18 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 from sklearn.metrics import roc_auc_score
 
 from dlrm.metrics.intervals import (
     bootstrap,
     bootstrap_difference,
+    decimals,
     delong,
     delong_difference,
     delong_interval,
     percentiles,
+    wilson,
 )
 from dlrm.metrics.ranked import RankedRows
 
@@ -122,3 +125,19 @@ def test_models_of_other_rows_are_refused():
     labels_b[3] = 1 - labels_b[3]
     with pytest.raises(ValueError, match="row 3: .* got two labels"):
         delong_difference(RankedRows(one, labels), RankedRows(other, labels_b))
+
+
+@pytest.mark.parametrize(("clicks", "rows"), [(0, 10), (1, 10), (7, 10), (10, 10), (83, 4000)])
+def test_rates_have_wilsons_interval(clicks, rows):
+    expected = binomtest(clicks, rows).proportion_ci(0.95, "wilson")
+    found = wilson(np.array([clicks / rows]), np.array([rows]))
+    assert np.concatenate(found) == pytest.approx([expected.low, expected.high], abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("reach", "digits"),
+    [(0.005, 3), (0.0152, 3), (0.05, 2), (0.14, 2), (0.6, 1), (40, 0), (1e-9, 6), (0, 4)],
+)
+def test_digits_follow_the_width_of_an_interval(reach, digits):
+    assert decimals(0.75 - reach, 0.75 + reach) == digits
+    assert decimals(None, None) == 4

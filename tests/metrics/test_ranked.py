@@ -98,14 +98,26 @@ def test_curves_end_where_the_metrics_say():
     logits, labels, _ = rows(2000, 40)
     ranked = RankedRows(logits, labels)
     found = ranked.metrics()
-    weight, predicted, observed = ranked.reliability()
+    weight, predicted, observed, independent = ranked.reliability()
     assert weight.sum() == 2000
+    assert (independent == weight).all()
     assert (weight * np.abs(predicted - observed)).sum() / 2000 == pytest.approx(found["ece"])
     shares, gains = ranked.gains()
     assert (gains[0], gains[-1]) == (0, 1)
     assert gains[shares.tolist().index(0.2)] == pytest.approx(found["gain@20%"])
     recall, precision = ranked.precision_recall()
     assert (recall[-1], precision[-1]) == (1, labels.astype(float).mean())
+    edges, counts = ranked.score_counts()
+    assert (edges[0], edges[-1], counts.sum()) == (0, ranked.probabilities.max(), 2000)
+
+
+def test_weighted_bins_count_as_many_rows_as_vary_as_much():
+    """Of weights 1 and 3 in turns: (1 + 3)^2 / (1 + 9) = 1.6 for two rows."""
+    logits, labels, _ = rows(1500, 0)
+    weights = np.where(np.arange(1500)[np.argsort(np.argsort(logits))] % 2, 3.0, 1.0)
+    bins = RankedRows(logits, labels, weights).reliability()
+    assert bins.rows == pytest.approx(bins.weight / 2 * 0.8, rel=0.05)
+    assert RankedRows(logits, labels, weights).score_counts()[1].sum() == weights.sum()
 
 
 @pytest.mark.parametrize("label", [0, 1])

@@ -2,8 +2,7 @@ import sys
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from ops_testing import assert_as_close_as_reference
 
 from dlrm import ops

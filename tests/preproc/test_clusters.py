@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from preproc_testing import binary_files
 
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"

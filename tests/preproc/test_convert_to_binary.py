@@ -16,7 +16,7 @@ from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc import convert_to_binary
-from dlrm.scripts.verify_dataset import verify
+from dlrm.scripts.verify_dataset.command import verify
 
 
 def table(rows, seed=0, **changes):

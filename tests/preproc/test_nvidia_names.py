@@ -19,7 +19,7 @@ from test_scripts import PREPROC, SMALL, environment
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.transform.transform import Transform
-from dlrm.scripts.verify_dataset import verify
+from dlrm.scripts.verify_dataset.command import verify
 
 OURS = ("INPUT_PATH", "OUTPUT_PATH", "FREQUENCY_LIMIT", "USE_FREQUENCY_LIMIT")
 

@@ -22,7 +22,7 @@ from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.stages.pipeline import input_facts
 from dlrm.preproc.stages.stage import Run
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
 
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
 PREPROC = Path(__file__).resolve().parents[2] / "preproc"

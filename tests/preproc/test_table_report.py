@@ -1,6 +1,7 @@
 """The report on tables: raw units, drift of splits, days and files, and a page for every screen."""
 
 import json
+import re
 from html.parser import HTMLParser
 
 import numpy as np
@@ -44,7 +45,8 @@ class Page(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         attrs = dict(attrs)
-        assert not set(attrs) & {"src", "href"}, "nothing from elsewhere"
+        assert "src" not in attrs, "nothing from elsewhere"
+        assert attrs.get("href", "#").startswith("#"), "nothing from elsewhere"
         self.tags.append(tag)
         if tag == "meta":
             return
@@ -275,20 +277,26 @@ def test_page_shows_ten_features_first_and_all_of_them_on_demand(local, tmp_path
     assert [row[2:4] for row in page.tables[0][1:4]] == [
         [f"{drift[name]:.3f}", "large"] for name in worst[:3]
     ]
-    everything = page.tables[2]
+    everything = page.tables[1]
     assert [row[0] for row in everything[1:]] == names
+    drifted = sum(value >= 0.1 for value in drift.values())
+    assert f"<dt>fields that drift</dt><dd>{drifted}</dd>" in text
+    scale = min(max(drift.values()), 0.6)
+    assert {f"{100 * limit / scale:.1f}%" for limit in (0.1, 0.25)} == set(
+        re.findall(r'<s style="left:(.*?)"', text)
+    )
     assert page.tags.index("details") < page.tags.index("summary")
-    assert text.index("<details") < text.index("Drift of every feature") < text.index("</details>")
+    assert text.index("<details") < text.index("Drift of every field") < text.index("</details>")
 
 
 def test_page_fits_a_phone_and_escapes_names(timed):
     text = (timed[1] / "report.html").read_text()
     page = Page(text)
-    assert "<meta name='viewport' content='width=device-width, initial-scale=1'>" in text
+    assert '<meta name="viewport" content="width=device-width, initial-scale=1">' in text
     assert "&lt;b&gt;&amp;amp; a name" in text
-    assert "<b>" not in text
+    assert "<b>&" not in text
     assert {"caption", "details", "summary", "main", "h1"} <= set(page.tags)
-    assert page.tags.count("caption") == page.tags.count("table") == text.count("role='region'")
+    assert page.tags.count("caption") == page.tags.count("table") == text.count('role="region"')
     rows = next(one for one in page.tables if one[0] == ["part", "rows"])
     assert [row[1] for row in rows[1:]] == ["1,334", "1,333", "1,333"]  # labels of the bars
 

@@ -25,7 +25,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
-from dlrm.serving.server.reader import RAW
+from dlrm.serving.server.names import RAW
 
 
 def as_pandas(table):

@@ -38,7 +38,7 @@ def command(request, tmp_path, monkeypatch, dataset):
 @pytest.fixture
 def checkpoint_tool(capsys):
     """Runs `dlrm.scripts.checkpoint` in this process; returns what subprocess.run does."""
-    from dlrm.scripts.checkpoint.command import main
+    from dlrm.scripts.checkpoint.__main__ import main
 
     def run(*words):
         capsys.readouterr()

@@ -1,12 +1,13 @@
 """`dlrm.scripts.compare`: runs side by side."""
 
 import json
+import re
 import shutil
 
 import pytest
 import trained_model
 
-from dlrm.scripts.compare import main
+from dlrm.scripts.compare.__main__ import main
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +35,7 @@ def test_a_folder_is_a_table_of_what_differs(runs, capsys):
     log = (runs / "fast/log.json").read_text().splitlines()[-1].removeprefix("DLLL ")
     speed = json.loads(log)["data"]["average_train_throughput"]
     assert f"{speed:,.0f}" in rows[0].split()
-    assert roles == "auc and others of the best test, on test rows: chosen on"
+    assert roles == "metrics of the best test, on test rows: chosen on"
     _, *rows, _ = said(capsys, runs / "slow", runs / "fast" / "checkpoints", "--sort=lr")
     assert [row.split()[0] for row in rows] == ["slow", "fast"]
 
@@ -51,7 +52,13 @@ def test_the_page_has_the_table_and_all_curves(runs, tmp_path, capsys):
     said(capsys, runs, f"--output={tmp_path / 'out'}")
     text = (tmp_path / "out/comparison.html").read_text()
     assert text.count("<tr>") == 3
-    assert text.count("role='img'") == 2
+    assert text.count('role="img"') == 2
+    best = re.search(r"<dt>best run</dt><dd>(.*?)</dd><dd class=\"note\">(.*?)</dd>", text)
+    assert best[1] == "fast"
+    assert best[2].startswith("by AUC, after ")
+    row = re.search(r'<tr><th scope="row" data-value="fast">.*?</tr>', text, re.DOTALL)[0]
+    auc = json.loads((runs / "fast/checkpoints/best.json").read_text())["auc"]
+    assert f'<td data-value="{auc:.6f}">{auc:.4f}</td>' in row
     assert "fast: best test auc" in text
     assert "src=" not in text
     assert "http" not in text

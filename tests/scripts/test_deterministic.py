@@ -7,12 +7,10 @@ import small_images
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dlrm.language import command as bert
-from dlrm.language import flags as bert_flags
+from dlrm.language import command as bert, flags as bert_flags
 from dlrm.ops.library import cuda_switches
 from dlrm.session import session
-from dlrm.vision import command as cnn
-from dlrm.vision import flags as cnn_flags
+from dlrm.vision import command as cnn, flags as cnn_flags
 
 pytestmark = pytest.mark.long
 VARIABLE = "CUBLAS_WORKSPACE_CONFIG"

@@ -570,4 +570,4 @@ def test_bad_ids_end_all_ranks_and_are_named(start, tmp_path, dataset):
     column.tofile(file)
     job = start(data=broken)
     assert job.wait() != 0
-    assert re.search(r"error: .*train row 700, feature cat_3", job.output()), job.output()
+    assert re.search(r"error: .*train row 700, field categorical 3", job.output()), job.output()

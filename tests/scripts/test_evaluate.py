@@ -151,10 +151,21 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     assert "http" not in text
     assert any(a.get("name") == "viewport" for tag, a in page.seen if tag == "meta")
     charts = [attributes for tag, attributes in page.seen if tag == "svg"]
-    assert len(charts) >= 5
+    assert [a["aria-label"].partition(".")[0] for a in charts] == [
+        "Reliability, and the number of rows by score", "Gain", "Lift", "Precision and recall"
+    ]  # fmt: skip
     assert all(a["role"] == "img" and len(a["aria-label"]) > 20 for a in charts)
-    regions = [a for tag, a in page.seen if tag == "div"]
+    regions = [a for tag, a in page.seen if a.get("role") == "region"]
+    assert len(regions) == tags.count("table")
     assert all(a["tabindex"] == "0" and a["aria-label"] for a in regions)
+    links = [a["href"] for tag, a in page.seen if tag == "a"]
+    assert links == [f"#{a['id']}" for tag, a in page.seen if tag == "section"]
+    assert "expected calibration error" in page.content
+    assert ">ece<" not in text
+    curves = facts["curves"][0]
+    assert sum(curves["scores"]["rows"]) == sum(curves["reliability"]["weight"]) == 1000
+    low, observed, high = (curves["reliability"][name] for name in ("low", "observed", "high"))
+    assert all(a <= b <= c and a < c for a, b, c in zip(low, observed, high, strict=True))
     for colour in re.findall(
         r"(?:[^-]color|fill): (#[0-9a-f]{3,6})", text.partition("</style>")[0]
     ):

@@ -23,7 +23,10 @@ from dlrm.session import session
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"
 MESSAGE = f"{URI}: expected a path of this machine, got a URI (s3://); use a local path"
-NEEDED = {"dlrm/scripts/bert/__main__.py": ["--mode=pretrain"], "triton/deployer.py": ["--"]}
+NEEDED = {
+    "dlrm/scripts/bert/__main__.py": ["--mode=pretrain"],
+    "dlrm/deployment/deployer.py": ["--"],
+}
 TRAININGS = {
     *("dlrm/scripts/main.py", "dlrm/scripts/dist_main.py"),
     *("dlrm/scripts/cnn/__main__.py", "dlrm/scripts/bert/__main__.py"),
@@ -38,7 +41,7 @@ COMMANDS = [
     name
     for name, text in SCRIPTS.items()
     if re.search(r'(?m)^if __name__ == "__main__":$', text)
-    and '\n"""Runs `dlrm.' not in text  # has the command line of another one
+    and not re.search(r'(?m)^"""Runs `dlrm\.', text)  # has the command line of another one
 ]
 
 
@@ -177,11 +180,11 @@ def walked(tmp_path_factory):
 PATHS = {  # some of the flags that the walk has to find
     "dlrm/preproc/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
     "dlrm/scripts/checkpoint/__main__.py": {"--output", "--dataset", "--rows"},
-    "dlrm/scripts/compare.py": {"--output", "runs"},
+    "dlrm/scripts/compare/__main__.py": {"--output", "runs"},
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
-    "dlrm/scripts/prepare.py": {"--input", "--output", "--schema"},
+    "dlrm/scripts/prepare/__main__.py": {"--input", "--output", "--schema"},
     "dlrm/scripts/systems/__main__.py": {"run --results", "document output"},
-    "triton/export.py": {"--checkpoint", "--save_dir"},
+    "dlrm/deployment/export.py": {"--checkpoint", "--save_dir"},
 }
 
 

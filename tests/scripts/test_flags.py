@@ -5,6 +5,7 @@ import re
 import subprocess
 import sys
 
+import own_layers  # noqa: F401  # registers layers
 import pytest
 
 from dlrm.data.clicks.config import DataConfig
@@ -102,6 +103,8 @@ OURS = {
     "defaults": "2020",
     "deterministic": False,
     "verdict": True,
+    "log_format": "nvidia",
+    "verbose": False,
     "overlap": "none",
     "load_optimizer_state": False,
     "verify_data": "first",
@@ -149,6 +152,7 @@ OURS = {
     "tensorboard": None,
     "mlflow": None,
     "tf32": True,
+    "top_mlp": "mlp",
     "wide": False,
 }
 
@@ -162,8 +166,8 @@ CHOICES = {
     "execution": {"eager", "graph", "lazy"},
     "preset": {"gaudi_medium", "mlperf_dcnv2"},
     "recipe": {"auto"},
+    "log_format": {"nvidia", "short"},
     "embedding_type": {"joint", "joint_fused", "joint_sparse", "multi_table", "custom_cuda"},
-    "numerical_embedding": {"none", "piecewise", "periodic", "bins"},
     "cross_structure": {"stacked", "parallel"},
     "embedding_init": {"uniform", "normal"},
 }
@@ -199,11 +203,26 @@ def test_every_documented_choice_is_taken(flag, choices):
     assert set(listed.split("|")) == choices
 
 
+@pytest.mark.parametrize(
+    ("flag", "choices"),
+    [
+        ("numerical_embedding", ("none", "piecewise", "periodic", "bins", "scaled_fields")),
+        ("top_mlp", ("mlp", "residual")),
+        ("interaction_op", ("bilinear", "dot,bilinear")),
+    ],
+)
+def test_layers_are_built_in_or_registered(flag, choices):
+    for choice in choices:
+        assert dlrm_flags.parse([f"--{flag}={choice}"])[flag] == choice
+    with pytest.raises(ValueError, match=f"^--{flag} x: expected .*{choices[0]}.* got 'x'; to use"):
+        dlrm_flags.parse([f"--{flag}=x"])
+
+
 def test_interactions_are_named_alone_or_with_commas_between():
     for names in ("cuda_dot", "dot", "cat", "dcn", "dot,dcn", "cat,dcn,cuda_dot"):
         assert dlrm_flags.parse([f"--interaction_op={names}"])["interaction_op"] == names
     wrong = {
-        "x": "--interaction_op x: expected cuda_dot, dot, cat, dcn, or several of them .* got 'x'",
+        "x": "--interaction_op x: expected cuda_dot, dot, cat, dcn.*, or several of .* got 'x'",
         "dot,": "--interaction_op dot,: expected .* got ''",
         "dcn,dcn": "dcn is named twice",
         "dot,cuda_dot": "dot and cuda_dot are the same products",
@@ -326,9 +345,12 @@ def test_the_help_is_shown_whatever_else_is_given(parse, flag):
     assert asked.value.full == (flag == "--helpfull")
 
 
+ALL_COMMANDS = {"config", "version", "complete", "flagfile", "undefok"}
+
+
 def test_help_lists_every_flag():
     command = [sys.executable, "-m", "dlrm.scripts.main"]
-    for flag, more in (("--help", set()), ("--helpfull", {"flagfile", "undefok"})):
+    for flag, more in (("--help", set()), ("--helpfull", ALL_COMMANDS)):
         run = subprocess.run([*command, flag], capture_output=True, text=True, check=True)
         listed = re.findall(r"^  (?:-\w+,)?--(?:\[no\])?(\w+):", run.stdout, re.MULTILINE)
         assert set(listed) == set(JUNE_2020 | LATER | OURS) | more

@@ -57,6 +57,33 @@ def test_training_learns_and_reports(command, tmp_path, capsys, device):
     )
 
 
+def test_the_short_form_says_what_runs_and_what_can_follow(command, capsys, dataset):
+    short = "--log_format=short"
+    trained = command("--epochs=2", "--save_checkpoint_path=run", short)
+    first, *lines = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(
+        r"train       4,000 rows, 32 steps of 256 rows \(2 epochs\), [\d,]+ parameters, .*", first
+    )
+    tests, closing = lines[:2], lines[lines.index("") + 1 :]
+    assert [line[:22] for line in tests] == ["test        step 16/32", "test        step 32/32"]
+    auc = f"AUC {trained['test_auc']:.4f}  log loss {trained['test_log_loss']:.4f}"
+    assert sum(auc in line for line in tests) == 1
+    assert closing[0].startswith(f"test        {auc}  calibration ")
+    assert closing[0].endswith("  chosen on")
+    assert closing[1].startswith(f"validation  AUC {trained['validation_auc']:.4f}  ")
+    assert closing[1].endswith("  never chosen on")
+    assert [line.split()[0] for line in closing[2:6]] == ["speed", "time", "saved", "curves"]
+    assert closing[4].startswith("saved       run/step-0000000")
+    assert closing[6] == f"next        dlrm evaluate --checkpoint run --dataset {dataset}"
+    assert len(closing) <= 10
+    command("--epochs=3", "--save_checkpoint_path=run", "--resume")
+    assert "DLL " in capsys.readouterr().out
+    command("--mode=test", "--load_checkpoint_path=run", short, model=[], training=[])
+    out = capsys.readouterr().out
+    assert re.search(r"^average_test_throughput +[\d.e+]+ samples/s$", out, re.MULTILINE)
+    assert "DLL " not in out
+
+
 def test_a_checkpoint_tests_as_it_trained_and_brings_its_architecture(command, capsys, device):
     trained = command("--epochs=2", "--save_checkpoint_path=run")
     tested = command("--mode=test", "--load_checkpoint_path=run", model=[], training=[])
@@ -549,7 +576,7 @@ def test_an_id_beyond_its_table_ends_the_run_with_its_name(tmp_path):
         file.write(bytes([3]))
     done = shell([f"--dataset={data}", *MODEL, *RUN, "--verify_data=never"], tmp_path)
     assert done.returncode == 1
-    named = "train row 300, feature cat_2.bin: expected an id from 0 to 2, got 3"
+    named = "train row 300, field categorical 2 (cat_2.bin): expected an id from 0 to 2, got 3"
     assert f"error: {data}: {named}" in done.stderr
     assert "--hash_indices" in done.stderr
     assert "Traceback" not in done.stderr
@@ -615,7 +642,7 @@ def test_a_test_does_not_read_the_training_rows(command, tmp_path):
     numbers[:] = np.nan
     numbers.tofile(spec.file("train", spec.numerical[0]))
     assert command("--mode=test", data=data)["auc"] > 0
-    with pytest.raises(ValueError, match="numerical.bin: row 0, numerical feature num_0"):
+    with pytest.raises(ValueError, match="numerical.bin: row 0, field numerical 0"):
         command(data=data)
 
 

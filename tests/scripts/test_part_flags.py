@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from own_layers import OWN
 from small_dataset import NUM_NUMERICAL, ROWS, TABLE_SIZES, write_dataset
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
@@ -65,7 +66,11 @@ def test_a_checkpoint_tests_and_predicts_as_it_trained(command, dataset, capsys,
     assert order.mean() == pytest.approx(tested["auc"], abs=2e-3 if amp else 1e-5)
 
 
-@pytest.mark.parametrize("flags", WAYS, ids=lambda flags: flags[0])
+@pytest.mark.parametrize(
+    "flags",
+    [*WAYS, [f"--{name}={layer}" for name, layer in OWN.items()]],
+    ids=lambda flags: flags[0],
+)
 def test_a_resumed_run_is_the_uninterrupted_one(command, flags):
     command("--epochs=2", "--log_path=whole.json", "--save_checkpoint_path=whole", *flags)
     halves = ["--epochs=2", "--log_path=halves.json", "--save_checkpoint_path=halves", *flags]

@@ -11,12 +11,10 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from dlrm.distributed import Pipelines, World
-from dlrm.language import command as bert
-from dlrm.language import flags as bert_flags
+from dlrm.language import command as bert, flags as bert_flags
 from dlrm.session import network_run as network
 from dlrm.session.network_flags import BatchDivision, pipeline_parts
-from dlrm.vision import command as cnn
-from dlrm.vision import flags as cnn_flags
+from dlrm.vision import command as cnn, flags as cnn_flags
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 CNN = (

@@ -9,8 +9,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
 from dlrm.language import flags as bert_flags
 from dlrm.session.profiling import timeline
-from dlrm.vision import command as cnn
-from dlrm.vision import flags as cnn_flags
+from dlrm.vision import command as cnn, flags as cnn_flags
 
 
 def losses(path):
@@ -73,7 +72,7 @@ def test_some_steps_are_recorded_and_drawn_and_all_losses_stay(command, tmp_path
 def test_the_first_steps_are_left_out(command, tmp_path, capsys):
     command("--max_steps=9", "--benchmark_warmup_steps=7", "--profile=2", "--print_freq=4")
     assert len(steps(events(tmp_path / "profile-rank0.json.gz"))) == 2
-    assert "no picture of the profile: matplotlib is missing" in capsys.readouterr().out
+    assert "no picture of the profile: " in capsys.readouterr().out
 
 
 def test_a_run_that_is_too_short_says_so(command, tmp_path, capsys):

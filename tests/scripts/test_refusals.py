@@ -29,16 +29,16 @@ def refused(module, *arguments, code=1, **options):
     return lines[0]
 
 
-def needs_server(command):
-    if command.startswith("triton/") and command != "triton/server.py":
-        pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")
-        pytest.importorskip("onnxscript", reason="needs dlrm[serve]")
-
-
 def script_of(command):
     return ROOT / command if command.endswith(".py") else command
 
 
+DEPLOYMENT = {
+    "export": (2, ("--checkpoint=x",), "--threads=x"),
+    "deployer": (2, ("--", "--model_checkpoint=x"), "--threads=x"),
+    "client": (2, ("--input=x",), "--protocol=x"),
+    "server": (2, ("--model-repository=x",), "--http-port=x"),
+}
 # Every command: its exit code, required flags, and a flag with an invalid value.
 COMMANDS = {
     MAIN: (1, (), "--batch_size=x"),
@@ -52,6 +52,7 @@ COMMANDS = {
     "dlrm.scripts.evaluate": (1, ("--checkpoint=x",), "--bootstrap=x"),
     "dlrm.scripts.tune": (2, ("--dataset=x", "--output=x"), "--trials=x"),
     "dlrm.scripts.compare": (2, ("x",), "--output"),
+    "dlrm.scripts.completion": (2, ("bash",), "--config=s3://x"),
     "dlrm.scripts.plan": (1, (), "--ranks=x"),
     "dlrm.scripts.gen_csv": (1, (), "--size=x"),
     "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),
@@ -60,6 +61,7 @@ COMMANDS = {
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
     TOOL: (2, ("inspect", "x"), "--rtol=x"),
     "dlrm.scripts.systems": (2, ("seeds", "x"), "--n=x"),
+    "dlrm.scripts.demo": (1, (), "--rows=x"),
     "dlrm.scripts.doctor": (2, (), "--json=x"),
     TEXT: (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
     LOGS: (2, (), "--seed=x"),
@@ -73,17 +75,17 @@ COMMANDS = {
     "preproc/prepare_images.py": (2, ("--source=x", "--output=x"), "--size=x"),
     "preproc/prepare_text.py": (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
     "preproc/simulate_logs.py": (2, ("--output=x",), "--days=x"),
-    "triton/export.py": (2, ("--checkpoint=x",), "--threads=x"),
-    "triton/deployer.py": (2, ("--", "--model_checkpoint=x"), "--threads=x"),
-    "triton/client.py": (2, ("--input=x",), "--protocol=x"),
-    "triton/server.py": (2, ("--model-repository=x",), "--http-port=x"),
+    **{
+        name.format(command): wrong
+        for command, wrong in DEPLOYMENT.items()
+        for name in ("dlrm.deployment.{}", "triton/{}.py")
+    },
 }
 
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_help_is_a_success_whatever_else_is_given(command):
-    needs_server(command)
-    words = ["--"] if command == "triton/deployer.py" else []
+    words = ["--"] if "deployer" in command else []
     for flag in ("--help", "-h"):
         done = forked.run(script_of(command), *words, flag, "--no_such_flag=1", timeout=LIMIT)
         assert (done.returncode, done.stderr) == (0, ""), done
@@ -92,17 +94,19 @@ def test_the_help_is_a_success_whatever_else_is_given(command):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_an_unknown_flag_and_a_bad_value_are_one_line(command):
-    needs_server(command)
     code, needed, bad = COMMANDS[command]
     script = script_of(command)
     line = refused(script, *needed, bad, code=code)
     assert bad.partition("=")[0].strip("-").replace("-", "_") in line
-    if command != "triton/server.py":  # it passes others on to tritonserver
+    if "server" not in command:  # it passes others on to tritonserver
         assert "no_such_flag" in refused(script, *needed, "--no_such_flag=1", code=code)
 
 
+FOLDERS = ("dlrm/scripts", "dlrm/deployment", "dlrm/preproc", "preproc", "triton")
+
+
 def test_every_command_is_in_the_list_above():
-    scripts = [ROOT / name for name in ("dlrm/scripts", "dlrm/preproc", "preproc", "triton")]
+    scripts = [ROOT / name for name in FOLDERS]
     files = [file for folder in scripts for file in (*folder.glob("*.py"), *folder.glob("*/*.py"))]
     found = {
         file.parent if file.name == "__main__.py" else file

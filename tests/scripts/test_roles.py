@@ -205,11 +205,11 @@ def test_pages_name_the_role_of_their_rows(dataset, two_splits, monkeypatch, tmp
     capsys.readouterr()
     assert compare.main(["one", "two", "--output=out"]) == 0
     expected = (
-        "auc and others of the best test, on test or set_aside rows: chosen on; validation_* and "
-        "test_*: never chosen on"
+        "metrics of the best test, on test or set_aside rows: chosen on; on validation and test "
+        "rows: never chosen on"
     )
     assert f"{expected}\n" in capsys.readouterr().out
-    assert f"{expected}.</p>" in Path("out/comparison.html").read_text()
+    assert f"M{expected[1:]}.</p>" in Path("out/comparison.html").read_text()
     for name, data, split, role in (
         ("one", dataset, "test", ", chosen on"),
         ("one", two_splits, "test", ""),

@@ -8,8 +8,8 @@ import forked
 import pytest
 
 from dlrm.data.transform.schema import Schema
-from dlrm.scripts.schema import with_derived
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.schema.command import with_derived
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 ROWS = "".join(f"{i % 40},{'?' if i % 9 == 0 else 'ab'[i % 2]},{'yes' * (i % 4 == 0) or 'no'}\n"
                for i in range(400))  # fmt: skip

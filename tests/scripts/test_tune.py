@@ -20,7 +20,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.flags import parse_flags
 from dlrm.manifest import sealed_json
-from dlrm.scripts.tune.command import main
+from dlrm.scripts.tune.__main__ import main
 from dlrm.scripts.tune.folds import Part, write_part
 from dlrm.scripts.tune.halving import Rung, plan
 from dlrm.scripts.tune.space import Space

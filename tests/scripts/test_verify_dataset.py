@@ -17,7 +17,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.language.data import layout as text_layout
 from dlrm.manifest import sealed_json, write_manifest
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
-from dlrm.scripts.verify_dataset import verify
+from dlrm.scripts.verify_dataset.command import verify
 from dlrm.vision import layout as image_layout
 
 

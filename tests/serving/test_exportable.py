@@ -3,16 +3,19 @@
 import shutil
 
 import numpy as np
+import own_layers
 import pytest
 import torch
 
+import dlrm
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
 from dlrm.model.layers.interaction import INTERACTIONS
+from dlrm.model.layers.own import own_layers as own_layers_of
 from dlrm.serving.network.compare import compare_tables
 from dlrm.serving.network.exportable import example_like, exportable
-from dlrm.serving.network.platforms import PLATFORMS
+from dlrm.serving.network.platforms import PLATFORMS, write_network
 from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
@@ -115,6 +118,7 @@ def assert_close(found, expected, tolerance=1e-5):
         {"table_sizes": SIZES[:1]},
         {"table_sizes": SIZES[:6]},
         *PARTS,
+        {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2},
         {**PARTS[-1], "hash_indices": True, "max_table_size": 20},
         {"ensemble": 2, "interaction_op": "dot", "table_sizes": SIZES[:6]},
     ],
@@ -208,8 +212,15 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision, lists
         assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4 if lists else 1e-5)
 
 
+OWN_PARTS = {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2}
+
+
 @pytest.mark.parametrize("platform", WRITTEN)
-@pytest.mark.parametrize("others", PARTS, ids=lambda others: " ".join(map(str, others.values())))
+@pytest.mark.parametrize(
+    "others",
+    [*PARTS, pytest.param(OWN_PARTS, marks=pytest.mark.slow)],
+    ids=lambda others: " ".join(map(str, others.values())),
+)
 def test_every_part_is_written(tmp_path, platform, others):
     model = network(**others)
     exported = exportable(model, quantize_tables(model, "fp32"), example())
@@ -219,6 +230,25 @@ def test_every_part_is_written(tmp_path, platform, others):
         numerical[0, 0], numerical[-1, 1] = 1e4, -1e4  # beyond all edges
         inputs = Inputs(numerical, ids)
         assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
+
+
+@dlrm.register_interaction("variadic")
+class Variadic(torch.nn.Module):
+    """Its arguments are a list of any length, which a script has not."""
+
+    def __init__(self, num_vectors, dim):
+        super().__init__()
+
+    def forward(self, *vectors):
+        return vectors[0]
+
+
+def test_a_layer_that_a_platform_cannot_express_is_named(tmp_path):
+    model = network(interaction_op="cat,variadic")
+    exported = exportable(model, quantize_tables(model, "fp32"), example())
+    own, expected = own_layers_of(model), "interaction_op variadic .Variadic.: .* ts-trace"
+    with pytest.raises(ValueError, match=f"^scripted TorchScript cannot express .* {expected}"):
+        write_network(PLATFORMS["ts-script"], exported, example_like(example()), tmp_path, own)
 
 
 def test_several_packed_ensembles_average_their_logits():

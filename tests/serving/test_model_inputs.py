@@ -6,7 +6,8 @@ import pytest
 from dlrm.data.clicks.bags import Jagged
 from dlrm.serving.rows.inputs import Inputs, check_inputs
 
-SIZES, NAMES, LONGEST = (9, 40, 7), ("user", "tags", "items"), {1: 5, 2: 3}
+SIZES, LONGEST = (9, 40, 7), {1: 5, 2: 3}
+NAMES = ("age", "price"), ("user", "tags", "items")
 
 
 def drawn(rows, seed=0):
@@ -59,7 +60,7 @@ def test_columns_become_rows(rows):
     plain, inputs = drawn(rows)
     assert listed(inputs) == plain
     assert inputs.num_tables == 3
-    check_inputs(inputs, 2, SIZES, NAMES, LONGEST)
+    check_inputs(inputs, NAMES, SIZES, LONGEST)
 
 
 def test_parts_and_chosen_rows_are_those_rows():
@@ -120,23 +121,23 @@ def lengths(*rows):
         ),
         (GOOD._replace(weights=np.ones(6, np.float32)), r"weights: expected \[7\] .* got \[6\]"),
         (GOOD._replace(weights=np.ones(7, int)), r"weights: .* floating type, .* of int64"),
-        (GOOD._replace(numerical=NUMBERS + np.inf), "row 0, column numerical 0: .* finite number"),
+        (GOOD._replace(numerical=NUMBERS + np.inf), "row 0, column age: .* finite number"),
     ],
 )
 def test_lists_that_do_not_fit_are_named(inputs, message):
-    check_inputs(GOOD, 2, SIZES, NAMES, LONGEST)
+    check_inputs(GOOD, NAMES, SIZES, LONGEST)
     with pytest.raises(ValueError, match=message):
-        check_inputs(inputs, 2, SIZES, NAMES, LONGEST)
+        check_inputs(inputs, NAMES, SIZES, LONGEST)
 
 
 def test_where_nothing_is_known_of_lists_any_length_is_taken():
     long = Inputs(NUMBERS[:1], np.zeros(7, int), np.array([[0, 7, 0]]))
-    check_inputs(long, 2, SIZES)
-    check_inputs(long._replace(ids=np.full(7, 10**9)), 2, (), NAMES)
+    check_inputs(long, NAMES, SIZES)
+    check_inputs(long._replace(ids=np.full(7, 10**9)), NAMES, ())
     for wrong in ([[-1, 8, 0]], [[8, -1, 0]]):
         with pytest.raises(ValueError, match=r"\(table [01]\): .* of 0 to 7, got "):
-            check_inputs(long._replace(lengths=np.array(wrong)), 2, SIZES)
+            check_inputs(long._replace(lengths=np.array(wrong)), NAMES, SIZES)
     none = Inputs(NUMBERS[:1], np.zeros(0, int), np.array([[0, 0, 0]]))
-    check_inputs(none, 2, SIZES)
+    check_inputs(none, NAMES, SIZES)
     with pytest.raises(ValueError, match="expected a length of 0 to 0, got 1"):
-        check_inputs(none._replace(lengths=np.array([[1, 0, 0]])), 2, SIZES)
+        check_inputs(none._replace(lengths=np.array([[1, 0, 0]])), NAMES, SIZES)

@@ -6,8 +6,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from table_testing import table_transform
 
 from dlrm.data.sources import native
@@ -100,7 +99,7 @@ GOOD = Inputs(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int64))
     [
         (GOOD._replace(numerical=np.zeros((2, 4), np.float32)), r"expected \[rows, 3\].*\[2, 4\]"),
         (GOOD._replace(numerical=np.zeros((2, 3), np.int64)), "floating type, got .* of int64"),
-        (GOOD._replace(numerical=np.full((2, 3), np.nan)), "column numerical 0: .*finite.*nan"),
+        (GOOD._replace(numerical=np.full((2, 3), np.nan)), "column age: .*finite.*nan"),
         (GOOD._replace(ids=np.zeros((3, 2), np.int64)), r"expected \[2, 2\].*got \[3, 2\]"),
         (GOOD._replace(ids=np.zeros((2, 2))), "integer type,.* got .* of float64"),
         (
@@ -111,9 +110,10 @@ GOOD = Inputs(np.zeros((2, 3), np.float32), np.zeros((2, 2), np.int64))
     ],
 )
 def test_inputs_that_do_not_fit_are_named(inputs, message):
-    check_inputs(GOOD, 3, [9, 5], ["user", "city"])
+    names = ["age", "price", "delay"], ["user", "city"]
+    check_inputs(GOOD, names, [9, 5])
     with pytest.raises(ValueError, match=message):
-        check_inputs(inputs, 3, [9, 5], ["user", "city"])
+        check_inputs(inputs, names, [9, 5])
 
 
 def tensor_of(lines):

@@ -10,12 +10,10 @@ import numpy as np
 import pytest
 from full_size import resolved
 
-from dlrm.language import command as bert
-from dlrm.language import flags as bert_flags
+from dlrm.language import command as bert, flags as bert_flags
 from dlrm.published.documents.ipu import ROWS
 from dlrm.published.smoke import smoke_flags
-from dlrm.vision import command as cnn
-from dlrm.vision import flags as cnn_flags
+from dlrm.vision import command as cnn, flags as cnn_flags
 
 pytestmark = pytest.mark.long
 _COMMANDS = documents.saved()["commands"]

@@ -3,6 +3,7 @@
 import functools
 from typing import NamedTuple
 
+import own_layers  # noqa: F401  # whose layers `parts` may name
 import pytest
 import torch
 

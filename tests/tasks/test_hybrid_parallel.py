@@ -5,6 +5,7 @@ import re
 import pytest
 import torch
 from click_runs import BATCH, STEPS, Run, check, train
+from own_layers import OWN
 
 from dlrm.distributed import OtherRankError
 from dlrm.train.log import StoppedError
@@ -54,6 +55,11 @@ def test_losses_and_weights_are_those_of_one_process(ranks, size, balance, layou
 )
 def test_so_are_other_ways_to_train(ranks, size, run):
     check(ranks, size, run)
+
+
+@pytest.mark.slow
+def test_layers_of_a_users_own_train_alike(ranks):
+    check(ranks, 2, Run(optimizer="adam", parts=tuple(OWN.items())))
 
 
 def test_half_precision_works_where_a_rank_has_no_table(ranks):

@@ -14,9 +14,8 @@ from dlrm.language.bert import BertForPreTraining
 from dlrm.language.data.loader import TextLoader
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
-from dlrm.train.config import PrecisionConfig, TrainConfig
+from dlrm.train.config import ExecutionConfig, PrecisionConfig, TrainConfig
 from dlrm.train.ema import EMA
-from dlrm.train.execution import ExecutionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig

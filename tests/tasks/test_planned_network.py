@@ -6,6 +6,7 @@ import sys
 
 import pytest
 import torch
+from own_layers import OWN
 from torch.utils.flop_counter import FlopCounterMode
 
 from dlrm import ops
@@ -38,6 +39,7 @@ NETWORKS = [
         INTERACTIONS, NUMERICAL_KINDS, (False, True), (1, 3)
     )
 ]
+NETWORKS += [{**OWN, "wide": True, "ensemble": members} for members in (1, 3)]
 WHOLE = Placement.from_whole_tables(SIZES, DIM, [[0, 1, 2]])
 DIVIDED = Placement(  # a table in columns, one in rows, one copied
     SIZES,

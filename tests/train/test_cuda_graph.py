@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from op_recorder import OpRecorder
+from own_layers import OWN
 
 from dlrm.data.clicks.batch import Batch, Shard
 from dlrm.data.clicks.config import DataConfig
@@ -117,7 +118,11 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case.values())))
+@pytest.mark.parametrize(
+    "case",
+    [*CASES, {"parts": {**OWN, "embedding_init_scale": 1}}],
+    ids=lambda case: "-".join(map(str, case.values())),
+)
 def test_a_recorded_run_is_the_run(device, recorder, case):
     if device == "cpu" and "gradient_accumulation_steps" in case:
         pytest.skip(

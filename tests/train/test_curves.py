@@ -18,14 +18,14 @@ class Clock:
 
 
 def trained(steps, print_freq, losses, save_at=()):
-    """Runs steps with the given losses; returns the progress and the printed lines."""
+    """Runs steps with the given losses; returns the progress and the printed points."""
     from dlrm.distributed import World
     from dlrm.train.precision import LossScaler
 
     progress, lines = Progress(), []
     window = LossWindow(progress, World(), None)
     log = RunLog(quiet=True)
-    log.line = lines.append
+    log.console.point = lines.append
     config = TrainConfig(max_steps=steps, print_freq=print_freq)
     report = StepReport(
         window,

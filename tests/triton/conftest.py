@@ -1,4 +1,4 @@
-"""Fixtures that run the scripts of `triton/` and a real server."""
+"""Fixtures that run the commands of `dlrm.deployment` and a real server."""
 
 import signal
 import socket
@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import pytest
 
-SCRIPTS = Path(__file__).parent.parent.parent / "triton"
 STARTS_WITHIN = 60  # seconds; 4 to 8 on an idle machine
 
 
@@ -31,27 +30,25 @@ def export():
     """Exports in this process; returns the repository's path."""
     for package in ("tritonclient.grpc", "onnxscript", "onnxruntime"):
         pytest.importorskip(package, reason="needs dlrm[serve]")
-    sys.path.insert(0, str(SCRIPTS))
-    import export as module
+    from dlrm.deployment import export as module
 
     def run(trained, repository, *flags):
         words = [f"--checkpoint={trained.checkpoint}", f"--save-dir={repository}", *flags]
         module.run(module.parse(words))
         return Path(repository)
 
-    yield run
-    sys.path.remove(str(SCRIPTS))
+    return run
 
 
 @pytest.fixture(scope="session")
 def serve():
-    """Runs `triton/server.py` on free ports of 127.0.0.1 within a block."""
+    """Runs a server on free ports of 127.0.0.1 within a block."""
 
     @contextmanager
     def run(repository: Path, log: Path, *flags: str) -> Iterator[Running]:
         http, grpc, metrics = _free_ports(3)
         ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
-        command = [sys.executable, SCRIPTS / "server.py", "--model-repository", repository]
+        command = [sys.executable, "-m", "dlrm.deployment.server", "--model-repository", repository]
         with (
             open(log, "w") as file,
             subprocess.Popen([*command, *ports, *flags], stdout=file, stderr=file) as process,

@@ -1,6 +1,5 @@
-"""`triton/export.py` writes a repository that agrees with the checkpoint, or none."""
+"""The exporter writes a repository that agrees with the checkpoint, or none."""
 
-import importlib
 import json
 import os
 import random
@@ -22,9 +21,10 @@ import dlrm
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources import native
+from dlrm.deployment import deployer
 from dlrm.manifest import write_manifest
 from dlrm.serving.network import platforms
-from dlrm.serving.server.reader import KIND
+from dlrm.serving.server.names import KIND
 from dlrm.serving.server.scorer import Scorer
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.nvidia import write_nvidia
@@ -134,15 +134,11 @@ def test_what_nvidia_saved_is_exported(export, exported, trained, tmp_path):
     assert inputs[-1]["name"] == "raw__0"  # through the dataset's transform
 
 
-def test_nvidias_deployer_writes_what_export_writes(
-    export, exported, trained, tmp_path, monkeypatch, capsys
-):
-    deployer = importlib.import_module("deployer")
+def test_nvidias_deployer_writes_what_export_writes(export, exported, trained, tmp_path, capsys):
 
     def deploy(*words):
         words = [f"--save-dir={tmp_path}", *words]
-        monkeypatch.setattr(sys, "argv", ["deployer.py", "--python", "--deploy_cpu", *words])
-        if code := deployer.main():
+        if code := deployer.main(["--python", "--deploy_cpu", *words]):
             sys.exit(code)
 
     model = ["--", f"--model_checkpoint={trained.checkpoint}"]

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 import pytest
-from triton_testing import ask as send
-from triton_testing import raw
+from triton_testing import ask as send, raw
 
 import dlrm
 

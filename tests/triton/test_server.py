@@ -1,21 +1,20 @@
 """A real Triton server gives raw rows the scores of testing, whatever else it receives.
 
-The pip package nvidia-pytriton brings the server; `triton/server.py` starts it.
+The pip package nvidia-pytriton brings the server; `dlrm.deployment.server` starts it.
 """
 
 import importlib.util
 import json
-import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
 from triton_testing import ask, export_steps, raw, run_client
 
 import dlrm
+from dlrm.deployment import client as client_command, server as serve_command
 
 pytestmark = pytest.mark.long
 if importlib.util.find_spec("pytriton") is None:
@@ -24,7 +23,6 @@ grpc = pytest.importorskip("tritonclient.grpc", reason="needs dlrm[serve]")
 http = pytest.importorskip("tritonclient.http", reason="needs dlrm[serve]")
 InferenceServerException = pytest.importorskip("tritonclient.utils").InferenceServerException
 
-SCRIPTS = Path(__file__).parent.parent.parent / "triton"
 ANSWERS_WITHIN = 60  # seconds
 
 
@@ -107,34 +105,26 @@ def test_the_client_takes_nvidias_flags(server, trained, expected, tmp_path):
         ),
     ],
 )
-def test_flags_of_the_client_that_contradict_each_other_are_refused(monkeypatch, flags, message):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    client = importlib.import_module("client")
+def test_flags_of_the_client_that_contradict_each_other_are_refused(flags, message):
     with pytest.raises(ValueError, match=message):
-        client.parse(flags)
+        client_command.parse(flags)
 
 
-def test_models_that_only_clients_could_load_are_refused(monkeypatch, tmp_path, capsys):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    script = importlib.import_module("server")
+def test_models_that_only_clients_could_load_are_refused(tmp_path, capsys):
     words = [f"--model-repository={tmp_path}", "--model-control-mode=explicit"]
-    monkeypatch.setattr(sys, "argv", ["server.py", *words])
     with pytest.raises(SystemExit):
-        script.main()
+        serve_command.main(words)
     assert capsys.readouterr().err.startswith(
         "error: --model-control-mode=explicit: expected --load-model=NAME too, as clients may not "
     )
 
 
 @pytest.mark.parametrize("platform", ["onnxruntime_onnx", "pytorch_libtorch"])
-def test_models_of_other_backends_are_refused(monkeypatch, tmp_path, capsys, platform):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    script = importlib.import_module("server")
+def test_models_of_other_backends_are_refused(tmp_path, capsys, platform):
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.pbtxt").write_text(f'name: "model"\nplatform: "{platform}"\n')
-    monkeypatch.setattr(sys, "argv", ["server.py", f"--model-repository={tmp_path}"])
     with pytest.raises(SystemExit):
-        script.main()
+        serve_command.main([f"--model-repository={tmp_path}"])
     line = (
         f"error: {tmp_path / 'model'}: needs Triton's {platform}, and this server has the python "
     )
@@ -289,17 +279,15 @@ def test_clients_can_neither_register_memory_nor_change_the_server(server, proto
     assert client.get_inference_statistics("model")
 
 
-def test_own_restrictions_replace_those_of_the_script(monkeypatch):
-    monkeypatch.syspath_prepend(SCRIPTS)
-    script = importlib.import_module("server")
-    both = script.restrictions(["--log-verbose=1"])
+def test_own_restrictions_replace_those_of_the_command():
+    both = serve_command.restrictions(["--log-verbose=1"])
     assert [flag.partition("=")[0] for flag in both] == [
         "--http-restricted-api",
         "--grpc-restricted-protocol",
     ]
     assert all("=shared-memory,model-repository,trace,logging:dlrm-admin=" in f for f in both)
-    assert script.restrictions([]) != both  # random keys
-    (left,) = script.restrictions(["--http-restricted-api", "trace:a=b"])
+    assert serve_command.restrictions([]) != both  # random keys
+    (left,) = serve_command.restrictions(["--http-restricted-api", "trace:a=b"])
     assert left.startswith("--grpc-restricted-protocol=")
 
 

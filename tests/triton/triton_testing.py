@@ -3,13 +3,11 @@
 import shutil
 import subprocess
 import sys
-from pathlib import Path
 
 import numpy as np
 
 from dlrm.serving.network import platforms
 
-SCRIPTS = Path(__file__).parent.parent.parent / "triton"
 PLATFORMS = {f"--{name}": one for name, one in platforms.PLATFORMS.items() if one.triton}
 TYPES = {"float32": "FP32", "float16": "FP16", "int64": "INT64", "int32": "INT32", "uint8": "UINT8"}
 
@@ -52,6 +50,6 @@ def ask(client, arrays, model="model"):
 
 
 def run_client(*flags):
-    """Runs `triton/client.py`."""
-    command = [sys.executable, SCRIPTS / "client.py", *map(str, flags)]
+    """Runs the client."""
+    command = [sys.executable, "-m", "dlrm.deployment.client", *map(str, flags)]
     return subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from dlrm.data.clicks import layout
-from dlrm.data.verification import VERIFY_DATA
+from dlrm.data.choices import VERIFY_DATA
+from dlrm.data.clicks import names
 from dlrm.limits import check_features, check_memory
 from dlrm.settings import check_settings, setting
 
@@ -63,7 +63,7 @@ class DataConfig:
         choices=DATASET_TYPES,
     )
     feature_spec: str = setting(
-        layout.FEATURE_SPEC, "Name of the file in --dataset that describes its features"
+        names.FEATURE_SPEC, "Name of the file in --dataset that describes its features"
     )
     batch_size: int = setting(32768, "Samples of a training batch, all processes together", least=1)
     test_batch_size: int = setting(
@@ -104,7 +104,7 @@ class DataConfig:
         "Rows of each embedding table of the synthetic dataset",
         topic="Synthetic data",
         least=1,
-        most=layout.MAX_CARDINALITY,
+        most=names.MAX_CARDINALITY,
     )
     synthetic_dataset_num_entries: int = setting(
         2**25, "Samples per epoch of the synthetic dataset", topic="Synthetic data", least=1

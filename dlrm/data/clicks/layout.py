@@ -16,24 +16,32 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.data.clicks.names import (
+    CONVERTED as CONVERTED,
+    FEATURE_SPEC as FEATURE_SPEC,
+    KIND as KIND,
+    LABEL as LABEL,
+    LABEL_FILE as LABEL_FILE,
+    MAX_CARDINALITY as MAX_CARDINALITY,
+    MODEL_SIZE as MODEL_SIZE,
+    NUMERICAL_FILE as NUMERICAL_FILE,
+    SPLITS as SPLITS,
+    TRANSFORM as TRANSFORM,
+    WEIGHT_FILE as WEIGHT_FILE,
+    categorical_name as categorical_name,
+    check_spec_name as check_spec_name,
+    default_names as default_names,
+    field_names as field_names,
+    field_of as field_of,
+    numerical_name as numerical_name,
+)
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 
-KIND = "dataset"  # kind of dataset in a manifest
-CONVERTED = "Parquet of a dataset"  # kind of one that is converted to Parquet
-SPLITS = ("train", "test", "validation")
-FEATURE_SPEC = "feature_spec.yaml"
-MODEL_SIZE = "model_size.json"
-TRANSFORM = "transform"  # directory of the fitted transform, which serving loads
-LABEL = "label"
-LABEL_FILE = "label.bin"
-NUMERICAL_FILE = "numerical.bin"
-WEIGHT_FILE = "weight.bin"  # of samples
 LABEL_DTYPE = np.dtype(bool)
 NUMERICAL_DTYPE = np.dtype(np.float16)
 WEIGHT_DTYPE = np.dtype("<f4")
-MAX_CARDINALITY = int(np.iinfo(np.int32).max) - 1  # rows of the largest table, see `id_dtype`
 _FIRST_CRITEO_COLUMN = 14  # model_size.json calls the tables _c14, _c15, ... whatever the dataset
 
 
@@ -49,42 +57,12 @@ def id_dtype(cardinality: int) -> np.dtype:
     raise ValueError(f"cardinality {cardinality}: expected at most {MAX_CARDINALITY}")
 
 
-def numerical_name(index: int) -> str:
-    """The default name of a numerical feature; all of them share `numerical.bin`."""
-    return f"num_{index}"
-
-
-def categorical_name(index: int) -> str:
-    """The default name of a categorical feature; ".bin" is part of it, as in NVIDIA's datasets."""
-    return f"cat_{index}.bin"
-
-
-def default_names(num_numerical: int, num_categorical: int) -> tuple[str, list[str], list[str]]:
-    """Returns NVIDIA's names of the label, the numerical and the categorical features."""
-    numerical = [numerical_name(i) for i in range(num_numerical)]
-    return LABEL, numerical, [categorical_name(i) for i in range(num_categorical)]
-
-
 def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np.dtype]:
     """File of a split -> dtype of its rows, under the default file names."""
     files: dict[str, np.dtype] = {LABEL_FILE: LABEL_DTYPE}
     if num_numerical:
         files[NUMERICAL_FILE] = np.dtype((NUMERICAL_DTYPE, (num_numerical,)))
     return files | {categorical_name(i): id_dtype(n) for i, n in enumerate(cardinalities)}
-
-
-def check_spec_name(name: str) -> None:
-    """Refuses a name under which no specification can be written into a dataset.
-
-    Raises:
-        ValueError: it is not a plain file name, or is taken by another file of the dataset.
-    """
-    if name in ("", ".", "..") or any(mark in name for mark in "/\\\0"):
-        raise ValueError(f"--feature_spec_out: expected a file name without folders, got {name!r}")
-    if name in (MANIFEST, MODEL_SIZE, TRANSFORM, *SPLITS):
-        raise ValueError(
-            f"--feature_spec_out: expected a name that the dataset does not use, got {name!r}"
-        )
 
 
 def one_class_note(split: str, rows: int, clicks: int) -> str | None:

@@ -235,7 +235,7 @@ class BinaryDataset(BatchedRows):
             file.touch(start * row_bytes, stop * row_bytes)
         rows, first_id = self._rows[start:stop], 1 + self.num_numerical
         numerical = rows[:, 1:first_id].copy().view(np.float32)
-        _check_finite(numerical, self._path, start, range(self.num_numerical))
+        _check_finite(numerical, self._path, start, layout.default_names(self.num_numerical, 0)[1])
         return Batch(
             torch.from_numpy(numerical),
             torch.from_numpy(rows[:, first_id:].copy()),
@@ -294,17 +294,15 @@ def _checked(
     return [(file, row_bytes) for file, row_bytes in opened if file is not None]
 
 
-def _check_finite(
-    numerical: np.ndarray, path: Path, first_row: int, names: Sequence[str | int]
-) -> None:
+def _check_finite(numerical: np.ndarray, path: Path, first_row: int, names: Sequence[str]) -> None:
     """Raises ValueError if numericals `[rows, num_numerical]` are NaN or infinite."""
     exponent, word = {2: (0x7C00, np.uint16), 4: (0x7F800000, np.uint32)}[numerical.itemsize]
     bits = numerical.view(word) & word(exponent)  # numpy's isfinite is slow for float16
     if bits.max(initial=0) == exponent:
         row, column = np.argwhere(~np.isfinite(numerical))[0]
         raise ValueError(
-            f"{path}: row {first_row + row}, numerical feature {names[column]}: expected a finite "
-            f"number, got {numerical[row, column]}"
+            f"{path}: row {first_row + row}, field {layout.field_of(names[column], column)}: "
+            f"expected a finite number, got {numerical[row, column]}"
         )
 
 

@@ -5,7 +5,6 @@ Fields that are empty, or absent at the end of the line, are missing. The native
 give the same numbers and stop at the same line; `benchmarks/preprocess.py` times them.
 """
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -21,44 +20,9 @@ from dlrm.data.sources.columns import (
     read_integer,
 )
 from dlrm.data.sources.row_error import RowError
-from dlrm.limits import check_features
-from dlrm.settings import setting
+from dlrm.data.sources.text_format import LogFormat
 
 LONGEST_LINE = 1 << 20  # bytes; a longer line is refused, offline and when served
-
-
-@dataclass(frozen=True)
-class LogFormat:
-    """Columns of a line: the label (column 0, if there are labels), integers, then hashes."""
-
-    num_numerical: int = setting(13, "number of integer columns")
-    num_categorical: int = setting(26, "number of hexadecimal columns")
-    labelled: bool = True
-
-    def __post_init__(self) -> None:
-        check_features("--num_numerical", self.num_numerical)
-        check_features("--num_categorical", self.num_categorical)
-        if not self.num_features:
-            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
-
-    @property
-    def num_features(self) -> int:
-        """Fields of a line, without the label."""
-        return self.num_numerical + self.num_categorical
-
-    @property
-    def num_columns(self) -> int:
-        """Fields of a line, with the label if there is one."""
-        return self.labelled + self.num_features
-
-    def describe(self, column: int) -> str:
-        """Returns the number of a column in the line, and its meaning."""
-        feature = column - self.labelled
-        if feature < 0:
-            return "0 (label)"
-        if feature < self.num_numerical:
-            return f"{column} (numerical {feature})"
-        return f"{column} (categorical {feature - self.num_numerical})"
 
 
 class Lines(NamedTuple):

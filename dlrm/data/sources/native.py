@@ -1,10 +1,11 @@
 """The compiled host code, `dlrm/_host.so` of `csrc/host`: the log parser and the lookup of ids.
 
-The library has a plain C interface, so one file works with every Python; `triton/export.py` copies
+The library has a plain C interface, so one file works with every Python; the exporter copies
 it into the model repository. Types and sizes are checked here, before pointers are passed.
 """
 
 import ctypes
+import logging
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -213,7 +214,10 @@ def _load() -> tuple[Host | None, str]:
         return None, f"{LIBRARY}: was not built"
     try:
         return Host(LIBRARY), ""
-    except OSError as error:
+    except OSError as error:  # for another machine, or a later C library
+        logging.getLogger(__name__).warning(
+            "dlrm: numpy parses rows instead of the native parser, several times slower: %s", error
+        )
         return None, str(error)
 
 

@@ -4,6 +4,8 @@ import codecs
 import re
 from dataclasses import dataclass, field, fields, replace
 
+from dlrm.data.clicks.names import field_names
+from dlrm.limits import check_features
 from dlrm.settings import setting
 
 NONE = "none"  # no quote, escape or mark, against those of a schema
@@ -163,3 +165,36 @@ def plain_number(text: str, decimal: str, thousands: str | None) -> str:
     whole = (match[2] or "").replace(thousands or "\0", "")
     fraction = "" if match[3] is None else f".{match[3]}"
     return f"{match[1]}{whole}{fraction}{match[4] or ''}"
+
+
+@dataclass(frozen=True)
+class LogFormat:
+    """Columns of a line: the label (column 0, if there are labels), integers, then hashes."""
+
+    num_numerical: int = setting(13, "number of integer columns")
+    num_categorical: int = setting(26, "number of hexadecimal columns")
+    labelled: bool = True
+
+    def __post_init__(self) -> None:
+        check_features("--num_numerical", self.num_numerical)
+        check_features("--num_categorical", self.num_categorical)
+        if not self.num_features:
+            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
+
+    @property
+    def num_features(self) -> int:
+        """Fields of a line, without the label."""
+        return self.num_numerical + self.num_categorical
+
+    @property
+    def num_columns(self) -> int:
+        """Fields of a line, with the label if there is one."""
+        return self.labelled + self.num_features
+
+    def describe(self, column: int) -> str:
+        """Returns the number of a column in the line, and its meaning."""
+        feature = column - self.labelled
+        if feature < 0:
+            return "0 (label)"
+        numerical, categorical = field_names(self.num_numerical, self.num_categorical)
+        return f"{column} ({[*numerical, *categorical][feature]})"

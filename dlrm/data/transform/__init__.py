@@ -1,5 +1,14 @@
 """Fitted transforms, from raw columns to features; needs no torch."""
 
-from dlrm.data.transform.transform import Transform
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Transform"]
+if TYPE_CHECKING:
+    from dlrm.data.transform.transform import Transform as Transform
+
+
+def __getattr__(name: str) -> Any:
+    """Imports a public name when it is first used, since configurations are in this package."""
+    if name in ("Transform",):
+        return getattr(importlib.import_module("dlrm.data.transform.transform"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

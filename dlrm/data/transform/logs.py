@@ -5,6 +5,7 @@ A line is a label, integers and hexadecimal hashes, with tabs between them.
 
 from functools import cache
 
+from dlrm.data.clicks.layout import field_names
 from dlrm.data.sources.text_format import NONE, TextFormat
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
@@ -30,8 +31,7 @@ def log_schema(num_numerical: int, frequency_limits: tuple[int, ...], rule: str)
         raise ValueError(f"numeric transform {rule!r}: expected one of {expected}")
     check_features("num_numerical", num_numerical)
     transform = CRITEO_TRANSFORMS[rule].name
-    numerical = [f"numerical {i}" for i in range(num_numerical)]
-    categorical = [f"categorical {i}" for i in range(len(frequency_limits))]
+    numerical, categorical = field_names(num_numerical, len(frequency_limits))
     columns = (LABEL, *numerical, *categorical)
     return Schema(
         Label(LABEL),

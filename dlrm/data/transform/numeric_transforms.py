@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dlrm.data import choices
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted, Sums
@@ -24,7 +25,6 @@ class NumericTransform:
 
     Attributes:
         name: name in schemas.
-        meaning: the result for a value x, in the help of flags and the documentation.
         needs_sums: whether `fit` needs the sums of the training values.
         bins: number of bins to fit if the field has no number of its own; 0 fits none.
         checked_in_readers: whether readers refuse values whose results are beyond float16, which
@@ -35,10 +35,14 @@ class NumericTransform:
     """
 
     name: str
-    meaning: str
     needs_sums = checked_in_readers = bounded = False
     bins, tolerance = 0, 0.0
     done, advice = "", "choose the transform log or standardise, or scale the column"
+
+    @property
+    def meaning(self) -> str:
+        """Returns the result for a value x, for the help of flags and the documentation."""
+        return choices.NUMERIC_TRANSFORMS[self.name]
 
     def fit(self, sums: Sums, edges: np.ndarray = _NONE, shares: np.ndarray = _NONE) -> Fitted:
         """Returns the statistics of the training values: of their sums and `bin_edges`.
@@ -79,7 +83,6 @@ class Log(NumericTransform):
     """The rule of the source document; arguments are clamped to at least 1."""
 
     name = "log"
-    meaning = "ln(x + 2), with 0 for a missing x"
     bounded = True
     added, of_missing = 2.0, 2.0  # the argument is x + added, or of_missing
 
@@ -96,7 +99,6 @@ class NvidiaLog(Log):
     """The rule of NVIDIA's code; arguments are clamped to at least 1."""
 
     name = "nvidia"
-    meaning = "ln(x + 3), and 0 if x is missing"
     added, of_missing = 3.0, 1.0
 
 
@@ -104,7 +106,6 @@ class Standardise(NumericTransform):
     """Subtracts the mean and divides by the standard deviation of the training values."""
 
     name = "standardise"
-    meaning = "mean 0 and standard deviation 1 on the training rows, and 0 if x is missing"
     needs_sums, tolerance = True, 1 / 512
     done = ", standardised,"
     advice = (
@@ -127,7 +128,6 @@ class Quantile(NumericTransform):
     """Interpolates between the edges of bins, which are fitted to the training values."""
 
     name = "quantile"
-    meaning = "share of the training values below x, and 0.5 if x is missing"
     bins, bounded = 64, True
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
@@ -146,7 +146,6 @@ class Unchanged(NumericTransform):
     """Keeps numbers, which float16 must be able to represent."""
 
     name = "none"
-    meaning = "unchanged, and 0 if x is missing"
     checked_in_readers = True
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
@@ -161,11 +160,5 @@ NUMERIC_TRANSFORMS: Mapping[str, NumericTransform] = {
 }
 # By their names in flags and `transform.json` of Criteo's logs.
 CRITEO_TRANSFORMS: Mapping[str, NumericTransform] = {
-    "readme": NUMERIC_TRANSFORMS["log"],
-    "nvidia": NUMERIC_TRANSFORMS["nvidia"],
+    name: NUMERIC_TRANSFORMS[rule] for name, rule in choices.CRITEO_TRANSFORMS.items()
 }
-
-
-def described(transforms: Mapping[str, NumericTransform]) -> str:
-    """Returns names and meanings of transforms, for the help of a flag."""
-    return "; ".join(f"{name}: {rule.meaning}" for name, rule in transforms.items())

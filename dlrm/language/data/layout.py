@@ -20,13 +20,13 @@ import numpy as np
 
 from dlrm.data.verification import CheckedFile, Verifier
 from dlrm.files import MANIFEST
+from dlrm.language.data.config import MAX_LENGTH as MAX_LENGTH
 from dlrm.manifest import Checksum, read_manifest, write_manifest
 from dlrm.mapped_files import map_file
 
 KIND = "pre-training dataset"
 FACT_DTYPE = np.dtype("<u2")
 LENGTH, SECOND, NUM_MASKED, LABEL = range(4)  # columns of rows_*.bin
-MAX_LENGTH = (1 << 16) - 1
 
 
 class TextRows(NamedTuple):

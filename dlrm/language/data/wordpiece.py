@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlrm.command_line import missing_extra
 from dlrm.documents import brief, read_bytes
 
 SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
@@ -199,7 +200,7 @@ def _library() -> Any:
     try:
         import tokenizers
     except ImportError as error:
-        raise ValueError(f"WordPiece: {error}; pip install 'dlrm[text]' has it") from error
+        raise ValueError(f"WordPiece: {missing_extra(error, 'text')}") from error
     return tokenizers
 
 

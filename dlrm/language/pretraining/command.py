@@ -21,8 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.language.pretraining.report import Bars, summary_text
-from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
+from dlrm.language.data.config import PretrainingTextConfig
 from dlrm.settings import REQUIRED, setting
 
 
@@ -45,6 +44,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> None:
+    from dlrm.language.pretraining.report import Bars, summary_text
+    from dlrm.language.pretraining.writer import write_shards
+
     processes = values["processes"] or len(os.sched_getaffinity(0))
     started, config = time.monotonic(), values.config(PretrainingTextConfig, processes=processes)
     if config.processes > 1:  # each process uses one core

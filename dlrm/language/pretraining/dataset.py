@@ -10,11 +10,11 @@ import torch
 
 from dlrm.data.verification import Verifier
 from dlrm.files import within
+from dlrm.language.data.config import DATA_FORMATS
 from dlrm.language.data.layout import KIND, LABEL, LENGTH, NUM_MASKED, SECOND, Shard, open_shards
 from dlrm.language.data.loader import NO_TOKEN, TextBatch
 from dlrm.language.pretraining.formats import PopartShard, is_hdf5, open_hdf5, open_popart
 
-DATA_FORMATS = ("auto", "shards", "hdf5", "popart")
 _HDF5_SUFFIXES = (".hdf5", ".h5")
 _BLOCK = 1 << 16
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from dlrm.command_line import missing_extra
 from dlrm.documents import brief
 from dlrm.language.data.layout import FACT_DTYPE, LENGTH, MAX_LENGTH, Shard, TextRows
 from dlrm.mapped_files import map_file
@@ -343,5 +344,5 @@ def _h5py() -> Any:
     try:
         import h5py
     except ImportError as error:
-        raise ValueError(f"HDF5: {error}; pip install 'dlrm[text]' has it") from error
+        raise ValueError(f"HDF5: {missing_extra(error, 'text')}") from error
     return h5py

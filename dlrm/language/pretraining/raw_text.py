@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, NamedTuple
 
-TEXT_FORMATS = ("sentences", "wikitext")
 LONGEST_LINE = 1 << 22  # bytes; tokenizing one takes 170 times as much memory
 _GZIP_MAGIC = b"\x1f\x8b"
 _SENTENCE_END = re.compile(r"(?<= [.!?]) ")

@@ -9,18 +9,16 @@ once.
 """
 
 from bisect import bisect_left
-from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.language.data.layout import MAX_LENGTH, TextRows
+from dlrm.language.data.config import NUM_SPECIAL, RowConfig
+from dlrm.language.data.layout import TextRows
 from dlrm.language.data.wordpiece import Slices, Tokenizer
-from dlrm.settings import check_settings, setting
 
 A_BEGIN, A_END, B_BEGIN, B_END, IS_RANDOM = range(5)  # columns of pairs
-_NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 _PAIRS, _MASKS = 1, 2  # purposes of random numbers
 _SHARE_MASK, _SHARE_KEPT = 0.8, 0.1  # of the tokens to predict; the rest become random ones
 
@@ -39,38 +37,6 @@ class Documents(NamedTuple):
     tokens: np.ndarray
     sentences: np.ndarray
     documents: np.ndarray
-
-
-@dataclass(frozen=True)
-class RowConfig:
-    """The lengths, shares and seed of rows; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
-
-    max_seq_length: int = setting(128, "tokens per row", least=8, most=MAX_LENGTH)
-    max_predictions_per_seq: int = setting(
-        20, "maximum masked tokens per row; usual: 20 of 128, 80 of 512", least=1
-    )
-    masked_lm_prob: float = setting(  # with more, five tokens are too few
-        0.15, "share of the tokens to mask", above=0, most=0.5
-    )
-    short_seq_prob: float = setting(
-        0.1,
-        "probability of cutting a document into shorter rows than would fit",
-        least=0,
-        most=1,
-    )
-    seed: int = setting(12345, "random seed", least=0)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.max_predictions_per_seq > self.max_seq_length - _NUM_SPECIAL:
-            raise ValueError(
-                "--max_predictions_per_seq: expected 1 to --max_seq_length - 3 = "
-                f"{self.max_seq_length - _NUM_SPECIAL}, got {self.max_predictions_per_seq}"
-            )
 
 
 def segment_pairs(
@@ -111,7 +77,7 @@ def _cut_document(
 ) -> None:
     """Appends the pairs of a document."""
     random = Random((config.seed << 96) | (repetition << 64) | (document << 8) | _PAIRS).random
-    most = config.max_seq_length - _NUM_SPECIAL
+    most = config.max_seq_length - NUM_SPECIAL
     target = most
     if random() < config.short_seq_prob:
         target = 2 + int(random() * (most - 1))

@@ -8,7 +8,6 @@ Rows prepared by other programs are only converted, one file to one shard.
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ import numpy as np
 
 from dlrm.data.workers import InOrder, workers
 from dlrm.files import staged_directory
+from dlrm.language.data.config import PretrainingTextConfig
 from dlrm.language.data.layout import (
     LABEL,
     LENGTH,
@@ -29,73 +29,17 @@ from dlrm.language.data.layout import (
 )
 from dlrm.language.data.wordpiece import Tokenizer, load_tokenizer
 from dlrm.language.pretraining.formats import PopartShard, open_hdf5, open_popart, write_hdf5
-from dlrm.language.pretraining.raw_text import TEXT_FORMATS, Sentences, read_sentences, text_files
-from dlrm.language.pretraining.rows import Documents, RowConfig, make_rows, segment_pairs
-from dlrm.limits import check_processes
+from dlrm.language.pretraining.raw_text import Sentences, read_sentences, text_files
+from dlrm.language.pretraining.rows import Documents, make_rows, segment_pairs
 from dlrm.manifest import crc32
 from dlrm.mapped_files import map_file
-from dlrm.settings import setting
 
-INPUT_FORMATS = (*TEXT_FORMATS, "hdf5", "popart")
-OUTPUT_FORMATS = ("shards", "hdf5")
 _WORK = "work"
 _TASK_TOKENS = 1 << 18  # of the documents that a task cuts
 _TASK_ROWS = 1 << 13  # that are filled at once
 _SHARD_ROWS = 1 << 18
 
 OnProgress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True)
-class VocabularyConfig:
-    """The tokens of text; field names are those of the flags."""
-
-    vocab_file: str = setting("", "WordPiece vocabulary, one token per line")
-    lower_case: bool = setting(True, "Convert text to lower case and strip accents")
-
-
-@dataclass(frozen=True)
-class PretrainingTextConfig(VocabularyConfig, RowConfig):
-    """The options of a dataset made from raw text; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
-
-    dupe_factor: int = setting(
-        5, "number of times that each document is cut and masked, each time differently", least=1
-    )
-    input_format: str = setting(
-        "sentences",
-        "format of the source: text; or prepared rows of these lengths, NVIDIA's and Habana's hdf5 "
-        "or Graphcore's popart",
-        choices=INPUT_FORMATS,
-    )
-    output_format: str = setting(
-        "shards", "shards: for this program; hdf5: for NVIDIA's", choices=OUTPUT_FORMATS
-    )
-    num_shards: int | None = setting(
-        None,
-        "number of files to write; default: one per 262,144 rows, or one per file of prepared rows",
-        least=1,
-    )
-    processes: int = setting(1, "number of processes, which does not change the bytes", least=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.vocab_file:
-            raise ValueError("--vocab_file: expected the file of the vocabulary, got none")
-        check_processes("--processes", self.processes)
-        if self.num_shards and not self.is_text:
-            raise ValueError(
-                f"--num_shards: expected none with --input_format {self.input_format}, which has "
-                f"a shard for each file, got {self.num_shards}"
-            )
-
-    @property
-    def is_text(self) -> bool:
-        """Returns whether the input is text."""
-        return self.input_format in TEXT_FORMATS
 
 
 class TextSummary(NamedTuple):

@@ -1,10 +1,31 @@
-"""Names and limits of a DLRM's parts, which configurations know without torch."""
+"""Names and limits of a DLRM's parts, which configurations know without torch.
+
+Names of a user's own layers are added by `dlrm.model.layers.own`.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
 
 DCN = "dcn"
 INTERACTION_NAMES = ("cuda_dot", "dot", "cat", DCN)
 CROSS_STRUCTURES = ("stacked", "parallel")
 NO_EMBEDDING = "none"  # numerical fields enter through the bottom MLP only
 NUMERICAL_KINDS = (NO_EMBEDDING, "piecewise", "periodic", "bins")
+PLAIN_MLP = "mlp"
+BUILT_IN = {  # by the setting that names them
+    "interaction_op": INTERACTION_NAMES,
+    "numerical_embedding": NUMERICAL_KINDS,
+    "top_mlp": (PLAIN_MLP,),
+}
+OWN: dict[str, dict[str, Callable[..., Any]]] = {name: {} for name in BUILT_IN}
+REGISTERED_BY = {
+    "interaction_op": "register_interaction",
+    "numerical_embedding": "register_numerical_embedding",
+    "top_mlp": "register_top_mlp",
+}
+ENTRY_POINTS = "dlrm.layers"  # group of installed packages' modules that register layers
 MAX_BINS = 256  # of a field, as in a fitted transform
 OUTPUT_INITS = ("uniform", "normal")
 POOLINGS = ("sum", "mean")
@@ -19,11 +40,7 @@ def interaction_names(interaction_op: str) -> list[str]:
     """
     names = interaction_op.split(",")
     for name in names:
-        if name not in INTERACTION_NAMES:
-            raise ValueError(
-                f"--interaction_op {interaction_op}: expected {', '.join(INTERACTION_NAMES)}, or "
-                f"several of them with commas between, got {name!r}"
-            )
+        check_layer("interaction_op", name, interaction_op)
         if names.count(name) > 1:
             raise ValueError(f"--interaction_op {interaction_op}: {name} is named twice")
     if {*names} >= _DOTS:
@@ -31,3 +48,42 @@ def interaction_names(interaction_op: str) -> list[str]:
             f"--interaction_op {interaction_op}: dot and cuda_dot are the same products"
         )
     return names
+
+
+def check_layer(setting: str, name: str, value: str | None = None) -> None:
+    """Refuses a layer that is neither built in nor registered.
+
+    Args:
+        setting: the setting that names it, one of `BUILT_IN`.
+        name: the name.
+        value: the setting's value, if `name` is one of several names in it.
+
+    Raises:
+        ValueError: the name is unknown; the message says how to register it.
+    """
+    if name in BUILT_IN[setting] or is_own(setting, name):
+        return
+    known = ", ".join((*BUILT_IN[setting], *OWN[setting]))
+    expected = f"one of {known}"
+    if setting == "interaction_op":
+        expected = f"{known}, or several of them with commas between"
+    hint = ""
+    if name.isidentifier():
+        hint = (
+            "; to use a layer of your own, first import the module that registers it with "
+            f'@dlrm.{REGISTERED_BY[setting]}("{name}")'
+        )
+    raise ValueError(f"--{setting} {value or name}: expected {expected}, got {name!r}{hint}")
+
+
+def is_own(setting: str, name: str) -> bool:
+    """Returns whether a user has registered a layer; an unknown name loads the entry points."""
+    if name not in BUILT_IN[setting] and name not in OWN[setting]:
+        _load_entry_points()
+    return name in OWN[setting]
+
+
+@cache
+def _load_entry_points() -> None:
+    for entry in entry_points(group=ENTRY_POINTS):
+        entry.load()

@@ -6,14 +6,17 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.layers.choices import DCN
+from dlrm.model.layers.choices import DCN, is_own
 from dlrm.model.layers.cross import Cross
 from dlrm.model.layers.interaction import INTERACTIONS, Interaction
+from dlrm.model.layers.own import OwnInteraction
 
 _ALIGNED = 8  # a composition is padded to a multiple of this many columns
 
 
-def compose(names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cross]) -> Interaction:
+def compose(
+    names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cross], seed: int
+) -> Interaction:
     """Returns the interaction of one name, or the composition of several.
 
     Args:
@@ -21,9 +24,15 @@ def compose(names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cro
         num_vectors: number of vectors of a sample.
         dim: columns of each vector.
         cross: makes "dcn" from `num_vectors` and `dim`.
+        seed: seed of the initial values of registered interactions.
     """
     kinds: dict[str, Callable[[int, int], Interaction]] = {**INTERACTIONS, DCN: cross}
-    parts = [kinds[name](num_vectors, dim) for name in names or ["cat"]]
+    parts = [
+        OwnInteraction(name, num_vectors, dim, seed)
+        if is_own("interaction_op", name)
+        else kinds[name](num_vectors, dim)
+        for name in names or ["cat"]
+    ]
     return parts[0] if len(parts) == 1 else Composition(names, parts)
 
 

@@ -145,7 +145,7 @@ class MLP(nn.Sequential):
     @contextmanager
     def keep_rounded(self) -> Iterator[None]:
         """Rounds the parameters once for all passes of the block, which must not change them."""
-        device = next(self.parameters()).device if len(self) else torch.device("cpu")
+        device = next((weight.device for weight in self.parameters()), torch.device("cpu"))
         native = self._native and ops.multiplies_natively(device, self.dtype)
         parameters = self._parameters_of_ops()
         if self.dtype != torch.float32 and parameters and not native:

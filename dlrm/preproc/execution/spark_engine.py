@@ -21,6 +21,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlrm.command_line import missing_extra
 from dlrm.locks import OwnedDirectory, remove_abandoned
 from dlrm.preproc.execution.engines import EngineError, TaskError, return_memory
 
@@ -297,10 +298,7 @@ def spark_engine(
     try:
         from pyspark import SparkConf, SparkContext
     except ImportError as error:
-        raise EngineError(
-            f"{sys.executable} has no pyspark ({error}); install it with: "
-            f"{sys.executable} -m pip install 'pyspark>=4,<5'"
-        ) from error
+        raise EngineError(f"{sys.executable}: {missing_extra(error, 'preproc')}") from error
     logging.getLogger("py4j").setLevel(logging.WARNING)  # absl would print its messages
     if (running := SparkContext._active_spark_context) is not None:
         say(

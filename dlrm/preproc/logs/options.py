@@ -1,19 +1,31 @@
 """Options of preparing raw logs."""
 
 from dataclasses import asdict, dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dlrm.data.clicks import layout
-from dlrm.data.sources.log_lines import LogFormat
-from dlrm.data.transform.dictionaries import FrequencyLimit
-from dlrm.data.transform.logs import log_schema
-from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, described
-from dlrm.data.transform.schema import Schema
-from dlrm.preproc.stages.division import SplitConfig
-from dlrm.preproc.stages.options import Options
+from dlrm.data.choices import CRITEO_TRANSFORMS, described
+from dlrm.data.clicks import names as dataset_names
+from dlrm.data.sources.text_format import LogFormat
+from dlrm.preproc.execution.choice import ENGINES
+from dlrm.preproc.stages.options import Options, SplitConfig
 from dlrm.settings import setting
 
+if TYPE_CHECKING:
+    from dlrm.data.transform.schema import Schema
+
 HALVES = ("all", "first", "second")
+DATASET = "binary_dataset"
+KAGGLE_DAYS = 7
+# NVIDIA's settings of Spark's shuffles and joins, which are not used here.
+_NO_SHUFFLE = "Spark neither shuffles nor joins here"
+UNUSED = {
+    "low_mem": "memory is bounded in any case",
+    "dict_build_shuffle_parallel_per_day": _NO_SHUFFLE,
+    "apply_shuffle_parallel_per_day": _NO_SHUFFLE,
+    "skew_broadcast_pct": _NO_SHUFFLE,
+}
+MODES = ("verify", "prepare", "generate_models", "transform")
 
 
 @dataclass(frozen=True)
@@ -42,31 +54,35 @@ class LogOptions(Options):
         _ = self.schema  # whose limits are checked
 
     @property
-    def schema(self) -> Schema:
+    def schema(self) -> "Schema":
         """Returns the schema of logs with these options.
 
         Raises:
             ValueError: the frequency limit is none, or is one of a column that is not categorical.
         """
+        from dlrm.data.transform.dictionaries import FrequencyLimit
+        from dlrm.data.transform.logs import log_schema
+
         shape = self.log_format
         numbers = shape.num_numerical, shape.num_categorical
         limit = FrequencyLimit.parse(self.frequency_limit, *numbers)
         return log_schema(numbers[0], limit.each(numbers[1]), self.numeric_transform)
 
     @property
-    def remembered_schema(self) -> Schema:
+    def remembered_schema(self) -> "Schema":
         """Returns the schema, which later readers know."""
         return self.schema
 
     @property
     def feature_spec_out(self) -> str:
         """Returns the name of the specification to write."""
-        return layout.FEATURE_SPEC
+        return dataset_names.FEATURE_SPEC
 
     @property
     def feature_names(self) -> tuple[str, list[str], list[str]]:
         """Returns the names of the label, numerical and categorical features in a specification."""
-        return layout.default_names(self.log_format.num_numerical, self.log_format.num_categorical)
+        shape = self.log_format
+        return dataset_names.default_names(shape.num_numerical, shape.num_categorical)
 
     @property
     def division(self) -> SplitConfig:
@@ -90,3 +106,52 @@ class LogOptions(Options):
             "output_format": self.output_format,
             "bad_lines": self.bad_lines,
         }
+
+
+@dataclass(frozen=True)
+class LogsConfig:
+    """A task, its files, and NVIDIA's other flags; field names are those of the flags."""
+
+    mode: str = setting("prepare", "task to perform", choices=MODES)
+    input_folder: Path | None = setting(None, "directory of day_0, day_1, ..., or of train.txt")
+    input_file: Path | None = setting(None, "generate_models, transform: one file instead of days")
+    output_folder: Path | None = setting(None, f"prepare: directory in which to write {DATASET}/")
+    model_folder: Path | None = setting(
+        None, "generate_models, transform: directory of the fitted transform"
+    )
+    num_days: int | None = setting(
+        None,
+        "expected number of day files (default: any), or number of days into which train.txt is "
+        f"cut (default {KAGGLE_DAYS})",
+    )
+    days: str | None = setting(
+        None,
+        "generate_models, transform: days A to B, both included, as A-B; default: all",
+    )
+    half: str = setting("all", "transform: rows to write: all, or one half of them", choices=HALVES)
+    unlabelled: bool = setting(False, "transform: the lines have no label")
+    write_mode: str = setting(
+        "overwrite",
+        "overwrite: replace earlier output once the new one is complete; errorifexists: refuse",
+        choices=("overwrite", "errorifexists"),
+    )
+    dictionary_days: str | None = setting(
+        None, "days to fit on, as A-B; default: all, including the last"
+    )
+    engine: str = setting(
+        "spark",
+        "spark: Spark; local: processes of this machine, without Java. Both write the same bytes",
+        choices=ENGINES,
+    )
+    debug_mode: bool = setting(False, "show the traceback of an error")
+    model_size_file: Path | None = setting(
+        None, "transform: file to write the greatest ids to, in the form of model_size.json"
+    )
+    output_partitioning: str | None = setting(
+        None, "rows are not divided by day", choices=("none",)
+    )
+    low_mem: bool = setting(False, f"unused: {UNUSED['low_mem']}")
+    dict_build_shuffle_parallel_per_day: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    apply_shuffle_parallel_per_day: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    skew_broadcast_pct: float | None = setting(None, f"unused: {_NO_SHUFFLE}")
+    no_numeric_log_col: bool = setting(False, "refused")

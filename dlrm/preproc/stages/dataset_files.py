@@ -16,7 +16,6 @@ from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.division import Divider, Ranges
 from dlrm.preproc.stages.source import Read, Source, Target
 
-OUTPUT_FORMATS = ("split_binary", "binary")
 _WORD = np.dtype("<i4")
 
 

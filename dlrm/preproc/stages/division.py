@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,9 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.rows import FieldRows
-from dlrm.data.transform.schema import Schema, TimeField
+from dlrm.data.transform.schema import Schema
+from dlrm.preproc.stages.options import SplitConfig
 from dlrm.preproc.stages.source import Part, Read, Rejected, Source
-from dlrm.settings import check_settings, setting
 
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
@@ -22,101 +21,6 @@ _DIVIDE, _KEEP, FOLD = 0x5EED_0001, 0x5EED_0002, 0x5EED_0003
 _STEP = np.uint64(0x9E3779B97F4A7C15)
 _WHOLE = 1 << 64
 _ROWS_AT_ONCE = 1 << 15  # whose hashes stay in the cache
-
-
-@dataclass(frozen=True)
-class SplitConfig:
-    """Says how rows are divided; fields are flag names.
-
-    At most one of the ways is chosen: by time, by a column, by files, by order, or by chance, which
-    is by `test_fraction` and `validation_fraction`.
-
-    `test_fraction` and `validation_fraction` select by a hash of the row's number, or of its value
-    of `split_key`.
-    """
-
-    test_fraction: float = setting(
-        0.0, "share of the rows to choose at random as test rows", least=0, below=1
-    )
-    validation_fraction: float = setting(
-        0.0, "share of the rows to choose at random for validation", least=0, below=1
-    )
-    split_key: str | None = setting(
-        None, "column whose equal values all go to one split, such as the user"
-    )
-    test_from: str | None = setting(None, "time, in ISO 8601, from which on rows are test rows")
-    validation_from: str | None = setting(
-        None, "time, in ISO 8601, from which on rows are validation rows"
-    )
-    split_column: str | None = setting(None, "column with the values train, test or validation")
-    held_out: float = setting(
-        0.0,
-        "share of the rows, from the end, to use half for testing and half for validation",
-        least=0,
-        below=1,
-    )
-    keep_negatives: float = setting(
-        1.0, "share of the training rows with label 0 to keep", above=0, most=1
-    )
-    seed: int = setting(0, "seed of random choices and of the order of training rows")
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.test_fraction + self.validation_fraction >= 1:
-            raise ValueError(
-                f"--test_fraction {self.test_fraction}, --validation_fraction "
-                f"{self.validation_fraction}: expected less than 1 together"
-            )
-        ways = [name for name in _WAYS if getattr(self, name)]
-        if len({_WAYS[name] for name in ways}) > 1:
-            raise ValueError(
-                f"--{ways[0]}, --{ways[-1]}: expected one way to divide the rows, got both"
-            )
-        if self.validation_from and not self.test_from:
-            raise ValueError("--validation_from: expected --test_from too, got none")
-        if self.split_key and not (self.test_fraction or self.validation_fraction):
-            raise ValueError("--split_key: expected --test_fraction too, got none")
-
-    def times(self, schema: Schema) -> tuple[int, int] | None:
-        """Returns the beginnings of test and validation, in microseconds since 1970.
-
-        Raises:
-            ValueError: they are not times, are in the wrong order, or the schema has no time.
-        """
-        if not self.test_from:
-            return None
-        if schema.time is None:
-            raise ValueError("--test_from: expected a schema with a time, got one without")
-        begins = [_microseconds("test_from", self.test_from, schema.time), np.iinfo(np.int64).max]
-        if self.validation_from:
-            begins[1] = _microseconds("validation_from", self.validation_from, schema.time)
-        if begins[1] <= begins[0]:
-            raise ValueError(
-                f"--validation_from {self.validation_from}: expected a time after --test_from "
-                f"{self.test_from}"
-            )
-        return begins[0], begins[1]
-
-
-_WAYS = {
-    **dict.fromkeys(("test_fraction", "validation_fraction", "split_key"), "chance"),
-    **dict.fromkeys(("test_from", "validation_from"), "time"),
-    "split_column": "column",
-    "held_out": "order",
-}
-
-
-def _microseconds(flag: str, text: str, field: TimeField) -> int:
-    from dlrm.data.tables.times import microseconds
-
-    zone = TimeField(field.column, field.zone or "UTC")
-    try:
-        return microseconds(text, zone)
-    except ValueError:
-        raise ValueError(
-            f"--{flag}: expected a time such as 2026-11-20 or 2026-11-20T08:00:00+00:00, got "
-            f"{text!r}"
-        ) from None
 
 
 class Divider:

@@ -2,13 +2,18 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from dlrm.preproc.stages.dataset_files import OUTPUT_FORMATS
 from dlrm.settings import check_settings, setting
 
+if TYPE_CHECKING:
+    from dlrm.data.transform.schema import Schema, TimeField
+
+OUTPUT_FORMATS = ("split_binary", "binary")
+PARQUET_VALUES = ("decoded", "ids")  # of a dataset that is converted to Parquet
 ORDERINGS = ("total_random", "input")
 BAD_LINES = ("fail", "quarantine")
+_END = (1 << 63) - 1  # of time
 _STAGES = 2  # version of the results of tasks, for runs to resume
 
 
@@ -66,3 +71,99 @@ class RunConfig:
     def num_cores(self) -> int:
         """Returns the number of cores to use."""
         return self.cores or os.cpu_count() or 1
+
+
+@dataclass(frozen=True)
+class SplitConfig:
+    """Says how rows are divided; fields are flag names.
+
+    At most one of the ways is chosen: by time, by a column, by files, by order, or by chance, which
+    is by `test_fraction` and `validation_fraction`.
+
+    `test_fraction` and `validation_fraction` select by a hash of the row's number, or of its value
+    of `split_key`.
+    """
+
+    test_fraction: float = setting(
+        0.0, "share of the rows to choose at random as test rows", least=0, below=1
+    )
+    validation_fraction: float = setting(
+        0.0, "share of the rows to choose at random for validation", least=0, below=1
+    )
+    split_key: str | None = setting(
+        None, "column whose equal values all go to one split, such as the user"
+    )
+    test_from: str | None = setting(None, "time, in ISO 8601, from which on rows are test rows")
+    validation_from: str | None = setting(
+        None, "time, in ISO 8601, from which on rows are validation rows"
+    )
+    split_column: str | None = setting(None, "column with the values train, test or validation")
+    held_out: float = setting(
+        0.0,
+        "share of the rows, from the end, to use half for testing and half for validation",
+        least=0,
+        below=1,
+    )
+    keep_negatives: float = setting(
+        1.0, "share of the training rows with label 0 to keep", above=0, most=1
+    )
+    seed: int = setting(0, "seed of random choices and of the order of training rows")
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        if self.test_fraction + self.validation_fraction >= 1:
+            raise ValueError(
+                f"--test_fraction {self.test_fraction}, --validation_fraction "
+                f"{self.validation_fraction}: expected less than 1 together"
+            )
+        ways = [name for name in _WAYS if getattr(self, name)]
+        if len({_WAYS[name] for name in ways}) > 1:
+            raise ValueError(
+                f"--{ways[0]}, --{ways[-1]}: expected one way to divide the rows, got both"
+            )
+        if self.validation_from and not self.test_from:
+            raise ValueError("--validation_from: expected --test_from too, got none")
+        if self.split_key and not (self.test_fraction or self.validation_fraction):
+            raise ValueError("--split_key: expected --test_fraction too, got none")
+
+    def times(self, schema: "Schema") -> tuple[int, int] | None:
+        """Returns the beginnings of test and validation, in microseconds since 1970.
+
+        Raises:
+            ValueError: they are not times, are in the wrong order, or the schema has no time.
+        """
+        if not self.test_from:
+            return None
+        if schema.time is None:
+            raise ValueError("--test_from: expected a schema with a time, got one without")
+        begins = [_microseconds("test_from", self.test_from, schema.time), _END]
+        if self.validation_from:
+            begins[1] = _microseconds("validation_from", self.validation_from, schema.time)
+        if begins[1] <= begins[0]:
+            raise ValueError(
+                f"--validation_from {self.validation_from}: expected a time after --test_from "
+                f"{self.test_from}"
+            )
+        return begins[0], begins[1]
+
+
+_WAYS = {
+    **dict.fromkeys(("test_fraction", "validation_fraction", "split_key"), "chance"),
+    **dict.fromkeys(("test_from", "validation_from"), "time"),
+    "split_column": "column",
+    "held_out": "order",
+}
+
+
+def _microseconds(flag: str, text: str, field: "TimeField") -> int:
+    from dlrm.data.tables.times import microseconds
+    from dlrm.data.transform.schema import TimeField
+
+    zone = TimeField(field.column, field.zone or "UTC")
+    try:
+        return microseconds(text, zone)
+    except ValueError:
+        raise ValueError(
+            f"--{flag}: expected a time such as 2026-11-20 or 2026-11-20T08:00:00+00:00, got "
+            f"{text!r}"
+        ) from None

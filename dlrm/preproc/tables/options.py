@@ -6,8 +6,8 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.schema import Schema
-from dlrm.preproc.stages.division import SplitConfig, facts
-from dlrm.preproc.stages.options import Options
+from dlrm.preproc.stages.division import facts
+from dlrm.preproc.stages.options import Options, SplitConfig
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,40 @@
-"""python -m dlrm.scripts.checkpoint"""
+"""Inspects, compares and converts checkpoints, and changes the rows of their tables.
+
+    python -m dlrm.scripts.checkpoint inspect DIR [--check] [--noweights] [--json]
+    python -m dlrm.scripts.checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
+    python -m dlrm.scripts.checkpoint convert --to nvidia|dlrm --output OUT SRC
+    python -m dlrm.scripts.checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
+    python -m dlrm.scripts.checkpoint evict --rows FILE --output OUT SRC
+
+grow appends rows to tables, for ids that a later dictionary appends; evict initializes rows again,
+for other ids. Both keep everything else, including the state of optimizers.
+
+`convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
+
+A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
+while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
+some megabytes at a time, and no code in a file is run.
+
+The exit code is 0; 1 if diff finds a difference; 2 after an error, which is printed.
+"""
 
 import sys
 
-from dlrm.scripts.checkpoint.command import main
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.scripts.checkpoint.flags import CheckpointConfig
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Flags", CheckpointConfig)])
+    return run_command(line, _run, __doc__, arguments, code=2)  # 1 is a result of diff
+
+
+def _run(values: Values) -> int:
+    from dlrm.scripts.checkpoint.command import run  # torch takes seconds to import
+
+    return run(values)
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,29 +1,10 @@
-"""Inspects, compares and converts checkpoints, and changes the rows of their tables.
-
-    python -m dlrm.scripts.checkpoint inspect DIR [--check] [--noweights] [--json]
-    python -m dlrm.scripts.checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
-    python -m dlrm.scripts.checkpoint convert --to nvidia|dlrm --output OUT SRC
-    python -m dlrm.scripts.checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
-    python -m dlrm.scripts.checkpoint evict --rows FILE --output OUT SRC
-
-grow appends rows to tables, for ids that a later dictionary appends; evict initializes rows again,
-for other ids. Both keep everything else, including the state of optimizers.
-
-`convert --to dlrm` also writes the rows of a checkpoint that are in a --table_store into files.
-
-A directory is a checkpoint, a run's directory of checkpoints (whose best or else last one is used,
-while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
-some megabytes at a time, and no code in a file is run.
-
-The exit code is 0; 1 if diff finds a difference; 2 after an error, which is printed.
-"""
+"""Inspects, compares and converts checkpoints, and changes the rows of their tables."""
 
 import csv
 import json
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +12,7 @@ from dlrm.command_line import say
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.documents import brief, printable
 from dlrm.files import MANIFEST
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.flags import Values
 from dlrm.scripts.checkpoint.comparison import compare, lines_of_diff
 from dlrm.scripts.checkpoint.description import (
     describe,
@@ -40,59 +21,12 @@ from dlrm.scripts.checkpoint.description import (
     lines_of_run,
     open_any,
 )
+from dlrm.scripts.checkpoint.flags import CheckpointConfig
 from dlrm.serving.network.recalibration import FOLDER as RECALIBRATION
-from dlrm.settings import REQUIRED, check_settings, setting
 from dlrm.tasks.table_rows import evict_rows, grow_tables
-from dlrm.train.checkpoints.nvidia import FEATURE_ORDERS, PADDINGS, is_nvidia, write_nvidia
+from dlrm.train.checkpoints.nvidia import is_nvidia, write_nvidia
 from dlrm.train.checkpoints.saved_model import SavedModel, write_saved
 from dlrm.train.checkpoints.saved_rows import STORES
-
-
-@dataclass(frozen=True)
-class CheckpointConfig:
-    """A task and its options; field names are those of the flags."""
-
-    command: str = setting(REQUIRED, "inspect, diff, convert, grow or evict", positional=True)
-    directories: tuple[Path, ...] = setting(
-        (), "checkpoint to inspect or change, or two of them for diff", positional=True
-    )
-    json: bool = setting(False, "inspect, diff: print one JSON object, for programs")
-    check: bool = setting(False, "inspect: also compare the checksums of tables that are not read")
-    weights: bool = setting(
-        True, "inspect: read the weights and report their norms, NaN and infinities"
-    )
-    rtol: float = setting(0.0, "diff: relative tolerance", least=0)
-    atol: float = setting(0.0, "diff: absolute tolerance", least=0)
-    weights_only: bool = setting(False, "diff: compare only the model's weights")
-    to: str | None = setting(None, "convert: format to write", choices=("nvidia", "dlrm"))
-    output: str | None = setting(None, "convert, grow, evict: directory to write, new or empty")
-    dataset: str | None = setting(
-        None,
-        "grow: dataset with the new table sizes, whose dictionaries begin with the checkpoint's",
-    )
-    table_sizes: tuple[int, ...] | None = setting(
-        None, "grow: new number of rows of each table", least=0
-    )
-    rows: str | None = setting(
-        None, "evict: CSV file with the header table,row, both counted from 0"
-    )
-    feature_order: str | None = setting(
-        None,
-        "Order of the vectors in NVIDIA's directory: natural (2020 on one GPU, or with "
-        "--bottom_features_ordered on several), size_sorted (later versions on one GPU), "
-        "device_mapping (of several GPUs). Default: as its metadata say; natural where one is "
-        "written",
-        choices=FEATURE_ORDERS,
-    )
-    interaction_padding: str | None = setting(
-        None,
-        "convert --to nvidia: zeros after the dots: one (versions of 2020), or to a multiple of 8 "
-        "(later ones). Default: as in the directory that the model came from, else multiple_of_8",
-        choices=PADDINGS,
-    )
-
-    def __post_init__(self) -> None:
-        check_settings(self)
 
 
 class _Command(NamedTuple):
@@ -103,13 +37,7 @@ class _Command(NamedTuple):
     flags: tuple[str, ...]
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    line = ConfigFlags([("Flags", CheckpointConfig)])
-    return run_command(line, _run, __doc__, arguments, code=2)  # 1 is a result of diff
-
-
-def _run(values: Values) -> int:
+def run(values: Values) -> int:
     own = values.config(CheckpointConfig)
     commands = {
         "inspect": _Command(_inspect, 1, ("check", "weights", "json", "feature_order")),

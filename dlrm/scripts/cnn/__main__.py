@@ -1,6 +1,28 @@
-"""python -m dlrm.scripts.cnn"""
+"""Trains, validates or times image networks: python -m dlrm.scripts.cnn --mode train ..."""
 
-from dlrm.vision.command import start
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import sys
+
+from dlrm.flags import Values, parsed_or_help
+from dlrm.vision import flags
+
+
+def main(arguments: list[str]) -> None:
+    """Runs a command line and ends the process."""
+    values = parsed_or_help(arguments, flags.parse, lambda: f"{__doc__}\n{flags.FLAGS.help()}")
+    if values is not None:
+        from dlrm.session.session import exit_with  # torch takes seconds to import
+
+        exit_with(lambda: _run(values), values["save_checkpoint_path"])
+
+
+def _run(values: Values) -> dict[str, float]:
+    from dlrm.vision.command import run
+
+    return run(values)
+
 
 if __name__ == "__main__":
-    start()
+    main(sys.argv[1:])

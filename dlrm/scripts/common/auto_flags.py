@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.api.defaults import set_aside_default
-from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
+from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe, describe_shortly
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.flags import Values
@@ -12,9 +12,10 @@ from dlrm.model.config import ARCHITECTURE
 from dlrm.tasks.config import ADAM_SWITCHES
 from dlrm.tasks.run import known_checkpoint, saved_flags
 from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.reports.console import Line
 
 
-def with_recipe(values: Values) -> tuple[Values, str | None]:
+def with_recipe(values: Values) -> tuple[Values, Line | None]:
     """Returns the flags with those that the recipe chooses, and the line that says them.
 
     Flags that were given stay. The chosen ones count as given. A run that is resumed has those of
@@ -40,7 +41,7 @@ def with_recipe(values: Values) -> tuple[Values, str | None]:
     if resumed:
         settings |= saved_flags(resumed, settings.keys() - given.keys())
     filled = Values(values.filled(settings), values.given | settings.keys())
-    return filled, describe(facts, settings, given)
+    return filled, Line(describe(facts, settings, given), describe_shortly(settings, given))
 
 
 def _set_aside(values: Values, resumed: Path | None) -> dict[str, float]:

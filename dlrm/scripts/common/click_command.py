@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from dlrm import ops
+from dlrm.command_line import shell_line
 from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.datasets import Datasets
 from dlrm.data.clicks.layout import TRANSFORM, WEIGHT_FILE
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
@@ -27,9 +27,10 @@ from dlrm.settings import resumable_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_run import ClickRun
 from dlrm.tasks.config import ADAM_SWITCHES, ClickConfig
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import Batches
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.log import Watched
+from dlrm.train.reports.console import Line
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 
@@ -103,7 +104,7 @@ def _check(values: Values, world: World) -> None:
         )
 
 
-def _notices(run: ClickRun, chosen: str | None) -> Iterator[str]:
+def _notices(run: ClickRun, chosen: Line | None) -> Iterator[str | Line]:
     """Returns lines about the run, and about flags that are accepted but have no effect.
 
     Args:
@@ -141,7 +142,7 @@ def _notices(run: ClickRun, chosen: str | None) -> Iterator[str]:
         yield VARIES
     if run.checkpoint and (made := load_recalibration(run.checkpoint)):
         yield _said_of_recalibration(run, made.kind)
-    yield _describe(run.task, run.whole, run.world)
+    yield _describe(run)
 
 
 def _has_weights(values: Values, split: str) -> bool:
@@ -182,7 +183,8 @@ def _execution_notices(values: Values) -> Iterator[str]:
         yield f"note: --optimized_mlp is not used; --execution {values['execution']} chooses"
 
 
-def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
+def _describe(run: ClickRun) -> Line:
+    task, datasets, world = run.task, run.whole, run.world
     config, held = task.model.config, {id(weight) for weight, _ in task.table_parameters()}
     rows = sum(config.embedding_rows)
     dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
@@ -196,10 +198,30 @@ def _describe(task: Recommendation, datasets: Datasets, world: World) -> str:
     if world.size > 1:
         counts = ", ".join(str(len(tables)) for tables in task.model.tables_by_rank)
         device += f"  processes: {world.size}, with {counts} tables"
-    return (
-        f"device: {device}  parameters: {weights:,} ({len(datasets.train.table_sizes)} tables, "
-        f"{rows:,} rows)  rows: {shown}"
+    train, steps = datasets.train, len(datasets.train)
+    total = run.config.train.num_steps(steps)
+    epochs = f" ({_counted(f'{total / steps:.3g}', 'epoch')})" if total >= steps else ""
+    shortly = (
+        f"train: {train.num_samples:,} rows, {total:,} steps of {run.values['batch_size']:,} rows"
+        f"{epochs}, {weights:,} parameters, {_place(world)}"
     )
+    return Line(
+        f"device: {device}  parameters: {weights:,} ({len(train.table_sizes)} tables, "
+        f"{rows:,} rows)  rows: {shown}",
+        shortly if run.trains else None,
+    )
+
+
+def _place(world: World) -> str:
+    """Returns device and processes in a few words."""
+    own = _counted(str(torch.get_num_threads()), "thread")
+    threads = f" ({own})" if world.device == "cpu" else ""
+    processes = f", {world.size} processes" if world.size > 1 else ""
+    return f"{world.device}{threads}{processes}"
+
+
+def _counted(count: str, name: str) -> str:
+    return f"{count} {name}{'' if count == '1' else 's'}"
 
 
 def _train(run: ClickRun, session: Session) -> dict[str, float]:
@@ -218,10 +240,24 @@ def _train(run: ClickRun, session: Session) -> dict[str, float]:
     # The trainer checks the scores of other tests.
     check_scores(run.task, run.whole, run.data_name, roles.reports or roles.chooses)
     if note := metrics_note(summary):
-        session.log.line(note)
+        session.log.line(note, short="")
+    session.log.console.suggest(_next_commands(values))
     if values["recipe"] is not None or values["set_aside"]:  # NVIDIA's summary has no roles
         summary |= roles.facts()
     return summary
+
+
+def _next_commands(values: Values) -> list[str]:
+    """Returns commands for the trained model."""
+    model, data = values["save_checkpoint_path"], values["dataset"]
+    if not model or not data:
+        return []
+    read = ["--checkpoint", model]
+    return [
+        shell_line(["dlrm", "evaluate", *read, "--dataset", data]),
+        shell_line(["dlrm", "predict", *read, "--input", data, "--output", "scores.npy"]),
+        shell_line(["dlrm", "export", *read]),
+    ]
 
 
 def _begin(run: ClickRun, session: Session, trainer: Trainer, steps_per_epoch: int) -> None:
@@ -259,11 +295,12 @@ def _test(run: ClickRun, session: Session) -> dict[str, float]:
     metrics = task.evaluate(Watched(test, "test", log.quiet, lambda: session.dog.beat(0)))
     seconds = time.perf_counter() - began
     check_scores(task, run.whole, run.data_name, "test")
-    log.line(f"Finished testing: {line_of(metrics)}")
+    log.line(f"Finished testing: {line_of(metrics)}", short="")
+    if note := metrics_note(metrics):
+        log.line(note, short="")
     weighted = run.values["sample_weights"] and _has_weights(run.values, "test")
-    for note in (metrics_note(metrics), one_class_note(metrics, test.num_samples, weighted)):
-        if note:
-            log.line(note)
+    if note := one_class_note(metrics, test.num_samples, weighted):
+        log.line(note)
     return metrics | {
         "avg_inference_latency": seconds / len(test),
         "average_test_throughput": test.num_samples / seconds,

@@ -10,12 +10,18 @@ from typing import Any
 
 from dlrm.api.defaults import RECIPES
 from dlrm.flags import ConfigFlags, UsageError, Values
-from dlrm.model.layers.choices import interaction_names
-from dlrm.serving.network.platforms import RUNTIMES
+from dlrm.model.layers.choices import check_layer, interaction_names
 from dlrm.settings import setting
 from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS
 from dlrm.tasks.presets import DLRM_PRESETS
 
+# Runtimes that may be measured besides the model as trained, with their meanings.
+RUNTIMES = {
+    "eager": "plain torch",
+    "onnx": "ONNX Runtime",
+    "torchscript": "traced TorchScript",
+    "aot": "AOTInductor, which takes a minute to compile",
+}
 MODES = ("train", "test", "inference_benchmark")
 # The defaults of NVIDIA's program of October 2021 and later, on one GPU and on several, if they
 # differ from those of 2020, which are the defaults here and those of `dist_main`.
@@ -153,6 +159,8 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
                 raise UsageError(f"{error}; {instead}") from None
         raise
     interaction_names(values["interaction_op"])
+    for name in ("numerical_embedding", "top_mlp"):
+        check_layer(name, values[name])
     values = Values(dict(sorted(values.items())), values.given)
     values = values.filled(NVIDIA_2021 if values["defaults"] == "2021" else {})
     return _with_switches(_with_preset(values))

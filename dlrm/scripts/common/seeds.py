@@ -74,7 +74,8 @@ def train_seeds(values: Values, train: Callable[[Values], Mapping[str, float]]) 
     for earlier in all_checkpoints(path):
         if earlier != directory:
             remove_unused(earlier)
-    with RunLog(path / "log.json") as log:
+    form = values["log_format"], values["verbose"]
+    with RunLog(path / "log.json", False, *form) as log:
         for line in _lines({**summaries, f"mean of {len(seeds)} logits": metrics}):
             log.line(line)
         log.line(f"saved: {directory}")

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import Any
 
+from dlrm.data.choices import TABLE_KINDS
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import KINDS
 from dlrm.flags import Values
 from dlrm.preproc.stages.options import Options, RunConfig
 from dlrm.settings import setting, settings_of
@@ -19,7 +19,7 @@ class FilesConfig:
     """The files of tables; field names are those of the flags."""
 
     input_format: str | None = setting(
-        None, "kind of the files; default: by their names and content", choices=KINDS
+        None, "kind of the files; default: by their names and content", choices=TABLE_KINDS
     )
 
 

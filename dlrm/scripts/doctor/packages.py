@@ -7,13 +7,13 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import dlrm
+from dlrm.preproc.execution.java import java_version
 from dlrm.scripts.doctor.checks import ABSENT, BROKEN, OK, Result, first_line
 
 PACKAGE = Path(dlrm.__file__).resolve().parent
@@ -39,6 +39,7 @@ REQUIRED = (
     Package("numpy", "numpy>=1.26", "nothing works"),
     Package("absl", "absl-py>=2.0", "the commands do not start"),
     Package("yaml", "PyYAML>=6.0", "no dataset can be read"),
+    Package("jinja2", "Jinja2>=3.1", "no report of a preparation and no page can be written"),
     Package("safetensors", "safetensors>=0.4.5", "no checkpoint can be written or read"),
     Package("tqdm", "tqdm>=4.65", "training does not start"),
 )
@@ -86,23 +87,6 @@ def preprocessing() -> Iterator[Result]:
             install = f"{pip_install()} {shlex.quote(package.requirement)}"
             install += " --no-deps" if package.module == "fbgemm_gpu" else ""
             yield Result(package.module, ABSENT, problem, f"no {package.purpose}", install)
-
-
-def java_version() -> tuple[str | None, str | None]:
-    """Reports the version of the Java that Spark would run on, or its problem."""
-    home = os.environ.get("JAVA_HOME")
-    java = str(Path(home, "bin", "java")) if home else "java"
-    if shutil.which(java) is None:
-        return None, f"there is no {java}" + (" (JAVA_HOME)" if home else "")
-    done = subprocess.run(
-        [java, "-version"], capture_output=True, text=True, check=False, timeout=60
-    )
-    found = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', done.stderr + done.stdout)
-    if found is None:
-        return None, f"{java} does not say its version"
-    if int(found.group(2)) < 17:
-        return None, f"{java} is Java {found.group(1)}; Spark needs 17 or newer"
-    return found.group(1), None
 
 
 def _version(package: Package) -> tuple[str | None, str | None]:

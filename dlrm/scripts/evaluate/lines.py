@@ -3,6 +3,7 @@
 from typing import Any
 
 from dlrm.command_line import aligned
+from dlrm.metrics.intervals import decimals
 from dlrm.metrics.table import TESTED
 
 
@@ -25,7 +26,11 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
         lines += ["", f"recalibrated ({kind}, judged on the half it was not fitted to): {shown}"]
     if facts.get("importance"):
         rows = [
-            [one["field"], *_cells(one["auc_lost"], "+"), f"{one['log_loss_gained']:+.6f}"]
+            [
+                one["field"],
+                *cells(one["auc_lost"], "+"),
+                number_text(one["log_loss_gained"], sign="+"),
+            ]
             for one in facts["importance"]
         ]
         heads = ["field", "AUC lost", "95 % interval", "log loss gained"]
@@ -46,19 +51,21 @@ def where(facts: dict[str, Any]) -> str:
 
 def metric_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     """Returns the heads and rows of the table of metrics."""
-    first, *others = facts["models"]
     heads = ["metric", "value", "95 % interval"]
-    if others:
+    if len(facts["models"]) > 1:
         heads += ["other", "difference", "95 % interval", "p"]
-    rows = []
-    for name in first:
-        row = [name, *_cells(first[name])]
-        if others:
-            difference = facts["differences"][name]
-            row += [number_text(others[0][name]["value"]), *_cells(difference, sign="+")]
-            row.append(_p_text(difference["p"]))
-        rows.append(row)
-    return heads, rows
+    return heads, [[name, *metric_cells(facts, name)] for name in facts["models"][0]]
+
+
+def metric_cells(facts: dict[str, Any], name: str) -> list[str]:
+    """Returns a metric's value and interval, and how the models differ if there are two."""
+    first, *others = (model[name] for model in facts["models"])
+    row = cells(first)
+    if others:
+        difference = facts["differences"][name]
+        row += [number_text(others[0]["value"], digits_of(first)), *cells(difference, sign="+")]
+        row.append(p_text(difference["p"]))
+    return row
 
 
 def slice_table(sliced: dict[str, Any], compared: bool) -> tuple[list[str], list[list[str]]]:
@@ -77,23 +84,29 @@ def slice_table(sliced: dict[str, Any], compared: bool) -> tuple[list[str], list
     return heads, rows
 
 
-def number_text(value: float | None, digits: int = 6, sign: str = "") -> str:
+def digits_of(interval: dict[str, float | None]) -> int:
+    """Returns the digits of a value, which follow the width of its interval."""
+    return decimals(interval["low"], interval["high"])
+
+
+def number_text(value: float | None, digits: int = 4, sign: str = "") -> str:
     """Returns a number, or a dash if a metric is undefined."""
     return "–" if value is None else f"{value:{sign}.{digits}f}"
 
 
 def interval_text(interval: dict[str, float | None], sign: str = "") -> str:
     """Returns a value with its bounds in brackets."""
-    text = number_text(interval["value"], 4, sign)
-    if interval["low"] is None:
-        return text
-    return f"{text} [{number_text(interval['low'], 4)}, {number_text(interval['high'], 4)}]"
+    value, bounds = cells(interval, sign)
+    return value if bounds == "–" else f"{value} [{bounds.replace(' to ', ', ')}]"
 
 
-def _p_text(p: float | None) -> str:
+def p_text(p: float | None) -> str:
+    """Returns the text of a p-value."""
     return "< 0.001" if p is not None and p < 0.001 else number_text(p, digits=3)
 
 
-def _cells(interval: dict[str, float | None], sign: str = "") -> list[str]:
-    value, low, high = (number_text(interval[k], sign=sign) for k in ("value", "low", "high"))
+def cells(interval: dict[str, float | None], sign: str = "") -> list[str]:
+    """Returns a value, and its bounds."""
+    digits = digits_of(interval)
+    value, low, high = (number_text(interval[k], digits, sign) for k in ("value", "low", "high"))
     return [value, "–" if interval["low"] is None else f"{low} to {high}"]

@@ -4,28 +4,47 @@ import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from dlrm.metrics.intervals import wilson
 from dlrm.metrics.ranked import RankedRows
-from dlrm.metrics.table import METRICS, SHOWN, legend
-from dlrm.pages import Line, chart, document, side_bars, table, whiskers
-from dlrm.scripts.evaluate.lines import metric_table, slice_table, where
+from dlrm.metrics.table import METRICS, TESTED, title
+from dlrm.pages import Bar, Cell, Section, Tile, document, grid, note, table
+from dlrm.pages.charts import Line, chart
+from dlrm.scripts.evaluate.lines import (
+    cells,
+    digits_of,
+    interval_text,
+    metric_cells,
+    number_text,
+    p_text,
+    where,
+)
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 HTML, JSON = "evaluation.html", "evaluation.json"
-_MOST_BARS = 40
-_LONGEST = 24  # maximum characters of a slice's name beside a chart
+_TILES = ("auc", "log_loss", "calibration", "ece")
 
 
 def curves_of(ranked: RankedRows) -> dict[str, Any]:
     """Returns the curves of a model's scores, as JSON values."""
-    weight, predicted, observed = ranked.reliability()
+    weight, predicted, observed, rows = ranked.reliability()
+    low, high = wilson(observed, rows)
+    edges, counts = ranked.score_counts()
     shares, gains = ranked.gains()
     recall, precision = ranked.precision_recall()
+    curves = {
+        "reliability": {"weight": weight, "predicted": predicted, "observed": observed}
+        | {"low": low, "high": high},
+        "scores": {"edges": edges, "rows": counts},
+        "gain": {"rows": shares, "clicks": gains},
+        "precision_recall": {"recall": recall, "precision": precision},
+    }
     return {
-        "reliability": {"weight": _list(weight), "predicted": _list(predicted)}
-        | {"observed": _list(observed)},
-        "gain": {"rows": _list(shares), "clicks": _list(gains)},
-        "precision_recall": {"recall": _list(recall), "precision": _list(precision)},
+        name: {key: _list(values) for key, values in curve.items()}
+        for name, curve in curves.items()
     }
 
 
@@ -37,43 +56,43 @@ def write_files(directory: Path, facts: dict[str, Any]) -> None:
 
 def page(facts: dict[str, Any]) -> str:
     """Returns the page."""
-    compared = facts["against"] is not None
-    names = [facts["checkpoint"], *([facts["against"]] if compared else [])]
-    parts = [_paragraph(f"Rows: {where(facts)}"), _paragraph(_summary(facts))]
-    parts += [_paragraph(note) for note in facts["notes"]]
-    if compared:
-        parts.append(_paragraph(f"Compared with {names[1]}. " + _verdict(facts)))
-    parts += ["<h2>Metrics</h2>", _note(facts["intervals"] + ".")]
-    heads, rows = metric_table(facts)
-    parts.append(table([("", heads)], rows, "metrics with their intervals"))
-    parts.append("<details><summary>What the metrics mean</summary><dl>")
-    meanings = legend(facts["models"][0]).items()
-    parts += [f"<dt>{name}</dt><dd>{text}</dd>" for name, text in meanings]
-    parts.append("</dl></details>")
-    parts += ["<h2>Curves</h2>", *_charts(facts, compared)]
-    if facts["flags_changed"]:
-        rows = [[f"--{n}", str(one), str(other)] for n, one, other in facts["flags_changed"]]
-        parts += ["<h2>Flags that differ</h2>"]
-        parts.append(table([("", ["flag", "this model", "the other"])], rows, "flags that differ"))
-    if facts["fields"]:
-        parts += _fields(facts)
-    for sliced in facts["slices"]:
-        parts.append(f"<h2>By {_escaped(sliced['by'])}</h2>")
-        parts.append(_slice_chart(sliced))
-        heads, rows = slice_table(sliced, compared)
-        parts.append(table([("", heads)], rows, f"metrics by {sliced['by']}"))
-    if facts.get("importance"):
-        parts += _importance(facts["importance"], facts["importance_rows"])
-    return document("Evaluation of " + "/".join(Path(names[0]).parts[-3:]), parts)
+    lead = [f"Rows: {where(facts)}", *facts["notes"]]
+    if facts["against"] is not None:
+        lead.append(f"Compared with {facts['against']}. " + _verdict(facts))
+    sections = [
+        Section("Metrics", [note(facts["intervals"] + "."), _metrics(facts)]),
+        Section("Curves", [grid(_charts(facts))]),
+        *(
+            [Section("Flags that differ", [_flags(facts)], half=True)]
+            if facts["flags_changed"]
+            else []
+        ),
+        *(_importance(facts) if facts.get("importance") else []),
+        *(
+            [Section("Missing and unknown values", _fields(facts), half=True)]
+            * bool(facts["fields"])
+        ),
+        *(Section(f"By {sliced['by']}", [_slices(sliced, facts)]) for sliced in facts["slices"]),
+    ]
+    name = "/".join(Path(facts["checkpoint"]).parts[-3:])
+    return document(f"Evaluation of {name}", lead, _tiles(facts), sections)
 
 
-def _summary(facts: dict[str, Any]) -> str:
+def _tiles(facts: dict[str, Any]) -> list[Tile]:
+    rows, clicks = facts["rows"], facts["clicks"]
     first = facts["models"][0]
-    parts = [f"{facts['rows']:,} rows, {facts['clicks']:,} of them clicked"]
-    for name in SHOWN:
-        if first[name]["value"] is not None:
-            parts.append(f"{METRICS[name].title} {first[name]['value']:.4f}")
-    return "; ".join(parts) + "."
+    tiles = [
+        Tile("rows", f"{rows:,}"),
+        Tile("clicks", f"{clicks:,}", f"{100 * clicks / rows:.2f} % of the rows"),
+    ]
+    for name in _TILES:
+        value, bounds = cells(first[name])
+        tiles.append(Tile(title(name), value, "" if bounds == "–" else bounds))
+    if facts["against"] is not None:
+        found = facts["differences"]["auc"]
+        value, bounds = cells(found, "+")
+        tiles.append(Tile("AUC above the other model's", value, "" if bounds == "–" else bounds))
+    return tiles
 
 
 def _verdict(facts: dict[str, Any]) -> str:
@@ -83,67 +102,96 @@ def _verdict(facts: dict[str, Any]) -> str:
         return "Their AUC cannot be compared."
     direction = "higher" if found["value"] > 0 else "lower"
     sure = "beyond chance" if found["p"] < 0.05 else "within what chance explains"
-    return f"The AUC is {abs(found['value']):.4f} {direction}, {sure} (p {found['p']:.3g})."
+    size = number_text(abs(found["value"]), digits_of(found))
+    p = p_text(found["p"])
+    return f"The AUC is {size} {direction}, {sure} (p {p if p[0] == '<' else f'= {p}'})."
 
 
-def _charts(facts: dict[str, Any], compared: bool) -> list[str]:
-    labels = ["this model", "the other"] if compared else ["model"]
-    curves = facts["curves"]
-    reliability = [
-        Line(name, one["reliability"]["predicted"], one["reliability"]["observed"], dots=True)
-        for name, one in zip(labels, curves, strict=True)
+def _metrics(facts: dict[str, Any]) -> "Markup":
+    heads = ["metric", "value", "95 % interval"]
+    if facts["against"] is not None:
+        heads += ["other model", "difference", "95 % interval", "p"]
+    rows = [
+        [
+            title(name),
+            *metric_cells(facts, name),
+            f"{METRICS[name].meaning}; {METRICS[name].better}",
+        ]
+        for name in facts["models"][0]
     ]
-    most = max([v for line in reliability for v in (*line.x, *line.y)], default=1.0) * 1.05
+    return table([("", [*heads, "meaning"])], rows, "Metrics with their intervals")
+
+
+def _flags(facts: dict[str, Any]) -> "Markup":
+    rows = [[f"--{n}", str(one), str(other)] for n, one, other in facts["flags_changed"]]
+    return table([("", ["flag", "this model", "other model"])], rows, "Flags of the trainings")
+
+
+def _charts(facts: dict[str, Any]) -> list["Markup"]:
+    compared = facts["against"] is not None
+    curves = dict(zip(["this model", "other model"] if compared else ["model"], facts["curves"]))  # noqa: B905
+    charts = [_reliability(facts, curves)]
     gains = [
         Line(name, one["gain"]["rows"], one["gain"]["clicks"])
-        for name, one in zip(labels, curves, strict=True)
+        for name, one in curves.items()
         if None not in one["gain"]["clicks"]
-    ]
-    precision = [
-        Line(name, one["precision_recall"]["recall"], one["precision_recall"]["precision"])
-        for name, one in zip(labels, curves, strict=True)
-    ]
-    charts = [
-        chart(
-            "Reliability",
-            "predicted click rate",
-            "observed click rate",
-            [*reliability, Line("perfect", [0, most], [0, most], dashed=True)],
-            _told_reliability(facts),
-            (0, most, 0, most),
-        )
     ]
     if gains:
         told = "; ".join(
-            f"{name}: the top 10 % of the rows have {100 * line.y[10]:.1f} % of the clicks"
-            for name, line in zip(labels, gains, strict=True)
+            f"{line.name}: the top 10 % of the rows have {100 * line.y[10]:.1f} % of the clicks"
+            for line in gains
         )
-        charts.append(
-            chart(
-                "Gain",
-                "share of the rows, highest scores first",
-                "share of the clicks",
-                [*gains, Line("at random", [0, 1], [0, 1], dashed=True)],
-                told,
-                (0, 1, 0, 1),
-            )
-        )
-        charts.append(_lift_chart(gains))
+        lines = [*gains, Line("at random", [0, 1], [0, 1], dashed=True)]
+        of_rows = "share of the rows, highest scores first"
+        limits = (0.0, 1.0, 0.0, 1.0)
+        charts.append(chart("Gain", of_rows, "share of the clicks", lines, told, limits))
+        charts.append(_lift(gains, of_rows))
+    precision = [
+        Line(name, one["precision_recall"]["recall"], one["precision_recall"]["precision"])
+        for name, one in curves.items()
+    ]
     if any(line.x for line in precision):
-        told = "Precision falls as the recall rises."
+        rate = facts["clicks"] / facts["rows"]
+        told = f"Precision falls to the click rate, {rate:.4f}, as the recall rises."
+        precision.append(Line("at random", [0, 1], [rate, rate], dashed=True))
         charts.append(
             chart("Precision and recall", "recall", "precision", precision, told, (0, 1, 0, 1.02))
         )
     return charts
 
 
-def _lift_chart(gains: Sequence[Line]) -> str:
+def _reliability(facts: dict[str, Any], curves: dict[str, Any]) -> "Markup":
+    """Returns observed rates with their intervals, over a histogram of the scores."""
+    lines = []
+    for name, one in curves.items():
+        found, scores = one["reliability"], one["scores"]
+        ends = [*zip(found["low"], found["high"], strict=True)]
+        x, y = found["predicted"], found["observed"]
+        lines.append(Line(name, x, y, False, True, ends, scores["edges"], scores["rows"]))
+    most_x = max([x for line in lines for x in (*line.x, *line.edges)], default=0.0) or 1.0
+    most_y = max([high for line in lines for _, high in line.ends], default=0.0) or 1.0
+    end = min(most_x, most_y)
+    lines.append(Line("perfect", [0, end], [0, end], dashed=True))
+    limits = (0, most_x * 1.02, 0, most_y * 1.04)
+    return chart(
+        "Reliability, and the number of rows by score",
+        "predicted click rate",
+        "observed click rate",
+        lines,
+        _told_reliability(facts),
+        limits,
+    )
+
+
+def _lift(gains: Sequence[Line], of_rows: str) -> "Markup":
     lines = [
         Line(line.name, line.x[1:], [y / x for x, y in zip(line.x[1:], line.y[1:], strict=True)])
         for line in gains
     ]
     told = "; ".join(f"{line.name}: {line.y[0]:.2f} at the top 1 %" for line in lines)
-    return chart("Lift", "share of the rows, highest scores first", "lift", lines, told)
+    most = max(y for line in lines for y in line.y)
+    lines.append(Line("at random", [0, 1], [1, 1], dashed=True))
+    return chart("Lift", of_rows, "lift", lines, told, (0, 1, 0, max(most, 1) * 1.05))
 
 
 def _told_reliability(facts: dict[str, Any]) -> str:
@@ -154,18 +202,46 @@ def _told_reliability(facts: dict[str, Any]) -> str:
     return f"Predicted over observed clicks: {ratio:.3f}; expected calibration error {error:.4f}."
 
 
-def _slice_chart(sliced: dict[str, Any]) -> str:
-    """Returns a chart of each slice's AUC, if defined, with its interval."""
-    aucs = [(part["name"], part["models"][0]["auc"]) for part in sliced["slices"]]
-    known = [(name, auc) for name, auc in aucs if auc["value"] is not None]
-    if len(known) < 2:
-        return ""
-    names = [name if len(name) <= _LONGEST else "…" + name[1 - _LONGEST :] for name, _ in known]
-    intervals = [(auc["value"], auc["low"], auc["high"]) for _, auc in known]
-    return whiskers("AUC and its interval", names, intervals)
+def _slices(sliced: dict[str, Any], facts: dict[str, Any]) -> "Markup":
+    """Returns a table of slices with their AUC and its interval on a scale."""
+    aucs = [part["models"][0]["auc"] for part in sliced["slices"]]
+    whole = facts["models"][0]["auc"]["value"]
+    bars = _intervals(aucs, whole)
+    rows = []
+    for part, bar in zip(sliced["slices"], bars, strict=True):
+        row = [part["name"], part["rows"], part["clicks"], bar]
+        row += [interval_text(part["models"][0][name]) for name in TESTED if name != "auc"]
+        if facts["against"] is not None:
+            row.append(interval_text(part["differences"]["auc"], sign="+"))
+        rows.append(row)
+    heads = [sliced["by"], "rows", "clicks", "AUC", *(title(n) for n in TESTED if n != "auc")]
+    heads += ["AUC above the other model's"] if facts["against"] is not None else []
+    caption = "With 95 % intervals; dashed: AUC of all rows"
+    return table([("", heads)], rows, caption, full=True)
 
 
-def _fields(facts: dict[str, Any]) -> list[str]:
+def _intervals(found: Sequence[dict[str, Any]], mark: float | None, sign: str = "") -> list[Cell]:
+    """Returns cells of values with their intervals on one scale, with a line at `mark`."""
+    known = [one[key] for one in found for key in one if key != "p" and one[key] is not None]
+    known += [] if mark is None else [mark]
+    low, high = min(known, default=0.0), max(known, default=1.0)
+
+    def place(value: float) -> float:
+        return (value - low) / ((high - low) or 1)
+
+    marks = [] if mark is None else [place(mark)]
+    bars: list[Cell] = []
+    for one in found:
+        value = one["value"]
+        if value is None:
+            bars.append(None)
+            continue
+        ends = [place(value if one[key] is None else one[key]) for key in ("low", "high")]
+        bars.append(Bar(interval_text(one, sign), ends[1], ends[0], place(value), marks))
+    return bars
+
+
+def _fields(facts: dict[str, Any]) -> list["Markup"]:
     """Returns a table of the fields with the most missing and unknown values."""
     fields = sorted(facts["fields"], key=lambda field: -(field[1] or 0) - field[2])
     shown = [(name, *shares) for name, *shares in fields if any(shares)]
@@ -175,48 +251,29 @@ def _fields(facts: dict[str, Any]) -> list[str]:
             [(name, unknown) for name, _, unknown in shown],
             ["field", "missing or without an id"],
         )
-    rows = [[n, *(None if s is None else f"{100 * s:.2f} %" for s in of)] for n, *of in shown]
-    parts = ["<h2>Values that are missing or have no id</h2>"]
-    if not rows:
-        return [*parts, _paragraph("There are none.")]
-    return [*parts, table([("", heads)], rows, "shares of values")]
-
-
-def _importance(found: list[dict[str, Any]], rows_scored: int) -> list[str]:
-    shown = found[:_MOST_BARS]
     rows = [
-        [one["field"], *(_signed(one["auc_lost"][k]) for k in ("value", "low", "high"))]
-        + [_signed(one["log_loss_gained"])]
-        for one in found
+        [n, *(None if s is None else Bar(f"{100 * s:.2f} %", s) for s in of)] for n, *of in shown
     ]
-    head = ["field", "AUC lost", "low", "high", "log loss gained"]
-    return [
-        "<h2>Importance of fields</h2>",
-        _note(
-            "What the model loses when the values of a field are shuffled among rows, measured on "
-            f"{rows_scored:,} rows."
-        ),
-        side_bars(
-            "AUC lost", [one["field"] for one in shown], [one["auc_lost"]["value"] for one in shown]
-        ),
-        table([("", head)], rows, "importance of fields"),
+    if not rows:
+        return [note("There are none.")]
+    return [table([("", heads)], rows, "Shares of the values of each field", full=True)]
+
+
+def _importance(facts: dict[str, Any]) -> list[Section]:
+    found = facts["importance"]
+    bars = _intervals([one["auc_lost"] for one in found], 0.0, "+")
+    rows = [
+        [one["field"], bar, number_text(one["log_loss_gained"], sign="+")]
+        for one, bar in zip(found, bars, strict=True)
     ]
-
-
-def _signed(value: float | None) -> str | None:
-    return None if value is None else f"{value:+.5f}"
-
-
-def _escaped(text: str) -> str:
-    return text.replace("&", "&amp;").replace("<", "&lt;")
-
-
-def _paragraph(text: str) -> str:
-    return f"<p>{_escaped(text)}</p>"
-
-
-def _note(text: str) -> str:
-    return f"<p class='note'>{_escaped(text)}</p>"
+    told = note(
+        "What the model loses when the values of a field are shuffled among rows, measured on "
+        f"{facts['importance_rows']:,} rows."
+    )
+    heads = ["field", "AUC lost", "log loss gained"]
+    caption = "Loss by field, with 95 % intervals"
+    parts = [told, table([("", heads)], rows, caption, full=True)]
+    return [Section("Importance of fields", parts, half=True)]
 
 
 def _list(values: Any) -> list[float | None]:

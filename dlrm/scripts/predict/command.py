@@ -110,7 +110,8 @@ def _score(predictor: Predictor, source: str, name: str, values: Values) -> None
     seconds = time.perf_counter() - began
     say(
         f"{own.output}: {file.rows:,} scores ({own.output_kind}) by {predictor.path}, "
-        f"{file.rows / seconds:,.0f} rows/s"
+        f"{file.rows / seconds:,.0f} rows/s",
+        is_prose=True,
     )
     if not file.rows:
         say(f"note: there are no rows in {name}")
@@ -119,7 +120,7 @@ def _score(predictor: Predictor, source: str, name: str, values: Values) -> None
         if note := _counts_rows_once(Path(name, config.split)):
             say(note)
     if line := shares.line() if file.rows else None:
-        say(line)
+        say(line, is_prose=True)
     if line := shares.strangers():
         say(f"warning: {line}")
     print("\n".join(explained), end="\n" * bool(explained))
@@ -231,7 +232,7 @@ def _counts_rows_once(split: Path) -> str | None:
 def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
     metrics = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}
-    print(line_of(known))
+    say(line_of(known), is_prose=True)
     for note in (metrics_note(known), one_class_note(metrics, len(labels))):
         if note:
-            say(note)
+            say(note, is_prose=True)

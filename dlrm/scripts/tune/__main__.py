@@ -1,11 +1,41 @@
-"""python -m dlrm.scripts.tune"""
+"""Searches training settings by successive halving, using only the training rows of a dataset.
 
-import sys
+    python -m dlrm.scripts.tune --dataset DIR --output tuning [--trials 27] [--folds 5]
+    python -m dlrm.scripts.main --dataset DIR --flagfile tuning/best.flags
+
+Trials are judged on a held-out share of the training rows, or on folds of them; test and validation
+rows are never opened. Settings outside the space are those of `--recipe auto`, as are, in the first
+trial, all that the space does not fix. The same command resumes a search that was stopped or
+killed, with the same results, and with more --trials extends it. The directory --output gets a
+table, tuning.txt, a picture, tuning.png, all numbers, tuning.json, and the best settings as flags,
+best.flags. --space names a YAML file of the settings to search:
+
+    lr: {low: 0.0005, high: 0.004, log: true}   # of a range, evenly in its logarithm
+    embedding_dim: [8, 16, 32]                  # one of these
+    schedule: linear                            # always this
+"""
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
-from dlrm.scripts.tune.command import main
+import sys
+
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.scripts.tune.flags import TuneConfig
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Flags", TuneConfig)])
+    hint = "the same command resumes the search"
+    return run_command(line, _run, __doc__, arguments, usage=2, hint=hint)
+
+
+def _run(values: Values) -> None:
+    from dlrm.scripts.tune.command import run  # torch takes seconds to import
+
+    run(values.config(TuneConfig))
+
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,26 +1,9 @@
-"""Searches training settings by successive halving, using only the training rows of a dataset.
-
-    python -m dlrm.scripts.tune --dataset DIR --output tuning [--trials 27] [--folds 5]
-    python -m dlrm.scripts.main --dataset DIR --flagfile tuning/best.flags
-
-Trials are judged on a held-out share of the training rows, or on folds of them; test and validation
-rows are never opened. Settings outside the space are those of `--recipe auto`, as are, in the first
-trial, all that the space does not fix. The same command resumes a search that was stopped or
-killed, with the same results, and with more --trials extends it. The directory --output gets a
-table, tuning.txt, a picture, tuning.png, all numbers, tuning.json, and the best settings as flags,
-best.flags. --space names a YAML file of the settings to search:
-
-    lr: {low: 0.0005, high: 0.004, log: true}   # of a range, evenly in its logarithm
-    embedding_dim: [8, 16, 32]                  # one of these
-    schedule: linear                            # always this
-"""
+"""Searches training settings by successive halving."""
 
 import json
 import os
 import shutil
 import zlib
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from dlrm.api.defaults import set_aside_default
@@ -31,14 +14,13 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.documents import brief
 from dlrm.files import make_directories, write_atomically
-from dlrm.flags import ConfigFlags, run_command
 from dlrm.limits import check_processes
 from dlrm.manifest import read_sealed, sealed_json
-from dlrm.scripts.tune.folds import ORDERS, Part, read_checksums
-from dlrm.scripts.tune.halving import JUDGES, Search, Trial, plan
+from dlrm.scripts.tune.flags import TuneConfig
+from dlrm.scripts.tune.folds import Part, read_checksums
+from dlrm.scripts.tune.halving import Search, Trial, plan
 from dlrm.scripts.tune.report import FLAGS, PNG, table, write
 from dlrm.scripts.tune.space import Space, default_space
-from dlrm.settings import REQUIRED, setting
 
 _BEGUN = "search.json"  # settings that a resumed search must keep
 # Settings of the search itself, or that need checkpoints.
@@ -50,40 +32,6 @@ _NOT_SEARCHED = (
     "verify_data",
     "set_aside",
 )
-
-
-@dataclass(frozen=True)
-class TuneConfig:
-    """The dataset, and the search; field names are those of the flags."""
-
-    dataset: Path = setting(REQUIRED, "directory of the dataset")
-    output: Path = setting(REQUIRED, "directory for the search's state and results")
-    space: Path | None = setting(
-        None, "YAML file of the settings to search; default: a space chosen from the dataset"
-    )
-    trials: int = setting(27, "number of settings to try")
-    rungs: int = setting(3, "maximum number of rungs of the halving")
-    eta: int = setting(3, "one trial in this many advances to the next rung")
-    folds: int = setting(1, "number of cross-validation folds; 1 holds out --held_out of the rows")
-    held_out: float = setting(0.2, "share of the training rows held out with one fold")
-    order: str = setting(
-        ORDERS[0], "held-out rows: random ones, or the last ones, for logs", choices=ORDERS
-    )
-    metric: str = setting("auc", "metric to choose by", choices=JUDGES)
-    seed: int = setting(1, "random seed")
-    processes: int | None = setting(None, "number of trainings at a time; default: one per core")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    return run_command(
-        ConfigFlags([("Flags", TuneConfig)]),
-        lambda values: run(values.config(TuneConfig)),
-        __doc__,
-        arguments,
-        usage=2,
-        hint="the same command resumes the search",
-    )
 
 
 def run(options: TuneConfig) -> None:

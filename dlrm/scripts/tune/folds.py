@@ -21,7 +21,6 @@ from dlrm.files import MANIFEST, staged_directory
 from dlrm.manifest import checksum, crc32, damaged, read_manifest, read_sealed
 from dlrm.mapped_files import map_file
 
-ORDERS = ("random", "last")
 _BLOCK_ROWS = 1 << 18
 _LEFT_OUT, _FIT, _JUDGE = range(3)
 

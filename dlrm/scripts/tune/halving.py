@@ -21,11 +21,10 @@ from dlrm.data.workers import InOrder, workers
 from dlrm.documents import brief
 from dlrm.files import make_directories, write_atomically
 from dlrm.manifest import read_sealed, sealed_json
-from dlrm.metrics.table import METRICS, SHOWN, cost
+from dlrm.metrics.table import cost
+from dlrm.scripts.tune.flags import JUDGES
 from dlrm.scripts.tune.folds import Part, write_part
 
-# Metrics of which either higher or lower values are better.
-JUDGES = [name for name in SHOWN if math.isinf(METRICS[name].ideal)]
 _WHY = "diverged"  # in a result: the reason why it has no metrics
 
 

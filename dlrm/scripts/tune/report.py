@@ -8,10 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.command_line import aligned, flags_of, text_of
+from dlrm.command_line import aligned, flags_of, missing_extra, text_of
 from dlrm.files import staged_file, write_atomically
 from dlrm.manifest import sealed_json, sealed_lines
-from dlrm.scripts.tune.halving import JUDGES, Rung, Trial
+from dlrm.metrics.table import title as title_of
+from dlrm.scripts.tune.flags import JUDGES
+from dlrm.scripts.tune.halving import Rung, Trial
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 JSON, PNG, TABLE, FLAGS = "tuning.json", "tuning.png", "tuning.txt", "best.flags"
@@ -96,8 +98,8 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
     logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         import matplotlib
-    except ImportError:
-        return "no picture: matplotlib is missing (pip install matplotlib)"
+    except ImportError as error:
+        return f"no picture: {missing_extra(error, 'plots')}"
     matplotlib.use("Agg")
     from matplotlib import pyplot
     from matplotlib.ticker import MaxNLocator
@@ -123,7 +125,7 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
             alpha=1 if best else 0.4,
         )
     panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
-    on_held_out = f"{metric} of held-out rows ({CHOSEN})"
+    on_held_out = f"{title_of(metric)} of held-out rows ({CHOSEN})"
     panels[0].set(title="all trials; the best in orange", xlabel="rung", ylabel=on_held_out)
     for axis, name in zip(panels[1:], varied, strict=False):
         _draw_setting(axis, shown, name, metric, trials[0])
@@ -149,4 +151,4 @@ def _draw_setting(axis: Any, trials: Sequence[Trial], name: str, metric: str, be
         axis.set_xscale("log")
     colours = ["#b4500f" if one is best else "#1f5f9e" for one in chosen]
     axis.scatter(places, [one.mean(metric, 0) for one in chosen], c=colours, alpha=0.6)
-    axis.set(title=f"first rung, --{name}", ylabel=metric)
+    axis.set(title=f"first rung, --{name}", ylabel=title_of(metric))

@@ -16,6 +16,8 @@ from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
+from dlrm.model.layers.choices import PLAIN_MLP
+from dlrm.model.layers.own import OwnLayer
 from dlrm.model.layers.packed import mean_of_members, member_logits
 from dlrm.serving.network.quantize import QuantizedTables
 from dlrm.serving.network.recalibration import Recalibration
@@ -59,7 +61,9 @@ class Exportable(nn.Module):
         self.cross = model.cross
         self.top_mlp, self.output = nn.Sequential(*_without_norms(model.top_mlp)), model.output
         self.adapters = model.adapters
-        if columns is not None and len(self.top_mlp):
+        if columns is not None and config.top_mlp != PLAIN_MLP:
+            self.interact = _InOrder(self.interact, columns, model.interact.width)
+        elif columns is not None and len(self.top_mlp):
             self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
         elif columns is not None:
             crossed = range(model.interact.width, model.output.in_features)
@@ -73,7 +77,8 @@ class Exportable(nn.Module):
     def _logits(self, numerical: Tensor, embeddings: Tensor) -> Tensor:
         dense = self.bottom_mlp(numerical)
         if self.numerical_embedding is not None:
-            embeddings = torch.cat([self.numerical_embedding(numerical), embeddings], 1)
+            fields = self.numerical_embedding(numerical.float())
+            embeddings = torch.cat([fields, embeddings], 1)
         if self.adapters is not None:
             dense, embeddings = self.adapters(dense, embeddings)
         hidden = self.top_mlp(self.interact(dense, embeddings))
@@ -272,10 +277,32 @@ class _Lookup(nn.Module):
         return vectors
 
 
+class _InOrder(nn.Module):
+    """The exported form of an interaction, with the columns of the trained one.
+
+    Args:
+        interact: the exported form.
+        columns: see `Interaction.exportable`.
+        width: columns of the trained one; those that `columns` lacks are zero.
+    """
+
+    def __init__(self, interact: nn.Module, columns: list[int], width: int) -> None:
+        super().__init__()
+        self.interact = interact
+        places = {column: place for place, column in enumerate(columns) if column >= 0}
+        zero = len(columns)
+        self.places: Tensor
+        chosen = torch.tensor([places.get(column, zero) for column in range(width)])
+        self.register_buffer("places", chosen)
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        return F.pad(self.interact(dense, embeddings), (0, 1)).index_select(1, self.places)
+
+
 def _without_norms(layers: Iterable[nn.Module]) -> list[nn.Module]:
     """Returns the layers of an MLP, each batch norm folded into the linear layer before it."""
     result: list[nn.Module] = []
-    for layer in layers:
+    for layer in (one.module if isinstance(one, OwnLayer) else one for one in layers):
         if isinstance(layer, nn.BatchNorm1d):
             linear, norm = copy.copy(result[-1]).eval(), copy.copy(layer).eval()
             assert isinstance(linear, nn.Linear)

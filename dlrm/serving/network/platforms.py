@@ -8,18 +8,18 @@ import logging
 import os
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
+from dlrm.command_line import missing_extra
+from dlrm.serving.server.names import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
 
-from dlrm.serving.server.reader import IDS, LENGTHS, NUMERICAL, ONNX, WEIGHTS
-
-if TYPE_CHECKING:  # torch is imported by what needs it, since the help of commands names platforms
+if TYPE_CHECKING:  # the help of commands names platforms, and is quick without them
+    import numpy as np
     from torch import Tensor, nn
 
-Score = Callable[..., np.ndarray]  # `Inputs.arrays` -> scores [rows, 1]
+Score = Callable[..., "np.ndarray"]  # `Inputs.arrays` -> scores [rows, 1]
 INPUTS = (NUMERICAL, IDS, LENGTHS, WEIGHTS)
 OUTPUT = "output__0"
 _OPSET = 18
@@ -35,8 +35,8 @@ class Platform(ABC):
         file: file or directory that it writes.
         triton: field of `config.pbtxt` that chooses the runtime, and its value; None if Triton does
             not serve it.
-        script: file in `triton/` that Triton's Python backend runs, on the CPU, and that takes raw
-            rows as well; None if Triton has a runtime of its own, which takes ids only.
+        script: file in `dlrm/deployment` that Triton's Python backend runs, on the CPU, and that
+            takes raw rows as well; None if Triton has a runtime of its own, which takes ids only.
         runtime: name in `--inference_benchmark_runtimes`; None if it is not measured.
         packages: packages of the extra `serve` that it needs.
     """
@@ -78,7 +78,7 @@ class Onnx(Platform):
     def write(self, module: "nn.Module", example: "tuple[Tensor, ...]", directory: Path) -> None:
         import torch
 
-        _require(*self.packages)
+        require(*self.packages)
         (directory / ONNX).mkdir(parents=True)
         # Otherwise they report each node, and missing packages that are not needed.
         for name in ("torch.onnx", "onnxscript", "onnx_ir"):
@@ -100,7 +100,7 @@ class Onnx(Platform):
         program.save(directory / ONNX / "model.onnx", external_data=True)
 
     def open(self, directory: Path) -> Score:
-        _require("onnxruntime")
+        require("onnxruntime")
         from dlrm.serving.server.scorer import open_session
 
         return open_session(directory / ONNX)
@@ -164,11 +164,42 @@ class AOTInductor(Platform):
         return _score_by(torch._inductor.aoti_load_package(os.fspath(directory / self.file)))
 
 
+def write_network(
+    platform: Platform,
+    module: "nn.Module",
+    example: "tuple[Tensor, ...]",
+    directory: Path,
+    own_layers: Sequence[str] = (),
+) -> None:
+    """Writes a network by a platform; arguments and errors are those of `Platform.write`.
+
+    Args:
+        own_layers: the layers in it that are not of this package.
+
+    Raises:
+        ValueError: the platform cannot write a network with such layers; the message names them.
+    """
+    try:
+        platform.write(module, example, directory)
+    except ModuleNotFoundError:
+        raise
+    except Exception as error:
+        if not own_layers:
+            raise
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(
+            f"{platform.help} cannot express this model with its own layers, "
+            f"{', '.join(own_layers)}: {reason}. Write their forward in tensor operations without "
+            "decisions by values, or choose another of the platforms "
+            f"{', '.join(name for name in PLATFORMS if name != platform.name)}"
+        ) from error
+
+
 def _score_by(module: Callable[..., Any]) -> Score:
     import torch
 
     @torch.inference_mode()
-    def score(*arrays: np.ndarray) -> np.ndarray:
+    def score(*arrays: "np.ndarray") -> "np.ndarray":
         return module(*map(torch.from_numpy, arrays)).numpy()
 
     return score
@@ -185,14 +216,17 @@ def _dynamic(example: "tuple[Tensor, ...]", least: int | None = None) -> tuple[d
     return (batch, total, batch, total)[: len(example)]
 
 
-def _require(*packages: str) -> None:
+def require(*packages: str) -> None:
+    """Checks that packages of the extra `serve` can be imported.
+
+    Raises:
+        ModuleNotFoundError: one cannot; the message has the command that installs it.
+    """
     for package in packages:
         try:
             __import__(package)
         except ImportError as error:
-            raise ModuleNotFoundError(
-                f"{package} is not installed ({error}); pip install 'dlrm[serve]' brings it"
-            ) from error
+            raise ModuleNotFoundError(missing_extra(error, "serve")) from error
 
 
 _ALL = (PythonBackend(), Onnx(), TorchScript("trace"), TorchScript("script"), AOTInductor())

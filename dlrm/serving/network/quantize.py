@@ -8,7 +8,6 @@ from torch import Tensor
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
 
-PRECISIONS = ("fp32", "fp16", "int8")
 _ROWS_AT_ONCE = 1 << 18
 _LEVELS = 127  # on either side of a row's middle, so that they fit int8
 

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from dlrm.command_line import missing_extra
 from dlrm.documents import brief, printable, read_json
 from dlrm.files import MANIFEST, check_outside, staged_directory
 from dlrm.manifest import check_listed, read_manifest, write_manifest
@@ -186,7 +187,7 @@ def check_fitting() -> None:
     try:
         import sklearn  # noqa: F401
     except ImportError as error:
-        raise ValueError(f"--recalibrate: {error}; pip install 'dlrm[evaluate]' has it") from None
+        raise ValueError(f"--recalibrate: {missing_extra(error, 'evaluate')}") from None
 
 
 def _platt(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:

@@ -3,10 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm.data.clicks import layout
+from dlrm.data.choices import TABLE_KINDS
+from dlrm.data.clicks import names
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import KINDS
 from dlrm.files import MANIFEST
 from dlrm.settings import same_setting, setting
 
@@ -36,7 +36,7 @@ class SourceConfig:
     dataset_type: str = setting("split", "Type of the dataset", choices=DATASET_TYPES)
     batch_size: int = setting(BATCH_SIZE, "Number of rows scored at a time", least=1)
     input_format: str | None = setting(
-        None, "Format of the table; default: by the file's name", choices=KINDS
+        None, "Format of the table; default: by the file's name", choices=TABLE_KINDS
     )
     text: TextFormat = TextFormat()
 
@@ -47,6 +47,6 @@ class SourceConfig:
 
     def is_dataset(self, path: Path) -> bool:
         """Returns whether a path is a dataset's directory, and not a folder of tables."""
-        known = (layout.FEATURE_SPEC, layout.MODEL_SIZE, MANIFEST)
+        known = (names.FEATURE_SPEC, names.MODEL_SIZE, MANIFEST)
         is_split = any((path / name).exists() for name in known)
         return path.is_dir() and (self.dataset_type != "split" or is_split)

@@ -13,6 +13,8 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import in_list, row_of
 from dlrm.data.transform.transform import stack_ids
 
+FieldNames = tuple[Sequence[str], Sequence[str]]  # of the numerical and the categorical fields
+
 
 class Inputs(NamedTuple):
     """Numbers and ids of rows, as a model takes them.
@@ -102,22 +104,20 @@ class Inputs(NamedTuple):
 
 def check_inputs(
     inputs: Inputs,
-    num_numerical: int,
+    names: FieldNames,
     table_sizes: Sequence[int],
-    names: Sequence[str] = (),
     longest: Mapping[int, int] | None = None,
 ) -> None:
     """Raises ValueError if inputs do not match a model, or `RowError` if a value does not.
 
     Args:
         inputs: any rows, with floating-point numericals and weights, integer ids and lengths.
-        num_numerical: the model's numerical features.
+        names: names of the model's fields.
         table_sizes: the rows of its tables; an empty sequence takes any id.
-        names: of the tables, for the message.
         longest: see `check_values`.
     """
-    check_shapes(inputs, num_numerical, len(names) if names else len(table_sizes))
-    check_values(inputs, table_sizes, names, longest)
+    check_shapes(inputs, *map(len, names))
+    check_values(inputs, names, table_sizes, longest)
 
 
 def check_shapes(inputs: Inputs, num_numerical: int, tables: int) -> None:
@@ -148,16 +148,16 @@ def check_shapes(inputs: Inputs, num_numerical: int, tables: int) -> None:
 
 def check_values(
     inputs: Inputs,
+    names: FieldNames,
     table_sizes: Sequence[int],
-    names: Sequence[str] = (),
     longest: Mapping[int, int] | None = None,
 ) -> None:
     """Raises RowError if a number is not finite, a length impossible or an id outside its table.
 
     Args:
         inputs: rows whose shapes and types match the model.
+        names: names of the model's fields.
         table_sizes: the rows of its tables; an empty sequence takes any id.
-        names: of the tables, for the message.
         longest: for inputs with lengths, table -> maximum ids of a row; other tables have one id
             per row. None accepts any lengths.
 
@@ -168,19 +168,19 @@ def check_values(
     if not np.isfinite(numerical).all():
         row, column = np.argwhere(~np.isfinite(numerical))[0]
         problem = f"expected a finite number, got {numerical[row, column]}"
-        raise RowError(int(row), problem, f"numerical {column}")
+        raise RowError(int(row), problem, names[0][column])
     if lengths is not None:
-        _check_bags(inputs, table_sizes, names, longest)
+        _check_bags(inputs, table_sizes, names[1], longest)
     elif len(table_sizes):
         wrong = (ids < 0) | (ids >= np.asarray(table_sizes))
         if wrong.any():
             row, table = np.argwhere(wrong)[0]
             problem = _bad_id(table_sizes[table], ids[row, table])
-            raise RowError(int(row), problem, _column(table, names))
+            raise RowError(int(row), problem, _column(table, names[1]))
 
 
 def check_lengths(
-    inputs: Inputs, names: Sequence[str] = (), longest: Mapping[int, int] | None = None
+    inputs: Inputs, names: Sequence[str], longest: Mapping[int, int] | None = None
 ) -> None:
     """Raises RowError if there are lengths and one is impossible; see `check_values`.
 
@@ -204,7 +204,7 @@ def check_lengths(
 
 
 def _column(table: int, names: Sequence[str]) -> str:
-    return f"{names[table] if names else f'categorical {table}'} (table {table})"
+    return f"{names[table]} (table {table})"
 
 
 def _check_bags(

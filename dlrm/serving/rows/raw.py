@@ -1,6 +1,6 @@
 """Turns raw rows into a model's inputs, by the transform fitted to the training data.
 
-Offline scoring and the served model both use this file; `triton/export.py` copies it and the
+Offline scoring and the served model both use this file; the exporter copies it and the
 modules that it imports into the model repository. It imports only numpy and the standard library.
 """
 

@@ -1,1 +1,1 @@
-"""Requests to scores in a server without torch; `triton/export.py` copies it into repositories."""
+"""Requests to scores in a server without torch; the exporter copies it into repositories."""

@@ -1,7 +1,7 @@
 """Converts tensors to and from Triton's python backend, with any numpy.
 
 The backend of Triton 2.51 supports arrays of numpy 1 only (those of numpy 2 arrive as 0 bytes), so
-tensors are passed as DLPack both ways. `triton/export.py` copies this file into the model
+tensors are passed as DLPack both ways. The exporter copies this file into the model
 repository.
 """
 

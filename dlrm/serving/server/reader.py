@@ -1,6 +1,6 @@
 """Turns requests into a model's inputs, in a server without torch.
 
-`triton/export.py` copies this file, and those that it imports, into the model repository.
+The exporter copies this file, and those that it imports, into the model repository.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -15,14 +15,10 @@ from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST, within
 from dlrm.manifest import check_listed, read_manifest
-from dlrm.serving.rows.inputs import Inputs, check_lengths, check_shapes, check_values
+from dlrm.serving.rows.inputs import FieldNames, Inputs, check_lengths, check_shapes, check_values
 from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
+from dlrm.serving.server.names import FACTS, IDS, KIND, LENGTHS, NUMERICAL, RAW, WEIGHTS
 
-FACTS = "model.json"
-ONNX = "model.onnx"  # a directory, if ONNX Runtime scores
-KIND = "served model"  # of the manifest of a version
-NUMERICAL, IDS, LENGTHS, WEIGHTS = "input__0", "input__1", "input__2", "input__3"
-RAW = "raw__0"
 MOST_IDS = 1 << 27  # of a request without a limit per row
 Request = dict[str, np.ndarray]  # input -> tensor, without omitted inputs
 Item = TypeVar("Item")
@@ -200,8 +196,13 @@ class Reader:
             # Otherwise one request would take another's ids.
             check_lengths(part, self._names, self._longest)
         inputs = Inputs.joined(parts)
-        check_values(inputs, self._table_sizes, self._names, self._longest)
+        check_values(inputs, self._field_names(), self._table_sizes, self._longest)
         return self._divided(inputs, [len(part.numerical) for part in parts])
+
+    def _field_names(self) -> FieldNames:
+        if self.transform is not None:
+            return self.transform.schema.numerical_names, self._names
+        return layout.field_names(self._num_numerical, 0)[0], self._names
 
     def _divided(self, inputs: Inputs, rows: Sequence[int]) -> list[Inputs]:
         """Returns the inputs of each request, given their numbers of rows."""

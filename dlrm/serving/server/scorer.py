@@ -1,6 +1,6 @@
 """Scores requests by ONNX Runtime, in a server without torch.
 
-`triton/export.py` copies this file, and those that it imports, into the model repository.
+The exporter copies this file, and those that it imports, into the model repository.
 """
 
 import os
@@ -13,7 +13,8 @@ import onnxruntime
 
 from dlrm.data.sources.row_error import RowError
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.server.reader import ONNX, Reader, Request, together_or_alone
+from dlrm.serving.server.names import ONNX
+from dlrm.serving.server.reader import Reader, Request, together_or_alone
 
 _LEAST_ROWS, _MOST_ROWS = 256, 512  # that a thread takes at a time
 

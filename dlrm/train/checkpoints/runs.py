@@ -14,10 +14,10 @@ from dlrm.train.reports.roles import OF_NVIDIA, Roles
 
 _LOG, _PREFIX = "log.json", "DLLL "
 _MAX_LOG_BYTES = 1 << 28
-# Flags that name files, and do not affect the training.
+# Flags that name files or what a terminal shows, and do not affect the training.
 _PLACES = (
     *("save_checkpoint_path", "load_checkpoint_path", "log_path", "output_dir", "resume"),
-    *("tensorboard", "mlflow"),
+    *("tensorboard", "mlflow", "log_format", "verbose"),
 )
 
 

@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import profiler
-from torch.optim import Optimizer
-from torch.optim import optimizer as torchs
+from torch.optim import Optimizer, optimizer as torchs
 
 Weights = Iterable[Tensor] | Iterable[dict[str, Any]]
 

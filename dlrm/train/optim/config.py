@@ -7,6 +7,7 @@ from dlrm.settings import check_settings, setting
 # The names in the registries of `rows` and `dense`.
 TABLE_OPTIMIZER_NAMES = ("sgd", "adagrad", "row_wise_adagrad", "adam")
 CLICK_OPTIMIZER_NAMES = ("sgd", "adagrad", "adam")
+LAMB_NAMES = ("nvlamb", "popart", "paper")
 NETWORK_OPTIMIZER_NAMES = ("sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw", "lamb")
 L2_MODES = ("all", "looked_up")
 
@@ -47,3 +48,62 @@ class OptimizerConfig:
             value = getattr(self, flag)
             if value and getattr(self, f"freeze_{frozen}"):
                 raise ValueError(f"--{flag} {value} contradicts --freeze_{frozen}: nothing decays")
+
+
+@dataclass(frozen=True)
+class NetworkOptimizerConfig:
+    """The optimizer of a network without tables; field names are those of the flags.
+
+    Attributes:
+        adam_betas: decay rates of the moments of "adam", "adamw" and "lamb".
+
+    Raises:
+        ValueError: a value is impossible; the message names flag and value.
+    """
+
+    optimizer: str = setting(
+        "momentum", "Optimizer of all weights", choices=NETWORK_OPTIMIZER_NAMES
+    )
+    momentum: float = setting(
+        0.9, "Momentum of --optimizer momentum, nesterov and rmsprop_tf", least=0, below=1
+    )
+    rmsprop_decay: float = setting(
+        0.9, "Decay rate of the mean squares of --optimizer rmsprop_tf", least=0, below=1
+    )
+    optimizer_eps: float | None = setting(
+        None,
+        "Added to the optimizer's denominator; default: 1e-3 for rmsprop_tf, 1e-6 for lamb, "
+        "otherwise 1e-8",
+        above=0,
+    )
+    adam_betas: tuple[float, float] = (0.9, 0.999)
+    lamb_flavour: str = setting(
+        "nvlamb",
+        "Variant of LAMB; nvlamb: NVIDIA's and Habana's; popart: Graphcore's; paper: another name "
+        "of nvlamb",
+        choices=LAMB_NAMES,
+    )
+    lamb_max_weight_norm: float | None = setting(
+        None,
+        "Upper limit of the weight norm that scales a step of --optimizer lamb; default: none",
+        above=0,
+    )
+    weight_decay: float = setting(
+        0.0, "Weight decay; decoupled for adamw and lamb, otherwise added to the gradients", least=0
+    )
+    decay_norm_and_bias: bool = setting(
+        False, "Apply weight decay to biases and weights of norms as well"
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+        for beta in self.adam_betas:
+            if not 0 <= beta < 1:
+                raise ValueError(f"adam_betas {beta}: expected 0 or more, less than 1")
+
+    @property
+    def max_grad_norm(self) -> float | None:
+        """Returns the norm that the optimizer itself clips all gradients to, or None."""
+        from dlrm.train.optim.lamb import LAMB_FLAVOURS
+
+        return LAMB_FLAVOURS[self.lamb_flavour].max_grad_norm if self.optimizer == "lamb" else None

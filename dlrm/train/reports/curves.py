@@ -5,6 +5,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from dlrm.command_line import missing_extra
 from dlrm.metrics.table import title as title_of
 from dlrm.train.reports.roles import CHOSEN
 
@@ -46,8 +47,8 @@ def draw_curves(
     logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs about its font cache
     try:
         import matplotlib
-    except ImportError:
-        return "no curves: matplotlib is missing (pip install matplotlib)"
+    except ImportError as error:
+        return f"no curves: {missing_extra(error, 'plots')}"
     if not curve and not history:
         return "no curves: the run took no step"
     matplotlib.use("Agg")
@@ -58,7 +59,7 @@ def draw_curves(
     tests = [entry for entry in history if "lr" not in entry]
     steps = [int(entry["step"]) for entry in (*trained, *tests)]
     rates = _rates(schedule, max(steps), history)
-    figure, axes = pyplot.subplots(3, 1, figsize=(8, 8), sharex=True, layout="constrained")
+    figure, axes = pyplot.subplots(3, 1, figsize=(6, 7.5), sharex=True, layout="constrained")
     panels: list[tuple[str, list[tuple[str, str, Entries, str]]]] = [
         ("loss", [("training", _TRAINING, trained, "loss"), (tested, _TEST, tests, loss_metric)]),
         ("learning rate", [("", _RATE, rates, "lr")]),
@@ -68,16 +69,20 @@ def draw_curves(
         _draw_panel(axis, lines, best_step)
         axis.set_ylabel(label)
         axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
         axis.ticklabel_format(axis="y", useOffset=False)
     axes[1].set_ylim(bottom=0)
     axes[-1].set_xlabel("step")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    if best := next((entry for entry in tests if best_step == entry["step"]), None):
+        value = f", {title_of(metric)} {best[metric]:.4f}" if metric in best else ""
+        axes[-1].set_title(f"best: step {best_step:.0f}{value}", loc="left", fontsize=10)
     margin = max(max(steps) * 0.02, 0.5)
     axes[-1].set_xlim(1 - margin, max(steps) + margin)
-    figure.suptitle(title, fontsize=10, wrap=True)
+    figure.suptitle(title, fontsize=11, wrap=True)
     figure.align_ylabels()
     try:
-        figure.savefig(path, dpi=120)
+        figure.savefig(path, dpi=150)
     except OSError as error:
         return f"no curves: {error}"
     finally:
@@ -115,4 +120,6 @@ def _draw_panel(
     if not drawn:
         axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
     if any(line[0] for line in drawn):
-        axis.legend()
+        axis.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False
+        )  # above the lines

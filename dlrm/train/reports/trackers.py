@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from dlrm.command_line import missing_extra
+
 Outcome = Literal["finished", "failed", "killed"]
 _PATIENCE = 10.0  # seconds to wait at the end of a run, and for a server's first answer
 _MLFLOW_EXPERIMENT = "dlrm"
@@ -163,7 +165,7 @@ class Background:
                 method, arguments = self._calls.get()
                 getattr(tracker, method)(*arguments)
         except ImportError as error:
-            self._fail(f"{error.name or error} is missing (pip install 'dlrm[{self._name}]')")
+            self._fail(missing_extra(error, self._name))
         except Exception as error:  # the training continues whatever a tracker raises
             self._fail(str(error).partition("\n")[0])
 

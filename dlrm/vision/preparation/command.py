@@ -18,15 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-
+from dlrm.command_line import missing_extra
 from dlrm.files import check_outside, staged_directory
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
 from dlrm.settings import REQUIRED, check_settings, setting
-from dlrm.vision import layout as image_layout
 from dlrm.vision.preparation.sources import ImageSource, Item, find_images
 
 if TYPE_CHECKING:
@@ -98,7 +96,7 @@ def prepare(source: Path, output: Path, options: ImageOptions) -> ImageSummary:
     try:
         from dlrm.vision.preparation.shards import write_shard
     except ImportError as error:
-        raise ImportError(f"{error}; pip install 'dlrm[images]' has what is missing") from error
+        raise ImportError(missing_extra(error, "images")) from error
     check_outside(output, source)  # the next run would read it
     images = find_images(source)
     splits = _split(images, source, options)
@@ -122,6 +120,8 @@ def _split(images: ImageSource, source: Path, options: ImageOptions) -> dict[str
         return images.splits
     if fraction is None:
         raise ValueError(f"--test_fraction: expected a number in (0, 1), as {source} is not split")
+    import numpy as np
+
     items = images.splits["train"]
     num_test = round(len(items) * fraction)
     order = np.argsort(np.random.SFC64([options.seed]).random_raw(len(items)), kind="stable")
@@ -155,6 +155,7 @@ def _finish(
     staging: Path, shards: "list[Shard]", given: ImageSource, source: Path, options: ImageOptions
 ) -> ImageSummary:
     """Gathers the reports of the tasks and writes the manifest."""
+    from dlrm.vision import layout as image_layout
     from dlrm.vision.preparation.shards import Report
 
     counts: dict[str, list[int]] = {shard.split: [] for shard in shards}
@@ -204,11 +205,13 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> None:
+    from dlrm.vision.layout import BAD_IMAGES as LIST
+
     cores = values["cores"] or len(os.sched_getaffinity(0))
     output: Path = values["output"]
     summary = prepare(values["source"], output, values.config(ImageOptions, cores=cores))
     if summary.bad:
-        print(f"left out: {len(summary.bad)} files, {output / image_layout.BAD_IMAGES} says why")
+        print(f"left out: {len(summary.bad)} files, {output / LIST} says why")
     if summary.empty_classes:
         print(f"without images: {summary.empty_classes:,} of {len(summary.classes):,} classes")
     shown = "  ".join(f"{split} {count:,}" for split, count in summary.images.items())

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlrm.command_line import missing_extra
+
 _HEADER, _SUM = struct.Struct("<QI"), struct.Struct("<I")
 
 
@@ -24,7 +26,7 @@ def masked_crc32c(data: bytes) -> int:
     try:
         import google_crc32c
     except ImportError as error:
-        raise ValueError(f"TFRecords: {error}; pip install 'dlrm[images]' has it") from error
+        raise ValueError(f"TFRecords: {missing_extra(error, 'images')}") from error
     crc = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 

@@ -11,8 +11,7 @@ from unittest.mock import patch
 
 import pyarrow as pa
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dlrm.data.sources import csv_rows
 from dlrm.data.sources.csv_rows import read_csv

@@ -5,8 +5,7 @@ import re
 import numpy as np
 import pytest
 from column_testing import fit_dictionary, text_column
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed, read_hexadecimal

@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from sklearn.metrics import accuracy_score, f1_score
 
 from dlrm.language.data.pairs import (

@@ -3,8 +3,7 @@ import unicodedata
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from dlrm.language.data.wordpiece import SPECIAL_TOKENS, Slices, load_tokenizer
 

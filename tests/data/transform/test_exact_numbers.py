@@ -5,8 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import example, given
-from hypothesis import strategies as st
+from hypothesis import example, given, strategies as st
 from table_oracle import bins_of, hash_text, scale, splitmix64
 
 from dlrm.data.sources import columns as sources

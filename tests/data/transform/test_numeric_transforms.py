@@ -8,14 +8,11 @@ import pyarrow as pa
 import pytest
 
 import dlrm
+from dlrm.data.choices import described
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted
-from dlrm.data.transform.numeric_transforms import (
-    CRITEO_TRANSFORMS,
-    NUMERIC_TRANSFORMS,
-    described,
-)
+from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, NUMERIC_TRANSFORMS
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs
 

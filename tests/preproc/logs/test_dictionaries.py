@@ -14,7 +14,7 @@ from dlrm.data.transform.lookup import IdLookup
 from dlrm.preproc.stages import dictionary_merge as dictionaries
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
 from dlrm.preproc.stages.shuffle_files import write_buckets
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 COMMAND = Path(__file__).resolve().parents[3] / "preproc" / "spark_data_utils.py"
 

@@ -29,7 +29,7 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.pipeline import input_facts
 from dlrm.preproc.stages.stage import Run
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.scripts.simulate_logs import Simulation, simulate
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 SMALL = LogFormat(2, 3)
 

@@ -9,9 +9,9 @@ from dlrm.preproc.logs.raw_log import (
     count_lines,
     find_days,
     read_blocks,
+    split_days as split_whole_days,
     start_of_line,
 )
-from dlrm.preproc.logs.raw_log import split_days as split_whole_days
 
 SHAPE = LogFormat(1, 1)
 LINES = [f"{i % 2}\t{i}\t{i * i:x}\n" for i in range(300)]

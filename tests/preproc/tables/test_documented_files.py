@@ -20,8 +20,7 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.columns import column_of
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
-from dlrm.data.tables.samples import Seen
-from dlrm.data.tables.samples import batches_of as drafted_batches
+from dlrm.data.tables.samples import Seen, batches_of as drafted_batches
 from dlrm.data.transform.transform import Transform
 from dlrm.files import check_local
 from dlrm.preproc.execution.engines import TaskError

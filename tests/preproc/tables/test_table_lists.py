@@ -22,7 +22,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.preproc.convert_to_parquet import convert_to_parquet
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.stages import tasks
-from dlrm.scripts.verify_dataset import verify
+from dlrm.scripts.verify_dataset.command import verify
 
 SCHEMA = {
     "label": "y",

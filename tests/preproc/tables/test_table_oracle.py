@@ -11,8 +11,7 @@ from zoneinfo import ZoneInfo
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 from table_oracle import SPLITS, Oracle, text_of
 from tables_testing import contents, prepare
 

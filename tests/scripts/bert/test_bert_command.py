@@ -9,8 +9,7 @@ import torch
 from network_commands import resumes_bit_for_bit, shows_flags_and_ends_with_an_error
 from safetensors.torch import load_file, save_file
 
-from dlrm.language import command as bert
-from dlrm.language import flags as bert_flags
+from dlrm.language import command as bert, flags as bert_flags
 from dlrm.language.bert import BertConfig, BertForQuestionAnswering
 from dlrm.language.pretraining.writer import PretrainingTextConfig, write_shards
 from dlrm.session import network_run as network

@@ -12,8 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from dlrm.manifest import write_manifest
 from dlrm.train.checkpoints.pretrained import load_weights
-from dlrm.vision import command as cnn
-from dlrm.vision import flags as cnn_flags
+from dlrm.vision import command as cnn, flags as cnn_flags
 from dlrm.vision.task import NetworkConfig
 
 pytestmark = pytest.mark.long

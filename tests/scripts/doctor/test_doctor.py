@@ -12,9 +12,11 @@ import torch
 import dlrm
 from dlrm import host_cores, ops
 from dlrm.ops import library
-from dlrm.scripts.doctor import gpu as gpu_checks
-from dlrm.scripts.doctor import machine as machine_checks
-from dlrm.scripts.doctor import packages as package_checks
+from dlrm.scripts.doctor import (
+    gpu as gpu_checks,
+    machine as machine_checks,
+    packages as package_checks,
+)
 
 pytestmark = pytest.mark.long
 # Run before the doctor, in its process.

@@ -1,18 +1,6 @@
-r"""Plans the placement of tables, and predicts memory and time: python -m dlrm.scripts.plan ...
+"""Plans the placement of tables, and predicts memory and time."""
 
-    python -m dlrm.scripts.plan --dataset data --ranks 8 --memory_gb 80 --machine h100 \
-        --output plan.yaml
-    torchrun --nproc_per_node 8 -m dlrm.scripts.main --dataset data --placement plan.yaml
-
-It needs neither the ranks nor a GPU. Where the tables do not fit in --memory_gb, no file is written
-and the exit code is 3.
-"""
-
-import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
-
-# isort: split
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -23,12 +11,11 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.distributed import World, choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.flags import Values
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.placement import AUTO
-from dlrm.settings import check_settings, setting, settings_of
-from dlrm.store.config import bytes_of
+from dlrm.scripts.plan.flags import PlanConfig
 from dlrm.tasks.config import StepConfig
 from dlrm.tasks.planning.machines import MACHINES, Machine, machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
@@ -43,78 +30,7 @@ _GB = 10**9
 _DOES_NOT_FIT = 3
 
 
-@dataclass(frozen=True)
-class PlanConfig:
-    """The machines that a plan is for, and where it is written; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
-
-    ranks: int = setting(1, "Number of processes, each with its own device", least=1)
-    memory_gb: float | None = setting(
-        None, "Memory of each device, in GB of 10**9 bytes; default: no limit", above=0, below=1e9
-    )
-    machine: str | None = setting(
-        None,
-        "Machine whose constants predict memory and times; default: h100 where torch finds a GPU, "
-        "else cpu",
-        choices=MACHINES,
-    )
-    table_memory: str | None = setting(
-        None,
-        "Memory of each rank for its tables, such as 8GB; the remaining rows are in --table_store "
-        "of the training. For --machine cpu",
-    )
-    mean_ids: tuple[float, ...] | None = setting(
-        None,
-        "Mean number of ids per sample and table, one number for all tables or one per table; "
-        "default: that of the first batch of --dataset, otherwise 1",
-    )
-    fixed_shapes: bool = setting(
-        False,
-        "Neither replicate tables nor split them by rows, so that --cuda_graphs can record steps",
-    )
-    output: str | None = setting(None, "File to write the plan to, for --placement of the training")
-    overwrite: bool = setting(False, "Replace an earlier file")
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.table_memory is not None:
-            bytes_of(self.table_memory)
-
-
-_READ = (
-    *("dataset", "batch_size", "feature_spec", "synthetic_dataset_table_sizes"),
-    *("num_numerical_features", "allow_links", "ema_decay"),
-)
-_CONFIGS = (
-    ("Plan", PlanConfig),
-    ("Data", DataConfig),
-    ("Model", DLRMConfig),
-    ("Optimizers", OptimizerConfig),
-    ("Precision", PrecisionConfig),
-    ("Steps", StepConfig),
-)
-_HELPS = {
-    "feature_spec": "Name of the file in --dataset that describes its features or, without "
-    "--dataset, path of such a file",
-    "placement": "Placement to describe: auto, which plans one; balanced; nvidia; or a file",
-}
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    line = ConfigFlags(
-        _CONFIGS,
-        defaults={"placement": AUTO},
-        helps=_HELPS,
-        without=(settings_of(DataConfig) | settings_of(StepConfig)).keys() - _READ,
-    )
-    return run_command(line, _plan, __doc__, arguments)
-
-
-def _plan(values: Values) -> int:
+def run(values: Values) -> int:
     output = values["output"] and Path(values["output"])
     if output and output.exists() and not values["overwrite"]:
         raise FileExistsError(f"{output}: exists; --overwrite replaces it")
@@ -212,7 +128,3 @@ def _mean_ids(values: Values, spec: FeatureSpec) -> tuple[float, ...] | None:
             f"each of {count} tables"
         )
     return given if len(given) == count else given * count
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,71 +1,28 @@
-"""Shows runs side by side: flags that differ, metrics, speed.
+"""Shows runs side by side, and writes the page of a comparison."""
 
-    python -m dlrm.scripts.compare RUN RUN ... [--sort auc] [--output DIR]
-    python -m dlrm.scripts.compare FOLDER_OF_RUNS
-
-A run is the directory of --save_checkpoint_path, one that contains it as `checkpoints/`, or a
-single checkpoint. Its `log.json` is read if it is beside the checkpoints. Metrics are those of the
-best test. --output writes a page with the same table, sortable, and the curves of all runs in one
-chart, with all numbers as JSON beside it.
-"""
-
-import html
 import json
-import sys
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrm.command_line import aligned, say
 from dlrm.documents import printable
 from dlrm.files import check_replaceable, staged_directory
-from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.manifest import write_manifest
-from dlrm.metrics.table import cost
-from dlrm.pages import Line, chart, document, scrolled
-from dlrm.settings import REQUIRED, setting
+from dlrm.metrics.table import TESTED, cost, title
+from dlrm.pages import Cell, Section, Sorted, Tile, document, grid, note, table
+from dlrm.pages.charts import Line, chart
+from dlrm.scripts.compare.flags import CompareConfig
 from dlrm.train.checkpoints.runs import Run, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 HTML, JSON = "comparison.html", "comparison.json"
 _KIND = "comparison"  # kind in the manifest of a page
 _SPEED = "average_train_throughput"
 _MOST_CURVES = 6
-# Sorts the rows of the table by the column whose head is clicked.
-_SORT = """<script>
-document.querySelectorAll('th button').forEach((button, column) => button.onclick = () => {
-  const table = button.closest('table'), head = button.closest('th');
-  const up = head.getAttribute('aria-sort') !== 'ascending';
-  table.querySelectorAll('th').forEach(th => th.removeAttribute('aria-sort'));
-  head.setAttribute('aria-sort', up ? 'ascending' : 'descending');
-  const key = row => { const text = row.cells[column].dataset.value;
-    return isNaN(parseFloat(text)) ? text : parseFloat(text); };
-  [...table.tBodies[0].rows].sort((a, b) => (key(a) > key(b) ? 1 : -1) * (up ? 1 : -1))
-    .forEach(row => table.tBodies[0].append(row));
-});
-</script>"""
-
-
-@dataclass(frozen=True)
-class CompareConfig:
-    """The runs, and where they are shown; field names are those of the flags."""
-
-    runs: tuple[Path, ...] = setting(REQUIRED, "runs, or a directory of runs", positional=True)
-    sort: str | None = setting(None, "metric or flag to sort by, best first")
-    output: Path | None = setting(
-        None, "directory to write the page and the JSON to; an earlier one is replaced"
-    )
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    line = ConfigFlags([("Flags", CompareConfig)])
-    return run_command(line, _run, __doc__, arguments, usage=2)
-
-
-def _run(values: Values) -> None:
-    run(values.config(CompareConfig))
 
 
 def run(options: CompareConfig) -> None:
@@ -81,7 +38,7 @@ def run(options: CompareConfig) -> None:
     runs = _sorted(runs, options.sort, columns)
     print("\n".join(map(printable, lines_of(runs, columns))))
     if note := roles_note(runs, columns):
-        say(note)
+        say(note, is_prose=True)
     for folder in left_out(options.runs):
         say(f"note: {folder} has a log and no checkpoint, and is left out")
     if options.output:
@@ -116,8 +73,8 @@ def roles_note(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
     chooses = " or ".join(dict.fromkeys(one.roles.chooses for one in tested))
     reports = dict.fromkeys(one.roles.reports for one in tested if one.roles.reports)
     shown = [rows for rows in reports if any(name.startswith(f"{rows}_") for name in columns)]
-    never = f"; {' and '.join(f'{rows}_*' for rows in shown)}: {NEVER_CHOSEN}" if shown else ""
-    return f"{tested[0].tested[0]} and others of the best test, on {chooses} rows: {CHOSEN}{never}"
+    never = f"; on {' and '.join(shown)} rows: {NEVER_CHOSEN}" if shown else ""
+    return f"metrics of the best test, on {chooses} rows: {CHOSEN}{never}"
 
 
 def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Run]:
@@ -167,37 +124,75 @@ def _flag(value: Any) -> str:
 
 
 def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
-    """Returns the page: the sortable table and the curves."""
-    heads, rows = _cells(runs, columns)
-    head = "".join(f"<th scope='col'><button>{html.escape(name)}</button></th>" for name in heads)
-    body = "".join("<tr>" + "".join(_cell(cell) for cell in row) + "</tr>" for row in rows)
-    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    """Returns the page: tiles, the sortable table and the curves."""
     shown = runs[:_MOST_CURVES]
-    note = f" of the first {_MOST_CURVES} runs" if len(runs) > len(shown) else ""
+    name = f"Curves of the first {_MOST_CURVES} runs" if len(runs) > len(shown) else "Curves"
     loss, metric = _lines(shown, "loss", "curve"), _tested(shown, columns)
-    told = roles_note(runs, columns)
-    parts = [
-        "<p class='note'>Press the head of a column to sort by it. "
-        "Flags that agree are left out.</p>",
-        scrolled(table, "runs, their metrics, and the flags in which they differ"),
-        *([f"<p class='note'>{html.escape(told)}.</p>"] if told else []),
-        f"<h2>Curves{note}</h2>",
-        chart("Training loss", "step", "loss", loss, _told(shown, "log_loss")),
-    ]
+    charts = [chart("Training loss", "step", "loss", loss, _told(shown, "log_loss"))]
     if metric:
-        lines = _lines(shown, metric, "tests")
-        parts.append(chart(f"Test {metric}", "step", metric, lines, _told(shown, metric)))
-    return document("Runs side by side", [*parts, _SORT])
+        lines, told = _lines(shown, metric, "tests"), _told(shown, metric)
+        charts.append(chart(f"{title(metric)} of tests", "step", title(metric), lines, told))
+    head = "Press the head of a column to sort by it. Flags that agree are left out."
+    roles = roles_note(runs, columns)
+    sections = [
+        Section("Runs", [note(head), _table(runs, columns)]),
+        Section(name, [grid(charts)]),
+    ]
+    return document(
+        "Runs side by side",
+        [f"{roles[0].upper()}{roles[1:]}."] if roles else [],
+        _tiles(runs, columns),
+        sections,
+    )
+
+
+def _tiles(runs: Sequence[Run], columns: Sequence[str]) -> list[Tile]:
+    """Returns the number of runs, and the best run with its metrics."""
+    tiles = [Tile("runs", f"{len(runs):,}")]
+    tested = [one for one in runs if one.tested]
+    if not tested:
+        return tiles
+    first = columns[0]
+    best = min(tested, key=lambda one: cost(first, one.metrics.get(first, math.nan)))
+    tiles.append(Tile("best run", best.name, f"by {_head(first)}, after {best.best_step} steps"))
+    names = [name for name in (*columns[:2], *columns[len(best.tested) :]) if name in best.metrics]
+    of_best = "of the best run"
+    return tiles + [Tile(_head(name), _short(name, best.metrics[name]), of_best) for name in names]
+
+
+def _table(runs: Sequence[Run], columns: Sequence[str]) -> "Markup":
+    heads, rows = _cells(runs, columns)
+    heads = ["run", "steps", "best step", *map(_head, heads[3:])]
+    metrics = range(3, 3 + len(columns))
+    cells: list[list[Cell]] = [
+        [
+            Sorted(_short(columns[i - 3], run.metrics.get(columns[i - 3])), text.replace(",", ""))
+            if i in metrics
+            else text
+            for i, text in enumerate(row)
+        ]
+        for run, row in zip(runs, rows, strict=True)
+    ]
+    caption = "Metrics, and flags that differ"
+    return table([("", heads)], cells, caption, sortable=True)
+
+
+def _head(name: str) -> str:
+    """Returns the title of a column, in words if it is a metric's."""
+    if name == _SPEED:
+        return "training rows/s"
+    metric = next((one for one in TESTED if name.endswith(f"_{one}")), None)
+    return f"{title(metric)}, {name.removesuffix(f'_{metric}')}" if metric else title(name)
+
+
+def _short(name: str, value: float | None) -> str:
+    """Returns a metric as the page shows it."""
+    return "–" if value is None else f"{value:,.0f}" if name == _SPEED else f"{value:.4f}"
 
 
 def _tested(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
     """Returns the first metric of any run's tests."""
     return next((n for n in columns if any(n in e for r in runs for e in r.tests)), None)
-
-
-def _cell(text: str) -> str:
-    value = html.escape(text.replace(",", ""), quote=True)
-    return f"<td data-value='{value}'>{html.escape(text)}</td>"
 
 
 def _lines(runs: Sequence[Run], name: str, kind: str) -> list[Line]:
@@ -219,7 +214,3 @@ def _told(runs: Sequence[Run], metric: str) -> str:
     return "; ".join(
         f"{one.name}: best test {metric} {_number(metric, one.metrics.get(metric))}" for one in runs
     )
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,21 +1,10 @@
-"""Drafts a schema from tables: python -m dlrm.scripts.schema --input FILES --label COLUMN
+"""Drafts a schema from tables."""
 
-    python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
-    python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
-
-Input is files of tables, or directories of them, of the kinds that `--input_format` lists; the
-first rows are read. The schema has a comment with observations for every column; edit it where it
-is wrong. `dlrm.data.tables.draft.draft` documents the rules.
-"""
-
-import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
-from dlrm.command_line import flags_of, shell_line
-from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.draft import SAMPLE_ROWS, Draft, draft
+from dlrm.command_line import flags_of, free_name, shell_line
+from dlrm.data.tables.draft import Draft, draft
 from dlrm.data.tables.fields import listed, shown_name
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.text import Text
@@ -24,52 +13,15 @@ from dlrm.data.tables.sniff import sniff
 from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.schema import CategoricalField, Schema
 from dlrm.documents import brief, one_line
-from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.scripts.common.table_flags import FilesConfig, text_format
-from dlrm.settings import REQUIRED, setting
+from dlrm.flags import Values
+from dlrm.scripts.common.table_flags import text_format
+from dlrm.scripts.schema.flags import CROSS_BUCKETS, DraftConfig
 
-CROSS_BUCKETS = 100_000
 _SAME = ("input_format", "columns", "header")  # flags that the next command takes unchanged
 _MOST_NOTES = 10
 
 
-@dataclass(frozen=True)
-class DraftConfig:
-    """The tables, and the roles of their columns; field names are those of the flags."""
-
-    input: tuple[str, ...] = setting(REQUIRED, "files, or directories of files")
-    label: str = setting(REQUIRED, "column of the label")
-    output: Path = setting(Path("schema.yaml"), "file to write")
-    positive: str | None = setting(
-        None,
-        "label that counts as 1, or several with commas between them; default: of two labels, the "
-        "affirmative or the rarer one",
-    )
-    weight: str | None = setting(None, "column of sample weights")
-    groups: tuple[str, ...] = setting((), "columns to group metrics by, such as the user")
-    time: str | None = setting(None, "column of the time; default: the first one found")
-    encode: tuple[str, ...] = setting(
-        (),
-        "KINDS:FIELDS, such as count,target:user,item: encodings of categorical fields",
-        repeated=True,
-    )
-    cross: tuple[str, ...] = setting(
-        (),
-        f"FIELDS or FIELDS:BUCKETS, such as user,item:100000: a cross of categorical fields; "
-        f"default: {CROSS_BUCKETS} buckets",
-        repeated=True,
-    )
-    rows: int = setting(SAMPLE_ROWS, "maximum rows to read", least=1)
-    overwrite: bool = setting(False, "replace an earlier file")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    line = ConfigFlags([("Schema", DraftConfig), ("Files", FilesConfig), ("Files", TextFormat)])
-    return run_command(line, _draft, __doc__, arguments)
-
-
-def _draft(values: Values) -> None:
+def run(values: Values) -> None:
     own = values.config(DraftConfig)
     if own.output.exists() and not own.overwrite:
         raise FileExistsError(f"{own.output}: exists; --overwrite replaces it")
@@ -169,8 +121,5 @@ def _report(drafted: Draft, values: Values) -> None:
     command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={values['output']}"]
     command += [f"--input={','.join(values['input'])}"]
     command += flags_of({name: values[name] for name in _SAME if name in values.given})
-    print(f"  {shell_line([*command, '--output=dataset'])}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    command.append(f"--output={free_name('dataset')}")
+    print(f"  {shell_line(command)}")

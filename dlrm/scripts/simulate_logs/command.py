@@ -1,39 +1,20 @@
-"""Writes raw click logs in Criteo's format whose best reachable AUC is known.
-
-    python -m dlrm.scripts.simulate_logs --output /tmp/raw --rows 700000 --days 8
-
-Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
-follow power laws, a share of them is new each day, and some fields are missing; those at the end of
-a line are left out. Labels are drawn from a planted logistic model:
-
-    logit = bias + drift(day) + effects of each feature's value + products of pairs of features
-
-The effect of a value is a hash of it and is smaller for rarer values, so that some hundred thousand
-rows suffice to learn the effects. Missing fields, and ids too rare to be distinguished after
-preprocessing, have the effect of their preprocessed value. `planted.json` has the AUC and log loss
-of the true probabilities on the last day, which no model can surpass.
-
-Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
-"""
+"""The planted model of simulated logs, and the rows drawn from it."""
 
 import json
 import math
-import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from dlrm.files import staged_directory
-from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.limits import check_disk, check_features
+from dlrm.limits import check_disk
 from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.stages.division import splitmix64
-from dlrm.settings import REQUIRED, check_settings, setting
+from dlrm.scripts.simulate_logs.flags import ALWAYS_SMALL, Simulation
 
 PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
@@ -44,44 +25,10 @@ _CRITEO_CARDINALITIES = (
     [7912889, 33823, 17139, 7339, 20046, 4, 7105, 1382, 63, 5554114, 582469, 245828, 11]
     + [2209, 10667, 104, 4, 968, 15, 8165896, 2675940, 7156453, 302516, 12022, 97, 35]
 )  # fmt: skip
-_ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
 _FRESH_SHARE = 0.05  # of a large table's draws are of ids that appear on that day alone
 _EFFECT_KNEE = 40  # the effect of the value of rank r is divided by 1 + (r / knee) ** 2
 _PAIRS = 2
 _MAIN_DEVIATION, _PAIR_DEVIATION = 1.25, 0.35  # of all main effects, and of a pair's product
-
-
-@dataclass(frozen=True)
-class Simulation:
-    """Parameters of simulated logs, which determine every number in them."""
-
-    rows: int = setting(700_000, "total number of rows")
-    days: int = setting(8, "number of day files, of equal size, the last of which is held out")
-    seed: int = setting(0, "random seed; the same seed writes the same bytes")
-    num_numerical: int = setting(13, "number of integer columns")
-    num_categorical: int = setting(26, "number of categorical columns")
-    cardinality_scale: float = setting(
-        0.01,
-        f"factor on Criteo's ids per feature; {_ALWAYS_SMALL} or fewer ids are not scaled",
-        above=0,
-    )
-    click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
-    missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
-
-    def __post_init__(self) -> None:
-        check_settings(self)
-        if self.days < 2:
-            raise ValueError(f"--days {self.days}: expected 2 or more, the last is held out")
-        if self.rows < 2 * self.days:
-            raise ValueError(f"--rows {self.rows}: expected 2 or more a day, of {self.days} days")
-        check_features("--num_numerical", self.num_numerical)
-        check_features("--num_categorical", self.num_categorical)
-        if self.num_numerical + self.num_categorical < 1:
-            raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
-
-    def day_rows(self, day: int) -> int:
-        """Returns the number of rows of a day."""
-        return (day + 1) * self.rows // self.days - day * self.rows // self.days
 
 
 class Chunk(NamedTuple):
@@ -206,10 +153,10 @@ class _Categorical:
     def __init__(self, simulation: Simulation, index: int) -> None:
         draw = np.random.default_rng(np.random.SeedSequence([simulation.seed, 4, index]))
         criteo = _CRITEO_CARDINALITIES[index % len(_CRITEO_CARDINALITIES)]
-        scaled = max(min(criteo, _ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
+        scaled = max(min(criteo, ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
         self.cardinality = scaled
         self._exponent = draw.uniform(1.2, 1.6)
-        self._fresh = _FRESH_SHARE if scaled > _ALWAYS_SMALL else 0.0
+        self._fresh = _FRESH_SHARE if scaled > ALWAYS_SMALL else 0.0
         self._missing = simulation.missing * draw.choice([0.0, 0.02, 0.1, 0.3])
         self._weight = draw.choice([0.15, 0.3, 0.6])
         self._phase = draw.uniform(0, 6)
@@ -369,28 +316,3 @@ def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows:
     metrics["last_day"].add(chunk.probability, chunk.label)
     metrics["test"].add(chunk.probability[:test_rows], chunk.label[:test_rows])
     metrics["validation"].add(chunk.probability[test_rows:], chunk.label[test_rows:])
-
-
-@dataclass(frozen=True)
-class OutputConfig:
-    """The place of the logs."""
-
-    output: Path = setting(REQUIRED, "directory to write to")
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    line = ConfigFlags([("Flags", OutputConfig), ("Flags", Simulation)])
-    return run_command(line, _run, __doc__, arguments, usage=2)
-
-
-def _run(values: Values) -> None:
-    output: Path = values["output"]
-    planted = simulate(values.config(Simulation), output)
-    aucs = {name: planted[name]["auc"] for name in ("test", "validation")}
-    best = [f"{name} {'undefined' if auc is None else f'{auc:.4f}'}" for name, auc in aucs.items()]
-    print(f"{output}: best reachable AUC: {', '.join(best)}")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

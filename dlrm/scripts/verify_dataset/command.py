@@ -1,37 +1,24 @@
-"""Checks a dataset on disk: `python -m dlrm.scripts.verify_dataset DIR`.
-
-It checks sizes and CRC-32 of the manifest, the specification, every id against the cardinality of
-its table, every label, number and weight, and the lengths of lists. It reports all errors; the exit
-status is 1 if there are any. Files that the manifest does not list are also reported, and are
-errors if a reader would take them for a part of the dataset.
-
-For datasets of images and of pre-training rows, it checks the files against the manifest, and the
-labels of images.
-"""
+"""Checks a dataset on disk, of clicks, images or pre-training rows."""
 
 import itertools
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
-from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn, SampleWeights
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import MEMORY, Verifier
 from dlrm.documents import one_line, read_json
 from dlrm.files import MANIFEST
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.flags import Values
 from dlrm.language.data import layout as text_layout
-from dlrm.limits import check_features
 from dlrm.manifest import check_file, read_manifest
-from dlrm.settings import REQUIRED, same_setting, setting
+from dlrm.scripts.verify_dataset.flags import VerifyConfig
 from dlrm.vision import layout as image_layout
 
 _BLOCK_BYTES = 1 << 24
@@ -39,28 +26,7 @@ _BLOCK_IDS = 1 << 20  # of list fields
 _BINARY_FILES = ("train_data.bin", "test_data.bin", "validation_data.bin", "val_data.bin")
 
 
-@dataclass(frozen=True)
-class VerifyConfig:
-    """The dataset to check; field names are those of the flags."""
-
-    directory: Path = setting(REQUIRED, "dataset to check", positional=True)
-    num_numerical_features: int = setting(
-        13,
-        "number of numerical features of a binary dataset without transform/, which would state it",
-        least=0,
-    )
-    allow_links: bool = same_setting(DataConfig, "allow_links")
-
-    def __post_init__(self) -> None:
-        check_features("--num_numerical_features", self.num_numerical_features)
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Runs a command line; returns the exit code."""
-    return run_command(ConfigFlags([("Flags", VerifyConfig)]), _verify, __doc__, arguments)
-
-
-def _verify(values: Values) -> None:
+def run(values: Values) -> None:
     own = values.config(VerifyConfig)
     if not own.directory.is_dir():
         raise FileNotFoundError(f"{own.directory}: no such directory")
@@ -316,7 +282,3 @@ def _blocks(path: Path, row_bytes: int) -> Iterator[np.ndarray]:
     with open(path, "rb") as file:
         while block := file.read(size):
             yield np.frombuffer(block, np.uint8)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

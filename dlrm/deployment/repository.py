@@ -14,7 +14,6 @@ REPO/NAME/1/report.json           its agreement with the checkpoint
 import ast
 import shutil
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -23,10 +22,8 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling, Mod
 
 import dlrm
 from dlrm.data.sources import native
-from dlrm.serving.network import platforms
-from dlrm.serving.network.platforms import Platform
+from dlrm.deployment.serving import Serving
 
-PLATFORMS = {name: one for name, one in platforms.PLATFORMS.items() if one.triton}
 TYPES = {
     "float32": "TYPE_FP32",
     "float16": "TYPE_FP16",
@@ -38,50 +35,11 @@ _HERE = Path(__file__).resolve().parent
 _PACKAGE = Path(dlrm.__file__).resolve().parent
 
 
-@dataclass(frozen=True)
-class Serving:
-    """Configures how a model is served; field names are those of the exporter's flags.
-
-    Attributes:
-        platform: a key of `PLATFORMS`.
-        numerical_dtype, ids_dtype: dtypes of the inputs.
-        output_kind: "logit" or "probability".
-        raw: whether to accept raw rows as well.
-        lists, weighted: whether rows have several ids per table, and each id a weight.
-        max_batch_size: rows of a request, and of requests batched together.
-        dyn_batching, dyn_batching_delay: whether waiting requests are batched, and the milliseconds
-            to wait for more.
-        engine_count: number of instances.
-        no_cuda: serve on the CPU even if the server has GPUs.
-        threads: threads of an instance of the python platform; 0 is one per core.
-        keep_versions: number of newest versions to serve.
-    """
-
-    platform: str = "python"
-    numerical_dtype: str = "float32"
-    ids_dtype: str = "int64"
-    output_kind: str = "logit"
-    raw: bool = True
-    lists: bool = False
-    weighted: bool = False
-    max_batch_size: int = 4096
-    dyn_batching: bool = True
-    dyn_batching_delay: float = 0.0
-    engine_count: int = 1
-    no_cuda: bool = False
-    threads: int = 0
-    keep_versions: int = 1
-
-    @property
-    def runs_on(self) -> Platform:
-        """Returns the platform of that name."""
-        return PLATFORMS[self.platform]
-
-
 def model_config(name: str, num_numerical: int, num_tables: int, serving: Serving) -> ModelConfig:
     """Returns the configuration of the model that takes ids."""
     config = _config(name, serving)
     platform = serving.runs_on
+    assert platform.triton is not None
     setattr(config, *platform.triton)
     either = bool(platform.script) and serving.raw  # ids, or raw rows
     for tensor, dtype, dims in _tensors(num_numerical, num_tables, serving):

@@ -1,0 +1,297 @@
+"""`dlrm.Classifier`: `dlrm.fit` as an estimator of scikit-learn."""
+
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+
+# isort: split
+import inspect
+import warnings
+from collections.abc import Mapping, Sequence
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from sklearn.base import BaseEstimator, ClassifierMixin
+from sklearn.utils import check_random_state
+from sklearn.utils.multiclass import check_classification_targets, type_of_target
+from sklearn.utils.validation import (
+    _check_sample_weight,
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
+
+from dlrm.api.dataset import unexpected
+from dlrm.api.training import SETTINGS, fit
+from dlrm.data.tables.draft import draft
+from dlrm.data.tables.frames import is_frame, open_frame
+from dlrm.data.transform.schema import Schema
+from dlrm.documents import brief
+from dlrm.serving.importance import permutation_importance
+from dlrm.serving.predictor import probability
+from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+
+_OWN = ("categorical", "numerical", "recipe", "base_device", "random_state")
+_PARAMETERS = (*_OWN, *(name for name in SETTINGS if name != "seed"))
+_SET_ASIDE_FROM = 10_000  # rows from which a tenth is set aside to choose the weights on
+_IMPORTANCE_ROWS = 5_000
+
+
+class Classifier(ClassifierMixin, BaseEstimator):
+    """A DLRM of two classes with the interface of scikit-learn's estimators.
+
+    `fit` drafts a schema and trains by `dlrm.fit`. Columns of numpy arrays are numerical; those of
+    data frames are what `dlrm.data.tables.draft.draft` takes them for: text and ids are
+    categorical. Missing values are allowed, and values unseen in training share one id.
+
+    All rows given to `fit` are training rows. With an `eval_set`, the weights with the best AUC on
+    it are kept; without one, a tenth of 10,000 or more rows is set aside to choose on, as
+    `set_aside` says otherwise.
+
+    Args:
+        categorical, numerical: columns to use as ids and as numbers, whatever the draft takes them
+            for: names of a frame's columns, or positions in an array.
+        recipe: "auto" chooses the open settings from the rows.
+        base_device: "cpu", "cuda" or "cuda:<index>"; None uses CUDA if available.
+        random_state: seed; None is 0. A numpy generator draws one.
+        settings: settings of `dlrm.fit`, such as `embedding_dim`, `epochs`, `lr` and `early_stop`;
+            None leaves a setting to `dlrm.fit`.
+
+    Attributes:
+        classes_: the two classes in ascending order, `[2]`; the second is the positive one.
+        n_features_in_: number of columns.
+        feature_names_in_: names of a frame's columns; missing after training on an array.
+        model_: the trained model, a `dlrm.serving.Predictor`.
+        schema_: meaning of the columns.
+        feature_importances_: the AUC lost when the values of a column are permuted, `[columns]`, 0
+            for columns that no field reads.
+
+    Raises:
+        TypeError: an unknown setting.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        for name in settings:
+            if name not in _PARAMETERS:
+                raise unexpected(Classifier, name, _PARAMETERS)
+        for name in _PARAMETERS:
+            setattr(self, name, settings.get(name))
+
+    __init__.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # get_params reads it
+        [
+            inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD),
+            *(
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+                for name in _PARAMETERS
+            ),
+        ]
+    )
+
+    def fit(self, X: Any, y: Any, sample_weight: Any = None, eval_set: Any = None) -> "Classifier":
+        """Trains on rows `X`, `[rows, columns]`, with the classes `y`, `[rows]`.
+
+        Args:
+            X: a data frame of pandas, Polars or Arrow, or an array of numbers or text.
+            y: two classes, of any type.
+            sample_weight: weights of the rows in the loss, `[rows]`, at least 0.
+            eval_set: a pair (X, y), or a list of one pair, to choose the weights on.
+
+        Raises:
+            ValueError: the classes are not two, X is sparse or has a value that cannot be read,
+                lengths differ, or the columns of `eval_set` do; the message names it.
+        """
+        frame = self._frame(X, reset=True)
+        codes = self._codes(y, frame)
+        label, weight = _free_names(frame.column_names)
+        names: tuple[str, str | None] = (label, None if sample_weight is None else weight)
+        table = _labelled(frame, label, codes)
+        if sample_weight is not None:
+            weights = _check_sample_weight(sample_weight, frame, ensure_non_negative=True)
+            table = table.append_column(weight, pa.array(weights))
+        self.schema_ = self._schema(X, table, names)
+        test = None if eval_set is None else self._test_table(eval_set, *names)
+        self.model_ = fit(
+            table,
+            self.schema_,
+            test=test,
+            recipe=self.recipe,
+            base_device=self.base_device,
+            **self._settings(len(codes), test is not None),
+        )
+        judged = table if test is None else test
+        kept = np.random.default_rng(0).permutation(judged.num_rows)[:_IMPORTANCE_ROWS]
+        self._names, self._sample = frame.column_names, judged.take(kept)
+        self._importances: np.ndarray | None = None
+        return self
+
+    def predict_proba(self, X: Any) -> np.ndarray:
+        """Returns the probabilities of both classes, float32 `[rows, 2]`."""
+        positive = probability(self.decision_function(X))
+        return np.stack([1 - positive, positive], axis=1)
+
+    def decision_function(self, X: Any) -> np.ndarray:
+        """Returns the logits of the positive class, float32 `[rows]`."""
+        check_is_fitted(self)
+        return self.model_.logits(self._frame(X, reset=False))
+
+    def predict(self, X: Any) -> np.ndarray:
+        """Returns the more probable class of each row, `[rows]`."""
+        positive = self.decision_function(X) > 0
+        return self.classes_[positive.astype(int)]
+
+    @property
+    def feature_importances_(self) -> np.ndarray:
+        check_is_fitted(self)
+        if self._importances is None:
+            self._importances = self._measured()
+        return self._importances
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = tags.input_tags.categorical = tags.input_tags.string = True
+        tags.classifier_tags.multi_class = False
+        return tags
+
+    def _frame(self, X: Any, reset: bool) -> pa.Table:
+        """Returns rows as an Arrow table, with columns x0, x1, ... from an array."""
+        if hasattr(X, "toarray"):
+            raise ValueError("X: sparse matrices are not supported; X.toarray() is a dense one")
+        if is_frame(X):
+            table = open_frame(X, None, "X").read_all()
+            validate_data(self, table, reset=reset, skip_check_array=True)
+        else:
+            dtype = None if hasattr(X, "dtype") else "numeric"
+            X = validate_data(self, X, reset=reset, dtype=dtype, ensure_all_finite="allow-nan")
+            table = pa.table({f"x{i}": _array(column, i) for i, column in enumerate(X.T)})
+        for name in self._columns("categorical", table):
+            table = table.set_column(
+                table.column_names.index(name), name, _as_text(table.column(name))
+            )
+        return table
+
+    def _columns(self, kind: str, table: pa.Table) -> list[str]:
+        """Returns the names of the columns that `categorical` or `numerical` lists."""
+        names = table.column_names
+        listed = [f"x{one}" if isinstance(one, int) else one for one in getattr(self, kind) or ()]
+        if unknown := [name for name in listed if name not in names]:
+            raise ValueError(f"{kind}: {unknown[0]!r} is no column of X, which has {names}")
+        return listed
+
+    def _codes(self, y: Any, frame: pa.Table) -> np.ndarray:
+        """Returns 0 or 1 for each row, and sets the classes."""
+        y = column_or_1d(y, warn=True)
+        check_consistent_length(frame, y)
+        check_classification_targets(y)
+        self.classes_, codes = np.unique(y, return_inverse=True)
+        if len(self.classes_) > 2:
+            raise ValueError(
+                "Only binary classification is supported. The type of the target is "
+                f"{type_of_target(y)}; y has {len(self.classes_)} classes. "
+                "sklearn.multiclass.OneVsRestClassifier(dlrm.Classifier()) trains a model for each"
+            )
+        if len(self.classes_) < 2:
+            raise ValueError(f"y: expected two classes, got 1 class: {self.classes_[0]}")
+        return codes
+
+    def _test_table(self, eval_set: Any, label: str, weight: str | None) -> pa.Table:
+        pair = eval_set[0] if isinstance(eval_set, list) else eval_set
+        if not isinstance(pair, tuple) or len(pair) != 2:
+            raise ValueError(f"eval_set: expected a pair (X, y), got {brief(eval_set)}")
+        frame, y = self._frame(pair[0], reset=False), column_or_1d(pair[1])
+        check_consistent_length(frame, y)
+        known = np.isin(y, self.classes_)
+        if not known.all():
+            raise ValueError(
+                f"eval_set: y[{known.argmin()}] is {y[known.argmin()]}, which is none of the "
+                f"classes {self.classes_.tolist()}"
+            )
+        if len(np.unique(y)) < 2:
+            raise ValueError(f"eval_set: expected rows of two classes, got {y[0]} alone")
+        table = _labelled(frame, label, (y == self.classes_[1]).astype(int))
+        return table.append_column(weight, pa.array(np.ones(len(y)))) if weight else table
+
+    def _schema(self, X: Any, table: pa.Table, names: tuple[str, str | None]) -> Schema:
+        """Returns the meaning of the columns: numbers in an array, else as drafted."""
+        label, weight = names
+        if is_frame(X) or any(pa.types.is_string(one) for one in table.schema.types):
+            found = draft(table.to_batches(), label, weight=weight)
+            if note := found.note():
+                warnings.warn(f"the schema drafted from X {note}", stacklevel=3)
+            facts = found.schema.to_dict()
+        else:
+            facts = {"version": 1, "label": {"column": label}}
+            facts |= {"weight": weight} if weight else {}
+            facts["numerical"] = [_number(one) for one in table.column_names if one not in names]
+        chosen = {kind: self._columns(kind, table) for kind in ("numerical", "categorical")}
+        for kind, named in chosen.items():
+            moved = {one for columns in chosen.values() for one in columns}
+            kept = [field for field in facts.get(kind, ()) if _column_of(field) not in moved]
+            facts[kind] = kept + [_number(n) if kind == "numerical" else n for n in named]
+        return Schema.from_dict({name: value for name, value in facts.items() if value != []})
+
+    def _settings(self, rows: int, tested: bool) -> dict[str, Any]:
+        names = [name for name in _PARAMETERS if name not in _OWN]
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        if self.random_state is not None:
+            given["seed"] = self._seed()
+        if tested:
+            return {"set_aside": 0.0} | given
+        return {"test_fraction": 0.0, "set_aside": 0.1 * (rows >= _SET_ASIDE_FROM)} | given
+
+    def _seed(self) -> int:
+        state = self.random_state
+        if isinstance(state, Integral):
+            return int(state)
+        return int(check_random_state(state).randint(1 << 31))
+
+    def _measured(self) -> np.ndarray:
+        """Returns the importance of the columns, on rows kept from `fit`."""
+        transform = self.model_.row_transform
+        reader = scoring_reader(transform, labelled=True)
+        inputs, rows = read_inputs(transform, reader, self._sample.combine_chunks().to_batches()[0])
+        labels = labels_of(rows)
+        assert labels is not None
+        schema, lost = transform.schema, dict.fromkeys(self._names, 0.0)
+        columns = [field.column for field in schema.numerical]
+        columns += [field.column for field in schema.categorical]
+        for one in permutation_importance(self.model_, inputs, labels):
+            lost[columns[one.field]] += one.auc_lost.value or 0.0
+        return np.array([lost[name] for name in self._names])
+
+
+def _free_names(taken: Sequence[str]) -> tuple[str, str]:
+    """Returns names for the columns of labels and weights that no column has."""
+    label, weight = "label", "weight"
+    while label in taken:
+        label += "_"
+    while weight in taken:
+        weight += "_"
+    return label, weight
+
+
+def _labelled(frame: pa.Table, label: str, codes: np.ndarray) -> pa.Table:
+    return frame.append_column(label, pa.array(codes))
+
+
+def _array(column: np.ndarray, index: int) -> pa.Array:
+    try:
+        return pa.array(column, from_pandas=True)
+    except pa.ArrowException as error:
+        raise ValueError(f"X: column {index}: expected numbers or text ({error})") from None
+
+
+def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Returns the values of a categorical column as text; NaN is a missing value."""
+    if pa.types.is_floating(column.type):
+        column = pc.if_else(pc.is_nan(column), None, column)
+    return column.cast(pa.string())
+
+
+def _number(column: str) -> dict[str, str]:
+    return {"column": column, "transform": "standardise"}
+
+
+def _column_of(field: Any) -> str | None:
+    return field.get("column") if isinstance(field, Mapping) else field

@@ -1,0 +1,478 @@
+"""Writes an exported model into a Triton model repository, once it agrees with the checkpoint."""
+
+import filecmp
+import json
+import os
+import shutil
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+
+import dlrm
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import Datasets, open_datasets
+from dlrm.data.sources.row_error import RowError
+from dlrm.deployment import repository
+from dlrm.deployment.serving import Serving
+from dlrm.files import make_directories, staged_directory
+from dlrm.locks import new_suffix, unreplaced
+from dlrm.manifest import write_manifest
+from dlrm.model.ensemble import members_of
+from dlrm.model.layers.own import own_layers
+from dlrm.serving.loading import load
+from dlrm.serving.network.compare import (
+    Agreement,
+    agreement,
+    compare_tables,
+    score_rows,
+    table_lines,
+)
+from dlrm.serving.network.exportable import example_like, exportable
+from dlrm.serving.network.platforms import write_network
+from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
+from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of, probability
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.server.names import FACTS, KIND
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.directory import checkpoint_in_use
+
+if TYPE_CHECKING:  # the command, which imports this module to act
+    from dlrm.deployment.export import ExportConfig
+
+ROWS_ON_DISK = ("split", "binary", "memmap", "parametric")
+MAX_DIFFERENCE = 1e-4  # of a score, relative to the greatest: float32 sums in another order
+MAX_AUC_CHANGE = 1e-5
+MOST_DELAY = 60_000  # milliseconds
+
+
+class Reference(NamedTuple):
+    """Rows that an exported model is compared on, with their logits by the checkpoint.
+
+    Generated rows have no dataset, and their labels are all 0.
+    """
+
+    dataset: str | None
+    split: str
+    inputs: Inputs
+    labels: np.ndarray
+    logits: np.ndarray
+
+
+class Export(NamedTuple):
+    """Options of an export."""
+
+    predictor: Predictor
+    tables: QuantizedTables
+    serving: Serving
+    options: "ExportConfig"
+    reference: Reference
+
+
+def export_model(options: "ExportConfig") -> None:
+    """Exports a model.
+
+    Raises:
+        ValueError, OSError, ImportError: errors that the user can fix.
+    """
+    model_directory = options.save_dir / options.triton_model_name
+    version = _version(options, model_directory)
+    loaded = _load(options)
+    write = _write_update if options.update else _write_new
+    lines = write(options, loaded, version)
+    print(f"{model_directory / str(version)}: {options.platform}, {options.output_kind}")
+    print("\n".join(lines))
+
+
+def _version(options: "ExportConfig", directory: Path) -> int:
+    """Returns the version to write, after checking that it can be written."""
+    for flag, least in (("triton_max_batch_size", 1), ("triton_engine_count", 1), ("threads", 0)):
+        if (value := getattr(options, flag)) < least:
+            raise ValueError(f"--{flag.replace('_', '-')} {value}: expected {least} or more")
+    delay = options.triton_dyn_batching_delay
+    if not 0 <= delay <= MOST_DELAY:
+        raise ValueError(
+            f"--triton-dyn-batching-delay {delay}: expected milliseconds, 0 to {MOST_DELAY}"
+        )
+    name = options.triton_model_name
+    if name != Path(name).name or name in ("", ".", ".."):
+        raise ValueError(f"--triton-model-name {name!r}: expected the name of one directory")
+    existing = next(path for path in (directory, *directory.absolute().parents) if path.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK):
+        raise ValueError(f"{existing}: expected a directory that can be written (--save-dir)")
+    asked = options.triton_model_version
+    if asked is not None and asked < 1:
+        raise ValueError(f"--triton-model-version {asked}: expected 1 or more")
+    if not options.update:
+        if directory.exists():
+            raise ValueError(
+                f"{directory}: there is a model of that name; --update adds a version to it, "
+                "--triton-model-name names another"
+            )
+        return asked or 1
+    repository.read_config(directory)
+    last = max((int(path.name) for path in directory.glob("[0-9]*")), default=0)
+    if asked is not None and asked <= last:
+        raise ValueError(
+            f"--triton-model-version {asked}: expected more than {last}, the last in {directory}"
+        )
+    return asked or last + 1
+
+
+def _load(options: "ExportConfig") -> Export:
+    """Loads the checkpoint and the rows to compare on, which must match the model."""
+    with checkpoint_in_use(options.checkpoint) as path, unreplaced(path):
+        return _load_from(path, options)
+
+
+def _load_from(path: Path, options: "ExportConfig") -> Export:
+    dataset, kind = _rows_to_compare(path, options)
+    predictor = load(path, dataset, options.allow_other_transform, print, options.allow_links)
+    serving = Serving(
+        platform=options.platform,
+        numerical_dtype="float16" if options.fp16 else "float32",
+        ids_dtype=options.ids,
+        output_kind=options.output_kind,
+        raw=not options.no_raw and predictor.transform is not None,
+        max_batch_size=options.triton_max_batch_size,
+        dyn_batching=not options.triton_no_dyn_batching,
+        dyn_batching_delay=options.triton_dyn_batching_delay,
+        engine_count=options.triton_engine_count,
+        no_cuda=options.triton_no_cuda,
+        threads=options.threads,
+        keep_versions=options.triton_keep_versions,
+    )
+    if dataset is None:
+        reference = _generated(predictor, serving, options)
+    else:
+        max_rows = max(options.verify_rows, 1)
+        reference = _reference(dataset, kind, predictor, serving, max_rows, options.allow_links)
+    _, _, lengths, weights = reference.inputs
+    serving = replace(serving, lists=lengths is not None, weighted=weights is not None)
+    if serving.lists and serving.dyn_batching_delay:
+        raise ValueError(
+            f"--triton-dyn-batching-delay {serving.dyn_batching_delay}: expected none for a model "
+            "of lists, whose requests the server does not batch"
+        )
+    tables = quantize_tables(predictor.model, options.embedding_precision)
+    return Export(predictor, tables, serving, options, reference)
+
+
+def _rows_to_compare(path: Path, options: "ExportConfig") -> tuple[str | None, str]:
+    """Returns the dataset to score, None if it is gone, and its type; by default the training's."""
+    trained = read_config(path).get("flags", {})
+    if options.dataset and not options.dataset.is_dir():
+        raise ValueError(f"--dataset {options.dataset}: expected a dataset's directory, got none")
+    dataset = options.dataset or trained.get("dataset")
+    kind = options.dataset_type or trained.get("dataset_type")
+    is_there = dataset and kind in ROWS_ON_DISK and Path(dataset).is_dir()
+    return str(dataset) if is_there else None, kind
+
+
+def _generated(predictor: Predictor, serving: Serving, options: "ExportConfig") -> Reference:
+    """Returns rows of normally distributed numericals and uniformly distributed ids.
+
+    Raises:
+        ValueError: only a dataset has what is needed: lists, or the AUC that quantizing costs.
+    """
+    config, transform = predictor.model.config, predictor.transform
+    needs_dataset = options.dataset or options.embedding_precision != "fp32"
+    if needs_dataset or transform is None or transform.longest:
+        raise ValueError(
+            "--dataset: expected the directory of a dataset, whose real rows the exported model "
+            f"is judged by; {_trained_on(predictor.path)}; "
+            "dlrm.Dataset.from_arrow(frame, schema, DIR) writes one from a table"
+        )
+    rows, draw = max(options.verify_rows, 1), np.random.default_rng(0)
+    numerical = draw.normal(size=(rows, config.num_numerical_features)).astype(np.float16)
+    ids = draw.integers(0, config.table_sizes, (rows, len(config.table_sizes)))
+    inputs = Inputs(numerical.astype(serving.numerical_dtype), ids.astype(serving.ids_dtype))
+    return Reference(None, "", inputs, np.zeros(rows, np.float32), predictor.logits_of(inputs))
+
+
+def _trained_on(checkpoint: Path) -> str:
+    trained = read_config(checkpoint).get("flags", {})
+    if not trained.get("dataset"):
+        return f"{checkpoint} does not name the dataset that it was trained on"
+    kind = trained.get("dataset_type")
+    return f"{checkpoint} was trained on {trained['dataset']} ({kind}), which is not there"
+
+
+def _reference(
+    dataset: str,
+    kind: str,
+    predictor: Predictor,
+    serving: Serving,
+    max_rows: int,
+    allow_links: bool,
+) -> Reference:
+    config = predictor.model.config
+    datasets = open_datasets(
+        DataConfig(
+            dataset=dataset,
+            dataset_type=kind,
+            batch_size=max_rows,
+            test_batch_size=max_rows,
+            num_numerical_features=config.num_numerical_features,
+            allow_links=allow_links,
+        )
+    )
+    split, rows = _split_with_rows(datasets)
+    check_dataset(dataset, rows, config)
+    if predictor.transform and bool(predictor.transform.longest) == rows.one_id_each:
+        raise ValueError(f"{dataset}: expected lists in the fields in which the model has them")
+    rows.check_files()
+    batch = rows.batch(0)
+    try:
+        logits, labels = predictor.score_batch(batch)
+    except RowError as error:
+        error.where = f"{dataset}: {split} row {error.row}"
+        raise
+    numerical, ids, lengths, weights = inputs_of(batch)
+    inputs = Inputs(
+        numerical.astype(serving.numerical_dtype),
+        ids.astype(serving.ids_dtype),
+        None if lengths is None else lengths.astype(np.int32),
+        weights,
+    )
+    return Reference(dataset, split, inputs, labels, logits)
+
+
+def _split_with_rows(datasets: Datasets) -> tuple[str, Dataset]:
+    """Returns the first split with rows: the test split, or else others; training has rows."""
+    others = (("test", datasets.test), ("validation", datasets.validation))
+    found = ((name, rows) for name, rows in others if rows is not None and rows.num_samples)
+    return next(found, ("train", datasets.train))
+
+
+def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
+    """Returns directory in the repository -> configuration; the model itself comes last."""
+    config, serving = export.predictor.model.config, export.serving
+    sizes = (config.num_numerical_features, len(config.table_sizes))
+    configs = {}
+    if serving.raw and not serving.runs_on.script:
+        configs[f"{name}_transform"] = repository.transform_config(name, *sizes, serving)
+        configs[f"{name}_raw"] = repository.ensemble_config(name, serving)
+    return {**configs, name: repository.model_config(name, *sizes, serving)}
+
+
+def _write_new(options: "ExportConfig", export: Export, version: int) -> list[str]:
+    """Writes new models: all of them, or none."""
+    with ExitStack() as staged:
+        for name, config in _configs(options.triton_model_name, export).items():
+            top = staged.enter_context(_staged(options.save_dir / name, options.save_dir))
+            repository.write_config(top, config)
+            directory = top / str(version)
+            directory.mkdir()
+            if name == options.triton_model_name:
+                return _write_version(directory, export)
+            if config.backend == "python":
+                _write_facts(directory, export)
+                _write_transform(directory, export)
+                repository.write_backend(directory, "transform_model.py")
+                _finish(directory)
+    raise AssertionError("the model itself is always among them")
+
+
+def _write_update(options: "ExportConfig", export: Export, version: int) -> list[str]:
+    """Writes a further version of a model, with the inputs and outputs of the others."""
+    name = options.triton_model_name
+    top = options.save_dir / name
+    before, after = repository.read_config(top), _configs(name, export)[name]
+    for field in ("backend", "platform", "input", "output"):
+        old, new = str(getattr(before, field)), str(getattr(after, field))
+        if old != new:
+            raise ValueError(
+                f"{top}: a version must have the {field} of the others: expected\n{old}\n"
+                f"got\n{new}\nUse the flags of the first export, or another --triton-model-name"
+            )
+    kind = before.parameters["output_kind"].string_value
+    if kind != export.serving.output_kind:
+        raise ValueError(f"--output-kind {export.serving.output_kind}: {top} has {kind}")
+    transform = options.save_dir / f"{name}_transform"
+    if transform.is_dir() and not _same_files(
+        max(transform.glob(f"[0-9]*/{layout.TRANSFORM}")), _transform_of(export)
+    ):
+        raise ValueError(
+            f"{transform}: expected the transform of the new version, got another: an ensemble "
+            "cannot take a new transform and new tables at one instant, as --python does; use "
+            "another --triton-model-name"
+        )
+    with _staged(top / str(version), options.save_dir) as directory:
+        return _write_version(directory, export)
+
+
+def _staged(path: Path, repository: Path) -> AbstractContextManager[Path]:
+    """Returns `staged_directory(path)`, filled where a polling server does not look.
+
+    Such a server takes every directory of the repository for a model, and loads all versions of a
+    model again if anything in its directory changes. If nothing can be written beside the
+    repository, or it is a file system of its own, it logs an error until the export is complete.
+    """
+    make_directories(repository)
+    parent = repository.resolve().parent
+    beside = repository if _can_rename(parent, repository) else repository / "model"
+    return staged_directory(path, beside=beside)
+
+
+def _can_rename(source: Path, target: Path) -> bool:
+    """Returns whether files can be renamed into another directory, which a bind mount prevents.
+
+    The system compares the mounts before it looks for the file, so none is needed.
+    """
+    if not os.access(source, os.W_OK | os.X_OK) or source.stat().st_dev != target.stat().st_dev:
+        return False
+    name = f".{new_suffix()}"
+    try:
+        os.rename(source / name, target / name)
+    except OSError as error:
+        return isinstance(error, FileNotFoundError)
+    return True
+
+
+def _write_version(directory: Path, export: Export) -> list[str]:
+    """Writes a version and compares it with the checkpoint; returns the report as lines."""
+    _write_facts(directory, export)
+    serving, inputs = export.serving, export.reference.inputs
+    module = exportable(
+        export.predictor.model,
+        export.tables,
+        inputs,
+        serving.output_kind == "probability",
+        export.predictor.recalibration,
+    )
+    platform = serving.runs_on
+    own = own_layers(export.predictor.model)
+    write_network(platform, module, example_like(inputs), directory, own)
+    if platform.script:
+        if serving.raw:
+            _write_transform(directory, export)
+        repository.write_backend(directory, platform.script)
+    found = _compare(export, score_rows(platform.open(directory), inputs))
+    lines = _report(directory, export, found)
+    _finish(directory)
+    return lines
+
+
+def _finish(directory: Path) -> None:
+    """Completes a version, whose files have been written."""
+    write_manifest(directory, KIND)
+    repository.keep_bytecode_out(directory)
+
+
+def _compare(export: Export, scores: np.ndarray) -> Agreement:
+    """Compares the exported model with the checkpoint.
+
+    Raises:
+        ValueError: they differ by more than the precision of the tables explains.
+    """
+    reference = export.reference
+    before = reference.logits
+    if export.serving.output_kind == "probability":
+        found = agreement(probability(before), scores, reference.labels, probabilities=True)
+    else:
+        found = agreement(before, scores, reference.labels)
+    exact = export.options.embedding_precision == "fp32"
+    allowed = MAX_AUC_CHANGE if exact else export.options.max_auc_change
+    lost = abs(found.auc_change) if exact else -found.auc_change
+    if not lost <= allowed:
+        raise ValueError(
+            f"the exported model ranks otherwise than the checkpoint: AUC {found.auc:.6f}, before "
+            f"{found.auc_before:.6f}; expected a change of {allowed:g} at most (--max-auc-change, "
+            "--embedding-precision)"
+        )
+    limit = MAX_DIFFERENCE * max(1.0, found.greatest_score)
+    if exact and not found.greatest_difference <= limit:
+        raise ValueError(
+            f"the exported model scores otherwise than the checkpoint: a score differs by "
+            f"{found.greatest_difference:g}, expected {limit:g} at most"
+        )
+    return found
+
+
+def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
+    """Writes `report.json` and returns the same as lines."""
+    reference, tables = export.reference, export.tables
+    precision = export.options.embedding_precision
+    model = export.predictor.model
+    table_rows = sum(model.config.embedding_rows) * len(members_of(model))
+    full = 4 * table_rows * model.config.embedding_dim
+    report = {
+        "checkpoint": str(export.predictor.path),
+        "dataset": reference.dataset,
+        "split": reference.split,
+        **found._asdict(),
+        "auc_change": found.auc_change,
+        "log_loss_change": found.log_loss_change,
+        "embedding_precision": precision,
+        "table_bytes": tables.num_bytes,
+        "table_bytes_fp32": full,
+    }
+    if reference.dataset is None:
+        rows, judged = "generated rows, since the dataset of the training is gone (--dataset)", ""
+        report = {name: report[name] for name in report if "auc" not in name and "loss" not in name}
+    else:
+        rows = f"rows of {reference.dataset} ({reference.split})"
+        judged = (
+            f" AUC {found.auc:.6f} (change {found.auc_change:+.1e}), log loss "
+            f"{found.log_loss:.6f} ({found.log_loss_change:+.1e}),"
+        )
+    lines = [
+        f"agreement: on {found.rows:,} {rows},{judged} greatest difference of a score "
+        f"{found.greatest_difference:.1e}",
+        f"tables: {precision}, {tables.num_bytes:,} bytes, {tables.num_bytes / full:.3f} of fp32",
+    ]
+    if precision != "fp32":
+        _, names = field_names(export.predictor)
+        by_table = compare_tables(model, tables, reference.inputs, reference.labels)
+        lines += table_lines(names, model, tables, by_table)
+        report["by_table"] = {
+            name: {"auc_change": one.auc_change, "log_loss_change": one.log_loss_change}
+            for name, one in zip(names, by_table, strict=True)
+        }
+    text = json.dumps(report, indent=1)
+    (directory / "report.json").write_text(text + "\n", encoding="utf-8")
+    return lines
+
+
+def _write_facts(directory: Path, export: Export) -> None:
+    """Writes `model.json`."""
+    config, serving = export.predictor.model.config, export.serving
+    facts = {
+        "num_numerical": config.num_numerical_features,
+        "table_sizes": list(config.table_sizes),
+        "hashed": config.hash_indices,
+        "categorical_names": field_names(export.predictor)[1],
+        "numerical_dtype": serving.numerical_dtype,
+        "ids_dtype": serving.ids_dtype,
+        "output_kind": serving.output_kind,
+        "checkpoint": export.predictor.path.name,
+        "dlrm_version": dlrm.__version__,
+        "has_manifest": True,
+    }
+    if serving.lists:
+        transform = export.predictor.transform
+        longest = None if transform is None else transform.longest
+        facts["lists"] = {"weighted": serving.weighted, "longest": longest}
+    (directory / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_transform(directory: Path, export: Export) -> None:
+    shutil.copytree(_transform_of(export), directory / layout.TRANSFORM)
+
+
+def _transform_of(export: Export) -> Path:
+    transform = export.predictor.transform
+    assert transform is not None
+    assert transform.directory is not None
+    return transform.directory
+
+
+def _same_files(one: Path, other: Path) -> bool:
+    names = [sorted(path.name for path in directory.iterdir()) for directory in (one, other)]
+    return names[0] == names[1] and not filecmp.cmpfiles(one, other, names[0], shallow=False)[1]

@@ -1,0 +1,299 @@
+"""Sends rows to a Triton server, and measures how fast it answers."""
+
+import itertools
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import torch
+import tritonclient.grpc
+import tritonclient.http
+from tritonclient.utils import InferenceServerException, triton_to_np_dtype
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.readers import SplitDataset
+from dlrm.data.verification import Verifier
+from dlrm.files import errors_named, write_array
+from dlrm.metrics.clicks import click_metrics
+from dlrm.metrics.latency import Latency
+from dlrm.serving.predictor import inputs_of
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.server.names import RAW
+from dlrm.serving.server.reader import max_rows, named
+
+if TYPE_CHECKING:  # the command, which imports this module to act
+    from dlrm.deployment.client import ClientConfig
+
+OUTPUT = "output__0"
+
+
+class Batch(NamedTuple):
+    """Rows in a model's form, or raw ones, and their labels, if known."""
+
+    rows: Inputs | np.ndarray
+    labels: np.ndarray | None
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows."""
+        return len(self.rows.numerical if isinstance(self.rows, Inputs) else self.rows)
+
+    def part(self, begin: int, end: int) -> dict[str, np.ndarray]:
+        """Returns some of the rows in the form of a request."""
+        if isinstance(self.rows, Inputs):
+            return named(self.rows.part(begin, end))
+        return {RAW: self.rows[begin:end]}
+
+
+@dataclass
+class Figures:
+    """Measurements at one concurrency; times are per batch."""
+
+    concurrency: int
+    batches: int
+    rows: int
+    p50_ms: float
+    p95_ms: float
+    p99_ms: float
+    rows_per_second: float
+
+
+def run(options: "ClientConfig") -> list[Figures]:
+    """Runs the command; returns the measurements of each concurrency.
+
+    Raises:
+        ValueError, OSError: errors that the user can fix, or that the server reports.
+    """
+    try:
+        return _run(options)
+    except InferenceServerException as error:
+        raise ValueError(str(error)) from error
+
+
+def _run(options: "ClientConfig") -> list[Figures]:
+    concurrencies = [_positive("concurrency", text) for text in options.concurrency.split(",")]
+    _positive("batch-size", options.batch_size)
+    if not options.source.exists():
+        raise FileNotFoundError(f"{options.source}: no such file or directory (--input)")
+    server = Server(options)
+    measured = []
+    for concurrency in concurrencies:
+        figures, scores, labels = measure(server, _batches(options), concurrency)
+        measured.append(figures)
+        print(
+            f"concurrency {concurrency}: {figures.rows:,} rows in {figures.batches} batches, "
+            f"p50 {figures.p50_ms:.2f} ms  p95 {figures.p95_ms:.2f} ms  "
+            f"p99 {figures.p99_ms:.2f} ms, {figures.rows_per_second:,.0f} rows/s",
+            flush=True,
+        )
+    if labels is not None:
+        print(f"AUC {_auc(scores, labels):.6f}")
+    if options.output:
+        path = options.output.with_suffix(options.output.suffix or ".npy")
+        with errors_named(path):
+            write_array(path, scores)
+    if options.report:
+        with errors_named(options.report):
+            options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
+    if options.plot:
+        draw(options.plot, measured, options)
+    return measured
+
+
+def _is_live(client: Any) -> bool:
+    try:
+        return client.is_server_live()
+    except (OSError, InferenceServerException):
+        return False
+
+
+class Server:
+    """A model on a server, asked by any number of threads."""
+
+    def __init__(self, options: "ClientConfig") -> None:
+        self._options = options
+        self._api: Any = tritonclient.grpc if options.protocol == "grpc" else tritonclient.http
+        port = 8001 if options.protocol == "grpc" else 8000
+        self._url = options.triton_server_url or f"localhost:{port}"
+        self._name, self._version = options.triton_model_name, options.triton_model_version
+        self._headers = dict(header.split(":", 1) for header in options.http_headers)
+        client, own = self._client(), {"headers": self._headers, "model_version": self._version}
+        if not _is_live(client):
+            raise ConnectionError(
+                f"no server answers at {self._url}; start triton/server.py, or name one (-u)"
+            )
+        as_json = {"as_json": True} if options.protocol == "grpc" else {}
+        metadata = client.get_model_metadata(self._name, **own, **as_json)
+        config = client.get_model_config(self._name, **own, **as_json)
+        config = config.get("config", config)
+        self._types = {tensor["name"]: tensor["datatype"] for tensor in metadata["inputs"]}
+        self._max_rows = max_rows(config)
+
+    def open(self) -> Callable[[Batch], np.ndarray]:
+        """Returns a function from a batch to its scores; each thread needs one of its own."""
+        client = self._client()
+
+        def score(batch: Batch) -> np.ndarray:
+            begins = range(0, batch.num_rows, self._max_rows)
+            parts = [batch.part(begin, begin + self._max_rows) for begin in begins]
+            return np.concatenate([self._ask(client, part) for part in parts])
+
+        return score
+
+    def _client(self) -> Any:
+        return self._api.InferenceServerClient(self._url, verbose=self._options.verbose)
+
+    def _ask(self, client: Any, arrays: dict[str, np.ndarray]) -> np.ndarray:
+        inputs = []
+        for name, array in arrays.items():
+            if name not in self._types:
+                raise ValueError(f"{self._name}: expected inputs {list(self._types)}, not {name}")
+            tensor = self._api.InferInput(name, list(array.shape), self._types[name])
+            dtype = triton_to_np_dtype(self._types[name])
+            tensor.set_data_from_numpy(np.ascontiguousarray(array, dtype))
+            inputs.append(tensor)
+        answer = client.infer(
+            self._name, inputs, model_version=self._version, headers=self._headers
+        )
+        return answer.as_numpy(OUTPUT)[:, 0]
+
+
+def measure(
+    server: Server, batches: Iterator[Batch], concurrency: int
+) -> tuple[Figures, np.ndarray, np.ndarray | None]:
+    """Sends batches, `concurrency` at a time; returns measurements, scores and labels.
+
+    Raises:
+        InferenceServerException: the server refuses a request; no further ones are sent.
+    """
+    numbered, lock = enumerate(batches), threading.Lock()
+    done: dict[int, tuple[np.ndarray, np.ndarray | None, float]] = {}
+    errors: list[Exception] = []
+
+    def work() -> None:
+        try:
+            score = server.open()
+            while not errors:
+                with lock:
+                    index, batch = next(numbered, (-1, None))
+                if batch is None:
+                    return
+                began = time.perf_counter()
+                scores = score(batch)
+                done[index] = scores, batch.labels, time.perf_counter() - began
+        except Exception as error:  # raised again below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(concurrency)]
+    began = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wall = time.perf_counter() - began
+    if errors:
+        raise errors[0]
+    if not done:
+        raise ValueError("expected rows to send, got none (--input)")
+    all_scores, all_labels, seconds = zip(*(done[index] for index in sorted(done)), strict=True)
+    scores = np.concatenate(all_scores)
+    labels = None if all_labels[0] is None else np.concatenate(all_labels)
+    latency = Latency.of(seconds)
+    figures = Figures(
+        concurrency,
+        batches=len(done),
+        rows=len(scores),
+        p50_ms=1e3 * latency.p50,
+        p95_ms=1e3 * latency.p95,
+        p99_ms=1e3 * latency.p99,
+        rows_per_second=len(scores) / wall,
+    )
+    return figures, scores, labels
+
+
+def _batches(options: "ClientConfig") -> Iterator[Batch]:
+    make = _of_dataset if options.source.is_dir() else _of_log
+    if options.max_batches is None:
+        return make(options)
+    return iter(list(itertools.islice(make(options), options.max_batches)))
+
+
+def _of_dataset(options: "ClientConfig") -> Iterator[Batch]:
+    spec = FeatureSpec.load(options.source)
+    if options.split not in spec.splits:
+        raise ValueError(f"--split {options.split}: expected one of {spec.splits}")
+    verifier = Verifier(spec.directory, layout.KIND, "first")
+    dataset = SplitDataset(spec, options.split, options.batch_size, verifier=verifier)
+    dataset.check_files()
+    whole = len(dataset)
+    if options.drop_last_batch:
+        whole = dataset.num_samples // options.batch_size
+    for index in range(whole):
+        batch = dataset.batch(index)
+        yield Batch(inputs_of(batch), batch.labels.numpy())
+
+
+def _of_log(options: "ClientConfig") -> Iterator[Batch]:
+    with open(options.source, "rb") as file:
+        lines = (line.rstrip(b"\r\n") for line in file)
+        first_line = 1
+        while rows := list(itertools.islice(lines, options.batch_size)):
+            labels = None
+            if not options.no_label:
+                pairs = [row.partition(b"\t") for row in rows]
+                for line, (label, _, _) in enumerate(pairs, first_line):
+                    if label not in (b"0", b"1"):
+                        raise ValueError(
+                            f"{options.source}, line {line}: expected the label 0 or 1 first, got "
+                            f"{label.decode(errors='replace')!r} (--no-label)"
+                        )
+                labels = np.array([label == b"1" for label, _, _ in pairs], np.float32)
+                rows = [fields for _, _, fields in pairs]
+            padded = np.array(rows, bytes)  # to the longest, with zeros
+            width = max(padded.dtype.itemsize, 1)
+            yield Batch(padded.view(np.uint8).reshape(len(rows), width), labels)
+            first_line += len(rows)
+
+
+def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
+    return click_metrics(torch.from_numpy(scores), torch.from_numpy(labels))["auc"]
+
+
+def draw(path: Path, measured: list[Figures], options: "ClientConfig") -> None:
+    """Draws latency, and throughput, against concurrency."""
+    import matplotlib as mpl
+
+    mpl.use("agg")
+    from matplotlib import pyplot as plt
+
+    figure, latency = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    concurrency = [figures.concurrency for figures in measured]
+    for name in ("p50", "p95", "p99"):
+        values = [getattr(figures, f"{name}_ms") for figures in measured]
+        latency.plot(concurrency, values, marker="o", label=name)
+    latency.set(xlabel="batches at a time", ylabel="latency of a batch, ms", ylim=(0, None))
+    latency.set_xticks(concurrency)
+    latency.legend(loc="upper left")
+    throughput = latency.twinx()
+    rates = [figures.rows_per_second for figures in measured]
+    throughput.plot(concurrency, rates, "k:", marker="s", label="rows/s")
+    throughput.set(ylabel="rows/s", ylim=(0, None))
+    throughput.legend(loc="lower right")
+    latency.set_title(f"{options.triton_model_name}, {options.batch_size} rows, {options.protocol}")
+    figure.savefig(path, dpi=120)
+
+
+def _positive(flag: str, value: Any) -> int:
+    try:
+        number = int(value)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise ValueError(f"--{flag} {value}: expected 1 or more")
+    return number

@@ -1,0 +1,167 @@
+"""Self-contained HTML pages: tiles, tables with bars, and charts, without external resources.
+
+Templates escape every value. Pages fit a phone and use a wide screen. Text has at least the
+contrast that WCAG 2 asks for at level AA, and charts have a text for screen readers.
+"""
+
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlrm.documents import printable
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+    from markupsafe import Markup
+
+_LONG = 40  # characters up to which a cell has one line
+_NUMERIC = "0123456789+-–<["  # first characters of numbers
+_WIDTHS = {"%": 1.6, "+": 1.4, **dict.fromkeys(" .,-[]", 0.62)}  # in widths of a digit
+Head = Sequence[tuple[str, Sequence[str]]]  # a group of columns: its title, and theirs
+
+
+class Bar(NamedTuple):
+    """A cell with a drawing on a scale from 0 to 1, and its text beside it.
+
+    Attributes:
+        text: text of the cell.
+        begin, end: ends of the bar, or of an interval.
+        dot: place of a value within an interval; None draws a bar.
+        marks: places of lines that the column's cells share.
+        level: class of its color, which another cell repeats as text.
+    """
+
+    text: str
+    end: float
+    begin: float = 0.0
+    dot: float | None = None
+    marks: Sequence[float] = ()
+    level: str = ""
+
+
+class Sorted(NamedTuple):
+    """A cell of a sortable table: its text, and the value to sort by."""
+
+    text: str
+    value: float | str
+
+
+Cell = Bar | Sorted | str | int | None
+
+
+class Tile(NamedTuple):
+    """A figure of the summary: its name, its value, and a note such as its interval."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+class Section(NamedTuple):
+    """A section of a page.
+
+    Attributes:
+        title: its heading, and its name in the table of contents.
+        parts: its content, from `table`, `chart` and other functions of `dlrm.pages`.
+        half: whether it takes one of the two columns of a wide screen.
+    """
+
+    title: str
+    parts: Sequence["Markup"]
+    half: bool = False
+
+
+def document(
+    title: str, lead: Sequence[str], tiles: Sequence[Tile], sections: Sequence[Section]
+) -> str:
+    """Returns a whole page.
+
+    Control characters are escaped, except line breaks, which HTML shows as a space.
+
+    Args:
+        title: its heading.
+        lead: paragraphs below the heading.
+        tiles: figures that sum the page up.
+        sections: its sections, which a table of contents lists.
+    """
+    page = _templates().get_template("page.html")
+    text = page.render(title=title, lead=lead, tiles=tiles, sections=sections)
+    return "\n".join(map(printable, text.split("\n"))) + "\n"
+
+
+def table(
+    head: Head,
+    rows: Sequence[Sequence[Cell]],
+    caption: str,
+    *,
+    full: bool = False,
+    sortable: bool = False,
+) -> "Markup":
+    """Returns a table, which scrolls, also by keyboard, if it is wider than the page.
+
+    Args:
+        head: groups of columns; their titles are shown if there are several.
+        rows: cells; None is a dash. The first cell of a row is its header.
+        caption: caption of the table, and its name for screen readers.
+        full: whether the table takes the width of its section, and bars what texts leave.
+        sortable: whether pressing a head sorts the rows, by a script.
+    """
+    columns = [*zip(*rows, strict=True)]
+    widths = [
+        max((_width(c.text) for c in one if isinstance(c, Bar)), default=0) for one in columns
+    ]
+    kinds = [_kind(one) for one in columns]
+    return part("table", head, rows, widths, kinds, caption, full, sortable)
+
+
+def _width(text: str) -> float:
+    """Returns about how many digits are as wide as a text."""
+    return round(sum(_WIDTHS.get(c, 1.0) for c in text), 1)
+
+
+def _kind(cells: Sequence[Cell]) -> str:
+    """Returns the class of a column: words are on the left, and long ones in several lines."""
+    words = [c for c in cells if isinstance(c, str)]
+    if len(words) < len(cells) or any(c[:1] in _NUMERIC for c in words if c):
+        return ""
+    return "long" if max(map(len, words)) > _LONG else "words"
+
+
+def paragraph(text: str) -> "Markup":
+    """Returns a paragraph."""
+    return part("paragraph", text, "")
+
+
+def note(text: str) -> "Markup":
+    """Returns a paragraph that explains."""
+    return part("paragraph", text, "note")
+
+
+def details(title: str, content: "Markup") -> "Markup":
+    """Returns content that a click shows."""
+    return part("details", title, content)
+
+
+def grid(parts: Sequence["Markup"], kind: str = "charts") -> "Markup":
+    """Returns parts, such as charts, in as many columns as fit."""
+    return part("grid", parts, kind)
+
+
+def part(name: str, *values: Any) -> "Markup":
+    """Returns what a macro of `parts.html` makes of values."""
+    macros: Any = _templates().get_template("parts.html").module
+    return getattr(macros, name)(*values)
+
+
+@cache
+def _templates() -> "Environment":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # 35 ms: for pages only
+
+    return Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )

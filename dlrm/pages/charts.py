@@ -1,0 +1,181 @@
+"""Charts of lines, as SVG that scales with the page."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from dlrm.pages import note, part
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
+
+COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
+_REFERENCE = "#5c5c5c"
+_WIDTH, _HEIGHT, _TOP, _RIGHT = 400, 190, 10, 14  # of the picture, and of what it draws in
+_BOTTOM = _TOP + _HEIGHT
+_COUNTS = 44  # height of histograms below the lines
+_CHARACTER = 7  # width of a label's character, in units of the picture
+
+Limits = tuple[float, float, float, float]
+
+
+class Line(NamedTuple):
+    """A line of a chart.
+
+    Attributes:
+        name: its name in the legend.
+        x, y: its points.
+        dashed: whether it is a reference.
+        dots: whether its points are marked.
+        ends: low and high end of the interval of each point, or none.
+        edges, counts: a histogram, drawn below the lines: ends of its bins, and their counts.
+    """
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    dashed: bool = False
+    dots: bool = False
+    ends: Sequence[tuple[float, float]] = ()
+    edges: Sequence[float] = ()
+    counts: Sequence[float] = ()
+
+
+def chart(
+    title: str,
+    x_name: str,
+    y_name: str,
+    lines: Sequence[Line],
+    told: str,
+    limits: Limits | None = None,
+) -> "Markup":
+    """Returns a chart of lines.
+
+    Args:
+        title: title of the chart.
+        x_name, y_name: names of the axes.
+        lines: lines to draw, in this order; those without points still use up a color.
+        told: description of the chart for screen readers.
+        limits: least and greatest x, least and greatest y; by default those of the lines.
+    """
+    points = [(x, y) for line in lines for x, y in zip(line.x, line.y, strict=True)]
+    points += [(x, y) for line in lines for x, ends in _ranges(line) for y in ends]
+    if not points:
+        return note(f"{title}: nothing to draw")
+    x0, x1, y0, y1 = limits or _limits(points)
+    most = max((count for line in lines for count in line.counts), default=0)
+    left = 24 + _CHARACTER * max(len(number(y)) for y in ticks(y0, y1))
+    frame = _Frame((x0, x1, y0, y1), left, _BOTTOM + (_COUNTS + 8 if most else 0))
+    drawn = [
+        _drawn(line, _REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], frame)
+        | {"filled": [_steps(line, frame, _COUNTS / most)] if len(line.counts) else []}
+        for index, line in enumerate(lines)
+        if len(line.x)
+    ]
+    labels = [
+        *_labels(frame),
+        _Label(12, _TOP + _HEIGHT / 2, y_name, "middle", turned=True),
+        _Label((left + _WIDTH - _RIGHT) / 2, frame.floor + 32, x_name, "middle"),
+        *([_Label(left - 5, frame.floor - _COUNTS / 2 + 4, "rows", "end")] if most else []),
+    ]
+    return part("chart", title, told, (_WIDTH, frame.floor + 38), _grid(frame), labels, drawn)
+
+
+class _Label(NamedTuple):
+    """A text of a chart: its place, and the end of it that is there."""
+
+    x: float
+    y: float
+    text: str
+    anchor: str
+    turned: bool = False
+
+
+class _Frame(NamedTuple):
+    """The place of the lines in a picture; `floor` is that of the labels below."""
+
+    limits: Limits
+    left: float
+    floor: float
+
+    def place(self, x: float, y: float) -> tuple[float, float]:
+        x0, x1, y0, y1 = self.limits
+        width = _WIDTH - self.left - _RIGHT
+        right, up = (x - x0) / (x1 - x0), (y - y0) / (y1 - y0)
+        return round(self.left + width * right, 1), round(_BOTTOM - _HEIGHT * up, 1)
+
+
+def _grid(frame: _Frame) -> list[str]:
+    """Returns the lines at ticks."""
+    x0, x1, y0, y1 = frame.limits
+    paths = [f"M{frame.place(x, y0)[0]} {_TOP}V{frame.floor}" for x in ticks(x0, x1)]
+    end = _WIDTH - _RIGHT
+    return paths + [f"M{frame.left:.1f} {frame.place(x0, y)[1]}H{end}" for y in ticks(y0, y1)]
+
+
+def _labels(frame: _Frame) -> list[_Label]:
+    """Returns the numbers at ticks."""
+    x0, x1, y0, y1 = frame.limits
+    below = frame.floor + 15
+    labels = [_Label(frame.place(x, y0)[0], below, number(x), "middle") for x in ticks(x0, x1)]
+    before = frame.left - 5
+    return labels + [
+        _Label(before, frame.place(x0, y)[1] + 4, number(y), "end") for y in ticks(y0, y1)
+    ]
+
+
+def _drawn(line: Line, colour: str, frame: _Frame) -> dict[str, Any]:
+    """Returns what a template draws of a line."""
+    at = [frame.place(x, y) for x, y in zip(line.x, line.y, strict=True)]
+    ranges = [(*frame.place(x, low), frame.place(x, high)[1]) for x, (low, high) in _ranges(line)]
+    return {
+        "name": line.name,
+        "colour": colour,
+        "dashed": line.dashed,
+        "path": "M" + "L".join(f"{x} {y}" for x, y in at),
+        "dots": at if line.dots else [],
+        "ranges": [f"M{x} {low}V{high}m-3 0h6m-6 {low - high:.1f}h6" for x, low, high in ranges],
+    }
+
+
+def _ranges(line: Line) -> list[tuple[float, tuple[float, float]]]:
+    return [*zip(line.x, line.ends, strict=True)] if line.ends else []
+
+
+def _steps(line: Line, frame: _Frame, scale: float) -> str:
+    """Returns the outline of a histogram that stands on the floor."""
+    edges = [frame.place(x, 0)[0] for x in line.edges]
+    tops = (
+        f"V{frame.floor - count * scale:.1f}H{end}"
+        for count, end in zip(line.counts, edges[1:], strict=True)
+    )
+    return f"M{edges[0]} {frame.floor}{''.join(tops)}V{frame.floor}Z"
+
+
+def _limits(points: Sequence[tuple[float, float]]) -> Limits:
+    bounds = []
+    for values in zip(*points, strict=True):
+        low, high = min(values), max(values)
+        margin = (high - low) * 0.04 or abs(high) * 0.05 or 1.0
+        bounds += [low - margin, high + margin]
+    return bounds[0], bounds[1], bounds[2], bounds[3]
+
+
+def ticks(low: float, high: float) -> list[float]:
+    """Returns three to seven round numbers from `low` to `high`."""
+    raw = (high - low) / 6
+    power = 10.0 ** _floor_log10(raw)
+    step = next(power * m for m in (1, 2, 2.5, 5, 10) if power * m >= raw * 0.999)
+    first = -(-low // step)
+    count = int((high - first * step) / step + 1e-9) + 1
+    return [round((first + i) * step, 12) for i in range(count)]
+
+
+def _floor_log10(value: float) -> int:
+    return int(f"{value:e}".partition("e")[2])
+
+
+def number(value: float) -> str:
+    """Returns a number as text for an axis."""
+    if abs(value) >= 10_000:
+        return f"{value / 1000:g}k" if abs(value) < 1e6 else f"{value / 1e6:g}M"
+    return f"{value:g}"

@@ -1,0 +1,31 @@
+"""Shows runs side by side: flags that differ, metrics, speed.
+
+    python -m dlrm.scripts.compare RUN RUN ... [--sort auc] [--output DIR]
+    python -m dlrm.scripts.compare FOLDER_OF_RUNS
+
+A run is the directory of --save_checkpoint_path, one that contains it as `checkpoints/`, or a
+single checkpoint. Its `log.json` is read if it is beside the checkpoints. Metrics are those of the
+best test. --output writes a page with the same table, sortable, and the curves of all runs in one
+chart, with all numbers as JSON beside it.
+"""
+
+import sys
+
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.scripts.compare.flags import CompareConfig
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Flags", CompareConfig)])
+    return run_command(line, _run, __doc__, arguments, usage=2)
+
+
+def _run(values: Values) -> None:
+    from dlrm.scripts.compare.command import run  # torch takes seconds to import
+
+    run(values.config(CompareConfig))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,229 @@
+"""Goes from raw click logs to a dataset, a trained model and its AUC: python -m dlrm.scripts.demo
+
+    python -m dlrm.scripts.demo                             simulated logs, whose best AUC is known
+    python -m dlrm.scripts.demo --raw /path/with/day_files  your own logs in Criteo's format
+
+All files are written to ./demo, and all lines of the commands that it runs to demo/demo.log. Logs
+are prepared on Spark if pyspark and Java are installed, or else by processes of this machine, which
+write the same bytes.
+"""
+
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+import dlrm
+from dlrm.command_line import flags_of
+from dlrm.documents import read_json
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.execution.choice import ENGINES
+from dlrm.preproc.execution.java import java_version
+from dlrm.settings import setting
+
+# Where `python -m` finds this package first, whatever the current folder has.
+_HERE = Path(dlrm.__file__).resolve().parent.parent
+_JAVA = "sudo apt-get install -y openjdk-17-jre-headless"
+
+
+@dataclass(frozen=True)
+class DemoConfig:
+    """The logs, and where files are written; field names are those of the flags."""
+
+    raw: Path | None = setting(None, "directory with day_0, day_1, ...; default: simulated logs")
+    output: Path = setting(Path("demo"), "directory for all files")
+    rows: int = setting(700_000, "total number of rows to simulate", least=1)
+    days: int = setting(8, "number of days to simulate", least=1)
+    engine: str | None = setting(
+        None,
+        "engine that prepares the logs; default: spark if pyspark and Java are installed, or else "
+        "local. Both write the same bytes",
+        choices=ENGINES,
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags([("Flags", DemoConfig)])
+    return run_command(line, _run, __doc__, arguments)
+
+
+def _run(values: Values) -> int:
+    options, began = values.config(DemoConfig), time.time()
+    output = options.output.absolute()
+    output.mkdir(parents=True, exist_ok=True)
+    with open(output / "demo.log", "w", encoding="utf-8") as log:
+        stages = _Stages(output, log)
+        try:
+            raw = options.raw.absolute() if options.raw else stages.simulate(options)
+            dataset = stages.prepare(raw, options.engine)
+            run = stages.train(dataset)
+            stages.test(dataset, run)
+            stages.evaluate(dataset, run)
+        except subprocess.CalledProcessError as failed:  # the command has said why
+            return failed.returncode if failed.returncode > 0 else 128 - failed.returncode
+    _summarize(raw, dataset, run, time.time() - began)
+    return 0
+
+
+class _Stages:
+    """The commands of the demo, each in a process of its own.
+
+    Args:
+        output: directory for all files.
+        log: file for all lines that the commands print; the terminal gets those that matter.
+    """
+
+    def __init__(self, output: Path, log: TextIO) -> None:
+        self._output, self._log = output, log
+
+    def simulate(self, options: DemoConfig) -> Path:
+        """Returns the directory of the logs."""
+        raw = self._output / f"raw-{options.rows}-{options.days}"
+        _title(1, f"simulating {options.rows:,} rows of {options.days} days")
+        if (raw / "planted.json").is_file():
+            print(f"exists already: {_shown(raw)}")
+        else:
+            flags = {"output": raw, "rows": options.rows, "days": options.days}
+            self._run("dlrm.scripts.simulate_logs", flags, "best reachable")
+        return raw
+
+    def prepare(self, raw: Path, engine: str | None) -> Path:
+        """Returns the dataset of the logs."""
+        _title(2, f"preparing {_shown(raw)}")
+        if engine is None:
+            engine, why = _installed_engine()
+            print(f"engine: {engine}, {why}", flush=True)
+        folder = self._output / f"dataset-{raw.name}"
+        flags = {"input_folder": raw, "output_folder": folder, "engine": engine}
+        shown = "^(note|train|test|validation|tables):|complete"
+        self._run("dlrm.preproc.prepare_logs", flags, shown)
+        return folder / "binary_dataset"
+
+    def train(self, dataset: Path) -> Path:
+        """Returns the directory of the run."""
+        _title(3, "training")
+        run = self._output / time.strftime("run-%Y%m%d-%H%M%S")
+        flags = {"recipe": "auto", "save_checkpoint_path": run / "checkpoints"}
+        self._main("train", dataset, flags)
+        return run
+
+    def test(self, dataset: Path, run: Path) -> None:
+        """Tests the best checkpoint."""
+        _title(4, "testing the best checkpoint, as loaded from disk")
+        flags = {"load_checkpoint_path": run / "checkpoints", "log_path": run / "test.json"}
+        self._main("test", dataset, {**flags, "test_batch_size": 16384})
+
+    def evaluate(self, dataset: Path, run: Path) -> None:
+        """Writes the page of the best checkpoint."""
+        _title(5, "evaluating it on rows on which nothing was chosen")
+        flags = {"checkpoint": run / "checkpoints", "dataset": dataset, "split": "validation"}
+        flags |= {"importance": True, "output": run / "evaluation"}
+        shown = "^(note|page):|^(metric|auc|log_loss|calibration) "
+        self._run("dlrm.scripts.evaluate", flags, shown)
+
+    def _main(self, mode: str, dataset: Path, flags: dict[str, Any]) -> None:
+        flags = {"mode": mode, "log_format": "short", "dataset": dataset, **flags}
+        self._run("dlrm.scripts.main", flags, shown="")
+
+    def _run(self, module: str, flags: Mapping[str, Any], shown: str) -> None:
+        """Runs a command.
+
+        Args:
+            module: module of the command.
+            flags: its flags.
+            shown: regular expression of the lines to show.
+
+        Raises:
+            subprocess.CalledProcessError: it fails; it has printed why.
+        """
+        command = [sys.executable, "-m", module, *flags_of(flags)]
+        variables = {"PYTHONUNBUFFERED": "1", "SPARK_LOCAL_DIRS": str(self._output / "spark-tmp")}
+        with subprocess.Popen(
+            command, env=os.environ | variables, cwd=_HERE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            try:
+                for line in process.stdout:
+                    self._log.write(line)
+                    if re.search(shown, line):
+                        print(line.replace(f"{Path.cwd()}/", ""), end="", flush=True)
+            except BaseException:
+                process.terminate()
+                raise
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, command)
+
+
+def _installed_engine() -> tuple[str, str]:
+    """Returns the engine to use, with the reason and how to get the other one."""
+    java, problem = java_version()
+    if problem is not None:
+        return "local", f"since {problem}; for Spark (the same bytes): {_JAVA}"
+    if importlib.util.find_spec("pyspark") is None:
+        pip = f"{_shown(Path(sys.executable))} -m pip install 'pyspark>=4,<5'"
+        return "local", f"since pyspark is not installed; for Spark (the same bytes): {pip}"
+    return "spark", f"on Java {java}; without Spark (the same bytes): --engine local"
+
+
+def _title(stage: int, text: str) -> None:
+    print(f"\n== [{stage}/5] {text} ==", flush=True)
+
+
+def _summary_of(log: Path) -> dict[str, float]:
+    *_, last = log.read_text(encoding="utf-8").splitlines()
+    return json.loads(last.removeprefix("DLLL "))["data"]
+
+
+def _shown(path: Path) -> str:
+    """Returns the path as a person would type it here."""
+    return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _auc(value: float | None) -> str:
+    return "undefined (one class only)" if value is None else f"{value:.4f}"
+
+
+def _summarize(raw: Path, dataset: Path, run: Path, seconds: float) -> None:
+    trained, tested = _summary_of(run / "checkpoints/log.json"), _summary_of(run / "test.json")
+    rows = read_json(dataset / "manifest.json")["rows"]
+    lines = [
+        ("rows", "  ".join(f"{split} {count:,}" for split, count in rows.items())),
+        (
+            "ROC AUC",
+            f"test {_auc(tested['auc'])} (chosen on)  "
+            f"validation {_auc(trained['validation_auc'])} (never chosen on)",
+        ),
+    ]
+    if (raw / "planted.json").is_file():
+        best = read_json(raw / "planted.json")
+        reachable = "  ".join(f"{s} {best[s]['auc']:.4f}" for s in ("test", "validation"))
+        lines.append(("best possible", f"{reachable}  (planted in the simulated logs)"))
+    checkpoints = run / "checkpoints"
+    curves = checkpoints / "curves.png"
+    lines += [
+        ("training", f"{trained['average_train_throughput']:,.0f} samples/s"),
+        ("whole demo", f"{seconds:.0f} s"),
+        ("dataset", _shown(dataset)),
+        ("checkpoints", _shown(checkpoints)),
+        ("log", _shown(checkpoints / "log.json")),
+        ("page", _shown(run / "evaluation" / "evaluation.html")),
+        ("curves", _shown(curves) if curves.exists() else "none"),
+    ]
+    width = min(shutil.get_terminal_size().columns, 100)
+    print("\n" + " dlrm demo ".center(width, "="))
+    for name, value in lines:
+        print(f"{name:<14} {value}")
+    print("=" * width)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

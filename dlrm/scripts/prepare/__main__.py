@@ -1,0 +1,49 @@
+"""Turns tables or logs into a dataset: python -m dlrm.scripts.prepare --schema S --input FILES
+
+    python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
+    python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
+    python -m dlrm.scripts.main --dataset dataset --recipe auto --save_checkpoint_path run
+
+Input is files of tables, or directories of them, of the kinds that `--input_format` lists, or with
+`--engine spark` a table or query of Spark (`--spark_table`, `--spark_sql`). The schema defines the
+meaning of the columns; `--schema criteo` is built in, and reads directories of `day_0`, `day_1`,
+... as `preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
+"""
+
+import sys
+
+from dlrm.data.sources.text_format import TextFormat
+from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.stages.options import SplitConfig
+from dlrm.scripts.common.spark_flags import SPARK
+from dlrm.scripts.common.table_flags import PREPARATION, FilesConfig
+from dlrm.scripts.prepare.flags import CriteoConfig, PrepareConfig
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command line; returns the exit code."""
+    line = ConfigFlags(
+        [
+            ("Dataset", PrepareConfig),
+            ("Division of rows", SplitConfig),
+            ("Files", FilesConfig),
+            ("Files", TextFormat),
+            ("For --schema criteo", CriteoConfig),
+            *PREPARATION,
+            *SPARK,
+        ],
+        ("Dataset", "Files", "Division of rows", "Preparation", "For --schema criteo"),
+        without=("held_out",),
+    )
+    hint = "the same command resumes the run"
+    return run_command(line, _run, __doc__, arguments, hint=hint)
+
+
+def _run(values: Values) -> int | None:
+    from dlrm.scripts.prepare.command import run
+
+    return run(values)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

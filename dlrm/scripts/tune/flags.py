@@ -1,0 +1,34 @@
+"""The flags of `dlrm.scripts.tune`."""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+from dlrm.metrics.table import METRICS, SHOWN
+from dlrm.settings import REQUIRED, setting
+
+ORDERS = ("random", "last")
+# Metrics of which either higher or lower values are better.
+JUDGES = [name for name in SHOWN if math.isinf(METRICS[name].ideal)]
+
+
+@dataclass(frozen=True)
+class TuneConfig:
+    """The dataset, and the search; field names are those of the flags."""
+
+    dataset: Path = setting(REQUIRED, "directory of the dataset")
+    output: Path = setting(REQUIRED, "directory for the search's state and results")
+    space: Path | None = setting(
+        None, "YAML file of the settings to search; default: a space chosen from the dataset"
+    )
+    trials: int = setting(27, "number of settings to try")
+    rungs: int = setting(3, "maximum number of rungs of the halving")
+    eta: int = setting(3, "one trial in this many advances to the next rung")
+    folds: int = setting(1, "number of cross-validation folds; 1 holds out --held_out of the rows")
+    held_out: float = setting(0.2, "share of the training rows held out with one fold")
+    order: str = setting(
+        ORDERS[0], "held-out rows: random ones, or the last ones, for logs", choices=ORDERS
+    )
+    metric: str = setting("auc", "metric to choose by", choices=JUDGES)
+    seed: int = setting(1, "random seed")
+    processes: int | None = setting(None, "number of trainings at a time; default: one per core")

@@ -1,0 +1,164 @@
+"""The command `dlrm`: its subcommands, their help, completion, and what stands in its way."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import forked
+import pytest
+
+from dlrm import __version__
+from dlrm.scripts.commands import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+
+
+def python(*words, **options):
+    given = {"capture_output": True, "text": True, "env": ENVIRONMENT, **options}
+    return subprocess.run([sys.executable, *map(str, words)], check=False, **given)
+
+
+# Prints name -> [exit code, heavy modules that its help or flags imported] as JSON.
+WALK = """
+import contextlib, io, json, sys
+from dlrm.scripts.commands import main
+found = {}
+for words in json.loads(sys.argv[1]):
+    with contextlib.redirect_stdout(io.StringIO()) as text:
+        code = main(words)
+    heavy = [n for n in ("torch", "numpy", "pandas", "pyarrow", "pyspark") if n in sys.modules]
+    found[" ".join(words)] = code, heavy, len(text.getvalue())
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("word", ["--help", "--version", "--complete"])
+def test_no_help_imports_what_takes_time(word, tmp_path):
+    words = [[word], *([name, word] for name in COMMANDS)]
+    done = python("-c", WALK, json.dumps(words), cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert len(found) == len(COMMANDS) + 1 > 25
+    for name, (code, heavy, length) in found.items():
+        assert (code, heavy) == (0, []), name
+        assert length > 10, name
+
+
+def test_the_help_lists_every_command(capsys):
+    assert main(["--help"]) == 0
+    text = capsys.readouterr().out
+    assert all(f"\n  {name} " in text and c.meaning in text for name, c in COMMANDS.items())
+
+
+@pytest.mark.parametrize(
+    ("word", "advice"), [("trian", "did you mean train?"), ("fly", "dlrm --help lists them")]
+)
+def test_an_unknown_command_is_one_line(word, advice, capsys):
+    assert main([word]) == 2
+    assert capsys.readouterr().err == f"error: {word}: no command of dlrm; {advice}\n"
+
+
+@pytest.mark.parametrize(("name", "mode"), [("train", "train"), ("test", "test")])
+def test_train_and_test_are_main_with_other_defaults(name, mode, monkeypatch):
+    asked = {}
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr("dlrm.scripts.main.run", asked.update)
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--batch_size=64"])
+    assert not ended.value.code
+    assert (asked["mode"], asked["batch_size"], asked["embedding_type"]) == (
+        mode,
+        64,
+        "joint_fused",
+    )
+
+
+def test_train_has_the_defaults_of_dist_main_in_a_process_of_a_launcher(monkeypatch):
+    asked = {}
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    for name in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(name, "0")
+    monkeypatch.setattr("dlrm.scripts.main.run", asked.update)
+    with pytest.raises(SystemExit):
+        main(["train"])
+    assert (asked["batch_size"], asked["embedding_type"]) == (65536, "joint_sparse")
+
+
+def test_an_error_has_the_exit_code_of_the_module():
+    done = forked.run("dlrm", "doctor", "--jsn")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "error: Unknown command line flag 'jsn'. Did you mean: json ?\n"
+
+
+def test_a_folder_of_the_name_is_no_obstacle(tmp_path):
+    (tmp_path / "dlrm").mkdir()
+    done = python("-m", "dlrm", "--version", cwd=tmp_path)
+    assert done.stdout.startswith(f"dlrm {__version__} (torch ")
+    assert done.returncode == 0
+
+
+COMPLETE = f"""
+dlrm() {{ {sys.executable} -m dlrm "$@"; }}
+compopt() {{ :; }}
+source <(dlrm completion bash)
+while read -r COMP_LINE; do
+  COMP_POINT=${{#COMP_LINE}} COMP_WORDS=(${{COMP_LINE//=/ = }})
+  COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+  _dlrm
+  echo "${{COMPREPLY[@]}}"
+done
+"""
+
+
+def test_bash_completes_commands_flags_and_choices():
+    offered = {
+        "dlrm comp": "compare completion",
+        "dlrm train --embedding_t": "--embedding_type=",
+        "dlrm train --embedding_type=joint_": "joint_fused joint_sparse",
+    }
+    options = {"capture_output": True, "text": True, "env": ENVIRONMENT}
+    lines = "\n".join([*offered, ""])
+    done = subprocess.run(["bash", "-c", COMPLETE], input=lines, check=True, **options)
+    assert not done.stderr
+    assert dict(zip(offered, done.stdout.splitlines(), strict=True)) == offered
+
+
+def test_an_unknown_shell_is_refused(capsys):
+    assert main(["completion", "tcsh"]) == 2
+    assert "tcsh: expected one of bash, zsh, fish" in capsys.readouterr().err
+
+
+BLOCKED = """
+import sys
+class Blocker:
+    def find_spec(self, name, *_):
+        if name.split(".")[0] == sys.argv[1]:
+            raise ModuleNotFoundError(f"No module named '{name}'", name=name)
+sys.meta_path.insert(0, Blocker())
+from dlrm.scripts.commands import main
+sys.exit(main(sys.argv[2:]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("package", "extra", "words"),
+    [
+        ("pyspark", "preproc", ["prepare-logs", "--input_folder=.", "--output_folder=out"]),
+        ("PIL", "images", ["prepare-images", "--source=x", "--output=y"]),
+        ("tokenizers", "text", ["prepare-text", "--source=day_0", "--vocab_file=v", "--output=y"]),
+    ],
+)
+def test_a_missing_package_is_named_with_its_extra(package, extra, words, tmp_path):
+    for day in range(2):
+        (tmp_path / f"day_{day}").write_text("1" + "\t1" * 13 + "\tab" * 26 + "\n")
+    (tmp_path / "v").write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a"]))
+    done = python("-c", BLOCKED, package, *words, cwd=tmp_path)
+    assert done.returncode in (1, 2)
+    assert f"No module named '{package}'; pip install 'dlrm[{extra}]' has it" in done.stderr
+    assert len(done.stderr.splitlines()) == 1

@@ -1,0 +1,68 @@
+"""Native libraries of another machine, or of a later C library, are named in a line each."""
+
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm import ops
+from dlrm.data.sources.log_lines import LogFormat, parse_lines
+
+GARBAGE = b"\x7fELF of another machine"
+LINE = b"1\t5\t\tdeadbeef\t0a\n"
+USE = """
+import sys, torch
+from dlrm import ops
+from dlrm.data.sources.log_lines import LogFormat, parse_lines
+from dlrm.store.native import native_store
+lines, _ = parse_lines(sys.argv[1].encode(), LogFormat(num_numerical=2, num_categorical=2))
+dense, embeddings = torch.load(sys.argv[2])
+torch.save([ops.native_available(), lines, ops.dot_interaction(dense, embeddings)], sys.argv[3])
+try:
+    native_store()
+except ValueError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def package(tmp_path, root):
+    """Returns a folder with a copy of the package whose libraries cannot be loaded."""
+    ignored = shutil.ignore_patterns("*.so", "__pycache__")
+    shutil.copytree(root / "dlrm", tmp_path / "dlrm", ignore=ignored)
+    store = f"store/_row_store{sysconfig.get_config_var('EXT_SUFFIX')}"
+    for name in ("_ops_cpu.so", "_host.so", store):
+        Path(tmp_path, "dlrm", name).write_bytes(GARBAGE)
+    return tmp_path
+
+
+def test_libraries_that_cannot_be_loaded_are_named_and_the_results_are_the_same(package):
+    dense, embeddings = torch.randn(3, 8), torch.randn(3, 4, 8)
+    given, found = package / "given.pt", package / "found.pt"
+    torch.save([dense, embeddings], given)
+    done = subprocess.run(
+        [sys.executable, "-c", USE, LINE.decode(), given, found],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    operators, parser = done.stderr.splitlines()
+    assert "plain-torch references run instead of the native ops" in operators
+    assert "dlrm/_ops_cpu.so" in operators
+    assert "numpy parses rows instead of the native parser" in parser
+    assert "dlrm/_host.so" in parser
+    assert "--table_store: needs the native module dlrm.store._row_store" in done.stdout
+    assert done.stdout.count("\n") == 1
+    native, lines, products = torch.load(found, weights_only=False)
+    assert not native
+    torch.testing.assert_close(products, ops.dot_interaction(dense, embeddings))
+    expected, _ = parse_lines(LINE, LogFormat(num_numerical=2, num_categorical=2))
+    np.testing.assert_equal(tuple(lines), tuple(expected))
