@@ -9,7 +9,7 @@ from dlrm.data.transform.lookup import spread
 _MOST_KEPT = 1 << 16  # distinct values of a column
 _BINS = 20  # of equally many rows, in which the order of numbers shows
 _CLEAR = 4.0  # standard deviations beyond chance
-_SURE_ROWS = 20
+_SURE_ROWS = 100  # in which a rate of 97 % or less would show
 
 
 class Signal(NamedTuple):
@@ -21,7 +21,7 @@ class Signal(NamedTuple):
         chance: the share that chance alone reaches once in many columns.
         tells: whether each value has one label.
         sure: share of the rarer label's rows whose values, or ranges, have that label in all of
-            their rows, which are 20 or more.
+            their rows, which are 100 or more.
     """
 
     by_value: float = 0.0

@@ -23,7 +23,7 @@ _NEAR = 20.0  # from the mean to the largest value, below which no logarithm is 
 _FAR_OF_MOST = 1000.0  # times the range of most values from the middle to an end
 _UNIQUE_ROWS = 100  # from this many rows, a distinct value in every row is no coincidence
 _LEAK = 0.9  # share of the label's variance that a column explains
-_SURE = 0.1  # share of the rarer label that values tell which have no other
+_SURE = 0.2  # share of the rarer label that values tell which have no other
 _LONGEST_SHOWN = 24
 _LARGEST_INTEGER = float(1 << 63)
 # Texts that mean "missing" in columns of other kinds, and that no category has as its name.
