@@ -1,5 +1,13 @@
 """Click-through-rate models (DLRM): from raw logs to a trained, tested and served model.
 
+    model = dlrm.fit(frame, label="click")  # a table of pandas, Polars, DuckDB or Arrow
+    print(model)                            # its columns and the metrics of its test rows
+    scores = model.predict(frame)           # the probability of a click for each row
+    model.save("model")                     # `dlrm.load("model")` returns it again
+
+`dlrm.Dataset` holds prepared rows for several trainings, and `dlrm.Schema` says what columns mean.
+docs/guide/python.md is the guide, and docs/reference/python.md lists everything.
+
 Importing `dlrm` imports neither torch nor Spark, so that preprocessing runs where torch is not.
 """
 
@@ -48,6 +56,8 @@ _LAZY = {
     "register_numerical_embedding": "dlrm.model.layers.own",
     "register_top_mlp": "dlrm.model.layers.own",
 }
+_MISSING = {"Classifier"} if importlib.util.find_spec("sklearn") is None else set()
+__all__ = [*(name for name in _LAZY if name not in _MISSING), "__version__"]  # noqa: PLE0604
 
 
 def __getattr__(name: str) -> Any:
@@ -55,3 +65,8 @@ def __getattr__(name: str) -> Any:
     if name in _LAZY:
         return getattr(importlib.import_module(_LAZY[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Returns the names for users; modules are imported by their own."""
+    return sorted(__all__)

@@ -26,6 +26,7 @@ from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
 from dlrm.scripts.commands import COMMANDS as SUBCOMMANDS
+from dlrm.serving.judged import Judged
 from dlrm.serving.predictor import Predictor
 from dlrm.tasks.click_task import ClickTask
 
@@ -230,7 +231,8 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             *_methods("dlrm.Schema", dlrm.Schema),
         ],
     )
-    yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor)]
+    judging = _methods("Predictor", Judged)
+    yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor), *judging]
     yield "Own networks", [("dlrm.tasks.click_task.ClickTask", ClickTask)]
     operators = {f"dlrm.ops.{name}": getattr(ops, name) for name in ops.__all__}
     yield "dlrm.ops", [(name, item) for name, item in operators.items() if callable(item)]

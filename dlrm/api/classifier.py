@@ -116,6 +116,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             table,
             self.schema_,
             test=test,
+            progress=False,  # searches train many
             recipe=self.recipe,
             base_device=self.base_device,
             **self._settings(len(codes), test is not None),

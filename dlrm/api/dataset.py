@@ -20,6 +20,7 @@ from dlrm.preproc.execution.engines import TaskError, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.serving.wording import in_python
 
 _DIVISION = [field.name for field in fields(SplitConfig)]
 _OPTIONS = ["output_ordering", "bad_lines", "max_bad_lines", "report"]
@@ -80,7 +81,8 @@ class Dataset:
         Args:
             frame: a table of pyarrow, Polars, DuckDB or pandas: any object with Arrow's PyCapsule
                 interface (`__arrow_c_stream__`), or a pandas DataFrame, whose NaN are missing
-                values. Columns that the schema does not name are ignored.
+                values. Columns that the schema does not name are ignored. Times without a zone
+                are in UTC, unless the schema names another zone.
             schema: the meaning of the columns: a `dlrm.Schema`, the path of a `schema.yaml`, or its
                 content as a dict.
             output: the directory of the dataset; None writes to a temporary one, which is removed
@@ -103,36 +105,43 @@ class Dataset:
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
-        check_types(options, (SplitConfig, TableOptions))
-        check_all_local({"schema": schema, "output": output, **options}.items())
-        temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
-        path = Path(temporary.name, "dataset") if temporary else Path(output or "")
-        splits = {"train": frame, "test": test, "validation": validation}
-        tables = {
-            split: [TableFile(Path(_name(split)), FRAME, frame=table)]
-            for split, table in splits.items()
-            if table is not None
-        }
-        made = _options(as_schema(schema), options, divided=len(tables) > 1)
-        threads = cores or os.cpu_count() or 1
-        try:
-            prepare_tables(
-                made,
-                tables,
-                path,
-                lambda: thread_engine(threads),
-                overwrite,
-                say=print if verbose else _say_nothing,
-            )
-        except TaskError as error:
-            if isinstance(error.__cause__, OSError):  # a full disk is no fault of the table
-                raise error.__cause__ from None
-            raise ValueError(str(error)) from error
+        with in_python():
+            check_types(options, (SplitConfig, TableOptions))
+            check_all_local({"schema": schema, "output": output, **options}.items())
+            temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
+            path = Path(temporary.name, "dataset") if temporary else Path(output or "")
+            frames = {"train": frame, "test": test, "validation": validation}
+            tables = {
+                split: [TableFile(Path(_name(split)), FRAME, frame=table)]
+                for split, table in frames.items()
+                if table is not None
+            }
+            made = _options(as_schema(schema), options, divided=len(tables) > 1)
+            threads = cores or os.cpu_count() or 1
+            say = print if verbose else _say_nothing
+            _prepare(made, tables, path, threads, overwrite, say)
         dataset = cls(path)
         dataset.is_temporary = temporary is not None
         if temporary:
             weakref.finalize(dataset, temporary.cleanup)
         return dataset
+
+
+def _prepare(
+    options: TableOptions,
+    tables: dict[str, list[TableFile]],
+    path: Path,
+    threads: int,
+    overwrite: bool,
+    say: Callable[[str], None],
+) -> None:
+    """Prepares tables; a task's error is the caller's."""
+    try:
+        prepare_tables(options, tables, path, lambda: thread_engine(threads), overwrite, say=say)
+    except TaskError as error:
+        if isinstance(error.__cause__, OSError):  # a full disk is no fault of the table
+            raise error.__cause__ from None
+        raise ValueError(str(error)) from error
 
 
 def _name(split: str) -> str:
@@ -169,15 +178,34 @@ def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:
     )
 
 
+_ELSEWHERE = {  # names of other libraries -> ours
+    "learning_rate": "lr",
+    **dict.fromkeys(("num_epochs", "n_epochs", "max_epochs", "num_boost_round"), "epochs"),
+    **dict.fromkeys(("random_state", "random_seed"), "seed"),
+    **dict.fromkeys(("early_stopping_rounds", "early_stopping", "patience"), "early_stop"),
+    **dict.fromkeys(("device", "accelerator"), "base_device"),
+    **dict.fromkeys(("y", "target", "label_column"), "label"),
+    **dict.fromkeys(("sample_weight", "weight_column"), "weight"),
+    **dict.fromkeys(("valid", "eval_set", "valid_sets", "validation_data"), "validation"),
+    **dict.fromkeys(("eval_metric", "feval"), "metrics"),
+    **dict.fromkeys(("callback", "callbacks"), "on_test"),
+    **dict.fromkeys(("hidden_units", "hidden_layer_sizes", "layers"), "top_mlp_sizes"),
+    **dict.fromkeys(("n_jobs", "num_threads"), "cores"),
+}
+
+
 def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeError:
     """Returns the error for an argument that is neither a function's own nor one of its options."""
     parameters = inspect.signature(function).parameters.values()
     own = [parameter.name for parameter in parameters if parameter.kind != parameter.VAR_KEYWORD]
     known = list(dict.fromkeys([*own, *options]))
     similar = difflib.get_close_matches(name, known, 1)
-    meant = f"; did you mean {similar[0]!r}?" if similar else ""
+    if (same := _ELSEWHERE.get(name)) in known:
+        similar = [str(same)]
+    if similar:
+        return TypeError(f"{function.__name__}(): got {name!r}; did you mean {similar[0]!r}?")
     return TypeError(
-        f"{function.__name__}(): got {name!r}{meant}; expected arguments among {', '.join(known)}"
+        f"{function.__name__}(): got {name!r}; expected arguments among {', '.join(known)}"
     )
 
 

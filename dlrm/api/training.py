@@ -5,10 +5,10 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import os
 import tempfile
-import warnings
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,27 +16,34 @@ import torch
 
 from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
 from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
+from dlrm.api.progress import Bar, is_watched
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
+from dlrm.api.tables import Roles, opened
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.data.tables.draft import draft
-from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local
 from dlrm.flags import Values
 from dlrm.serving.loading import load
 from dlrm.serving.predictor import Predictor
+from dlrm.serving.wording import in_python, warn
 from dlrm.settings import defaults_of, settings_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_run import ClickRun
 from dlrm.tasks.config import CLICK_CONFIGS, ClickCheckpointConfig
 from dlrm.torch_settings import own_settings
-from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
+from dlrm.train.checkpoints.directory import (
+    CheckpointDirectory,
+    find_checkpoint,
+    last_checkpoint,
+)
+from dlrm.train.checkpoints.results import write_results
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.log import RunLog
-from dlrm.train.reports.roles import Roles
+from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
+from dlrm.train.reports.roles import Roles as RowRoles
 from dlrm.train.schedule import check_schedule, idle_steps_note
 from dlrm.train.trainer import Trainer
 
@@ -60,12 +67,20 @@ def fit(
     schema: Schema | str | os.PathLike | Mapping[str, Any] | None = None,
     *,
     label: str | None = None,
+    positive: Any = None,
+    time: str | None = None,
+    weight: str | None = None,
+    groups: str | Sequence[str] | None = None,
     test: Any = None,
     validation: Any = None,
+    metrics: OwnMetrics | None = None,
+    on_test: OnStep | None = None,
+    on_step: OnStep | None = None,
+    progress: bool | None = None,
+    verbose: bool = False,
     save_checkpoint_path: str | os.PathLike | None = None,
     base_device: str | None = None,
     recipe: str | None = None,
-    verbose: bool = False,
     **settings: Any,
 ) -> Predictor:
     """Trains a DLRM and returns it, ready to score rows.
@@ -81,17 +96,30 @@ def fit(
             schema from the table, see `dlrm.data.tables.draft.draft`. A dataset already has its
             schema and takes none.
         label: column of the label, when no schema is given.
+        positive: the value of the label that counts as 1, or a list of them with all others as 0;
+            None decides by the values. This and the next three are for a table without a schema.
+        time, weight: columns with the time and the weight of each row.
+        groups: column or columns that metrics are grouped by, such as a user.
         test, validation: tables with the rows of these splits; without them a fifth of the rows is
             used for testing. The model returned has the weights with the best AUC on the rows that
             choose: the test rows if there are validation rows, which then report. Otherwise a tenth
             of the training rows, the last ones, is set aside to choose, and the test rows report;
             `set_aside` is another share, and 0 chooses on the test rows.
+        metrics: further metrics of the tests: name -> function of the labels and the scores, both
+            `[rows]`, such as a metric of scikit-learn. They are reported; the AUC chooses.
+        on_test: called with the step and the metrics of each test of the rows that choose. True
+            ends the training as at the end of the last epoch.
+        on_step: called with the step, and `loss` and `lr`, about every twentieth of the run
+            (`print_freq`). True ends the training after a test. If a function raises, the training
+            saves its state, and `fit` raises the same.
+        progress: show a progress bar; None shows one in a terminal and in a notebook. With
+            `verbose` there is none.
+        verbose: print a line about each stage, test and twentieth of the run.
         save_checkpoint_path: a new directory for the best and the last checkpoint; None uses a
             temporary one, removed when the model is garbage-collected.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
             model returned is on the CPU.
         recipe: "auto" chooses the open settings from the rows, see `dlrm.api.recipe.auto`.
-        verbose: print the progress.
         settings: fields of the configurations, named as the command's flags: the model
             (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`, `shuffle_batch_order`,
             `seed`), the training (`epochs`, `max_steps`, `test_freq`), the learning rate (`lr`,
@@ -100,7 +128,8 @@ def fit(
             table also the options of `Dataset.from_arrow`, such as `test_fraction`.
 
     Returns:
-        A model with `predict`, `evaluate`, `save`, and the run's summary in `results`. There
+        A model with `predict`, `evaluate`, `save`, the run's summary in `results`, and the `draft`
+        of the schema if none was given. In the summary
         `chosen_on` and `never_chosen_on` are the names of the rows in these roles: "set_aside",
         "test" or "validation". The names of their metrics begin with them, as in `test_auc`.
 
@@ -112,56 +141,33 @@ def fit(
         ValueError: data, schema and settings contradict each other; the message names column and
             row, or setting and value.
         FloatingPointError: the loss is NaN or infinite.
+        Exception: what `on_test`, `on_step` or a function of `metrics` raises.
     """
     options = {name: settings[name] for name in OPTIONS if name in settings}
     chosen = {name: value for name, value in settings.items() if name in SETTINGS}
     if unknown := [name for name in settings if name not in options and name not in chosen]:
         raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
-    check_setting_types(chosen)
-    check_schedule(chosen.get("schedule", "nvidia"), chosen)
-    paths = {"data": data, "schema": schema, "save_checkpoint_path": save_checkpoint_path}
-    check_all_local({**paths, **settings}.items())
-    device = choose_device(base_device)
-    if isinstance(data, Dataset | str | os.PathLike):
-        dataset = data if isinstance(data, Dataset) else Dataset(data)
-        own = [name for name in options if name not in chosen]
-        given = {"schema": schema, "label": label, "test": test, "validation": validation}
-        given |= dict.fromkeys(own, 1)
-        if refused := [name for name, value in given.items() if value is not None]:
-            raise ValueError(f"{refused[0]}: is for a table in memory; {dataset.path} is a dataset")
-    else:
-        if isinstance(schema, str) and not Path(schema).exists():
-            advice = "" if Path(schema).suffix else f"; label={schema!r} names the label's column"
-            raise FileNotFoundError(f"schema {schema!r}: no such file{advice}")
-        if (schema is None) == (label is None):
-            got = "neither" if schema is None else "both"
-            raise ValueError(f"schema, label: expected a schema, or the label's column, got {got}")
-        if schema is None:
-            data = open_frame(data, None).read_all()  # a stream can be read only once
-            schema = _drafted(data, label or "")
-        dataset = Dataset.from_arrow(
-            data, schema, test=test, validation=validation, verbose=verbose, **options
-        )
-    if chosen.get("table_store") is not None and save_checkpoint_path is None:
-        raise ValueError(
-            "table_store: needs save_checkpoint_path, since checkpoints refer to the store"
-        )
-    values, said = _with_defaults(dataset, recipe, chosen)
-    if said and verbose:
-        print(said)
-    return _train(dataset, values, device, save_checkpoint_path, verbose)
-
-
-def _drafted(data: Any, label: str) -> Schema:
-    """Drafts a schema from a table, and warns of what its user should check."""
-    found = draft(data.to_batches(), label)
-    if note := found.note():
-        warnings.warn(
-            f"the schema drafted from the table {note}; model.row_transform.schema.text() "
-            "of the trained model shows it, and schema= takes another",
-            stacklevel=3,
-        )
-    return found.schema
+    with in_python():
+        watch = _Watch(Callbacks(on_step, on_test), LabelsAndScores(metrics or {}), progress)
+        roles = Roles(label, positive, weight, groups, time)
+        check_setting_types(chosen)
+        check_schedule(chosen.get("schedule", "nvidia"), chosen)
+        paths = {"data": data, "schema": schema, "save_checkpoint_path": save_checkpoint_path}
+        check_all_local({**paths, **settings}.items())
+        device, splits = choose_device(base_device), {"test": test, "validation": validation}
+        if isinstance(data, Dataset | str | os.PathLike):
+            options = {name: value for name, value in options.items() if name not in chosen}
+        dataset, draft = opened(data, schema, roles, splits, options, verbose)
+        if chosen.get("table_store") is not None and save_checkpoint_path is None:
+            raise ValueError(
+                "table_store: needs save_checkpoint_path, since checkpoints refer to the store"
+            )
+        values, said = _with_defaults(dataset, recipe, chosen)
+        if said and verbose:
+            print(said)
+        model = _train(dataset, values, device, save_checkpoint_path, verbose, watch)
+    model.draft = draft
+    return model
 
 
 def _with_defaults(
@@ -221,12 +227,26 @@ def judge_settings(
         raise unexpected(judge_settings, unknown[0], SETTINGS)
     check_setting_types(settings)
     check_schedule(settings.get("schedule", "nvidia"), settings)
-    opened, device = Dataset(dataset), choose_device(base_device)
+    rows, device = Dataset(dataset), choose_device(base_device)
     nothing_to_choose = {"test_freq": _AT_THE_END, "set_aside": 0.0}
-    values, _ = _with_defaults(opened, recipe, nothing_to_choose | settings)
+    values, _ = _with_defaults(rows, recipe, nothing_to_choose | settings)
     with RunLog(quiet=True) as log, own_settings(values.get("tf32", PrecisionConfig.tf32)):
-        results, _ = _trained(opened, values, device, None, log)
+        results, _ = _trained(rows, values, device, None, log)
     return {n.removeprefix("test_"): v for n, v in results.items() if n.startswith("test_")}
+
+
+@dataclass(frozen=True)
+class _Watch:
+    """Functions, metrics and the progress bar that the caller watches a training by."""
+
+    callbacks: Callbacks = Callbacks()
+    metrics: LabelsAndScores = field(default_factory=LabelsAndScores)
+    progress: bool | None = False
+
+    def bar(self, steps: int, log: RunLog) -> Bar:
+        """Returns a progress bar, which is not shown where lines are printed."""
+        shown = is_watched() if self.progress is None else self.progress
+        return Bar(steps, shown and log.quiet)
 
 
 def _train(
@@ -235,16 +255,17 @@ def _train(
     device: str,
     save_checkpoint_path: str | os.PathLike | None,
     verbose: bool,
+    watch: _Watch,
 ) -> Predictor:
     temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
     path = Path(temporary.name if temporary else save_checkpoint_path or "")
     settings = own_settings(values.get("tf32", PrecisionConfig.tf32))
     with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log, settings:
-        results, roles = _trained(dataset, values, device, checkpoints, log)
+        results, roles = _trained(dataset, values, device, checkpoints, log, watch)
+        write_results(find_checkpoint(path), {**results, **roles.facts()})
     model = load(path)
-    model.results = {**results, **roles.facts()}
     if temporary:
-        weakref.finalize(model, temporary.cleanup)
+        weakref.finalize(model.model, temporary.cleanup)  # which recalibrated models share
     return model
 
 
@@ -254,7 +275,8 @@ def _trained(
     device: str,
     checkpoints: CheckpointDirectory | None,
     log: RunLog,
-) -> tuple[dict[str, float], Roles]:
+    watch: _Watch = _Watch(),
+) -> tuple[dict[str, float], RowRoles]:
     """Trains and returns the summary, and the roles of the rows in it."""
     saved_in = str(checkpoints.path) if checkpoints else None
     own = {"dataset": str(dataset.path), "save_checkpoint_path": saved_in}
@@ -264,16 +286,23 @@ def _trained(
         seed, schedule = run.config.data.seed, run.config.schedule
         run.task.model.random = torch.Generator(device).manual_seed(seed)
         datasets = run.own_part()
-        if idle := idle_steps_note(schedule, run.config.train.num_steps(len(datasets.train))):
-            warnings.warn(idle, stacklevel=4)
-        run.values = _recorded(run, dataset, device)
-        trainer = Trainer(log=log, checkpoints=checkpoints, **run.trainer_arguments(datasets.train))
+        steps = run.config.train.num_steps(len(datasets.train))
+        if idle := idle_steps_note(schedule, steps):
+            warn(idle)
+        run.values, run.task.own_metrics = _recorded(run, dataset, device), watch.metrics
         for note in run.notes:
             log.line(note)
         if run.task.model.store is not None:
             rows = run.task.model.store.directory
             log.line(f"{saved_in}: checkpoints refer to the rows in {rows}; save copies all")
-        with bad_ids_named(datasets, str(dataset.path)):
+        with watch.bar(steps, log) as bar, bad_ids_named(datasets, str(dataset.path)):
+            trainer = Trainer(
+                log=log,
+                checkpoints=checkpoints,
+                beat=bar.beat,
+                callbacks=bar.watching(watch.callbacks),
+                **run.trainer_arguments(datasets.train),
+            )
             results = trainer.fit(*run.batches(datasets))
         roles = trainer.roles
         check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)

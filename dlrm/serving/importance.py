@@ -31,6 +31,29 @@ class Importance(NamedTuple):
     log_loss_gained: float
 
 
+class Sample:
+    """Keeps at most `most` evenly spaced rows of blocks whose number is unknown."""
+
+    def __init__(self, most: int) -> None:
+        self._most, self._stride, self._seen = most, 1, 0
+        self._parts: list[tuple[Inputs, np.ndarray]] = []
+
+    def add(self, inputs: Inputs, labels: np.ndarray) -> None:
+        """Adds a block of rows."""
+        chosen = np.arange(-self._seen % self._stride, len(labels), self._stride)
+        self._seen += len(labels)
+        self._parts.append((inputs.take(chosen), labels[chosen]))
+        while sum(len(labels) for _, labels in self._parts) > self._most:
+            self._stride *= 2
+            joined, known = self.rows()
+            self._parts = [(joined.take(np.arange(0, len(known), 2)), known[::2])]
+
+    def rows(self) -> tuple[Inputs, np.ndarray]:
+        """Returns inputs and labels of the rows that are kept."""
+        inputs, labels = zip(*self._parts, strict=True)
+        return Inputs.joined(inputs), np.concatenate(labels)
+
+
 def permutation_importance(
     predictor: Predictor, inputs: Inputs, labels: np.ndarray, seed: int = 0
 ) -> list[Importance]:

@@ -1,12 +1,12 @@
 """A trained model that scores rows in this process: `dlrm.load(DIR).predict(rows)`."""
 
+import copy
 import os
 import shutil
-import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,41 +14,42 @@ import torch
 from dlrm.data.clicks.batch import Batch, Dataset
 from dlrm.data.clicks.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
+from dlrm.data.tables.draft import Draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
 from dlrm.files import MANIFEST, check_local, check_outside, staged_directory
 from dlrm.locks import in_use, unreplaced
-from dlrm.metrics.clicks import click_metrics, unscored_text
+from dlrm.metrics.clicks import unscored_text
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
-from dlrm.serving.network.recalibration import Recalibration
+from dlrm.serving.judged import Judged
+from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import FieldNames, Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.raw import Text, inputs_of_text
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+from dlrm.serving.shown import html_of, lines_of, summary_of
+from dlrm.serving.wording import warn
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.results import read_results
 from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
 from dlrm.train.checkpoints.saved_rows import STORES
 
-
-def _trained_rows(checkpoint: Path) -> int | None:
-    """Returns the number of training rows; None if the checkpoint does not state it."""
-    try:
-        return int(read_config(checkpoint)["dataset"]["rows"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
+T = TypeVar("T")
 
 
 class ScoreError(RowError):
     """A row whose score is not finite."""
 
 
-class Predictor:
+class Predictor(Judged):
     """A model with the transform of its inputs.
+
+    `print(model)` shows its fields and the metrics of its training, and a notebook its curves.
 
     Args:
         model: the network, whose tables may be on any device.
@@ -58,7 +59,10 @@ class Predictor:
         recalibration: recalibration of the model's logits; None for none.
 
     Attributes:
-        results: the summary of training, by name, if `dlrm.fit` made the model; otherwise empty.
+        results: the summary of the training by name, as far as the checkpoint has it; see
+            `dlrm.fit`.
+        draft: the draft of the schema, if `dlrm.fit` has just made one: `print(model.draft.text())`
+            shows it with its reasons.
     """
 
     def __init__(
@@ -71,19 +75,31 @@ class Predictor:
     ) -> None:
         self.model, self.transform, self.path = model.eval(), transform, path.absolute()
         self.batch_size, self.recalibration = batch_size, recalibration
-        self.results: dict[str, Any] = {}
+        self.draft: Draft | None = None
+        self._results: dict[str, Any] | None = None
+
+    @property
+    def results(self) -> dict[str, Any]:
+        """The summary of the training; see the class."""
+        if self._results is None:
+            self._results = read_results(self.path)
+        return self._results
+
+    @results.setter
+    def results(self, results: dict[str, Any]) -> None:
+        self._results = results
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_results": self.results}  # a copy may outlive the checkpoint
+
+    def __str__(self) -> str:
+        return "\n".join(lines_of(self))
+
+    def _repr_html_(self) -> str:
+        return html_of(self)
 
     def __repr__(self) -> str:
-        config, results = self.model.config, self.results
-        kinds = f"{config.num_numerical_features} numerical and {len(config.table_sizes)}"
-        shown = f"Predictor({str(self.path)!r}: {kinds} categorical fields"
-        if (rows := _trained_rows(self.path)) is not None:
-            shown += f", trained on {rows:,} rows"
-        role = "never_chosen_on" if "never_chosen_on" in results else "chosen_on"
-        if f"{(name := results.get(role))}_auc" in results:
-            auc, loss = results[f"{name}_auc"], results[f"{name}_log_loss"]
-            shown += f"; {name} auc {auc:.4f}, log loss {loss:.4f} ({role.replace('_', ' ')})"
-        return f"{shown})"
+        return f"Predictor({str(self.path)!r}: {'; '.join(summary_of(self))})"
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""
@@ -106,43 +122,18 @@ class Predictor:
         """
         shares = shares_of(self.row_transform)
         frame = frame_of(rows, self.row_transform)
-        parts = [logits for logits, _ in self._of_frame(frame, False, shares)]
-        _warn(shares, 3)
+        parts = [*self._of_frame(frame, False, shares, lambda inputs, _: self.logits_of(inputs))]
+        warn_of(shares)
         return np.concatenate(parts) if parts else np.empty(0, np.float32)
 
-    def evaluate(self, frame: Any) -> dict[str, float]:
-        """Returns metrics of the model's predictions for a labelled table.
-
-        Args:
-            frame: a table that `logits` accepts, with the column of labels.
-
-        Returns:
-            `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
-            predicting the share of positive rows; `calibration`, predicted over observed positive
-            rows. See `dlrm.metrics.clicks.click_metrics`.
-
-        Raises:
-            ValueError: the model was not trained on a table, the table has no rows, a column is
-                missing, or a value is unreadable; the message names row and column.
-        """
-        if not self.row_transform.label_known:
-            raise ValueError(f"{self.path}: the model does not say which column has the labels")
-        shares = shares_of(self.row_transform)
-        parts = list(self._of_frame(frame, True, shares))
-        _warn(shares, 2)
-        logits = [logits for logits, _ in parts]
-        labels = [labels for _, labels in parts if labels is not None]
-        if not sum(map(len, logits)):
-            raise ValueError("frame: expected rows to evaluate, got none")
-        with own_settings():
-            return click_metrics(
-                torch.from_numpy(np.concatenate(logits)), torch.from_numpy(np.concatenate(labels))
-            )
-
     def _of_frame(
-        self, frame: Any, labelled: bool, shares: Shares
-    ) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Yields logits and labels of a table in memory, some rows at a time."""
+        self,
+        frame: Any,
+        labelled: bool,
+        shares: Shares,
+        take: Callable[[Inputs, Any], T],
+    ) -> Iterator[T]:
+        """Yields the results of a function of inputs and labels, some rows of a table at a time."""
         fitted, done = self.row_transform, 0
         reader = scoring_reader(fitted, labelled)
         for batch in open_frame(frame, reader.columns):
@@ -150,11 +141,17 @@ class Predictor:
                 try:
                     part = batch.slice(begin, self.batch_size)
                     inputs, rows = read_inputs(fitted, reader, part, shares)
-                    yield self.logits_of(inputs), labels_of(rows)
+                    yield take(inputs, labels_of(rows))
                 except RowError as error:
                     error.row += done + begin
                     raise
             done += batch.num_rows
+
+    def _with_recalibration(self, recalibration: Recalibration | None) -> "Predictor":
+        """Returns a model that shares everything but the recalibration of logits."""
+        other = copy.copy(self)
+        other.recalibration = recalibration
+        return other
 
     def save(self, directory: str | os.PathLike, overwrite: bool = False) -> None:
         """Copies the model's checkpoint, with the transform of raw rows, to a directory.
@@ -193,6 +190,8 @@ class Predictor:
                 fill_saved(read_saved(self.path), staging)
             else:
                 shutil.copytree(self.path, staging, dirs_exist_ok=True)
+            if self.recalibration is not None:
+                add_recalibration(staging, self.recalibration)
 
     @property
     def row_transform(self) -> Transform:
@@ -275,10 +274,10 @@ def shares_of(transform: Transform | None) -> Shares:
     return Shares(*names, [ids > 0 for ids in transform.own_ids], transform.of_ids)
 
 
-def _warn(shares: Shares, level: int) -> None:
-    """Warns of fields without a known value; `level` is that of the caller's caller."""
+def warn_of(shares: Shares) -> None:
+    """Warns of fields without a known value, where the program calls this package."""
     if line := shares.strangers():
-        warnings.warn(line, stacklevel=level + 1)
+        warn(line)
 
 
 def field_names(predictor: Predictor) -> FieldNames:

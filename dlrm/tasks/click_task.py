@@ -19,6 +19,7 @@ from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
 from dlrm.train.optim.row_optimizers import table_optimizer
+from dlrm.train.reports.callbacks import LabelsAndScores
 
 
 class ClickTask:
@@ -33,6 +34,7 @@ class ClickTask:
 
     Attributes:
         metric: selects the best checkpoint: the AUC, or the log loss without clicks.
+        own_metrics: further metrics of tests, of one process with all rows; none by default.
         unscored: the first row of the last `evaluate` whose score was NaN or infinite, and that
             score; None if all were finite. It is the same on every rank.
     """
@@ -50,6 +52,7 @@ class ClickTask:
         self.auc_on_cpu, self.has_clicks = auc_on_cpu, has_clicks
         self.metric = "auc" if has_clicks else self.loss_metric
         self.unscored: tuple[int, float] | None = None
+        self.own_metrics = LabelsAndScores()
 
     def loss(self, batch: Batch) -> Tensor:
         """Returns this process's share of the mean binary cross-entropy of a batch.
@@ -109,7 +112,12 @@ class ClickTask:
         self.unscored = _first_unscored(logits, rows, self.world)
         metrics = click_metrics if self.has_clicks else fraction_metrics
         weight = torch.cat(weights) if weights else None
-        return metrics(torch.cat(logits), torch.cat(labels), self.world, weight)
+        scored = torch.cat(logits), torch.cat(labels)
+        found = metrics(*scored, self.world, weight)
+        if self.own_metrics.functions and self.unscored is None:
+            scores = scored[0].double().sigmoid().float()
+            found |= self.own_metrics(scored[1].cpu().numpy(), scores.cpu().numpy())
+        return found
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Generator[Batch, None, None]]:

@@ -72,12 +72,16 @@ class Evaluation:
             return False
         return step / self._steps_per_epoch >= self._config.test_after
 
-    def is_due_at_end(self) -> bool:
-        """Returns whether to test the last step: after a test, or an epoch and `test_after`."""
+    def is_due_at_end(self, ended: bool = False) -> bool:
+        """Returns whether to test the last step: after a test, or an epoch and `test_after`.
+
+        Args:
+            ended: whether the caller's program ended the training, which is tested at any step.
+        """
         progress = self._progress
         whole = progress.step / self._steps_per_epoch >= max(self._config.test_after, 1)
         untested = progress.tested_step < progress.step and self._test.num_samples > 0
-        return untested and (progress.tested_step > 0 or whole)
+        return untested and (progress.tested_step > 0 or whole or ended)
 
     def test(self) -> tuple[dict[str, float], float]:
         """Returns the metrics of the test set, and the seconds that the test took."""

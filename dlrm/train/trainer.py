@@ -26,6 +26,7 @@ from dlrm.train.log import Loader, RunLog, StoppedError
 from dlrm.train.optim.base import finish_updates, set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.progress import LossWindow, Progress, StepReport
+from dlrm.train.reports.callbacks import Callbacks, OnStep
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 from dlrm.train.task import Accumulate, Task, one_after_another
 
@@ -52,6 +53,8 @@ class Trainer:
         advice: suggestions for faster steps, by the part of the step that they are for; see
             `dlrm.train.reports.verdict`.
         after_save: called after each checkpoint from which a run can resume.
+        callbacks: functions that watch the training and may end it. If one raises, the training
+            saves its state, and raises the same.
 
     Attributes:
         stop_requested: set it on any rank to end the training after a step, with a checkpoint.
@@ -77,12 +80,13 @@ class Trainer:
         accumulate: Accumulate | None = None,
         advice: Mapping[str, str] | None = None,
         after_save: Callable[[], object] = lambda: None,
+        callbacks: Callbacks = Callbacks(),
     ):
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
         self.scaler, self.checkpoints, self.run = scaler or LossScaler(), checkpoints, run or {}
         self.ema, self.beat, self.stop_requested = ema, beat, False
-        self.roles = OF_NVIDIA
+        self.roles, self._callbacks, self._ended = OF_NVIDIA, callbacks, False
         self._rate_set: float | None = None
         self.advice, self._after_save = advice or {}, after_save
         self._accumulate = accumulate or partial(one_after_another, task.loss)
@@ -207,8 +211,8 @@ class Trainer:
                 for batch in batches:
                     loss = self._train_step(batch)
                     self.beat(self.progress.step)
-                    report.step(loss, self.task.num_samples(batch))
-                    reached = self._evaluate_if_due(evaluation)
+                    self._ended = self._report(report, loss, batch)
+                    reached = self._evaluate_if_due(evaluation) or self._ended
                     self._checkpoint_if_due(total)
                     stopped = self._agree()
                     if self.progress.step == total or reached or stopped:
@@ -216,6 +220,29 @@ class Trainer:
                     self._parts.next_step()
                 self._clock.pause()
         return stopped
+
+    def _report(self, report: StepReport, loss: Tensor, batch: Any) -> bool:
+        """Reports a step; returns whether `on_step` ends the training."""
+        history = self.progress.history
+        known = len(history)
+        report.step(loss, self.task.num_samples(batch))
+        if len(history) == known or self._callbacks.on_step is None:  # no line was due
+            return False
+        self._clock.pause()
+        ended = self._called(self._callbacks.on_step, history[-1])
+        self._clock.resume()
+        return ended
+
+    def _called(self, function: OnStep | None, entry: Mapping[str, float]) -> bool:
+        """Calls a function with an entry of the history; returns whether it ends the training."""
+        if function is None:
+            return False
+        values = {name: value for name, value in entry.items() if name != "step"}
+        try:
+            return function(self.progress.step, values) is True
+        except Exception:
+            self._save_alone()
+            raise
 
     def _train_step(self, batch: Any) -> Tensor:
         rate = self.rate(self.progress.step + 1)
@@ -272,17 +299,22 @@ class Trainer:
         try:
             metrics, seconds = evaluation.test()
         except Exception:  # a fault of the test set must not cost the training
-            if self.checkpoints and self.world.size == 1:  # others may wait in the evaluation
-                self._save()
-                self.checkpoints.finish()
+            self._save_alone()
             raise
         self._window.check_finite(metrics[self.task.loss_metric], "test loss")
         is_best = evaluation.record(metrics, seconds)
         if is_best and self.checkpoints:
             self._save()
             self.checkpoints.mark_best(self.progress.best)
+        ended = self._called(self._callbacks.on_test, metrics)
         self._clock.resume()
-        return evaluation.is_enough(metrics[self.task.metric]) or evaluation.is_stale()
+        return evaluation.is_enough(metrics[self.task.metric]) or evaluation.is_stale() or ended
+
+    def _save_alone(self) -> None:
+        """Saves a checkpoint after an error, unless other ranks may wait elsewhere."""
+        if self.checkpoints and self.world.size == 1:
+            self._save()
+            self.checkpoints.finish()
 
     def _checkpoint_if_due(self, total: int) -> None:
         freq = self.config.checkpoint_freq
@@ -310,7 +342,7 @@ class Trainer:
     ) -> dict[str, float]:
         """Saves the last checkpoint, evaluates the one to keep, and returns the run's summary."""
         finish_updates(self.optimizers)
-        if evaluation.is_due_at_end():
+        if evaluation.is_due_at_end(self._ended):
             self._evaluate(evaluation)
         if self.checkpoints:
             self._save()

@@ -75,7 +75,7 @@ def test_parameters_are_those_of_fit_and_survive_a_clone():
     copy = clone(made).set_params(lr=0.01)
     assert repr(copy) == "Classifier(embedding_dim=4, lr=0.01, random_state=1)"
     assert made.get_params()["lr"] is None
-    with pytest.raises(TypeError, match="'learning_rate'.*expected arguments among"):
+    with pytest.raises(TypeError, match="'learning_rate'; did you mean 'lr'"):
         dlrm.Classifier(learning_rate=0.1)
     with pytest.raises(ValueError, match="epochs"):
         dlrm.Classifier(epochs=0).fit(*rows(50))

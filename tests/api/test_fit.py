@@ -107,6 +107,11 @@ def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
     summary = [line for line in (tmp_path / "log.json").read_text().splitlines() if line][-1]
     logged = json.loads(summary.removeprefix("DLLL "))["data"]
     assert logged["test_auc"] == model.results["test_auc"] > 0.7
+    found = dlrm.load(theirs).results  # which has no summary of its own
+    assert found["set_aside_auc"] == model.results["set_aside_auc"]
+    assert (found["never_chosen_on"], "test_auc" in found) == ("test", False)
+    shutil.copy(tmp_path / "log.json", tmp_path / "run")
+    assert dlrm.load(theirs).results["test_auc"] == model.results["test_auc"]
 
 
 def test_without_a_schema_one_is_drafted(model):
@@ -200,8 +205,24 @@ def test_a_model_says_what_it_is(model, tmp_path):
     tested = f"; test auc {auc:.4f}, log loss {loss:.4f} (never chosen on))"
     assert shown.endswith(f", trained on {rows:,} rows{tested}")
     model.save(tmp_path / "saved")
-    loaded = repr(dlrm.load(tmp_path / "saved"))
-    assert loaded.endswith(f"1 numerical and 2 categorical fields, trained on {rows:,} rows)")
+    loaded = dlrm.load(tmp_path / "saved")
+    assert repr(loaded).endswith(f", trained on {rows:,} rows{tested}")
+    assert loaded.results == model.results
+    first, *columns, tested, chosen, _ = str(loaded).splitlines()
+    assert first == f"DLRM of 1 numerical and 2 categorical fields, trained on {rows:,} rows"
+    assert columns == [
+        "label: bought (yes is 1)",
+        "numerical: price",
+        "categorical: shop, user",
+    ]
+    calibration = model.results["test_calibration"]
+    assert tested == (
+        f"test (never chosen on): AUC {auc:.4f}, log loss {loss:.4f}, calibration {calibration:.4f}"
+    )
+    assert chosen.startswith("set_aside (chosen on): AUC 0.")
+    page = loaded._repr_html_()
+    assert page.count("<svg") == 2
+    assert f"{auc:.4f}" in page
 
 
 def test_nothing_is_printed_unless_asked(capfd):
@@ -222,10 +243,11 @@ def test_nothing_is_printed_unless_asked(capfd):
         (
             {"learning_rate": 1},
             TypeError,
-            r"fit\(\): got 'learning_rate'; expected .* recipe, .*embedding_dim",
+            r"fit\(\): got 'learning_rate'; did you mean 'lr'\?",
         ),
         ({"recipes": "auto"}, TypeError, "did you mean 'recipe'"),
-        ({"epoch": 1}, TypeError, r"^fit\(\): got 'epoch'; did you mean 'epochs'\?; expected arg"),
+        ({"epoch": 1}, TypeError, r"^fit\(\): got 'epoch'; did you mean 'epochs'\?$"),
+        ({"zzz": 1}, TypeError, r"fit\(\): got 'zzz'; expected .* recipe, .*embedding_dim"),
         ({"epochs": "two"}, ValueError, "^epochs: expected int, got 'two'$"),
         ({"epochs": 1.5}, ValueError, "^epochs: expected int, got 1.5$"),
         ({"lr": "fast"}, ValueError, "^lr: expected float, got 'fast'$"),
@@ -241,11 +263,11 @@ def test_nothing_is_printed_unless_asked(capfd):
         ),
         ({"top_mlp_sizes": (8.0, 1)}, ValueError, r"^top_mlp_sizes: expected tuple\[int"),
         ({"test_fraction": "0.1"}, ValueError, "^test_fraction: expected float, got '0.1'$"),
-        ({"lr": -1.0}, ValueError, "--lr -1.0: expected"),
-        ({"set_aside": float("nan")}, ValueError, "^--set_aside nan: expected 0 or more, less"),
-        ({"ensemble": 10**24}, ValueError, "^--ensemble 1000000000000000000000000: expected 1"),
-        ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal --embedding_dim 4"),
-        ({"base_device": "gpu"}, ValueError, "--base_device gpu: expected"),
+        ({"lr": -1.0}, ValueError, "^lr=-1.0: expected"),
+        ({"set_aside": float("nan")}, ValueError, "^set_aside=nan: expected 0 or more, less"),
+        ({"ensemble": 10**24}, ValueError, "^ensemble=1000000000000000000000000: expected 1"),
+        ({"bottom_mlp_sizes": (8, 5)}, ValueError, "the last size must equal embedding_dim 4"),
+        ({"base_device": "gpu"}, ValueError, "^base_device=gpu: expected"),
         ({"schema": None}, ValueError, "schema, label: expected a schema, or the label's column"),
         (
             {"schema": "bought"},
@@ -253,6 +275,15 @@ def test_nothing_is_printed_unless_asked(capfd):
             "^schema 'bought': no such file; label='bought' names the label's column$",
         ),
         ({"data": "nowhere"}, FileNotFoundError, "nowhere"),
+        ({"schema": None, "label": ["bought", "shop"]}, ValueError, "^label: .* one column, got"),
+        ({"schema": None, "label": "user"}, ValueError, "^column user: .*; positive, .* several"),
+        ({"schema": None, "label": "bought", "time": 3}, ValueError, "^time: .* column, got 3"),
+        ({"time": "price"}, ValueError, "^time: is for a table without a schema"),
+        ({"on_test": 3}, ValueError, "^on_test: expected a function, got 3"),
+        ({"metrics": {"auc": max}}, ValueError, "^metrics: expected a name .*, got 'auc'"),
+        ({"metrics": max}, ValueError, "^metrics: expected a dict from names to functions"),
+        ({"metrics": {"gini": 3}}, ValueError, "^metrics: 'gini': expected a function, got 3"),
+        ({"metrics": {"gini": lambda *_: "x"}}, ValueError, "'gini': expected a number, got 'x'"),
     ],
 )
 def test_arguments_that_do_not_fit_are_named(arguments, error, message):

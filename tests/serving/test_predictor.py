@@ -164,7 +164,7 @@ def test_what_is_no_row_is_named(predictor):
     for rows, message in (
         (5, "expected a list of rows, got 5"),
         ([None], "row 0: expected a line, fields or a mapping, got None"),
-        (dict.fromkeys(predictor.transform.names, "12"), "column .* expected values, got '12'"),
+        ({"numerical 0": "12"}, "rows: no column 'numerical 1'; expected numerical 0, "),
     ):
         with pytest.raises(ValueError, match=message):
             predictor.predict(rows)

@@ -9,6 +9,7 @@ from dlrm.data.transform.lookup import spread
 _MOST_KEPT = 1 << 16  # distinct values of a column
 _BINS = 20  # of equally many rows, in which the order of numbers shows
 _CLEAR = 4.0  # standard deviations beyond chance
+_SURE_ROWS = 100  # in which a rate of 97 % or less would show
 
 
 class Signal(NamedTuple):
@@ -19,12 +20,15 @@ class Signal(NamedTuple):
         by_order: explained by their order: by 20 ranges of numbers.
         chance: the share that chance alone reaches once in many columns.
         tells: whether each value has one label.
+        sure: share of the rarer label's rows whose values, or ranges, have that label in all of
+            their rows, which are 100 or more.
     """
 
     by_value: float = 0.0
     by_order: float = 0.0
     chance: float = 1.0
     tells: bool = False
+    sure: float = 0.0
 
     @property
     def clear(self) -> bool:
@@ -141,7 +145,16 @@ class Distinct:
         of_ranges = [np.bincount(ranges, counted[ordered]) for counted in (counts, positives)]
         used = of_ranges[0] > 0
         by_order = _explained(of_ranges[0][used], of_ranges[1][used], share)
-        return Signal(by_value, by_order, _CLEAR * float(np.sqrt(noise)) / rows, pure)
+        chance = _CLEAR * float(np.sqrt(noise)) / rows
+        sure = max(_sure(counts, positives), _sure(*of_ranges))
+        return Signal(by_value, by_order, chance, pure, sure)
+
+
+def _sure(counts: np.ndarray, positives: np.ndarray) -> float:
+    """Returns the share of the rarer label in groups of rows that have no other; see `Signal`."""
+    of_label = positives if 2 * positives.sum() <= counts.sum() else counts - positives
+    alone = (of_label == counts) & (counts >= _SURE_ROWS)
+    return float(of_label[alone].sum() / max(of_label.sum(), 1))
 
 
 def _explained(counts: np.ndarray, positives: np.ndarray, share: float) -> float:

@@ -46,6 +46,7 @@ class Draft:
         whole: whether the sample has all rows.
         in_doubt: columns that are numerical and categorical, as nothing says which they are.
         leaks: column -> how much of the label it tells.
+        partial_leaks: column -> in which share of the rows with the rarer label it tells it.
     """
 
     schema: Schema
@@ -56,6 +57,7 @@ class Draft:
     whole: bool
     in_doubt: tuple[str, ...] = ()
     leaks: dict[str, str] = field(default_factory=dict)
+    partial_leaks: dict[str, str] = field(default_factory=dict)
 
     @property
     def sample(self) -> str:
@@ -81,6 +83,9 @@ class Draft:
             parts.append(f"took {_listed_briefly(self.in_doubt)} as a number and an id, in doubt")
         if self.leaks:
             parts.append(f"used {_listed_briefly(self.leaks)}, which nearly tells the label")
+        if self.partial_leaks:
+            columns = _listed_briefly(self.partial_leaks)
+            parts.append(f"used {columns}, which tells the label in some rows")
         return "; ".join(parts) or None
 
     def save(self, path: Path, source: str) -> None:
@@ -184,7 +189,8 @@ def draft(
     comments = drafter.comments | {label: one_line(label_comment)}
     if weight is not None:
         comments[weight] = described_column(columns[weight])
-    of_draft = (rows, whole, tuple(drafter.in_doubt), drafter.leaks)
+    leaks = drafter.leaks, drafter.partial_leaks
+    of_draft = (rows, whole, tuple(drafter.in_doubt), *leaks)
     return Draft(schema, comments, left_out, label_comment, *of_draft)
 
 
@@ -306,7 +312,8 @@ def _label(
     elif len(labels) != 2:
         raise ValueError(
             f"column {name}: expected two labels in {rows}, got {len(labels)}: {known}; "
-            "--positive, or label: {positive: [...]} in a schema, names those that count as 1"
+            "--positive, or label: {positive: [...]} in a schema, names those that count as 1. "
+            "Models predict one label of two classes, neither several classes nor numbers"
         )
     else:
         value, why = _positive(labels)

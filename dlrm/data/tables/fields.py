@@ -23,6 +23,7 @@ _NEAR = 20.0  # from the mean to the largest value, below which no logarithm is 
 _FAR_OF_MOST = 1000.0  # times the range of most values from the middle to an end
 _UNIQUE_ROWS = 100  # from this many rows, a distinct value in every row is no coincidence
 _LEAK = 0.9  # share of the label's variance that a column explains
+_SURE = 0.2  # share of the rarer label that values tell which have no other
 _LONGEST_SHOWN = 24
 _LARGEST_INTEGER = float(1 << 63)
 # Texts that mean "missing" in columns of other kinds, and that no category has as its name.
@@ -52,6 +53,7 @@ class Drafter:
         self.left_out: dict[str, str] = {}
         self.in_doubt: list[str] = []
         self.leaks: dict[str, str] = {}
+        self.partial_leaks: dict[str, str] = {}
         self.time: TimeField | None = None
         self._taken = set(columns)
         if time is not None:
@@ -77,14 +79,18 @@ class Drafter:
     def _note_leak(self, summary: Summary) -> None:
         signal = summary.signal
         share = max(signal.by_value, signal.by_order)
-        if share < _LEAK or summary.rows < _UNIQUE_ROWS:
+        if max(share / _LEAK, signal.sure / _SURE) < 1 or summary.rows < _UNIQUE_ROWS:
             return
         if self.time is not None and summary.name == self.time.column:
             return
-        self.leaks[summary.name] = f"explains {share:.1%} of the label's variance on its own"
+        if share >= _LEAK:
+            self.leaks[summary.name] = f"explains {share:.1%} of the label's variance on its own"
+            note = f"nearly tells the label ({share:.1%} of its variance)"
+        else:
+            note = f"tells the label in {signal.sure:.1%} of the rows with the rarer one"
+            self.partial_leaks[summary.name] = note
         said = self.comments.get(summary.name, "")
-        note = f"nearly tells the label ({share:.1%} of its variance): known before it?"
-        self.comments[summary.name] = f"{said}; {note}"
+        self.comments[summary.name] = f"{said}; {note}: known before it?"
 
     def _add_list(self, summary: Summary, values: Summary) -> None:
         if values.kind == TIMES:

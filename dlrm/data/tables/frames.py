@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from dlrm.data.sources.column_names import check_columns
@@ -18,6 +19,9 @@ from dlrm.data.tables.kinds.types import plain_array, plain_field
 from dlrm.files import staged_file
 
 GROUP_ROWS = 1 << 17  # rows of a written row group
+_HINTS = dict.fromkeys(
+    ("ndarray", "list", "dict"), "; pandas.DataFrame(...) of it gives columns their names"
+)
 
 
 def is_frame(value: Any) -> bool:
@@ -51,7 +55,7 @@ def open_frame(
     if not is_frame(frame):
         raise ValueError(
             f"{name}: expected a table of Arrow, Polars, pandas or DuckDB, got "
-            f"{type(frame).__name__}"
+            f"{type(frame).__name__}{_HINTS.get(type(frame).__name__, '')}"
         )
     if _is_pandas(frame):
         names = [str(column) for column in frame.columns]
@@ -123,12 +127,15 @@ def _chosen(
         raise ValueError(f"{name}: cannot be read ({_first_line(error)})") from error
 
 
-def write_frame(frame: Any, columns: Sequence[str], path: Path, name: str = "frame") -> int:
+def write_frame(
+    frame: Any, columns: Sequence[str], path: Path, name: str = "frame", utc: str | None = None
+) -> int:
     """Copies columns of a table in memory into a Parquet file that appears when it is whole.
 
     Args:
         frame, columns, name: see `open_frame`.
         path: the file; its row groups have 131,072 rows except for the last.
+        utc: a column whose timestamps and dates are in UTC if they have no zone; None for none.
 
     Returns:
         The number of rows.
@@ -136,7 +143,7 @@ def write_frame(frame: Any, columns: Sequence[str], path: Path, name: str = "fra
     Raises:
         ValueError: see `open_frame`; or Parquet does not support the values.
     """
-    reader, rows = open_frame(frame, columns, name), 0
+    reader, rows = _in_utc(open_frame(frame, columns, name), utc), 0
     options: dict[str, Any] = {"compression": "none", "write_statistics": False}
     try:
         with staged_file(path) as partial, pq.ParquetWriter(partial, reader.schema, **options) as w:
@@ -146,6 +153,25 @@ def write_frame(frame: Any, columns: Sequence[str], path: Path, name: str = "fra
     except (pa.ArrowException, NotImplementedError) as error:
         raise ValueError(f"{name}: cannot be written as Parquet ({_first_line(error)})") from error
     return rows
+
+
+def _in_utc(reader: pa.RecordBatchReader, column: str | None) -> pa.RecordBatchReader:
+    """Gives timestamps and dates of a column the zone UTC, unless they have a zone."""
+    place = reader.schema.get_field_index(column) if column is not None else -1
+    kind = reader.schema.field(place).type if place >= 0 else None
+    if kind is None or not (pa.types.is_timestamp(kind) or pa.types.is_date(kind)):
+        return reader
+    if getattr(kind, "tz", None) is not None:
+        return reader
+    unit = getattr(kind, "unit", "ms")
+    schema = reader.schema.set(place, pa.field(column, pa.timestamp(unit, "UTC")))
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        for batch in reader:
+            times = pc.assume_timezone(batch.column(place).cast(pa.timestamp(unit)), "UTC")
+            yield batch.set_column(place, schema.field(place), times)
+
+    return pa.RecordBatchReader.from_batches(schema, batches())
 
 
 def _in_groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:

@@ -187,8 +187,10 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, TableFile]
 def _staged_frame(
     run: Run, file: TableFile, columns: list[str], target: Path
 ) -> tuple[Path, TableFile]:
+    time = run.options.schema.time  # a frame's times rarely have a zone, and its program is at hand
+    utc = time.column if time is not None and time.zone is None else None
     with run.stage("stage") as now:
-        now.rows = write_frame(file.frame, columns, target, str(file.path))
+        now.rows = write_frame(file.frame, columns, target, str(file.path), utc)
         now.size = target.stat().st_size
     return target, file
 

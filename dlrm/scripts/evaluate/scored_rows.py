@@ -8,6 +8,7 @@ import numpy as np
 
 from dlrm.data.transform.schema import Schema
 from dlrm.metrics.judged import ScoredRows
+from dlrm.serving.importance import Sample
 from dlrm.serving.predictor import Predictor, field_names, shares_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares
@@ -77,7 +78,7 @@ def collect(
     values: dict[str, list[np.ndarray]] = {name: [] for name in fields}
     extra: dict[str, list[np.ndarray]] = {}
     lists: set[str] = set()
-    sample = _Sample(most_kept)
+    sample = Sample(most_kept)
 
     def take(place: int, block: SourceBlock) -> None:
         if block.labels is None:
@@ -153,24 +154,3 @@ def _inputs(model: Predictor, first: Predictor, block: SourceBlock) -> Inputs:
     if model is first or block.inputs_of is None:
         return block.inputs
     return block.inputs_of(model)
-
-
-class _Sample:
-    """Keeps at most `most` evenly spaced rows of blocks whose number is unknown."""
-
-    def __init__(self, most: int) -> None:
-        self._most, self._stride, self._seen = most, 1, 0
-        self._parts: list[tuple[Inputs, np.ndarray]] = []
-
-    def add(self, inputs: Inputs, labels: np.ndarray) -> None:
-        chosen = np.arange(-self._seen % self._stride, len(labels), self._stride)
-        self._seen += len(labels)
-        self._parts.append((inputs.take(chosen), labels[chosen]))
-        while sum(len(labels) for _, labels in self._parts) > self._most:
-            self._stride *= 2
-            joined, known = self.rows()
-            self._parts = [(joined.take(np.arange(0, len(known), 2)), known[::2])]
-
-    def rows(self) -> tuple[Inputs, np.ndarray]:
-        inputs, labels = zip(*self._parts, strict=True)
-        return Inputs.joined(inputs), np.concatenate(labels)

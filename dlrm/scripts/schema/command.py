@@ -115,7 +115,7 @@ def _report(drafted: Draft, values: Values) -> None:
         print(f"in doubt:    {listed(drafted.in_doubt)}: a number and an id each")
     for name, why in drafted.left_out.items():
         _say(f"left out:    {shown_name(name)}, {why}")
-    for name, why in drafted.leaks.items():
+    for name, why in (drafted.leaks | drafted.partial_leaks).items():
         _say(f"warning:     {shown_name(name)} {why}: is it known before the label?")
     _say(f"{values['output']}: drafted from {drafted.sample}; check it, then run")
     command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={values['output']}"]

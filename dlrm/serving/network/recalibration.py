@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dlrm.command_line import missing_extra
 from dlrm.documents import brief, printable, read_json
-from dlrm.files import check_outside, staged_directory
+from dlrm.files import MANIFEST, check_outside, staged_directory
 from dlrm.manifest import check_listed, read_manifest, write_manifest
 from dlrm.train.checkpoints.writer import link_or_copy
 from dlrm.train.reports.model_card import MODEL_CARD
@@ -292,16 +292,24 @@ def write_recalibrated(
     """
     check_outside(directory, checkpoint)
     manifest = read_manifest(checkpoint, "checkpoint")
-    known = {name: facts["crc32"] for name, facts in manifest["files"].items()}
     with staged_directory(directory) as staging:
-        for name in known:
+        for name in (*manifest["files"], MANIFEST):
             (staging / name).parent.mkdir(parents=True, exist_ok=True)
             link_or_copy(str(checkpoint / name), str(staging / name))
-        shutil.rmtree(staging / FOLDER, ignore_errors=True)
-        (staging / FOLDER).mkdir()
-        text = json.dumps(recalibration.to_json(), indent=1) + "\n"
-        (staging / FOLDER / _FILE).write_text(text, encoding="utf-8")
-        known.pop(f"{FOLDER}/{_FILE}", None)
-        _note_in_card(staging / MODEL_CARD, recalibration)
-        known.pop(MODEL_CARD, None)
-        write_manifest(staging, "checkpoint", known)
+        add_recalibration(staging, recalibration)
+
+
+def add_recalibration(checkpoint: Path, recalibration: Recalibration) -> None:
+    """Adds a recalibration to a checkpoint that is being written, or replaces that which it has."""
+    if (stored := load_recalibration(checkpoint)) and stored.to_json() == recalibration.to_json():
+        return
+    files = read_manifest(checkpoint, "checkpoint")["files"]
+    known = {name: facts["crc32"] for name, facts in files.items()}
+    shutil.rmtree(checkpoint / FOLDER, ignore_errors=True)
+    (checkpoint / FOLDER).mkdir()
+    text = json.dumps(recalibration.to_json(), indent=1) + "\n"
+    (checkpoint / FOLDER / _FILE).write_text(text, encoding="utf-8")
+    _note_in_card(checkpoint / MODEL_CARD, recalibration)
+    for name in (f"{FOLDER}/{_FILE}", MODEL_CARD):
+        known.pop(name, None)
+    write_manifest(checkpoint, "checkpoint", known)

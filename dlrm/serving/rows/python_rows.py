@@ -21,8 +21,9 @@ def frame_of(rows: Any, transform: Transform) -> Any:
     A table in memory is returned as it is.
 
     Args:
-        rows: lines of text, sequences of fields, or mappings from names to fields; or a mapping
-            from names to columns, or a table in memory. See `Predictor.logits`.
+        rows: lines of text, sequences of fields, or mappings from names to fields; one mapping, or
+            a mapping from names to columns, beside which a single value counts for all rows; or a
+            table in memory. See `Predictor.logits`.
         transform: transform of the model.
 
     Raises:
@@ -34,15 +35,30 @@ def frame_of(rows: Any, transform: Transform) -> Any:
         return rows
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
-    if isinstance(rows, Mapping) or hasattr(rows, "columns"):
-        columns = _columns(rows, names)
+    lists = Cells.from_schema(transform.schema)
+    if _is_named(rows) or hasattr(rows, "columns"):
+        columns = _columns(rows, names, lists)
     elif isinstance(rows, Iterable):
-        cells = [_row(index, row, names) for index, row in enumerate(rows)]
-        columns = [[row[place] for row in cells] for place in range(len(names))]
+        columns = _columns_of_rows(list(rows), names)
     else:
         raise ValueError(f"rows: expected a list of rows, got {rows!r}")
-    lists, named = Cells.from_schema(transform.schema), zip(names, columns, strict=True)
+    named = zip(names, columns, strict=True)
     return pa.table([_array_of(transform, lists, *column) for column in named], names)
+
+
+def _is_named(row: Any) -> bool:
+    """Returns whether values have names, as in a mapping or in a row of pandas."""
+    return isinstance(row, Mapping) or hasattr(row, "keys")
+
+
+def _columns_of_rows(rows: Sequence[Any], names: Sequence[str]) -> list[list[Any]]:
+    if all(map(_is_named, rows)):
+        try:
+            return [[row[name] for row in rows] for name in names]
+        except KeyError:  # `_row` names the row
+            pass
+    cells = [_row(index, row, names) for index, row in enumerate(rows)]
+    return [[row[place] for row in cells] for place in range(len(names))]
 
 
 def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
@@ -51,26 +67,40 @@ def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
     if isinstance(row, str):
         row = row.rstrip("\r\n").split("\t")
         row += [""] * (len(names) - len(row))  # fields absent at the end are missing
-    elif isinstance(row, Mapping):
+    elif _is_named(row):
         row = _named(f"row {index}", row, names)
     elif not isinstance(row, Iterable):
-        raise RowError(index, f"expected a line, fields or a mapping, got {row!r}")
+        hint = "; put the fields of a row in a list" if index == 0 else ""
+        raise RowError(index, f"expected a line, fields or a mapping, got {row!r}{hint}")
     cells = list(row)
     if len(cells) != len(names):
         raise RowError(index, f"expected {len(names)} fields, got {len(cells)}")
     return cells
 
 
-def _columns(columns: Any, names: Sequence[str]) -> list[list[Any]]:
-    values = _named("rows", columns, names)
-    for name, column in zip(names, values, strict=True):
-        if isinstance(column, str | bytes) or not isinstance(column, Iterable):
-            raise ValueError(f"rows: column {name!r}: expected values, got {column!r}")
-    chosen = [list(column) for column in values]
-    if len({len(column) for column in chosen}) > 1:
-        lengths = dict(zip(names, map(len, chosen), strict=True))
+def _columns(columns: Any, names: Sequence[str], lists: Cells) -> list[list[Any]]:
+    """Returns the columns of a mapping, in which single values count for all rows.
+
+    A list in a list field is the value of one row if no other field has a column.
+    """
+    values = dict(zip(names, _named("rows", columns, names), strict=True))
+    single = {name for name, value in values.items() if not _is_column(value)}
+    in_lists = [name for name in values if name in lists.separators and name not in single]
+    if single and len(single) + len(in_lists) == len(names):
+        single |= {name for name in in_lists if not any(map(_is_column, values[name]))}
+    chosen = {name: list(value) for name, value in values.items() if name not in single}
+    if len({len(column) for column in chosen.values()}) > 1:
+        lengths = {name: len(column) for name, column in chosen.items()}
         raise ValueError(f"rows: expected columns of one length, got {lengths}")
-    return chosen
+    count = len(next(iter(chosen.values()), [None]))
+    return [chosen[name] if name in chosen else [values[name]] * count for name in names]
+
+
+def _is_column(value: Any) -> bool:
+    """Returns whether a value of a mapping holds those of several rows, or a list of one row."""
+    if isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0:
+        return False
+    return isinstance(value, Iterable)
 
 
 def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:

@@ -1,0 +1,56 @@
+"""A progress bar for programs and notebooks."""
+
+import sys
+from types import TracebackType
+
+from tqdm import auto
+
+from dlrm.metrics.table import SHOWN, title
+from dlrm.train.reports.callbacks import Callbacks, OnStep
+
+
+def is_watched() -> bool:
+    """Returns whether standard error is a terminal, or the program runs in a notebook."""
+    kinds = {kind.__module__ for kind in auto.tqdm.__mro__}
+    return sys.stderr.isatty() or "tqdm.notebook" in kinds
+
+
+class Bar:
+    """A bar of training steps, with the last loss and the metrics of the last test.
+
+    Args:
+        total: steps of the training.
+        shown: whether to show it.
+    """
+
+    def __init__(self, total: int, shown: bool) -> None:
+        self._bar = auto.tqdm(total=total, desc="train", unit="step", disable=not shown)
+        self._figures: dict[str, str] = {}
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __exit__(
+        self, kind: type | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self._bar.close()
+
+    def beat(self, step: int) -> None:
+        """Moves the bar to a step."""
+        self._bar.update(step - self._bar.n)
+
+    def watching(self, callbacks: Callbacks) -> Callbacks:
+        """Returns functions that show figures and then call the given ones."""
+        if self._bar.disable:
+            return callbacks
+        return Callbacks(
+            self._showing(callbacks.on_step, ["loss"]), self._showing(callbacks.on_test, SHOWN)
+        )
+
+    def _showing(self, function: OnStep | None, names: list[str]) -> OnStep:
+        def called(step: int, values: dict[str, float]) -> bool:
+            self._figures |= {title(n): f"{values[n]:.4f}" for n in names if n in values}
+            self._bar.set_postfix(self._figures, refresh=False)
+            return function is not None and function(step, values) is True
+
+        return called

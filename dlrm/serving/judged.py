@@ -1,0 +1,237 @@
+"""Methods of a model that judge it on rows with labels."""
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+
+import numpy as np
+import torch
+
+from dlrm.data.tables.frames import is_frame, open_frame
+from dlrm.metrics.clicks import click_metrics
+from dlrm.metrics.intervals import Difference, Interval
+from dlrm.metrics.judged import ScoredRows, judge
+from dlrm.serving.figures import figure
+from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
+from dlrm.serving.rows.config import RECALIBRATIONS, SPLITS
+from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.rows.tables import scoring_reader
+from dlrm.serving.wording import in_python
+from dlrm.torch_settings import own_settings
+from dlrm.train.reports.callbacks import LabelsAndScores, OwnMetrics
+
+if TYPE_CHECKING:
+    from dlrm.serving.predictor import Predictor
+
+T = TypeVar("T")
+_REPLICATES = 200  # of the bootstrap
+
+
+class FieldImportance(NamedTuple):
+    """Loss of quality when the values of a field are shuffled among the rows.
+
+    Attributes:
+        field: name of the field.
+        auc_lost: AUC before minus after.
+        low, high: bounds of its 95 % interval.
+        log_loss_gained: log loss after minus before.
+    """
+
+    field: str
+    auc_lost: float
+    low: float
+    high: float
+    log_loss_gained: float
+
+
+class Judged:
+    """Judges a model: metrics, importance of fields, comparison, recalibration and pictures.
+
+    All methods take labelled rows: a table that `logits` accepts, with the column of labels; a
+    `Dataset` or its directory, of which they read a split; or the path of a file of rows.
+    """
+
+    def evaluate(
+        self: Any,
+        frame: Any,
+        split: str = "test",
+        *,
+        intervals: bool = False,
+        metrics: OwnMetrics | None = None,
+    ) -> dict[str, Any]:
+        """Returns metrics of the model's predictions for labelled rows.
+
+        Args:
+            frame: a table that `logits` accepts, with the column of labels; a `Dataset` or its
+                directory; or the path of a file of rows, as `dlrm.scripts.evaluate` reads it.
+            split: split of a dataset: "test", "validation" or "train".
+            intervals: return a value with the ends of its 95 % interval for each metric, and more
+                metrics; see `dlrm.metrics.judged.judge`.
+            metrics: further metrics: name -> function of the labels and the scores, both `[rows]`.
+
+        Returns:
+            `auc`; `log_loss` in nats; `normalized_entropy`, the log loss relative to that of always
+            predicting the share of positive rows; `calibration`, predicted over observed positive
+            rows. See `dlrm.metrics.clicks.click_metrics`.
+
+        Raises:
+            ValueError: the model was not trained on a table, there are no rows, a column is
+                missing, or a value is unreadable; the message names row and column.
+        """
+        from dlrm.serving.predictor import probability
+
+        own, rows = LabelsAndScores(metrics or {}), _scored(self, frame, split)
+        (logits,), labels = rows.logits, rows.labels
+        if intervals:
+            found: dict[str, Any] = dict(judge(rows, _REPLICATES).models[0])
+            nothing = (np.nan, np.nan)
+            own_values = own(labels, probability(logits)).items()
+            return found | {name: Interval(value, *nothing) for name, value in own_values}
+        with own_settings():
+            plain = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
+        return plain | own(labels, probability(logits))
+
+    def importance(
+        self: Any, frame: Any, split: str = "test", *, rows: int = 100_000, seed: int = 0
+    ) -> list[FieldImportance]:
+        """Returns the importance of every field by permutation, the most important first.
+
+        Args:
+            frame, split: labelled rows that the model was not trained on; see `evaluate`.
+            rows: maximum number of rows to measure on, which are evenly spaced.
+            seed: seed of the permutations.
+
+        Raises:
+            ValueError: rows cannot be read, or have one class; see `evaluate`.
+        """
+        from dlrm.serving.importance import Sample, permutation_importance
+        from dlrm.serving.predictor import field_names
+
+        sample = Sample(rows)
+        _taken(self, frame, split, sample.add)
+        inputs, labels = sample.rows()
+        if len(np.unique(labels)) < 2:
+            raise ValueError(f"importance: expected rows of both classes, got {len(labels)} of one")
+        names = [name for kind in field_names(self) for name in kind]
+        found = permutation_importance(self, inputs, labels, seed)
+        found.sort(key=lambda one: -one.auc_lost.value)
+        return [
+            FieldImportance(names[one.field], *one.auc_lost[:3], one.log_loss_gained)
+            for one in found
+        ]
+
+    def compare(
+        self: Any, other: "Predictor", frame: Any, split: str = "test"
+    ) -> dict[str, Difference]:
+        """Returns how this model's metrics differ from another's on the same labelled rows.
+
+        Args:
+            other: a model of any fields of the rows.
+            frame, split: see `evaluate`.
+
+        Returns:
+            Metric -> value of this model minus that of the other, with the bounds of its 95 %
+            interval and the p-value of no difference: by DeLong's test for the AUC, by a bootstrap
+            of 200 otherwise.
+
+        Raises:
+            ValueError: rows cannot be read; see `evaluate`.
+        """
+        if is_frame(frame):  # a stream can be read only once
+            readers = [scoring_reader(model.row_transform, True) for model in (self, other)]
+            wanted = {column for reader in readers for column in reader.columns}
+            frame = open_frame(frame, sorted(wanted)).read_all()
+        own, theirs = _scored(self, frame, split), _scored(other, frame, split)
+        both = ScoredRows((own.logits[0], theirs.logits[0]), own.labels)
+        return judge(both, _REPLICATES).differences
+
+    def recalibrate(
+        self: Any, frame: Any, split: str = "validation", *, kind: str = "platt"
+    ) -> "Predictor":
+        """Returns a model with the same network whose scores are recalibrated to labelled rows.
+
+        `save` keeps the recalibration, and `dlrm.load`, the exporter and commands apply it. An
+        earlier recalibration is replaced. Metrics of the rows given here are too good for it.
+
+        Args:
+            frame, split: rows that neither train nor judge the model; see `evaluate`.
+            kind: "platt", a logistic regression on the logit, or "isotonic".
+
+        Raises:
+            ValueError: rows cannot be read or have one class, no increasing map fits them, or
+                scikit-learn is missing.
+        """
+        if kind not in RECALIBRATIONS:
+            raise ValueError(f"kind: expected one of {', '.join(RECALIBRATIONS)}, got {kind!r}")
+        with in_python():
+            check_fitting()
+            rows = _scored(self._with_recalibration(None), frame, split)
+            fitted = fit(kind, rows.logits[0], rows.labels)
+        path = None if is_frame(frame) else getattr(frame, "path", frame)
+        if path is not None:
+            is_dataset = os.path.isdir(path)
+            fitted.fitted_to = FittedRows.from_sources([str(path)], split if is_dataset else None)
+        return self._with_recalibration(fitted)
+
+    def plot(self: Any, frame: Any = None, split: str = "test") -> Any:
+        """Returns a figure of matplotlib: the training, and on labelled rows calibration and gain.
+
+        Args:
+            frame, split: see `evaluate`; None draws the training alone.
+
+        Raises:
+            ImportError: matplotlib is missing; the message has the command that installs it.
+            ValueError: rows cannot be read; or nothing is to draw.
+        """
+        return figure(self, None if frame is None else _scored(self, frame, split))
+
+
+def _scored(model: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
+    """Returns the logits and labels of rows; see `evaluate`."""
+    parts = _taken(model, frame, split, lambda inputs, labels: (model.logits_of(inputs), labels))
+    logits, labels = map(np.concatenate, zip(*parts, strict=True))
+    return ScoredRows((logits,), labels)
+
+
+def _taken(
+    model: "Predictor", frame: Any, split: str, take: Callable[[Inputs, np.ndarray], T]
+) -> list[T]:
+    """Returns the results of a function of the inputs and labels of each block of rows.
+
+    Raises:
+        ValueError: there are no rows; see `evaluate`.
+    """
+    from dlrm.serving.predictor import shares_of, warn_of
+
+    shares = shares_of(model.transform)
+    if not is_frame(frame) and isinstance(getattr(frame, "path", frame), str | os.PathLike):
+        parts = _of_source(model, getattr(frame, "path", frame), split, take, shares)
+    else:
+        if not model.row_transform.label_known:
+            raise ValueError(f"{model.path}: the model does not say which column has the labels")
+        parts = [*model._of_frame(frame, True, shares, take)]
+    warn_of(shares)
+    if not parts:
+        raise ValueError("frame: expected rows to evaluate, got none")
+    return parts
+
+
+def _of_source(
+    model: "Predictor",
+    path: str | os.PathLike,
+    split: str,
+    take: Callable[[Inputs, np.ndarray], T],
+    shares: Any,
+) -> list[T]:
+    from dlrm.serving.sources import SourceBlock, SourceConfig, taken
+
+    if split not in SPLITS:
+        raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
+
+    def labelled(block: SourceBlock) -> T:
+        if block.labels is None:
+            raise ValueError(f"{path}: expected rows with labels, got none")
+        return take(block.inputs, block.labels)
+
+    config = SourceConfig(split=split, batch_size=model.batch_size)
+    return [*taken(model, str(path), config, shares, labelled)]

@@ -1,0 +1,145 @@
+"""A model as text and as HTML: its fields, the metrics of its training, and its curves."""
+
+import html
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from dlrm.metrics.table import METRICS, SHOWN, title
+from dlrm.pages import table
+from dlrm.pages.charts import Line, chart
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.runs import Run, read_run
+from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
+
+if TYPE_CHECKING:
+    from dlrm.serving.predictor import Predictor
+
+_MOST_NAMES = 12
+_STYLE = """
+.dlrm-model figure { display: inline-block; width: 26em; margin: 1em 2em 0 0 }
+.dlrm-model svg text { font: 11px sans-serif; fill: currentColor }
+.dlrm-model .legend { list-style: none; padding: 0 } .dlrm-model .legend li { display: inline }
+.dlrm-model .legend i { display: inline-block; width: 1.6em; margin: 0 .4em 0 1em;
+  border-top: 2px solid; vertical-align: middle }
+.dlrm-model caption, .dlrm-model th:first-child { text-align: left }
+"""  # of a page's parts within a notebook, which has a style of its own
+
+
+def summary_of(model: "Predictor") -> list[str]:
+    """Returns the number of fields and rows, and the metrics of rows that were not chosen on."""
+    parts, found = [f"{_size(model)}"], _tested(model)
+    if found:
+        (name, role), metrics = next(iter(found.items()))
+        if {"auc", "log_loss"} <= metrics.keys():
+            auc, loss = metrics["auc"], metrics["log_loss"]
+            parts.append(f"{name} auc {auc:.4f}, log loss {loss:.4f} ({role})")
+    return parts
+
+
+def lines_of(model: "Predictor") -> list[str]:
+    """Returns lines for `print`: size, columns by role, draft, metrics, and the checkpoint."""
+    lines = [f"DLRM of {_size(model)}", *(f"{name}: {text}" for name, text in _columns(model))]
+    if model.draft is not None and (note := model.draft.note()):
+        lines.append(f"draft: {note}")
+    for (name, role), metrics in _tested(model).items():
+        own = [n for n in metrics if n in SHOWN or n not in METRICS]
+        shown = ", ".join(f"{title(n)} {metrics[n]:.4f}" for n in own)
+        lines.append(f"{name} ({role}): {shown}")
+    return [*lines, f"checkpoint: {model.path}"]
+
+
+def html_of(model: "Predictor") -> str:
+    """Returns lines, a table of metrics, and curves, for a notebook."""
+    columns = [*_columns(model), ("checkpoint", str(model.path))]
+    parts = [f"<p>DLRM of {html.escape(_size(model))}</p>"]
+    if found := _tested(model):
+        heads = ["metric", *(f"{name} ({role})" for name, role in found)]
+        names = dict.fromkeys(name for metrics in found.values() for name in metrics)
+        rows = [
+            [title(n), *(f"{m[n]:.4f}" if n in m else None for m in found.values())] for n in names
+        ]
+        parts.append(table([("", heads)], rows, "metrics of the training"))
+    if (run := run_of(model)) is not None:
+        parts += _curves(run)
+    parts.append(table([("", ["role", "columns"])], columns, "columns of the rows"))
+    return f"<style>{_STYLE}</style><div class='dlrm-model'>{''.join(map(str, parts))}</div>"
+
+
+def run_of(model: "Predictor") -> Run | None:
+    """Returns the run of a model; None if its checkpoint is gone or does not describe it."""
+    try:
+        return read_run(model.path)
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _curves(run: Run) -> list[str]:
+    """Returns charts of the training loss and of the metric that chooses."""
+    charts = []
+    if len(run.curve) > 1:
+        loss = Line("training", *points(run.curve, "loss"))
+        tested = Line(run.roles.chooses, *points(run.tests, "log_loss"), dots=True)
+        charts.append(chart("Loss", "step", "log loss", [loss, tested], "The loss of each step."))
+    if len(run.tests) > 1 and all("auc" in entry for entry in run.tests):
+        line = Line(run.roles.chooses, *points(run.tests, "auc"), dots=True)
+        told = f"Last: {run.tests[-1]['auc']:.4f}."
+        charts.append(chart("AUC of the rows that choose", "step", "AUC", [line], told))
+    return [str(one) for one in charts]
+
+
+def points(entries: Sequence[dict[str, float]], name: str) -> tuple[list[float], list[float]]:
+    """Returns steps and values of the entries of a run that have a value of this name."""
+    known = [(one["step"], one[name]) for one in entries if one.get(name) == one.get(name, 1)]
+    return [step for step, _ in known], [value for _, value in known]
+
+
+def _size(model: "Predictor") -> str:
+    config = model.model.config
+    kinds = f"{config.num_numerical_features} numerical and {len(config.table_sizes)}"
+    shown = f"{kinds} categorical fields"
+    try:
+        rows = int(read_config(model.path)["dataset"]["rows"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return shown
+    return f"{shown}, trained on {rows:,} rows"
+
+
+def _columns(model: "Predictor") -> list[tuple[str, str]]:
+    """Returns the names of columns by their role in the schema."""
+    if model.transform is None:
+        return []
+    schema = model.transform.schema
+    label, positive = schema.label.column, schema.label.positive
+    if positive is not None:
+        several = positive if isinstance(positive, list | tuple) else [positive]
+        label += f" ({' or '.join(map(str, several))} is 1)"
+    by_role: dict[str, Any] = {
+        "label": [label],
+        "numerical": schema.numerical_names,
+        "categorical": schema.categorical_names,
+        "weight": [schema.weight] if schema.weight else [],
+        "groups": schema.groups,
+        "time": [schema.time.column] if schema.time else [],
+    }
+    return [(role, _listed(names)) for role, names in by_role.items() if names]
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else ""
+    return ", ".join(names[:_MOST_NAMES]) + more
+
+
+def _tested(model: "Predictor") -> dict[tuple[str, str], dict[str, float]]:
+    """Returns metrics by the name of the rows and their role, those not chosen on first."""
+    results = model.results
+    found: dict[tuple[str, str], dict[str, float]] = {}
+    for key, role in {"never_chosen_on": NEVER_CHOSEN, "chosen_on": CHOSEN}.items():
+        name = results.get(key)
+        metrics = {
+            key.removeprefix(f"{name}_"): value
+            for key, value in results.items()
+            if key.startswith(f"{name}_") and isinstance(value, int | float)
+        }
+        if name is not None and metrics:
+            found[name, role] = metrics
+    return found

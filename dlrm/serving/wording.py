@@ -1,0 +1,36 @@
+"""Messages in the words of a Python program: arguments instead of flags."""
+
+import re
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_COMMAND = r"`[^`]*`|python -m [^;,]*"  # whose flags are flags
+_FLAG = re.compile(rf"({_COMMAND})|--(\w+)")
+_FIRST = re.compile(r"--(\w+) ([^\s:]+): ")
+_OTHER_NAMES = {"test_input": "test", "validation_input": "validation", "recalibrate": "kind"}
+
+
+@contextmanager
+def in_python() -> Iterator[None]:
+    """Words the errors of the block as `python_text` does."""
+    try:
+        yield
+    except (ValueError, OSError, FloatingPointError) as error:
+        error.args = tuple(python_text(a) if isinstance(a, str) else a for a in error.args)
+        raise
+
+
+def python_text(text: str) -> str:
+    """Returns a message with arguments instead of flags, except in the commands that it names."""
+    text = _FIRST.sub(r"--\1=\2: ", text, count=1)
+    return _FLAG.sub(lambda found: found[1] or _OTHER_NAMES.get(found[2], found[2]), text)
+
+
+def warn(text: str) -> None:
+    """Warns at the line of the caller's program that called this package."""
+    level, frame = 1, sys._getframe()
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith("dlrm."):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(python_text(text), stacklevel=level)
