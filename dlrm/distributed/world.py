@@ -324,7 +324,7 @@ def choose_device(asked: str | None) -> str:
     if not torch.cuda.is_available():
         raise ValueError(
             f"--base_device {asked}: torch finds no CUDA device here; use cpu. "
-            "python -m dlrm.scripts.doctor says why"
+            "dlrm doctor says why"
         )
     index, count = int(asked.partition(":")[2] or 0), torch.cuda.device_count()
     if index >= count:

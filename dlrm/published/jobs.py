@@ -18,11 +18,11 @@ from dlrm.settings import setting
 from dlrm.vision import flags as cnn_flags
 
 _PREPARED_BY = {  # data of a row -> the command that makes the dataset
-    "imagenet": "python -m dlrm.preproc.prepare_images",
+    "imagenet": "dlrm prepare-images",
     "criteo": "preproc/prepare_dataset.sh",
-    "squad": "python -m dlrm.preproc.prepare_text",
-    "mrpc": "python -m dlrm.preproc.prepare_text",
-    "wiki": "python -m dlrm.preproc.prepare_text",
+    "squad": "dlrm prepare-text",
+    "mrpc": "dlrm prepare-text",
+    "wiki": "dlrm prepare-text",
 }
 MOST = 10**6  # of a number in a flag
 

@@ -108,17 +108,17 @@ _INTRODUCTION = """# The catalogue of benchmark rows
 
 Five documents define what this package measures besides its own benchmarks. Each configuration that
 they name is a row of the catalogue. This page is written from the rows by
-`python -m dlrm.scripts.systems document docs/systems.md`; do not edit it.
+`dlrm systems document docs/systems.md`; do not edit it.
 
 ```bash
-python -m dlrm.scripts.systems list --source 003
-python -m dlrm.scripts.systems show gaudi/rn50/graph-bf16-b256
-python -m dlrm.scripts.systems run gaudi/rn50/eager-fp32-b128 --smoke
-python -m dlrm.scripts.systems run 'ipu/rn50/infer-synthetic/*' -- --base_device=cpu
-python -m dlrm.scripts.systems scaling dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
-python -m dlrm.scripts.systems run gaudi/dlrm-medium/trend --smoke
-python -m dlrm.scripts.systems seeds nvidia/dlrm-small/seeds --n 16 --dataset DIR
-python -m dlrm.scripts.systems table 002 --format html --output dlperf.html
+dlrm systems list --source 003
+dlrm systems show gaudi/rn50/graph-bf16-b256
+dlrm systems run gaudi/rn50/eager-fp32-b128 --smoke
+dlrm systems run 'ipu/rn50/infer-synthetic/*' -- --base_device=cpu
+dlrm systems scaling dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
+dlrm systems run gaudi/dlrm-medium/trend --smoke
+dlrm systems seeds nvidia/dlrm-small/seeds --n 16 --dataset DIR
+dlrm systems table 002 --format html --output dlperf.html
 ```
 
 `run` starts each repeat in fresh processes, with a fixed number of threads each, and appends

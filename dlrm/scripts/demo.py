@@ -1,7 +1,7 @@
-"""Goes from raw click logs to a dataset, a trained model and its AUC: python -m dlrm.scripts.demo
+"""Goes from raw click logs to a dataset, a trained model and its AUC: dlrm demo
 
-    python -m dlrm.scripts.demo                             simulated logs, whose best AUC is known
-    python -m dlrm.scripts.demo --raw /path/with/day_files  your own logs in Criteo's format
+    dlrm demo                             simulated logs, whose best AUC is known
+    dlrm demo --raw /path/with/day_files  your own logs in Criteo's format
 
 All files are written to ./demo, and all lines of the commands that it runs to demo/demo.log. Logs
 are prepared on Spark if pyspark and Java are installed, or else by processes of this machine, which

@@ -54,7 +54,7 @@ STOPPED = 75  # EX_TEMPFAIL: stopped by a signal and saved; the same command wit
 VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in a fixed order"
 _LESS_MEMORY = (
     "A smaller --batch_size needs less, and --gradient_accumulation_steps computes it in parts; "
-    "python -m dlrm.scripts.doctor says what is free"
+    "dlrm doctor says what is free"
 )
 _LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
 

@@ -240,7 +240,7 @@ def _check_architecture(
         smaller = [name for name in expected if name.startswith("table ") and name in found]
         if any(found[name][0] < expected[name][0] for name in smaller):
             raise ValueError(
-                f"{error}\n  dlrm.scripts.checkpoint grow appends rows to tables"
+                f"{error}\n  dlrm checkpoint grow appends rows to tables"
             ) from None
         raise
 
