@@ -59,9 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _deploy(words: list[str], values: Values) -> int:
     options = values.config(DeployConfig)
     if options.dump_perf_data:
-        raise UsageError(
-            "--dump_perf_data: dlrm client --input DATASET sends a dataset's rows"
-        )
+        raise UsageError("--dump_perf_data: dlrm client --input DATASET sends a dataset's rows")
     _check_architecture(options)
     flags = ["--triton-no-cuda" if word == "--deploy_cpu" else word for word in words]
     flags += [f"--checkpoint={options.model_checkpoint}", *(["--fp16"] if options.fp16 else [])]

@@ -8,6 +8,7 @@ from dlrm.published.catalogue import DOCUMENTS, select
 from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import RULES
 from dlrm.published.documents.translation import Record, translate
+from dlrm.scripts.commands import program_of
 
 _WIDTH = 100
 
@@ -28,13 +29,17 @@ def _published(row: BenchmarkRow) -> str:
 
 def command_line(row: BenchmarkRow, dataset: str | None = "DIR") -> str:
     """Returns what `run` starts at full size."""
-    launcher = "python -m"
-    if row.processes > 1:
-        each = row.processes // row.nodes
-        nodes = f"--nnodes {row.nodes} " if row.nodes > 1 else ""
-        launcher = f"torchrun {nodes}--nproc_per_node {each} -m"
     flags = [*row.arguments(dataset), *RULES[row.rule].flags]
-    return f"{launcher} dlrm.scripts.{row.command} {shlex.join(flags)}"
+    return f"{_program(row.command, row.processes, row.nodes)} {shlex.join(flags)}"
+
+
+def _program(command: str, processes: int, nodes: int = 1) -> str:
+    """Returns the words before the flags of a command."""
+    module = f"dlrm.scripts.{command}"
+    if processes == 1:
+        return program_of(module)
+    several = f"--nnodes {nodes} " if nodes > 1 else ""
+    return f"torchrun {several}--nproc_per_node {processes // nodes} -m {module}"
 
 
 def describe(row: BenchmarkRow) -> str:
@@ -97,11 +102,8 @@ def _flag_line(flag: Record) -> str:
 def translation(printed: str) -> str:
     """Returns a printed command line in this package's flags, and what became of each flag."""
     result = translate(printed)
-    launcher = (
-        "python -m" if result.processes == 1 else f"torchrun --nproc_per_node {result.processes} -m"
-    )
-    lines = [f"{launcher} dlrm.scripts.{result.command} {shlex.join(result.flags)}", ""]
-    return "\n".join([*lines, *map(_flag_line, result.records)])
+    line = f"{_program(result.command, result.processes)} {shlex.join(result.flags)}"
+    return "\n".join([line, "", *map(_flag_line, result.records)])
 
 
 _INTRODUCTION = """# The catalogue of benchmark rows

@@ -4,6 +4,7 @@
 
 It runs the stages of `dlrm prepare`; the ids stay as they are. `dlrm train` also trains on the
 binary rows (`--dataset_type binary`); one file per feature has narrower ids and half the bytes.
+`preproc/split_dataset.py` works alike.
 """
 
 import sys

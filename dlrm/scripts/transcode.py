@@ -7,6 +7,7 @@ Any CSV with a header; dictionaries and means are fitted to its columns:
 
 or as in NVIDIA's program: `--input` is a directory with CSV files without headers and the feature
 specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "auto" or declared).
+`python -m dlrm.scripts.transcode` works alike.
 """
 
 import sys
