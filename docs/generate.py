@@ -190,9 +190,6 @@ def metrics_page() -> str:
 def commands_page() -> str:
     """Returns the page of the subcommands of `dlrm`."""
     parts = ["# Commands\n", _STATE.format("table of commands")]
-    parts.append(
-        "`python -m MODULE` does what `dlrm COMMAND` does; [flags](flags.md) lists the flags of each.\n"
-    )
     for group in dict.fromkeys(command.group for command in COMMANDS.values()):
         parts.append(f"## {group}\n\n| command | module | task |\n|---|---|---|")
         for name, command in COMMANDS.items():

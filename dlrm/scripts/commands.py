@@ -130,7 +130,7 @@ def run(command: Command, arguments: list[str]) -> int:
 def program_of(module: str) -> str:
     """Returns the words that run a module in a shell: `dlrm cnn`.
 
-    A module that a subcommand runs with other defaults keeps its name: `python -m dlrm.scripts.main`.
+    One that subcommands run with other defaults only has no shorter form than `python -m MODULE`.
     """
     names = [n for n, c in COMMANDS.items() if c.module == module and not c.defaults]
     return f"dlrm {names[0]}" if names else f"python -m {module}"
