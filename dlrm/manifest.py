@@ -22,8 +22,8 @@ _OWN_SUM = re.compile(rb'("own_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
 _LINES_SUM = re.compile(rb"\A# CRC-32 of the lines below: ([0-9a-f]{8}); [^\n]*\n")
 _ZEROED = rb"\g<1>00000000\g<3>"
 _PREPARED_BY = {
-    "image dataset": "dlrm.preproc.prepare_images",
-    "pre-training dataset": "dlrm.preproc.prepare_text",
+    "image dataset": "dlrm prepare-images",
+    "pre-training dataset": "dlrm prepare-text",
 }
 
 

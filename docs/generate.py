@@ -8,11 +8,10 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
+import importlib
 import inspect
 import multiprocessing
-import os
 import re
-import runpy
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,25 +24,15 @@ from dlrm.api.training import SETTINGS
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.flags import ConfigFlags, Subcommands
 from dlrm.metrics.table import METRICS, legend
-from dlrm.scripts.commands import COMMANDS as SUBCOMMANDS
+from dlrm.scripts.commands import COMMANDS, run
 from dlrm.serving.judged import Judged
 from dlrm.serving.predictor import Predictor
 from dlrm.tasks.click_task import ClickTask
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "docs" / "reference"
-SCRIPTS = (
-    *("main", "dist_main", "cnn", "bert", "predict", "evaluate", "compare", "checkpoint", "tune"),
-    *("plan", "schema", "prepare", "transcode", "convert", "verify_dataset", "split_dataset"),
-    *("gen_csv", "prepare_synthetic_dataset", "simulate_logs", "demo", "doctor", "systems"),
-)
-PREPROC = ("prepare_logs", "prepare_images", "prepare_text", "convert_to_binary")
-TRITON = ("export", "server", "client")
-COMMANDS = (
-    *(f"dlrm.scripts.{name}" for name in SCRIPTS),
-    *(f"dlrm.preproc.{name}" for name in PREPROC),
-    *(f"triton/{name}.py" for name in TRITON),
-)
+TRAINING = "dlrm train"  # of whose flags three others differ in defaults alone
+OTHER_DEFAULTS = ("dlrm test", "python -m dlrm.scripts.main", "python -m dlrm.scripts.dist_main")
 _STATE = "`python docs/generate.py` writes this page from the {}; a test compares the two.\n"
 
 
@@ -89,7 +78,8 @@ def main() -> int:
 def flags_page() -> str:
     """Returns the page of all flags, a table for each command."""
     with multiprocessing.get_context("fork").Pool(1, maxtasksperchild=1) as pool:
-        found = dict(zip(COMMANDS, pool.map(command_flags, COMMANDS, chunksize=1), strict=True))
+        programs = [*(f"dlrm {name}" for name in COMMANDS), *OTHER_DEFAULTS[1:]]
+        found = dict(zip(programs, pool.map(command_flags, programs, chunksize=1), strict=True))
         pool.close()  # its end would stop a command with a signal
         pool.join()
     parts = ["# Flags\n", _STATE.format("commands' definitions")]
@@ -98,15 +88,13 @@ def flags_page() -> str:
         "underscores, or from a YAML file (`--config FILE`, [the command](../guide/command.md)), "
         "prints its version (`--version`), and turns switches off by "
         "`--noNAME`. Dashes may stand for underscores, as in `--save-dir`. `triton/deployer.py` "
-        "takes the flags of `triton/export.py` and NVIDIA's.\n"
+        "takes the flags of `dlrm export` and NVIDIA's.\n"
     )
-    main_flags = {flag.name: flag for flag in found["dlrm.scripts.main"]}
-    for command, flags in found.items():
-        title = command if command.endswith(".py") else f"python -m {command}"
-        parts.append(f"## {title}\n")
-        if command == "dlrm.scripts.dist_main":
-            flags = [flag for flag in flags if flag != main_flags.get(flag.name)]
-            parts.append("The flags of `dlrm.scripts.main`, with these defaults:\n")
+    for program, flags in found.items():
+        parts.append(f"## {program}\n")
+        if program in OTHER_DEFAULTS:
+            flags = [flag for flag in flags if flag not in found[TRAINING]]
+            parts.append(f"The flags of `{TRAINING}`, with these defaults:\n")
         parts += _tables(flags)
     return "\n".join(parts)
 
@@ -131,22 +119,20 @@ def _cell(text: str) -> str:
     return re.sub(r"\s+", " ", text).replace("|", "\\|").replace("<", "&lt;").strip()
 
 
-def command_flags(command: str) -> list[Flag]:
-    """Returns the flags of a command, which it runs as a script up to its command line."""
+def command_flags(program: str) -> list[Flag]:
+    """Returns the flags of `dlrm NAME` or `python -m MODULE`, which runs up to its command line."""
     ConfigFlags.parse = Subcommands.parse = _capture
-    sys.argv = [command]
-    os.chdir(ROOT)
+    name = program.split()[-1]
     try:
-        if command.endswith(".py"):
-            sys.path.insert(0, str(Path(command).parent.resolve()))
-            runpy.run_path(command, run_name="__main__")
+        if name in COMMANDS:
+            run(COMMANDS[name], [])
         else:
-            runpy.run_module(command, run_name="__main__", alter_sys=True)
+            importlib.import_module(name).main([])
     except _Captured as captured:
         return captured.flags
     except SystemExit as error:
-        raise AssertionError(f"{command} ended before it parsed flags: {error}") from None
-    raise AssertionError(f"{command} defined no flags")
+        raise AssertionError(f"{program} ended before it parsed flags: {error}") from None
+    raise AssertionError(f"{program} defined no flags")
 
 
 def _capture(line: ConfigFlags | Subcommands, *_: object) -> None:
@@ -205,9 +191,9 @@ def metrics_page() -> str:
 def commands_page() -> str:
     """Returns the page of the subcommands of `dlrm`."""
     parts = ["# Commands\n", _STATE.format("table of commands")]
-    for group in dict.fromkeys(command.group for command in SUBCOMMANDS.values()):
+    for group in dict.fromkeys(command.group for command in COMMANDS.values()):
         parts.append(f"## {group}\n\n| command | module | task |\n|---|---|---|")
-        for name, command in SUBCOMMANDS.items():
+        for name, command in COMMANDS.items():
             if command.group == group:
                 parts.append(f"| `dlrm {name}` | `{command.module}` | {_cell(command.meaning)} |")
         parts.append("")

@@ -1,10 +1,13 @@
 """The commands and programs of README and guides run at reduced size, or say why not.
 
+Commands of `dlrm` run by `python -m dlrm`, without an installation.
+
 The blocks of a page run in order in one folder; `places` has the data that the page assumes. A
 block after a comment `<!-- not run: why -->` is skipped, and so is one after
 `<!-- run by tests/... -->`, which other tests run.
 """
 
+import ast
 import json
 import os
 import re
@@ -16,6 +19,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatch
+from functools import cache
 from glob import glob
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -28,6 +32,7 @@ from PIL import Image
 from pyarrow import parquet
 
 from dlrm.scripts import simulate_logs
+from dlrm.scripts.commands import COMMANDS
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROOT = Path(__file__).parent.parent
@@ -43,9 +48,10 @@ TRAINING = [
 ]
 # Flags added to a command: later flags take precedence.
 REDUCED = {
-    "dlrm.scripts.evaluate": ["--bootstrap=5", "--importance_rows=50"],
-    "dlrm.scripts.tune": ["--trials=3", "--rungs=2", "--processes=1"],
-    "dlrm.scripts.prepare_synthetic_dataset": ["--synthetic_dataset_num_entries=512"],
+    "evaluate": ["--bootstrap=5", "--importance_rows=50"],
+    "tune": ["--trials=3", "--rungs=2", "--processes=1"],
+    "simulate": ["--rows=1600"],
+    "synthetic": ["--synthetic_dataset_num_entries=512"],
 }
 BENCHMARK = [
     *("--inference_benchmark_steps=2", "--inference_benchmark_runtimes=native"),
@@ -53,7 +59,8 @@ BENCHMARK = [
 ]
 _FENCE = re.compile(r"(?:^<!-- (.+?) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
 _FLAG = re.compile(r"^--(?:no)?([A-Za-z]\w*)")
-OF_ABSL = {"flagfile", "help"}
+_LONG = re.compile(r"python3? -m\s+(dlrm\.[\w.]+)|python3?\s+triton/(?:export|server)\.py")
+OF_ABSL = {"flagfile", "help", "version", "config", "complete"}
 
 
 class Block(NamedTuple):
@@ -94,22 +101,34 @@ def placed(text: str, places: dict[str, Path]) -> str:
 
 def reduced(words: list[str]) -> list[str]:
     """Returns the words of a command, with flags that reduce it."""
-    modules = [word for word in words if word.startswith("dlrm.scripts.")]
-    module = modules[0] if modules else ""
-    if module != "dlrm.scripts.main":
-        return words + REDUCED.get(module, [])
+    name, _ = command_of(words)
+    if name not in ("train", "test", "dlrm.scripts.main"):
+        return words + REDUCED.get(name, [])
     if {"test", "inference_benchmark"} & set(words):
         return [*words, "--base_device=cpu", *(BENCHMARK if "inference_benchmark" in words else [])]
     return words + TRAINING + MODEL + (["--seeds=1,2"] if "--seeds" in words else [])
 
 
+def command_of(words: list[str]) -> tuple[str, list[str]]:
+    """Returns the subcommand of `dlrm` or the module that words run, "" for none, and its flags."""
+    for i, (one, name) in enumerate(zip(words, [*words[1:], ""], strict=True)):
+        if one == "dlrm" and name in COMMANDS:
+            return name, words[i + 2 :]
+        if one == "-m" and name.startswith("dlrm."):
+            return name, words[i + 2 :]
+    return "", []
+
+
 def run(statement: str, folder: Path) -> None:
     """Runs a command as a reader would, at reduced size."""
-    python = re.match(r"python (-m )?([\w./]+)", statement)
-    if python:
-        words = reduced(expanded(shlex.split(statement, comments=True), folder))
-        module, *arguments = words[2 if python[1] else 1 :]
-        name = module if python[1] else ROOT / module
+    if statement.startswith(("python ", "dlrm ")):
+        program, *words = reduced(expanded(shlex.split(statement, comments=True), folder))
+        if program == "dlrm":
+            name, arguments = program, words
+        elif words[0] == "-m":
+            _, name, *arguments = words
+        else:
+            name, arguments = ROOT / words[0], words[1:]
         curves = "--plot" in arguments
         options = {"cwd": folder, "env": environment(), "timeout": 600, "curves": curves}
         done = forked.run(name, *arguments, **options)
@@ -135,12 +154,11 @@ def expanded(words: list[str], folder: Path) -> list[str]:
 @contextmanager
 def served(statement: str, folder: Path) -> Iterator[None]:
     """Runs the server of a page, at its usual ports, for the block."""
-    script, *words = shlex.split(statement)[1:]
+    command = [sys.executable, "-m", *shlex.split(statement)]
+    options = {"cwd": folder, "env": environment()}
     with (
         open(folder / "server.log", "w") as log,
-        subprocess.Popen(
-            [sys.executable, ROOT / script, *words], cwd=folder, stdout=log, stderr=log
-        ) as process,
+        subprocess.Popen(command, stdout=log, stderr=log, **options) as process,
     ):
         try:
             end = time.monotonic() + 60
@@ -324,41 +342,88 @@ def run_blocks(
             exec(block.text, dict(frames))
         elif block.language == "bash":
             for statement in statements(placed(block.text, places)):
-                if statement.startswith("python triton/server.py"):
+                if statement.startswith("dlrm serve "):
                     servers.enter_context(served(statement, tmp_path))
                 else:
                     run(statement, tmp_path)
 
 
+@cache
 def known_flags() -> dict[str, set[str]]:
-    """Returns the flags of each command in the reference."""
+    """Returns the flags of each command in the reference, by its name and its module."""
     text = (ROOT / "docs" / "reference" / "flags.md").read_text()
-    _, *sections = re.split(r"^## (?:python -m )?(\S+)$", text, flags=re.M)
+    _, *sections = re.split(r"^## (?:python -m|dlrm) (\S+)$", text, flags=re.M)
     found = dict(zip(sections[::2], sections[1::2], strict=True))
     flags = {name: set(re.findall(r"`[^`]*?--([\w-]+)", body)) for name, body in found.items()}
-    flags["dlrm.scripts.dist_main"] = flags["dlrm.scripts.main"]
-    return flags
+    flags |= dict.fromkeys(("test", "dlrm.scripts.main", "dlrm.scripts.dist_main"), flags["train"])
+    assert COMMANDS.keys() <= flags.keys()
+    return {command.module: flags[name] for name, command in COMMANDS.items()} | flags
+
+
+def unknown_flags(words: list[str]) -> list[str]:
+    """Returns the flags of a command that it does not have, or the command if there is none."""
+    name, given = command_of(words)
+    if not name:
+        is_ours = words[:1] == ["dlrm"] and not words[1].startswith("-")
+        return words[:2] if is_ours else []
+    known = known_flags()[name]
+    flags = {m[1] for word in given if (m := _FLAG.match(word))} - OF_ABSL
+    both = {word[2:].partition("=")[0].replace("-", "_") for word in given if word.startswith("--")}
+    return [flag for flag in sorted(flags) if not {flag, *both} & known]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=map(name_of, PAGES))
 def test_flags_of_every_command_exist_also_where_it_is_not_run(page):
-    known, unknown = known_flags(), []
-    for block in blocks(page):
-        if block.language != "bash":
-            continue
-        for statement in statements(block.text):
-            words = shlex.split(statement, comments=True)
-            names = [word for word in words if word in known]
-            if names:
-                given = words[words.index(names[0]) + 1 :]
-                flags = {m[1] for word in given if (m := _FLAG.match(word))} - OF_ABSL
-                both = {
-                    word[2:].partition("=")[0].replace("-", "_")
-                    for word in given
-                    if word.startswith("--")
-                }
-                unknown += [f for f in sorted(flags) if not {f, *both} & known[names[0]]]
-    assert not unknown
+    texts = [block.text for block in blocks(page) if block.language == "bash"]
+    lines = [shlex.split(s, comments=True) for text in texts for s in statements(text)]
+    assert not [flag for words in lines for flag in unknown_flags(words)]
+
+
+def in_prose(page: Path) -> list[list[str]]:
+    """Returns the commands of `dlrm` between backticks, which may continue on the next line."""
+    text = _FENCE.sub("", page.read_text())
+    return [one.split() for one in re.findall(r"`(dlrm\s+[a-z][^`]*)`", text)]
+
+
+def test_commands_within_the_text_of_a_page_exist_with_their_flags():
+    pages = [*PAGES, *(ROOT / "docs" / "reference").glob("*.md"), ROOT / "SECURITY.md"]
+    found = {page.name: in_prose(page) for page in pages}
+    assert sum(map(len, found.values())) > 60
+    assert not {name: bad for name, lines in found.items() if (bad := wrong(lines))}
+
+
+def wrong(lines: list[list[str]]) -> list[str]:
+    return [" ".join(words) for words in lines if unknown_flags(words)]
+
+
+def texts_of_the_code() -> Iterator[tuple[str, str]]:
+    """Yields files and their strings: what commands print, help and docstrings."""
+    for folder in ("dlrm", "preproc", "examples", "triton"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield path.relative_to(ROOT).as_posix(), node.value
+
+
+# By these names NVIDIA documents its commands.
+NVIDIAS = {"main", "transcode", "gen_csv", "prepare_synthetic_dataset"}
+
+
+def test_the_code_names_commands_in_the_short_form():
+    found = [(name, m[0], m[1]) for name, text in texts_of_the_code() for m in _LONG.finditer(text)]
+    modules = {f"dlrm.scripts.{name}" for name in NVIDIAS}
+    assert {module for _, _, module in found} >= modules
+    assert not [(name, text) for name, text, module in found if module not in modules]
+
+
+def test_commands_that_the_code_names_exist_with_their_flags():
+    lines = [
+        ["dlrm", *line.split()]
+        for _, text in texts_of_the_code()
+        for line in re.findall(r"(?<![\w./-])(?<!--to )dlrm ([a-z][\w-]* --?\w.*)", text)
+    ]
+    assert len(lines) > 40
+    assert not wrong(lines)
 
 
 def test_every_block_that_is_not_run_says_why():

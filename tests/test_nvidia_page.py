@@ -8,6 +8,7 @@ import sys
 import forked
 import pytest
 
+from dlrm.scripts.commands import COMMANDS
 from dlrm.scripts.common import dlrm_flags
 from dlrm.serving.network.platforms import PLATFORMS
 
@@ -45,6 +46,9 @@ def test_files_and_modules_that_it_names_exist(root, page):
     paths = [root / name.replace(".", "/") for name in modules]
     for path in paths:
         assert path.with_suffix(".py").is_file() or (path / "__main__.py").is_file()
+    commands = set(re.findall(r"`dlrm ([a-z-]+)", page))
+    assert len(commands) > 4
+    assert commands <= COMMANDS.keys()
     links = re.findall(r"\]\(([^)]+)\)", page)
     assert links
     assert all((root / "docs" / "reference" / link).exists() for link in links)

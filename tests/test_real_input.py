@@ -26,8 +26,8 @@ DOCUMENTS = ("README.md", "docs/guide/images.md", "docs/guide/language.md")
 
 
 def run(arguments, cwd, env=None) -> str:
-    if arguments[:2] == [sys.executable, "-m"]:
-        done = forked.run(*arguments[2:], cwd=cwd, env=env, curves=True, timeout=3600)
+    if arguments[0] == "dlrm":
+        done = forked.run(*arguments, cwd=cwd, env=env, curves=True, timeout=3600)
     else:
         options = {"capture_output": True, "text": True}
         done = subprocess.run(arguments, cwd=cwd, env=env, check=False, **options)
@@ -65,7 +65,7 @@ def test_the_demo_comes_close_to_the_planted_best(tmp_path, rows, engine):
     if engine == "spark":
         needs_java()
     flags = [f"--output={tmp_path}", f"--rows={rows}", f"--engine={engine}"]
-    shown = run([sys.executable, "-m", "dlrm.scripts.demo", *flags], tmp_path)
+    shown = run(["dlrm", "demo", *flags], tmp_path)
     auc, best = (
         float(re.search(rf"^{name} +(?:test )?(0\.\d+)", shown, re.M).group(1))
         for name in ("ROC AUC", "best possible")
@@ -81,11 +81,8 @@ def adult_auc(shared_data, directory: Path, seed: int, *flags: str) -> float:
     directory.mkdir()
     shutil.copy(shared_data / "adult" / "adult.data", directory / "adult.data")
     for words in documented_commands("Your own CSV"):
-        assert words[:2] == ["python", "-m"]
-        words = [sys.executable, *words[1:], f"--seed={seed}"]
-        if "dlrm.scripts.main" in words:
-            words += ["--base_device=cpu", *flags]
-        run(words, directory)
+        given = ["--base_device=cpu", *flags] if words[:2] == ["dlrm", "train"] else []
+        run([*words, f"--seed={seed}", *given], directory)
     return summary(directory)["test_auc"]
 
 
@@ -127,13 +124,13 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
         "PYTHON": sys.executable,
     }
     run([root / "preproc" / "prepare_dataset.sh"], tmp_path, environment)
-    command = [sys.executable, "-m", "dlrm.scripts.main", "--base_device=cpu"]
-    command += [f"--dataset={tmp_path / 'out' / 'binary_dataset'}", "--test_batch_size=50"]
+    given = ["--base_device=cpu", "--test_batch_size=50"]
+    given.append(f"--dataset={tmp_path / 'out' / 'binary_dataset'}")
     training = ["--epochs=4", "--batch_size=32", "--lr=0.5", "--warmup_steps=2"]
-    run([*command, *training, "--save_checkpoint_path=run"], tmp_path)
+    run(["dlrm", "train", *given, *training, "--save_checkpoint_path=run"], tmp_path)
     trained = summary(tmp_path)
-    tested = ["--mode=test", "--load_checkpoint_path=run", "--log_path=tested/log.json"]
-    run([*command, *tested], tmp_path)
+    tested = ["--load_checkpoint_path=run", "--log_path=tested/log.json"]
+    run(["dlrm", "test", *given, *tested], tmp_path)
     assert 0 < trained["test_auc"] < 1
     assert 0 < trained["validation_auc"] < 1
     assert summary(tmp_path / "tested")["auc"] == trained["test_auc"]
@@ -141,8 +138,8 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
 
 def bert_commands(heading: str) -> list[str]:
     """Returns the lines of a shell block, run with this Python."""
-    python = f"{shlex.quote(sys.executable)} -m dlrm.scripts.bert --base_device=cpu"
-    return [line.replace("python -m dlrm.scripts.bert", python) for line in shell_block(heading)]
+    python = f"{shlex.quote(sys.executable)} -m dlrm bert --base_device=cpu"
+    return [re.sub("^dlrm bert", python, line) for line in shell_block(heading)]
 
 
 def link_texts(shared_data: Path, directory: Path) -> None:
@@ -237,7 +234,8 @@ def test_the_commands_for_questions_and_pairs_start(tmp_path, monkeypatch, capsy
         if line.startswith("head"):
             run(["bash", "-c", line], tmp_path)
             continue
-        arguments = shlex.split(line)[3:]
+        _, _, module, name, *arguments = shlex.split(line)
+        assert (module, name) == ("dlrm", "bert")
         if "finetune" in arguments:
             arguments += ["--epochs=1", "--test_after=1"]
         bert.run(bert_flags.parse(arguments))
@@ -252,9 +250,9 @@ def sign_commands(tar: Path, model: str) -> tuple[list[str], list[str]]:
     pytest.importorskip("PIL", reason="no Pillow, which decodes images")
     prepare, *trainings = documented_commands("Photographs of signs")
     (training,) = (words for words in trainings if model in words)
-    given = [str(tar) if word == "signdigits_shared.tar" else word for word in prepare[1:]]
+    given = [str(tar) if word == "signdigits_shared.tar" else word for word in prepare]
     assert str(tar) in given, prepare
-    return [sys.executable, *given], [sys.executable, *training[1:]]
+    return given, training
 
 
 @pytest.mark.slow
@@ -293,11 +291,10 @@ def wikitext_commands(vocabulary: Path) -> tuple[list[list[str]], list[str]]:
     pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into WordPieces")
     *prepare, training = documented_commands("Articles of WikiText-2")
     given = [
-        [sys.executable, *(str(vocabulary) if word == "vocab.txt" else word for word in words[1:])]
-        for words in prepare
+        [str(vocabulary) if word == "vocab.txt" else word for word in words] for words in prepare
     ]
     assert len(given) == 2
-    return given, [sys.executable, *training[1:]]
+    return given, training
 
 
 @pytest.mark.slow

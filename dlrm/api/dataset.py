@@ -28,7 +28,7 @@ OPTIONS = (*_DIVISION, *_OPTIONS)  # keyword arguments of `Dataset.from_arrow`
 
 
 class Dataset:
-    """A dataset on disk, as `dlrm.fit` and `dlrm.scripts.main --dataset` read it.
+    """A dataset on disk, as `dlrm.fit` and `dlrm train --dataset` read it.
 
     Args:
         path: the directory of a dataset that this package wrote.
@@ -49,7 +49,7 @@ class Dataset:
         if self.path.is_file():
             raise ValueError(
                 f"{self.path}: expected a table in memory or a dataset's directory, got a file; "
-                "read it into a table, or make a dataset with python -m dlrm.scripts.prepare"
+                "read it into a table, or make a dataset with dlrm prepare"
             )
         manifest = layout.read_dataset_manifest(self.path)
         if manifest is None:
@@ -76,7 +76,7 @@ class Dataset:
         verbose: bool = False,
         **options: Any,
     ) -> "Dataset":
-        """Makes a dataset from a table in memory, byte for byte as `dlrm.scripts.prepare` does.
+        """Makes a dataset from a table in memory, byte for byte as `dlrm prepare` does.
 
         Args:
             frame: a table of pyarrow, Polars, DuckDB or pandas: any object with Arrow's PyCapsule

@@ -85,7 +85,7 @@ def fit(
 ) -> Predictor:
     """Trains a DLRM and returns it, ready to score rows.
 
-    The trainer, the model and the configurations are those of `dlrm.scripts.main`: the same dataset
+    The trainer, the model and the configurations are those of `dlrm train`: the same dataset
     and settings give the same weights (except with `dropout` on a GPU, which draws other numbers),
     in any thread, and whatever the caller has set for torch. Settings that you leave open follow
     from the numbers of rows (`dlrm.api.defaults`), or from `recipe`.

@@ -1,12 +1,13 @@
 """Sends rows to a Triton server; reports AUC, latency and throughput.
 
-    python triton/client.py --input DATASET
-    python triton/client.py --input day_23 --batch-size 64 --concurrency 1,2,4,8 --plot latency.png
-    python triton/client.py --inference_data DATASET/test --dataset_config DATASET/model_size.json
+    dlrm client --input DATASET
+    dlrm client --input day_23 --batch-size 64 --concurrency 1,2,4,8 --plot latency.png
+    dlrm client --inference_data DATASET/test --dataset_config DATASET/model_size.json
 
 The input is a dataset, whose numericals and ids are sent, or a log, whose lines are sent unchanged.
 Tensors are sent in binary form; a batch larger than the server accepts is sent in several requests.
-The third command has the flags of NVIDIA's client, whose protocol is http.
+The third command has the flags of NVIDIA's client, whose protocol is http. `python
+triton/client.py` works alike.
 """
 
 import sys

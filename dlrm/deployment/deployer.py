@@ -1,8 +1,8 @@
-"""Writes a trained model into a Triton model repository: NVIDIA's name and flags of `export.py`.
+"""Writes a trained model into a Triton model repository: NVIDIA's name and flags of `dlrm export`.
 
     python triton/deployer.py --ts-script --save-dir REPO -- --model_checkpoint DIR --dataset DATA
 
-Flags before `--` are those of `export.py`. The checkpoint after it is ours or NVIDIA's, and
+Flags before `--` are those of `dlrm export`. The checkpoint after it is ours or NVIDIA's, and
 determines the architecture: contradicting flags are refused.
 """
 
@@ -59,9 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
 def _deploy(words: list[str], values: Values) -> int:
     options = values.config(DeployConfig)
     if options.dump_perf_data:
-        raise UsageError(
-            "--dump_perf_data: python triton/client.py --input DATASET sends a dataset's rows"
-        )
+        raise UsageError("--dump_perf_data: dlrm client --input DATASET sends a dataset's rows")
     _check_architecture(options)
     flags = ["--triton-no-cuda" if word == "--deploy_cpu" else word for word in words]
     flags += [f"--checkpoint={options.model_checkpoint}", *(["--fp16"] if options.fp16 else [])]

@@ -1,6 +1,6 @@
 """Writes a trained model into a Triton model repository.
 
-    python triton/export.py --checkpoint DIR --save-dir REPO
+    dlrm export --checkpoint DIR --save-dir REPO
 
 The architecture is read from the checkpoint. Before anything is written, the exported model scores
 real rows, and must agree with the checkpoint; `report.json` beside it has the differences. A model

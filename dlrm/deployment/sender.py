@@ -126,7 +126,7 @@ class Server:
         client, own = self._client(), {"headers": self._headers, "model_version": self._version}
         if not _is_live(client):
             raise ConnectionError(
-                f"no server answers at {self._url}; start triton/server.py, or name one (-u)"
+                f"no server answers at {self._url}; dlrm serve starts one, and -u names another"
             )
         as_json = {"as_json": True} if options.protocol == "grpc" else {}
         metadata = client.get_model_metadata(self._name, **own, **as_json)

@@ -1,10 +1,10 @@
 """Runs the Triton server of the pip package nvidia-pytriton, without docker.
 
     pip install --no-deps nvidia-pytriton
-    python triton/server.py --model-repository REPO
+    dlrm serve --model-repository REPO
 
 Other flags are passed to tritonserver unchanged. It has the python backend only, so it serves
-models of `export.py --python` (the default).
+models of `dlrm export --python` (the default).
 
 This server is for trials and tests on one machine; triton/README.md describes its limits.
 Functions that clients do not need are disabled: shared memory, loading and unloading of models, and

@@ -337,8 +337,7 @@ def choose_device(asked: str | None) -> str:
         raise ValueError(f"--base_device {asked}: torch {torch.__version__} is built without CUDA")
     if not torch.cuda.is_available():
         raise ValueError(
-            f"--base_device {asked}: torch finds no CUDA device here; use cpu. "
-            "python -m dlrm.scripts.doctor says why"
+            f"--base_device {asked}: torch finds no CUDA device here; use cpu. dlrm doctor says why"
         )
     index, count = int(asked.partition(":")[2] or 0), torch.cuda.device_count()
     if index >= count:

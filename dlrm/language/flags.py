@@ -40,7 +40,7 @@ class TextRunConfig:
     )
     dataset: str | None = setting(
         None,
-        "Pre-training: shards written by dlrm.preproc.prepare_text, or HDF5 or PopART files; "
+        "Pre-training: shards written by dlrm prepare-text, or HDF5 or PopART files; "
         "fine-tuning: a directory with train-v1.1.json and dev-v1.1.json (squad) or train.tsv and "
         "dev.tsv (mrpc), or one file",
         topic="Data",

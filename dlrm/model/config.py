@@ -123,7 +123,7 @@ class DLRMConfig:
     placement: str = setting(
         "balanced",
         "Assignment of tables to processes: balanced, by lookups and rows; nvidia; auto, which "
-        "splits and replicates tables as dlrm.scripts.plan does; or a file that dlrm.scripts.plan "
+        "splits and replicates tables as dlrm plan does; or a file that dlrm plan "
         "--output wrote. Results differ in the order of summation only",
         resumable=True,
     )
@@ -290,7 +290,7 @@ class DLRMConfig:
             if not Path(self.placement).is_file():
                 raise ValueError(
                     f"--placement {self.placement}: expected {AUTO}, {', '.join(PLACEMENTS)} or a "
-                    "file that dlrm.scripts.plan --output wrote, and there is no such file"
+                    "file that dlrm plan --output wrote, and there is no such file"
                 )
             return read_placement(self.placement, rows, dim, num_ranks)
         # With several processes, a planner resolves "auto" before the model is built.

@@ -1,6 +1,6 @@
 """Turns Parquet files with transformed values into a dataset.
 
-    python -m dlrm.preproc.convert_to_binary --source PARQUET --output DATASET
+    dlrm convert-to-binary --source PARQUET --output DATASET
 
 PARQUET is a directory with train/, test/ and optionally validation/, as Spark writes them, or a
 file or directory whose last rows, the share --held_out, become test/ and validation/, half each.
@@ -8,7 +8,7 @@ Row k of the dataset is row k of the Parquet, with files in the order of their n
 
 The first column is the label. Floating-point columns are numbers, which are copied, and integer
 columns are ids. Table sizes are those of model_size.json beside the directories, if it exists,
-otherwise the greatest id plus one. `dlrm.scripts.prepare` does the same by a schema.
+otherwise the greatest id plus one. `dlrm prepare` does the same by a schema.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""python -m dlrm.preproc.prepare_images"""
+"""dlrm prepare-images"""
 
 import sys
 

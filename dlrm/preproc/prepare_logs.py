@@ -1,5 +1,7 @@
 """Turns raw click logs into a dataset, or does one step of it, with Spark.
 
+    dlrm prepare-logs --input_folder LOGS --output_folder DIR
+
     --mode verify           check that all day files exist
     --mode prepare          the whole dataset: dictionary, train, test, validation (the default)
     --mode generate_models  fit a transform on days: writes --model_folder
@@ -7,7 +9,7 @@
 
 Input is day_0, day_1, ..., or Kaggle's train.txt, which is cut into --num_days (7) days of equally
 many lines, with test.txt beside it, if it is there; each plain, .gz or .zst. The same command
-resumes a run that was stopped.
+resumes a run that was stopped. `preproc/spark_data_utils.py` works alike.
 """
 
 import sys

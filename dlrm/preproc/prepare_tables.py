@@ -83,7 +83,7 @@ def prepare_tables(
     if (kept := options.division.keep_negatives) < 1:
         say(
             f"note: {kept:g} of the training rows with label 0 were kept, so a model's "
-            "probabilities will be too high; `dlrm.scripts.evaluate --sampling_rate "
+            "probabilities will be too high; `dlrm evaluate --sampling_rate "
             f"{kept:g}` corrects them"
         )
     say(f"{output}: complete, in {time.perf_counter() - began:.1f} s")

@@ -1,4 +1,4 @@
-"""python -m dlrm.preproc.prepare_text"""
+"""dlrm prepare-text"""
 
 import sys
 

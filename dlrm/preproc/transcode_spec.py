@@ -115,7 +115,7 @@ def check_csv_spec(
         if isinstance(facts, dict) and "list" in facts:
             raise ValueError(
                 f"{path}: feature {name}: expected one id a row, got a list field, which "
-                "dlrm.scripts.prepare reads"
+                "dlrm prepare reads"
             )
         size = facts.get("cardinality") if isinstance(facts, dict) else facts
         if size != "auto" and (not isinstance(size, int) or isinstance(size, bool) or size < 1):

@@ -1,8 +1,8 @@
 """Lists, runs and compares the benchmark rows of the five source documents.
 
-python -m dlrm.scripts.systems list --source 003
-python -m dlrm.scripts.systems show gaudi/rn50/graph-bf16-b256
-python -m dlrm.scripts.systems run dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
+dlrm systems list --source 003
+dlrm systems show gaudi/rn50/graph-bf16-b256
+dlrm systems run dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

@@ -12,17 +12,18 @@ from dlrm.language import flags as bert_flags
 from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import RULES, Rule
 from dlrm.published.smoke import smoke_flags
+from dlrm.scripts.commands import program_of
 from dlrm.scripts.common import dlrm_flags
 from dlrm.session.network_flags import divide_batch
 from dlrm.settings import setting
 from dlrm.vision import flags as cnn_flags
 
 _PREPARED_BY = {  # data of a row -> the command that makes the dataset
-    "imagenet": "python -m dlrm.preproc.prepare_images",
+    "imagenet": "dlrm prepare-images",
     "criteo": "preproc/prepare_dataset.sh",
-    "squad": "python -m dlrm.preproc.prepare_text",
-    "mrpc": "python -m dlrm.preproc.prepare_text",
-    "wiki": "python -m dlrm.preproc.prepare_text",
+    "squad": "dlrm prepare-text",
+    "mrpc": "dlrm prepare-text",
+    "wiki": "dlrm prepare-text",
 }
 MOST = 10**6  # of a number in a flag
 
@@ -186,7 +187,7 @@ def _batch(command: str, arguments: Sequence[str], replicas: int) -> dict[str, A
     try:
         return _parsed_batch(command, list(arguments), replicas)
     except HelpAsked:
-        raise ValueError(f"--help: see python -m dlrm.scripts.{command} --help") from None
+        raise ValueError(f"--help: see {program_of(f'dlrm.scripts.{command}')} --help") from None
     except SystemExit as ended:  # as main and dist_main end where absl finds a mistake
         text = str(ended.code).splitlines()[0]
         raise ValueError(text.rpartition("error: ")[2]) from None

@@ -8,6 +8,7 @@ from dlrm.published.catalogue import DOCUMENTS, select
 from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import RULES
 from dlrm.published.documents.translation import Record, translate
+from dlrm.scripts.commands import program_of
 
 _WIDTH = 100
 
@@ -28,13 +29,17 @@ def _published(row: BenchmarkRow) -> str:
 
 def command_line(row: BenchmarkRow, dataset: str | None = "DIR") -> str:
     """Returns what `run` starts at full size."""
-    launcher = "python -m"
-    if row.processes > 1:
-        each = row.processes // row.nodes
-        nodes = f"--nnodes {row.nodes} " if row.nodes > 1 else ""
-        launcher = f"torchrun {nodes}--nproc_per_node {each} -m"
     flags = [*row.arguments(dataset), *RULES[row.rule].flags]
-    return f"{launcher} dlrm.scripts.{row.command} {shlex.join(flags)}"
+    return f"{_program(row.command, row.processes, row.nodes)} {shlex.join(flags)}"
+
+
+def _program(command: str, processes: int, nodes: int = 1) -> str:
+    """Returns the words before the flags of a command."""
+    module = f"dlrm.scripts.{command}"
+    if processes == 1:
+        return program_of(module)
+    several = f"--nnodes {nodes} " if nodes > 1 else ""
+    return f"torchrun {several}--nproc_per_node {processes // nodes} -m {module}"
 
 
 def describe(row: BenchmarkRow) -> str:
@@ -97,28 +102,25 @@ def _flag_line(flag: Record) -> str:
 def translation(printed: str) -> str:
     """Returns a printed command line in this package's flags, and what became of each flag."""
     result = translate(printed)
-    launcher = (
-        "python -m" if result.processes == 1 else f"torchrun --nproc_per_node {result.processes} -m"
-    )
-    lines = [f"{launcher} dlrm.scripts.{result.command} {shlex.join(result.flags)}", ""]
-    return "\n".join([*lines, *map(_flag_line, result.records)])
+    line = f"{_program(result.command, result.processes)} {shlex.join(result.flags)}"
+    return "\n".join([line, "", *map(_flag_line, result.records)])
 
 
 _INTRODUCTION = """# The catalogue of benchmark rows
 
 Five documents define what this package measures besides its own benchmarks. Each configuration that
 they name is a row of the catalogue. This page is written from the rows by
-`python -m dlrm.scripts.systems document docs/systems.md`; do not edit it.
+`dlrm systems document docs/systems.md`; do not edit it.
 
 ```bash
-python -m dlrm.scripts.systems list --source 003
-python -m dlrm.scripts.systems show gaudi/rn50/graph-bf16-b256
-python -m dlrm.scripts.systems run gaudi/rn50/eager-fp32-b128 --smoke
-python -m dlrm.scripts.systems run 'ipu/rn50/infer-synthetic/*' -- --base_device=cpu
-python -m dlrm.scripts.systems scaling dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
-python -m dlrm.scripts.systems run gaudi/dlrm-medium/trend --smoke
-python -m dlrm.scripts.systems seeds nvidia/dlrm-small/seeds --n 16 --dataset DIR
-python -m dlrm.scripts.systems table 002 --format html --output dlperf.html
+dlrm systems list --source 003
+dlrm systems show gaudi/rn50/graph-bf16-b256
+dlrm systems run gaudi/rn50/eager-fp32-b128 --smoke
+dlrm systems run 'ipu/rn50/infer-synthetic/*' -- --base_device=cpu
+dlrm systems scaling dlperf/rn50/fp32-b128/1n1d --grid 1n1d,1n2d
+dlrm systems run gaudi/dlrm-medium/trend --smoke
+dlrm systems seeds nvidia/dlrm-small/seeds --n 16 --dataset DIR
+dlrm systems table 002 --format html --output dlperf.html
 ```
 
 `run` starts each repeat in fresh processes, with a fixed number of threads each, and appends

@@ -127,6 +127,15 @@ def run(command: Command, arguments: list[str]) -> int:
     return module.main(arguments, **defaults) or 0
 
 
+def program_of(module: str) -> str:
+    """Returns the words that run a module in a shell: `dlrm cnn`.
+
+    One that subcommands run with other defaults only has no shorter form than `python -m MODULE`.
+    """
+    names = [n for n, c in COMMANDS.items() if c.module == module and not c.defaults]
+    return f"dlrm {names[0]}" if names else f"python -m {module}"
+
+
 def help_text() -> str:
     """Returns the commands with their meanings, by group."""
     lines = ["Click-through models: from raw logs to a trained, tested and served model."]

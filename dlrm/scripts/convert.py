@@ -1,7 +1,7 @@
-"""Converts a dataset to Parquet: python -m dlrm.scripts.convert --dataset DIR --output DIR
+"""Converts a dataset to Parquet: dlrm convert --dataset DIR --output DIR
 
-    python -m dlrm.scripts.convert --dataset adult --output adult_parquet                # values
-    python -m dlrm.scripts.convert --dataset adult --output adult_parquet --values ids
+    dlrm convert --dataset adult --output adult_parquet                # values
+    dlrm convert --dataset adult --output adult_parquet --values ids
 
 Each split is a directory with a Parquet file, whose rows are in the order of the dataset.
 """

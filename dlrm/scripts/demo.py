@@ -1,7 +1,7 @@
-"""Goes from raw click logs to a dataset, a trained model and its AUC: python -m dlrm.scripts.demo
+"""Goes from raw click logs to a dataset, a trained model and its AUC: dlrm demo
 
-    python -m dlrm.scripts.demo                             simulated logs, whose best AUC is known
-    python -m dlrm.scripts.demo --raw /path/with/day_files  your own logs in Criteo's format
+    dlrm demo                             simulated logs, whose best AUC is known
+    dlrm demo --raw /path/with/day_files  your own logs in Criteo's format
 
 All files are written to ./demo, and all lines of the commands that it runs to demo/demo.log. Logs
 are prepared on Spark if pyspark and Java are installed, or else by processes of this machine, which
@@ -93,7 +93,7 @@ class _Stages:
             print(f"exists already: {_shown(raw)}")
         else:
             flags = {"output": raw, "rows": options.rows, "days": options.days}
-            self._run("dlrm.scripts.simulate_logs", flags, "best reachable")
+            self._run("simulate", flags, "best reachable")
         return raw
 
     def prepare(self, raw: Path, engine: str | None) -> Path:
@@ -105,22 +105,22 @@ class _Stages:
         folder = self._output / f"dataset-{raw.name}"
         flags = {"input_folder": raw, "output_folder": folder, "engine": engine}
         shown = "^(note|train|test|validation|tables):|complete"
-        self._run("dlrm.preproc.prepare_logs", flags, shown)
+        self._run("prepare-logs", flags, shown)
         return folder / "binary_dataset"
 
     def train(self, dataset: Path) -> Path:
         """Returns the directory of the run."""
         _title(3, "training")
         run = self._output / time.strftime("run-%Y%m%d-%H%M%S")
-        flags = {"recipe": "auto", "save_checkpoint_path": run / "checkpoints"}
-        self._main("train", dataset, flags)
+        flags = {"dataset": dataset, "recipe": "auto", "save_checkpoint_path": run / "checkpoints"}
+        self._run("train", flags)
         return run
 
     def test(self, dataset: Path, run: Path) -> None:
         """Tests the best checkpoint."""
         _title(4, "testing the best checkpoint, as loaded from disk")
         flags = {"load_checkpoint_path": run / "checkpoints", "log_path": run / "test.json"}
-        self._main("test", dataset, {**flags, "test_batch_size": 16384})
+        self._run("test", {"dataset": dataset, **flags, "test_batch_size": 16384})
 
     def evaluate(self, dataset: Path, run: Path) -> None:
         """Writes the page of the best checkpoint."""
@@ -128,24 +128,20 @@ class _Stages:
         flags = {"checkpoint": run / "checkpoints", "dataset": dataset, "split": "validation"}
         flags |= {"importance": True, "output": run / "evaluation"}
         shown = "^(note|page):|^(metric|auc|log_loss|calibration) "
-        self._run("dlrm.scripts.evaluate", flags, shown)
+        self._run("evaluate", flags, shown)
 
-    def _main(self, mode: str, dataset: Path, flags: dict[str, Any]) -> None:
-        flags = {"mode": mode, "log_format": "short", "dataset": dataset, **flags}
-        self._run("dlrm.scripts.main", flags, shown="")
-
-    def _run(self, module: str, flags: Mapping[str, Any], shown: str) -> None:
-        """Runs a command.
+    def _run(self, name: str, flags: Mapping[str, Any], shown: str = "") -> None:
+        """Runs a command of `dlrm`.
 
         Args:
-            module: module of the command.
+            name: name of the command.
             flags: its flags.
-            shown: regular expression of the lines to show.
+            shown: regular expression of the lines to show, by default all.
 
         Raises:
             subprocess.CalledProcessError: it fails; it has printed why.
         """
-        command = [sys.executable, "-m", module, *flags_of(flags)]
+        command = [sys.executable, "-m", "dlrm", name, *flags_of(flags)]
         variables = {"PYTHONUNBUFFERED": "1", "SPARK_LOCAL_DIRS": str(self._output / "spark-tmp")}
         with subprocess.Popen(
             command, env=os.environ | variables, cwd=_HERE, stdout=subprocess.PIPE, text=True

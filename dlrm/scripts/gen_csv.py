@@ -1,9 +1,10 @@
-"""Writes random CSV files by a feature specification, for trying `dlrm.scripts.transcode`.
+"""Writes random CSV files by a feature specification, for trying `dlrm transcode`.
 
-    python -m dlrm.scripts.gen_csv --feature_spec_in feature_spec.yaml --output DIR --size 1000
+    dlrm gen-csv --feature_spec_in feature_spec.yaml --output DIR --size 1000
 
 DIR gets the specification and the files that it names, without headers: labels 0 and 1, numbers
-from 0 to 1, and ids below their cardinality, or below 10 if that is "auto".
+from 0 to 1, and ids below their cardinality, or below 10 if that is "auto". `python -m
+dlrm.scripts.gen_csv` works alike.
 """
 
 import shutil

@@ -1,4 +1,9 @@
-"""Writes a synthetic dataset of random rows in the split-binary format."""
+"""Writes a synthetic dataset of random rows in the split-binary format.
+
+    dlrm synthetic --synthetic_dataset_dir DATASET
+
+`python -m dlrm.scripts.prepare_synthetic_dataset` works alike.
+"""
 
 import sys
 from dataclasses import dataclass

@@ -1,9 +1,10 @@
 """Turns rows in NVIDIA's binary format into a dataset of one file per feature, in order.
 
-    python -m dlrm.scripts.split_dataset --dataset DIR --output DATASET
+    dlrm split-dataset --dataset DIR --output DATASET
 
-It runs the stages of `dlrm.scripts.prepare`; the ids stay as they are. `main` also trains on the
+It runs the stages of `dlrm prepare`; the ids stay as they are. `dlrm train` also trains on the
 binary rows (`--dataset_type binary`); one file per feature has narrower ids and half the bytes.
+`preproc/split_dataset.py` works alike.
 """
 
 import sys

@@ -1,12 +1,13 @@
-"""Turns CSV files into a split-binary dataset that `dlrm.scripts.main` trains on.
+"""Turns CSV files into a split-binary dataset that `dlrm train` trains on.
 
 Any CSV with a header; dictionaries and means are fitted to its columns:
 
-    python -m dlrm.scripts.transcode --input logs.csv --output dataset --label clicked \\
+    dlrm transcode --input logs.csv --output dataset --label clicked \\
         --numerical age,price --categorical user,item,country
 
 or as in NVIDIA's program: `--input` is a directory with CSV files without headers and the feature
 specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "auto" or declared).
+`python -m dlrm.scripts.transcode` works alike.
 """
 
 import sys

@@ -159,8 +159,8 @@ class Predictor(Judged):
         Rows in a store (`--table_store`) are written into files, so that the copy needs no store;
         the optimizers' state is then left out. Members of an ensemble refer to their stores.
 
-        `dlrm.load`, `dlrm.scripts.predict`, `triton/export.py` and the `--load_checkpoint_path` of
-        `dlrm.scripts.main` read it.
+        `dlrm.load`, `dlrm predict`, `dlrm export` and the `--load_checkpoint_path` of `dlrm train`
+        read it.
 
         Args:
             directory: directory to write, which appears when it is complete.
@@ -215,7 +215,7 @@ class Predictor(Judged):
             return None
         return (
             f"note: {self.path} was trained on {kept:g} of the rows with label 0, so its "
-            "probabilities are too high; `python -m dlrm.scripts.evaluate --sampling_rate "
+            "probabilities are too high; `dlrm evaluate --sampling_rate "
             f"{kept:g} --recalibrated_checkpoint DIR` writes a model that corrects them"
         )
 

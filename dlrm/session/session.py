@@ -55,7 +55,7 @@ VARIES = "note: on cuda runs differ in their last bits; --deterministic adds in 
 _PATIENCE = 2.0  # seconds that a failed rank waits for collectives
 _LESS_MEMORY = (
     "A smaller --batch_size needs less, and --gradient_accumulation_steps computes it in parts; "
-    "python -m dlrm.scripts.doctor says what is free"
+    "dlrm doctor says what is free"
 )
 _LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
 

@@ -152,7 +152,7 @@ def _copy_of(
     if STORES in saved.config:
         raise ValueError(
             f"{saved.path}: expected files of tables, but its rows are in a --table_store; "
-            "dlrm.scripts.checkpoint convert --to dlrm writes them into files"
+            "dlrm checkpoint convert --to dlrm writes them into files"
         )
     manifest = read_manifest(saved.path, "checkpoint")
     sums = {name: facts["crc32"] for name, facts in manifest["files"].items()}

@@ -25,7 +25,7 @@ class ImageRunConfig:
     )
     dataset: str | None = setting(
         None,
-        "Directory of a dataset that dlrm.preproc.prepare_images wrote",
+        "Directory of a dataset that dlrm prepare-images wrote",
         topic="Data",
         resumable=True,
     )

@@ -26,14 +26,14 @@ def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
     assert schema.label.positive == "yes"
     assert [field.missing_values for field in schema.categorical] == [("?",)]
     assert "missing:     '?' in kind" in done.stdout
-    _, _, module, *flags = shlex.split(done.stdout.splitlines()[-1])
-    assert module == "dlrm.scripts.prepare"
+    module, *flags = shlex.split(done.stdout.splitlines()[-1])
+    assert (module, flags[0]) == ("dlrm", "prepare")
     without_java = {**os.environ, "PATH": "", "JAVA_HOME": "/nowhere"}
     prepared = forked.succeed(module, *flags, cwd=tmp_path, env=without_java)
     assert (tmp_path / "dataset" / "manifest.json").exists()
     *_, before, command = prepared.stdout.splitlines()
     assert before == "train on it with"
-    _, _, module, *flags = shlex.split(command)
+    module, *flags = shlex.split(command)
     trained = forked.succeed(module, *flags, "--max_steps=3", "--base_device=cpu", cwd=tmp_path)
     assert "--recipe auto, of 288 training rows" in trained.stdout
     assert (tmp_path / "run").is_dir()
@@ -192,7 +192,7 @@ def test_the_format_needs_no_flags_later(tmp_path):
     assert "the encoding is in doubt" in out
     assert "format: {delimiter: ;, encoding: latin-1, decimal: ','}" in text
     assert Schema.load(tmp_path / "schema.yaml").numerical_names == ["price"]
-    _, _, module, *flags = shlex.split(out.splitlines()[-1])
+    module, *flags = shlex.split(out.splitlines()[-1])
     forked.succeed(module, *flags, "--cores=1", cwd=tmp_path)
 
 
@@ -214,7 +214,7 @@ def test_what_files_do_not_share_is_left_out(tmp_path):
     assert "left out:    old, d/b.csv does not have it; prepare needs it in every file" in out
     assert "left out:    new, d/a.csv does not have it" in out
     assert "#   new: d/a.csv does not have it" in text
-    _, _, module, *flags = shlex.split(out.splitlines()[-1])
+    module, *flags = shlex.split(out.splitlines()[-1])
     assert forked.run(module, *flags, "--cores=1", cwd=tmp_path).returncode == 0
     done = forked.run("dlrm.scripts.schema", "--input=d", "--label=new", "--output=n", cwd=tmp_path)
     assert "d/a.csv: no column 'new'; the columns are y, x, old" in done.stderr

@@ -190,5 +190,5 @@ def test_hashed_ids_and_rows_outside_are_refused(tmp_path):
 
 def test_a_smaller_checkpoint_is_refused_with_what_makes_it_fit(tmp_path):
     saved(trainer_of(SMALL), tmp_path / "small")
-    with pytest.raises(ValueError, match=r"\[10, 8\] in .*\n.*\n  dlrm.scripts.checkpoint grow"):
+    with pytest.raises(ValueError, match=r"\[10, 8\] in .*\n.*\n  dlrm checkpoint grow"):
         load_checkpoint(tmp_path / "small", trainer_of(LARGE).parameters)

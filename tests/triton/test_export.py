@@ -152,7 +152,7 @@ def test_nvidias_deployer_writes_what_export_writes(export, exported, trained, t
     for words, message in (
         ([*model, "--embedding_dim=128"], "--embedding_dim 128: expected 8, as "),
         ([*model, "--top_mlp_sizes", "9", "1"], "--top_mlp_sizes 9,1: expected 32,1, as "),
-        ([*model, "--dump_perf_data=x"], "--dump_perf_data: python triton/client.py --input "),
+        ([*model, "--dump_perf_data=x"], "--dump_perf_data: dlrm client --input "),
         (["--", "--model_checkpoint=/no"], "/no: no checkpoint here"),
         ([], "expected -- --model_checkpoint DIR behind the flags of export.py"),
     ):

@@ -1,6 +1,6 @@
 """Turns raw text into a dataset for BERT's pre-training, which training maps into memory.
 
-    python -m dlrm.preproc.prepare_text --source TEXT --vocab_file vocab.txt --output DATASET
+    dlrm prepare-text --source TEXT --vocab_file vocab.txt --output DATASET
 
 TEXT is one or more files, plain or .gz, or directories of files. Each line is a sentence, and blank
 lines separate documents; --input_format wikitext reads WikiText's paragraphs and headings instead.

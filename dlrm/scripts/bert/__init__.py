@@ -1,1 +1,1 @@
-"""The command `python -m dlrm.scripts.bert`."""
+"""The command `dlrm bert`."""

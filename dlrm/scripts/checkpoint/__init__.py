@@ -1,1 +1,1 @@
-"""The command `python -m dlrm.scripts.checkpoint`."""
+"""The command `dlrm checkpoint`."""

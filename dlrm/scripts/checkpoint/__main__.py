@@ -1,10 +1,10 @@
 """Inspects, compares and converts checkpoints, and changes the rows of their tables.
 
-    python -m dlrm.scripts.checkpoint inspect DIR [--check] [--noweights] [--json]
-    python -m dlrm.scripts.checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
-    python -m dlrm.scripts.checkpoint convert --to nvidia|dlrm --output OUT SRC
-    python -m dlrm.scripts.checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
-    python -m dlrm.scripts.checkpoint evict --rows FILE --output OUT SRC
+    dlrm checkpoint inspect DIR [--check] [--noweights] [--json]
+    dlrm checkpoint diff A B [--rtol 1e-5] [--atol 1e-6] [--weights_only] [--json]
+    dlrm checkpoint convert --to nvidia|dlrm --output OUT SRC
+    dlrm checkpoint grow --dataset DIR | --table_sizes 10,20 --output OUT SRC
+    dlrm checkpoint evict --rows FILE --output OUT SRC
 
 grow appends rows to tables, for ids that a later dictionary appends; evict initializes rows again,
 for other ids. Both keep everything else, including the state of optimizers.

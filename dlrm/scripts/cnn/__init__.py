@@ -1,1 +1,1 @@
-"""The command `python -m dlrm.scripts.cnn`."""
+"""The command `dlrm cnn`."""

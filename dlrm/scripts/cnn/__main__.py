@@ -1,4 +1,4 @@
-"""Trains, validates or times image networks: python -m dlrm.scripts.cnn --mode train ..."""
+"""Trains, validates or times image networks: dlrm cnn --mode train ..."""
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 

@@ -134,7 +134,7 @@ def _notices(run: ClickRun, chosen: Line | None) -> Iterator[str | Line]:
     if (kept := _kept_negatives(values["dataset"])) < 1:
         yield (
             f"note: training rows are {kept:g} of those with label 0, so probabilities and "
-            "calibration below are too high; `dlrm.scripts.evaluate --sampling_rate "
+            "calibration below are too high; `dlrm evaluate --sampling_rate "
             f"{kept:g}` corrects them"
         )
     varies = run.trains and run.task.updates_vary(run.config.optimizers)
@@ -159,11 +159,11 @@ def _said_of_recalibration(run: ClickRun, kind: str) -> str:
     if not run.trains:
         return (
             f"note: scores are without the recalibration ({kind}) of {run.checkpoint}; "
-            "dlrm.scripts.evaluate and dlrm.scripts.predict apply it"
+            "dlrm evaluate and dlrm predict apply it"
         )
     return (
         f"note: the recalibration ({kind}) of {run.checkpoint} is not carried over: it "
-        "fits the scores of those weights; dlrm.scripts.evaluate --recalibrated_checkpoint makes "
+        "fits the scores of those weights; dlrm evaluate --recalibrated_checkpoint makes "
         "one for the trained model"
     )
 

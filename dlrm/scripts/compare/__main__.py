@@ -1,7 +1,7 @@
 """Shows runs side by side: flags that differ, metrics, speed.
 
-    python -m dlrm.scripts.compare RUN RUN ... [--sort auc] [--output DIR]
-    python -m dlrm.scripts.compare FOLDER_OF_RUNS
+    dlrm compare RUN RUN ... [--sort auc] [--output DIR]
+    dlrm compare FOLDER_OF_RUNS
 
 A run is the directory of --save_checkpoint_path, one that contains it as `checkpoints/`, or a
 single checkpoint. Its `log.json` is read if it is beside the checkpoints. Metrics are those of the

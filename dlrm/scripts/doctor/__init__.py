@@ -1,1 +1,1 @@
-"""The command `python -m dlrm.scripts.doctor`."""
+"""The command `dlrm doctor`."""

@@ -1,4 +1,4 @@
-"""python -m dlrm.scripts.doctor"""
+"""dlrm doctor"""
 
 import sys
 

@@ -1,8 +1,8 @@
 """Reports the working and missing parts of this installation, their cost and their fixes.
 
-    python -m dlrm.scripts.doctor          a report to read
-    python -m dlrm.scripts.doctor --json   the same for programs
-    python -m dlrm.scripts.doctor --tune   times matrix products; prints the flag of the faster
+    dlrm doctor          a report to read
+    dlrm doctor --json   the same for programs
+    dlrm doctor --tune   times matrix products; prints the flag of the faster
 
 The exit code is 0 if training a small model works, and 1 otherwise.
 """

@@ -1,1 +1,1 @@
-"""Evaluates models on rows: python -m dlrm.scripts.evaluate --checkpoint RUN --dataset DIR"""
+"""Evaluates models on rows: dlrm evaluate --checkpoint RUN --dataset DIR"""

@@ -1,7 +1,7 @@
 """Evaluates a trained model on new rows, alone or against another model.
 
-    python -m dlrm.scripts.evaluate --checkpoint RUN --dataset DIR [--against OTHER] [--output DIR]
-    python -m dlrm.scripts.evaluate --checkpoint RUN --input day_7,day_8 --slices "categorical 3"
+    dlrm evaluate --checkpoint RUN --dataset DIR [--against OTHER] [--output DIR]
+    dlrm evaluate --checkpoint RUN --input day_7,day_8 --slices "categorical 3"
 
 Every metric has an interval. --output writes the results as one self-contained page,
 `evaluation.html`, with `evaluation.json` beside it.

@@ -1,6 +1,6 @@
-r"""Plans the placement of tables, and predicts memory and time: python -m dlrm.scripts.plan ...
+r"""Plans the placement of tables, and predicts memory and time: dlrm plan ...
 
-    python -m dlrm.scripts.plan --dataset data --ranks 8 --memory_gb 80 --machine h100 \
+    dlrm plan --dataset data --ranks 8 --memory_gb 80 --machine h100 \
         --output plan.yaml
     torchrun --nproc_per_node 8 -m dlrm.scripts.main --dataset data --placement plan.yaml
 

@@ -1,1 +1,1 @@
-"""Scores rows with a trained model: python -m dlrm.scripts.predict --checkpoint DIR ..."""
+"""Scores rows with a trained model: dlrm predict --checkpoint DIR ..."""

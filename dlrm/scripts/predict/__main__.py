@@ -1,4 +1,4 @@
-"""Scores rows with a trained model: python -m dlrm.scripts.predict --checkpoint DIR --input FILE
+"""Scores rows with a trained model: dlrm predict --checkpoint DIR --input FILE
 
 The input is a log in the format of the training data (`day_0`: a label, integers and hashes,
 separated by tabs; "-" reads standard input), a table (a file or directory of a kind that

@@ -224,7 +224,7 @@ def _counts_rows_once(split: Path) -> str | None:
     if not (split / layout.WEIGHT_FILE).is_file():
         return None
     return (
-        "note: these metrics count every row once; `python -m dlrm.scripts.evaluate --weights "
+        "note: these metrics count every row once; `dlrm evaluate --weights "
         "weight` weighs rows as the dataset says"
     )
 

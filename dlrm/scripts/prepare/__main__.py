@@ -1,8 +1,8 @@
-"""Turns tables or logs into a dataset: python -m dlrm.scripts.prepare --schema S --input FILES
+"""Turns tables or logs into a dataset: dlrm prepare --schema S --input FILES
 
-    python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
-    python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
-    python -m dlrm.scripts.main --dataset dataset --recipe auto --save_checkpoint_path run
+    dlrm schema --input sales.parquet --label bought --output schema.yaml
+    dlrm prepare --schema schema.yaml --input sales.parquet --output dataset
+    dlrm train --dataset dataset --recipe auto --save_checkpoint_path run
 
 Input is files of tables, or directories of them, of the kinds that `--input_format` lists, or with
 `--engine spark` a table or query of Spark (`--spark_table`, `--spark_sql`). The schema defines the

@@ -58,7 +58,7 @@ def run(values: Values) -> int | None:
         raise FileExistsError(f"{error}; --overwrite replaces it") from error
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
-    command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(own.output)]
+    command = ["dlrm", "train", "--dataset", str(own.output)]
     command += ["--recipe", "auto", "--save_checkpoint_path", free_name("run")]
     print(f"train on it with\n  {shell_line(command)}")
     return None

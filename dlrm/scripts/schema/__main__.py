@@ -1,7 +1,7 @@
-"""Drafts a schema from tables: python -m dlrm.scripts.schema --input FILES --label COLUMN
+"""Drafts a schema from tables: dlrm schema --input FILES --label COLUMN
 
-    python -m dlrm.scripts.schema --input sales.parquet --label bought --output schema.yaml
-    python -m dlrm.scripts.prepare --schema schema.yaml --input sales.parquet --output dataset
+    dlrm schema --input sales.parquet --label bought --output schema.yaml
+    dlrm prepare --schema schema.yaml --input sales.parquet --output dataset
 
 Input is files of tables, or directories of them, of the kinds that `--input_format` lists; the
 first rows are read. The schema has a comment with observations for every column; edit it where it

@@ -118,7 +118,7 @@ def _report(drafted: Draft, values: Values) -> None:
     for name, why in (drafted.leaks | drafted.partial_leaks).items():
         _say(f"warning:     {shown_name(name)} {why}: is it known before the label?")
     _say(f"{values['output']}: drafted from {drafted.sample}; check it, then run")
-    command = ["python", "-m", "dlrm.scripts.prepare", f"--schema={values['output']}"]
+    command = ["dlrm", "prepare", f"--schema={values['output']}"]
     command += [f"--input={','.join(values['input'])}"]
     command += flags_of({name: values[name] for name in _SAME if name in values.given})
     command.append(f"--output={free_name('dataset')}")

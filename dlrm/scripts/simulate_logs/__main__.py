@@ -1,6 +1,6 @@
 """Writes raw click logs in Criteo's format whose best reachable AUC is known.
 
-    python -m dlrm.scripts.simulate_logs --output /tmp/raw --rows 700000 --days 8
+    dlrm simulate --output /tmp/raw --rows 700000 --days 8
 
 Each of `day_0`, `day_1`, ... is a text file of lines `label <tab> integers <tab> hashes`. Ids
 follow power laws, a share of them is new each day, and some fields are missing; those at the end of

@@ -1,1 +1,1 @@
-"""`python -m dlrm.scripts.tune`: searches settings of a training."""
+"""`dlrm tune`: searches settings of a training."""

@@ -1,7 +1,7 @@
 """Searches training settings by successive halving, using only the training rows of a dataset.
 
-    python -m dlrm.scripts.tune --dataset DIR --output tuning [--trials 27] [--folds 5]
-    python -m dlrm.scripts.main --dataset DIR --flagfile tuning/best.flags
+    dlrm tune --dataset DIR --output tuning [--trials 27] [--folds 5]
+    dlrm train --dataset DIR --flagfile tuning/best.flags
 
 Trials are judged on a held-out share of the training rows, or on folds of them; test and validation
 rows are never opened. Settings outside the space are those of `--recipe auto`, as are, in the first

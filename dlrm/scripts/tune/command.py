@@ -72,7 +72,7 @@ def run(options: TuneConfig) -> None:
     for line in table(trials, rungs, options.metric):
         say(line)
     say(problem or f"picture: {options.output / PNG}")
-    command = ["python", "-m", "dlrm.scripts.main", "--dataset", str(options.dataset)]
+    command = ["dlrm", "train", "--dataset", str(options.dataset)]
     print(shell_line([*command, "--flagfile", str(options.output / FLAGS)]))
 
 

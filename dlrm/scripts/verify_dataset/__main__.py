@@ -1,4 +1,4 @@
-"""Checks a dataset on disk: `python -m dlrm.scripts.verify_dataset DIR`.
+"""Checks a dataset on disk: `dlrm verify DIR`.
 
 It checks sizes and CRC-32 of the manifest, the specification, every id against the cardinality of
 its table, every label, number and weight, and the lengths of lists. It reports all errors; the exit

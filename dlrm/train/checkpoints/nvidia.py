@@ -35,7 +35,7 @@ _RECORD = "nvidia"  # entry of our config.json: the directory that the checkpoin
 _OURS = "dlrm"  # entry of their metadata.pt: the checkpoint that the directory was made from
 _DOTS, _CAT = ("cuda_dot", "dot"), "cat"
 _INTERACTIONS = (*_DOTS, _CAT)  # those of NVIDIA's code
-_CONVERTER = "python -m dlrm.scripts.checkpoint convert --to dlrm"
+_CONVERTER = "dlrm checkpoint convert --to dlrm"
 
 
 def is_nvidia(path: str | os.PathLike) -> bool:

@@ -97,10 +97,10 @@ def _loading_lines(is_dlrm: bool, has_transform: bool) -> list[str]:
     lines = ["```python", "import dlrm", "", 'model = dlrm.load("THIS_DIRECTORY")']
     if has_transform:
         lines.append("model.predict(rows)  # raw rows: the fitted transform is in the checkpoint")
-    lines += ["```", "", "```", "python -m dlrm.scripts.predict --checkpoint THIS_DIRECTORY \\"]
+    lines += ["```", "", "```", "dlrm predict --checkpoint THIS_DIRECTORY \\"]
     lines += ["    --input ROWS --output scores.npy"]
     lines += [
-        "python -m dlrm.scripts.evaluate --checkpoint THIS_DIRECTORY --dataset DATASET",
+        "dlrm evaluate --checkpoint THIS_DIRECTORY --dataset DATASET",
         "```",
     ]
     if not has_transform:

@@ -1,6 +1,6 @@
 """Turns images into a dataset that training maps into memory.
 
-    python -m dlrm.preproc.prepare_images --source IMAGES --output DATASET --test_fraction 0.2
+    dlrm prepare-images --source IMAGES --output DATASET --test_fraction 0.2
 
 IMAGES is a folder of class folders, the same in an uncompressed tar file, or a folder of ImageNet's
 TFRecords (train-00000-of-01024, ..., validation-00000-of-00128, ...). If the class folders are in

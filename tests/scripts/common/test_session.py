@@ -42,8 +42,7 @@ def train_until_stopped(trainer):
             ),
             "error: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
             "79.11 GiB of which 1.20 GiB is free. A smaller --batch_size needs less, and "
-            "--gradient_accumulation_steps computes it in parts; python -m dlrm.scripts.doctor "
-            "says what is free",
+            "--gradient_accumulation_steps computes it in parts; dlrm doctor says what is free",
         ),
         (
             RuntimeError(

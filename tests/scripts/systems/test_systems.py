@@ -73,7 +73,7 @@ def test_translate_says_what_became_of_each_flag(capsys):
     printed = "python3 validation.py --model resnet --model-size 50 --batch-size 4 --batch-norm"
     assert main(["translate", f"{printed} --synthetic-data --enable-half-partials"]) == 0
     text = capsys.readouterr().out
-    assert text.startswith("python -m dlrm.scripts.cnn ")
+    assert text.startswith("dlrm cnn ")
     assert "--batch_size=4" in text
     assert "approximated" in text
     assert main(["translate", f"{printed} --bath-size 3"]) == 2
@@ -97,7 +97,7 @@ def test_translate_says_what_became_of_each_flag(capsys):
         (["run", TRAINING, "--results=/dev/null/results"], "/dev/null/results: cannot be written"),
         (["run", TRAINING, "--dataset="], "there is no such directory"),
         (["run", TRAINING, "--threads=99999"], "--threads 99999: expected at most"),
-        (["run", TRAINING, "--", "--help"], "dlrm.scripts.cnn --help"),
+        (["run", TRAINING, "--", "--help"], "--help: see dlrm cnn --help"),
         (["run", TRAINING, "--", "--log_path=x"], "--keep DIR"),
         (["run", "nvidia/dlrm-small/benchmark/train", "--", "--batch_size=-5"], "batch_size"),
         (["run", "ipu/cnn/validate-checkpoints", "--smoke"], "--restore_path="),
@@ -567,7 +567,7 @@ def test_a_planted_bug_fails_the_trend(tmp_path, monkeypatch, capsys):
 
 def test_the_document_is_written_from_the_rows(capsys):
     assert (ROOT / "docs" / "systems.md").read_text() == show.document(), (
-        "python -m dlrm.scripts.systems document docs/systems.md writes it anew"
+        "dlrm systems document docs/systems.md writes it anew"
     )
     assert main(["document", "page.md"]) == 0
     assert Path("page.md").read_text() == show.document()

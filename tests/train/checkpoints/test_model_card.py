@@ -27,6 +27,8 @@ def test_a_checkpoint_has_a_card_with_data_metrics_and_a_way_to_load_it(trained,
     )
     exec(scored, names)
     assert (names["scores"] == dlrm.load(checkpoint).predict(names["rows"])).all()
+    commands = re.findall(r"^dlrm (\w+) --checkpoint THIS_DIRECTORY", card, re.MULTILINE)
+    assert commands == ["predict", "evaluate"]
     write_saved(read_saved(checkpoint), tmp_path / "copy")
     assert "model.predict(rows)" in (tmp_path / "copy" / MODEL_CARD).read_text()
 
