@@ -31,13 +31,15 @@ import pytest
 from PIL import Image
 from pyarrow import parquet
 
-from dlrm.scripts import simulate_logs
 from dlrm.scripts.commands import COMMANDS
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [ROOT / "preproc" / "README.md", ROOT / "triton" / "README.md"]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md")), *FOLDERS]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+GUIDES = sorted((ROOT / "docs" / "guide").glob("*.md"))
+PAGES = [ROOT / "README.md", TUTORIAL, *GUIDES, *FOLDERS]
 # The other pages take minutes or run nothing here.
 QUICK = ("root", "click-logs", "click-models", "from-nvidia", "from-torchrec", "serving")
 MODEL = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
@@ -206,7 +208,7 @@ def test_git_ignores_what_the_commands_of_the_readme_write():
 def days(tmp_path_factory):
     """Returns days of a log with Criteo's columns."""
     folder = tmp_path_factory.mktemp("days") / "days"
-    simulate_logs.simulate(simulate_logs.Simulation(rows=1600, days=8), folder)
+    simulate(Simulation(rows=1600, days=8), folder)
     return folder
 
 
@@ -284,6 +286,7 @@ def flags_file() -> str:
         for page in PAGES
     ],
 )
+@pytest.mark.usefixtures("curves")
 def test_the_commands_of_a_page_run_in_order(page, places, trained, tmp_path, monkeypatch):
     runnable = [block for block in blocks(page) if block.is_run]
     if not any(block.language in ("bash", "python") for block in runnable):
@@ -335,11 +338,12 @@ def run_blocks(
     servers: ExitStack,
 ) -> None:
     """Runs blocks in order; a server runs until `servers` are closed."""
+    names = dict(frames)  # which the programs of a page share
     for block in runnable:
         if block.language == "yaml" and block.text.startswith("version: 1"):
             (tmp_path / "items.yaml").write_text(block.text)
         elif block.language == "python":
-            exec(block.text, dict(frames))
+            exec(block.text, names)
         elif block.language == "bash":
             for statement in statements(placed(block.text, places)):
                 if statement.startswith("dlrm serve "):
