@@ -434,3 +434,11 @@ def test_every_block_that_is_not_run_says_why():
     notes = [block.note for page in PAGES for block in blocks(page) if not block.is_run]
     assert notes
     assert all(re.fullmatch(r"not run: .{5,}|run by tests/\S+.*", note) for note in notes)
+
+
+def test_every_picture_of_the_tutorial_is_small_and_saved_by_its_program():
+    text = TUTORIAL.read_text()
+    shown = re.findall(r"^!\[.+\]\(pictures/(.+)\)$", text, re.M)
+    assert len(shown) == 3
+    assert shown == re.findall(r'savefig\("(.+?)"', text)
+    assert all((TUTORIAL.parent / "pictures" / name).stat().st_size < 60_000 for name in shown)
