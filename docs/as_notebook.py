@@ -1,6 +1,6 @@
 """Writes a page with Python and shell blocks as a Jupyter notebook, and draws its pictures.
 
-python docs/as_notebook.py    runs the tutorial's programs and copies their pictures to docs/pictures
+python docs/as_notebook.py    runs the tutorial's programs and copies pictures to docs/pictures
 """
 
 import json

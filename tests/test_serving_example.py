@@ -71,7 +71,7 @@ def test_rows_are_scored_faulty_ones_named_and_a_new_model_loaded(url, tmp_path)
     model = dlrm.load(tmp_path / "model")
     row = {"user": "u1", "price": 3.0}
     columns = {"user": "u1", "price": [1.0, 2.0, 3.0]}
-    for rows in (row, [row, {"user": "u0"}], columns):
+    for rows in (row, [row, {"user": "u0", "price": None}], columns):
         assert post(f"{url}/predict", rows) == pytest.approx(model.predict(rows).tolist())
     with pytest.raises(HTTPError) as refused:
         post(f"{url}/predict", {"user": "u1", "price": "cheap"})
