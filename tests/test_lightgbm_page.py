@@ -45,7 +45,7 @@ def test_the_programs_for_lightgbm_run(names, capsys):
     names["lightgbm"] = pytest.importorskip("lightgbm", reason="no lightgbm (extra peers)")
     for text in programs()[2]:
         exec(text, names)
-    assert float(capsys.readouterr().out.split()[0]) > 0.75  # AUC of the first job
+    assert float(capsys.readouterr().out.split()[0]) > 0.72  # AUC of the first job
 
 
 def test_the_table_counts_the_lines_of_the_programs():
