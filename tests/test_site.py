@@ -31,7 +31,7 @@ def test_the_site_builds_strictly_and_its_links_lead_to_files(root, tmp_path):
     assert "which command when" in (site / "search" / "search_index.json").read_text().lower()
     pages, seen, broken = list(site.rglob("index.html")), 0, []
     for page in pages:
-        for link in re.findall(r'(?:href|src)="([^"#?:]+)', page.read_text()):
+        for link in re.findall(r'(?:href|src)="([^"#?:]+)["#?]', page.read_text()):
             target = (page.parent / link).resolve()
             target = target / "index.html" if target.is_dir() else target
             seen += 1
