@@ -4,6 +4,7 @@
 # make gpu-first   where there is a GPU: builds for it, tests, checks and measures, in 25 minutes at most
 # make gpu-test, gpu-sanitize, gpu-bench   parts of it: tests, compute-sanitizer, figures
 # make wheel   a wheel for the interpreter in dist/, with the lowest manylinux tag that it is good for
+# make docs   the documentation as a site with search, in build/site
 # All install what they need into .venv first, the demo the least; PYTHON=python3.12 chooses the
 # interpreter, ENGINE=local or spark how the demo prepares logs, WORKERS=4 in how many processes the
 # tests run. The gpu targets take NO_INSTALL=1: nothing is installed, and
@@ -21,7 +22,7 @@ FOR_DEMO := $(VENV)/.for-demo
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
 
-.PHONY: venv demo wheel test test-quick lint format bench clean gpu-first gpu-test gpu-sanitize gpu-bench
+.PHONY: docs venv demo wheel test test-quick lint format bench clean gpu-first gpu-test gpu-sanitize gpu-bench
 
 venv: $(INSTALLED) $(OPS)
 
@@ -112,6 +113,10 @@ bench: venv
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/trackers.py
+
+docs: $(FOR_DEMO)
+	@$(PIP) mkdocs-material
+	$(BIN)/python -m mkdocs build --strict
 
 clean:
 	rm -rf build *.egg-info $(VENV) dlrm/_*.so dlrm/store/_*.so

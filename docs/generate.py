@@ -1,6 +1,7 @@
-"""Writes the reference pages that follow from the code: flags, the Python API and its tables.
+"""Writes what follows from code and pages: flags, the Python API, its tables, and a notebook.
 
-python docs/generate.py            writes commands, flags, python, transforms and metrics.md
+python docs/generate.py            writes commands, flags, python, transforms and metrics.md, and
+                                   the notebook of the tutorial
 python docs/generate.py --check    writes nothing; exit code 1 if a page is not up to date
 """
 
@@ -16,6 +17,8 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from as_notebook import as_notebook
 
 import dlrm
 from dlrm import ops
@@ -61,8 +64,11 @@ def main() -> int:
     stale = []
     pages = {"flags": flags_page, "python": python_page, "transforms": transforms_page}
     pages |= {"metrics": metrics_page, "commands": commands_page}
-    for name, page in pages.items():
-        path, text = REFERENCE / f"{name}.md", page()
+    files = {REFERENCE / f"{name}.md": page for name, page in pages.items()}
+    tutorial = ROOT / "docs" / "tutorial.md"
+    files[tutorial.with_suffix(".ipynb")] = lambda: as_notebook(tutorial.read_text())
+    for path, page in files.items():
+        text = page()
         if path.exists() and path.read_text() == text:
             continue
         stale.append(path.relative_to(ROOT))

@@ -38,7 +38,9 @@ from dlrm.train.checkpoints.directory import find_checkpoint
 
 ROOT = Path(__file__).parent.parent
 FOLDERS = [ROOT / "preproc" / "README.md", ROOT / "triton" / "README.md"]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs" / "guide").glob("*.md")), *FOLDERS]
+TUTORIAL = ROOT / "docs" / "tutorial.md"
+GUIDES = sorted((ROOT / "docs" / "guide").glob("*.md"))
+PAGES = [ROOT / "README.md", TUTORIAL, *GUIDES, *FOLDERS]
 # The other pages take minutes or run nothing here.
 QUICK = ("root", "click-logs", "click-models", "from-nvidia", "from-torchrec", "serving")
 MODEL = ["--embedding_dim=4", "--bottom_mlp_sizes=8,4", "--top_mlp_sizes=8,1"]
@@ -285,6 +287,7 @@ def flags_file() -> str:
         for page in PAGES
     ],
 )
+@pytest.mark.usefixtures("curves")
 def test_the_commands_of_a_page_run_in_order(page, places, trained, tmp_path, monkeypatch):
     runnable = [block for block in blocks(page) if block.is_run]
     if not any(block.language in ("bash", "python") for block in runnable):
@@ -336,11 +339,12 @@ def run_blocks(
     servers: ExitStack,
 ) -> None:
     """Runs blocks in order; a server runs until `servers` are closed."""
+    names = dict(frames)  # which the programs of a page share
     for block in runnable:
         if block.language == "yaml" and block.text.startswith("version: 1"):
             (tmp_path / "items.yaml").write_text(block.text)
         elif block.language == "python":
-            exec(block.text, dict(frames))
+            exec(block.text, names)
         elif block.language == "bash":
             for statement in statements(placed(block.text, places)):
                 if statement.startswith("dlrm serve "):
@@ -435,3 +439,11 @@ def test_every_block_that_is_not_run_says_why():
     notes = [block.note for page in PAGES for block in blocks(page) if not block.is_run]
     assert notes
     assert all(re.fullmatch(r"not run: .{5,}|run by tests/\S+.*", note) for note in notes)
+
+
+def test_every_picture_of_the_tutorial_is_small_and_saved_by_its_program():
+    text = TUTORIAL.read_text()
+    shown = re.findall(r"^!\[.+\]\(pictures/(.+)\)$", text, re.M)
+    assert len(shown) == 3
+    assert shown == re.findall(r'savefig\("(.+?)"', text)
+    assert all((TUTORIAL.parent / "pictures" / name).stat().st_size < 60_000 for name in shown)
