@@ -28,7 +28,7 @@ def test_the_site_builds_strictly_and_its_links_lead_to_files(root, tmp_path):
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     site = tmp_path / "site"
-    assert "choosing a command" in (site / "search" / "search_index.json").read_text().lower()
+    assert "commands by task" in (site / "search" / "search_index.json").read_text().lower()
     pages, seen, broken = list(site.rglob("index.html")), 0, []
     for page in pages:
         for link in re.findall(r'(?:href|src)="([^"#?:]+)["#?]', page.read_text()):

@@ -65,12 +65,6 @@ class DLRMConfig:
         least=1,
         most=_MOST,
     )
-    top_mlp: str = setting(
-        PLAIN_MLP,
-        "Hidden layers of the top MLP: mlp, linear layers with ReLUs; or a name that "
-        "dlrm.register_top_mlp has registered, a module of your own, which gets --top_mlp_sizes",
-        architecture=True,
-    )
     interaction_op: str = setting(
         "cuda_dot",
         "cuda_dot: dot products of all pairs of vectors with the native operator, on any device; "
@@ -203,6 +197,12 @@ class DLRMConfig:
     )
     embedding_init_std: float = setting(
         1e-4, "Standard deviation s of --embedding_init normal", above=0
+    )
+    top_mlp: str = setting(
+        PLAIN_MLP,
+        "Hidden layers of the top MLP: mlp, linear layers with ReLUs; or a name that "
+        "dlrm.register_top_mlp has registered, a module of your own, which gets --top_mlp_sizes",
+        architecture=True,
     )
 
     def __post_init__(self) -> None:

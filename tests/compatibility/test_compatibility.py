@@ -18,7 +18,7 @@ from archives import ARCHIVES, SCORES, Written
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.verification import MEMORY
-from dlrm.scripts.checkpoint import command as checkpoint_tool
+from dlrm.scripts.checkpoint import __main__ as checkpoint_tool
 from dlrm.scripts.verify_dataset.command import verify
 from dlrm.train.checkpoints.directory import best_checkpoint, last_checkpoint
 

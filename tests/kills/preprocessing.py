@@ -13,6 +13,7 @@ from killing import contents, difference
 from dlrm.language.pretraining import command as prepare_text
 from dlrm.preproc import convert_to_binary, prepare_logs
 from dlrm.preproc.execution.engines import InlineEngine
+from dlrm.preproc.logs import command as logs
 
 multiprocessing.resource_tracker.ensure_running()  # the shim allows no new programs
 os.environ["TOKENIZERS_PARALLELISM"] = "false"
@@ -31,7 +32,7 @@ def images(arguments):
     return prepare_images.main(arguments)
 
 
-prepare_logs.open_engine = inline_engine
+logs.open_engine = inline_engine
 COMMANDS = {
     "logs": prepare_logs.main,
     "parquet": convert_to_binary.main,

@@ -107,7 +107,7 @@ def test_an_id_outside_its_table_is_named_by_row_field_and_place(train, lists, t
     ids = np.fromfile(path, "i1")
     ids[17] = 60
     ids.tofile(path)
-    message = "train row 0, feature tags, place 17 of the list: expected an id from 0 to 59, got 60"
+    message = "train row 0, field tags, place 17 of the list: expected an id from 0 to 59, got 60"
     with pytest.raises(ValueError, match=message):
         train("--verify_data=never", data=broken)
 

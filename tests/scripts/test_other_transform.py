@@ -61,7 +61,7 @@ def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, othe
     write_nvidia(saved, tmp_path / "theirs")
     shutil.rmtree(tmp_path / "theirs" / "transform")  # NVIDIA's program saves none
     write_saved(read_nvidia(tmp_path / "theirs"), tmp_path / "ours")
-    aucs = set()
+    aucs = []
     for form in ("theirs", "ours"):
         known = [f"--checkpoint={tmp_path / form}", f"--dataset={trained.dataset}"]
         scores = [*known, f"--output={tmp_path / 'scores.npy'}"]
@@ -70,8 +70,8 @@ def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, othe
             ("predict", *scores, f"--input={trained.dataset}"),
         ):
             done = forked.succeed(f"dlrm.scripts.{name}", *words)
-            aucs.add(re.search(r"\bauc +(\d\.\d{4})", done.stdout)[1])
-    assert len(aucs) == 1
+            aucs.append(float(re.search(r"\bauc +(\d\.\d+)", done.stdout)[1]))
+    assert max(aucs) - min(aucs) < 0.01  # evaluate shows as many digits as the interval has
     refused = forked.run("dlrm.scripts.predict", *scores, f"--input={other_ids}")
     assert (refused.returncode, bool(re.search(DIFFERS, refused.stderr))) == (1, True)
 

@@ -35,7 +35,7 @@ def test_the_command_that_it_prints_prepares_a_dataset(tmp_path):
     assert before == "train on it with"
     module, *flags = shlex.split(command)
     trained = forked.succeed(module, *flags, "--max_steps=3", "--base_device=cpu", cwd=tmp_path)
-    assert "--recipe auto, of 288 training rows" in trained.stdout
+    assert "train       288 rows" in trained.stdout
     assert (tmp_path / "run").is_dir()
 
 

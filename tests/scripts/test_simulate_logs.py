@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from dlrm.scripts import simulate_logs
+from dlrm.scripts.simulate_logs import command as simulate_logs
 from dlrm.scripts.simulate_logs.__main__ import main
 from dlrm.scripts.simulate_logs.command import Simulation, Simulator, simulate
 

@@ -43,10 +43,10 @@ def named(batches, batch_size, sizes):
 @pytest.mark.parametrize(
     ("batches", "batch_size", "sizes", "message"),
     [
-        (ONE_EACH, 3, [10, 5], "row 2, feature item: expected an id from 0 to 4, got 9."),
-        (ONE_EACH, 3, [9, 10], "row 1, feature user: expected an id from 0 to 8, got 9."),
-        (BAGS, 2, [10, 10], "row 3, feature item, place 1 of the list: expected an id from 0 to 9"),
-        (BAGS, 2, [10, 9], "row 0, feature item: expected an id from 0 to 8, got 9."),
+        (ONE_EACH, 3, [10, 5], "row 2, field item: expected an id from 0 to 4, got 9."),
+        (ONE_EACH, 3, [9, 10], "row 1, field user: expected an id from 0 to 8, got 9."),
+        (BAGS, 2, [10, 10], "row 3, field item, place 1 of the list: expected an id from 0 to 9"),
+        (BAGS, 2, [10, 9], "row 0, field item: expected an id from 0 to 8, got 9."),
     ],
 )
 def test_the_first_bad_id_is_named_by_row_and_feature(batches, batch_size, sizes, message):

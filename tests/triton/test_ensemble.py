@@ -74,9 +74,13 @@ def test_commands_score_judge_and_copy_it(ensemble, by_member, tmp_path):
     forked.succeed("dlrm.scripts.predict", *where, f"--input={ensemble.log}", f"--output={output}")
     expected = 1 / (1 + np.exp(-by_member.mean(0)))
     np.testing.assert_allclose(np.load(output), expected, rtol=1e-4)
-    done = forked.succeed("dlrm.scripts.evaluate", *where, "--bootstrap=0", "--importance")
+    page = tmp_path / "page"
+    others = ("--bootstrap=0", "--importance", f"--output={page}")
+    forked.succeed("dlrm.scripts.evaluate", *where, *others)
+    facts = json.loads((page / "evaluation.json").read_text())
     labels = [line[0] == "1" for line in ensemble.lines]
-    assert f"{roc_auc_score(labels, by_member.mean(0)):.6f}" in done.stdout
+    expected = roc_auc_score(labels, by_member.mean(0))
+    assert facts["models"][0]["auc"]["value"] == pytest.approx(expected, abs=1e-6)
     dlrm.load(ensemble.checkpoint).save(tmp_path / "copy")
     logits = dlrm.load(tmp_path / "copy").logits(ensemble.rows)
     np.testing.assert_allclose(logits, by_member.mean(0), rtol=1e-5)
