@@ -189,11 +189,11 @@ def without_share(saved_flags):
 
 
 def test_rows_are_not_set_aside_where_others_choose_and_report(dataset, two_splits):
-    with pytest.raises(ValueError, match=r"^--set_aside 0.2: expected a dataset without test or"):
+    with pytest.raises(ValueError, match=r"^set_aside=0.2: expected a dataset without test or"):
         dlrm.fit(dataset, set_aside=0.2, base_device="cpu")
-    with pytest.raises(ValueError, match=r"^--set_aside 1.0: expected 0 or more, less than 1$"):
+    with pytest.raises(ValueError, match=r"^set_aside=1.0: expected 0 or more, less than 1$"):
         dlrm.fit(two_splits, set_aside=1.0, base_device="cpu")
-    with pytest.raises(ValueError, match=r"^--set_aside 1e-09: expected training rows to set as"):
+    with pytest.raises(ValueError, match=r"^set_aside=1e-09: expected training rows to set as"):
         dlrm.fit(two_splits, set_aside=1e-9, base_device="cpu")
 
 
