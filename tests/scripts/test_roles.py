@@ -15,7 +15,8 @@ from small_dataset import MODEL, NUM_NUMERICAL, ROWS, RUN, TABLE_SIZES, write_da
 import dlrm
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.scripts import compare, main
+from dlrm.scripts import main
+from dlrm.scripts.compare import __main__ as compare
 from dlrm.scripts.common import auto_flags, dlrm_flags
 from dlrm.train.checkpoints.directory import find_checkpoint
 
