@@ -16,7 +16,7 @@ from tables_testing import prepare
 from dlrm.pages import Bar, Section, Tile, document, note, table
 from dlrm.pages.charts import Line, chart
 from dlrm.preproc.execution.engines import local_engine
-from dlrm.scripts.compare import command as compare
+from dlrm.scripts.compare import __main__ as compare
 
 NASTY = "<script>alert('&')</script>"
 LONG = "a_column_whose_name_has_no_space_and_is_much_longer_than_a_phone_is_wide" * 2

@@ -16,8 +16,8 @@ import dlrm
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
-from dlrm.scripts.compare import __main__ as compare
 from dlrm.scripts.common import auto_flags, dlrm_flags
+from dlrm.scripts.compare import __main__ as compare
 from dlrm.train.checkpoints.directory import find_checkpoint
 
 EXPECTED = Path(__file__).with_name("without_recipe.json")
