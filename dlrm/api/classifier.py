@@ -12,16 +12,22 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from sklearn.base import BaseEstimator, ClassifierMixin
-from sklearn.utils import check_random_state
-from sklearn.utils.multiclass import check_classification_targets, type_of_target
-from sklearn.utils.validation import (
-    _check_sample_weight,
-    check_consistent_length,
-    check_is_fitted,
-    column_or_1d,
-    validate_data,
-)
+
+from dlrm.command_line import missing_extra
+
+try:
+    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.utils import check_random_state
+    from sklearn.utils.multiclass import check_classification_targets, type_of_target
+    from sklearn.utils.validation import (
+        _check_sample_weight,
+        check_consistent_length,
+        check_is_fitted,
+        column_or_1d,
+        validate_data,
+    )
+except ImportError as error:
+    raise ImportError(missing_extra(error, "evaluate")) from error
 
 from dlrm.api.dataset import unexpected
 from dlrm.api.training import SETTINGS, fit
@@ -47,15 +53,16 @@ class Classifier(ClassifierMixin, BaseEstimator):
     categorical. Missing values are allowed, and values unseen in training share one id.
 
     All rows given to `fit` are training rows. With an `eval_set`, the weights with the best AUC on
-    it are kept; without one, a tenth of 10,000 or more rows is set aside to choose on, as
-    `set_aside` says otherwise.
+    it are kept. Without one, a tenth of the rows is set aside to choose on if there are 10,000 or
+    more; `set_aside` is another share.
 
     Args:
-        categorical, numerical: columns to use as ids and as numbers, whatever the draft takes them
-            for: names of a frame's columns, or positions in an array.
+        categorical, numerical: columns to use as ids and as numbers, whatever the draft says:
+            names of a frame's columns, or positions in an array.
         recipe: "auto" chooses the open settings from the rows.
         base_device: "cpu", "cuda" or "cuda:<index>"; None uses CUDA if available.
-        random_state: seed; None is 0. A numpy generator draws one.
+        random_state: seed, or a `numpy.random.RandomState` that draws one; None leaves it to
+            `dlrm.fit`.
         settings: settings of `dlrm.fit`, such as `embedding_dim`, `epochs`, `lr` and `early_stop`;
             None leaves a setting to `dlrm.fit`.
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from dlrm.command_line import missing_extra
 from dlrm.metrics.judged import ScoredRows
 from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.shown import points, run_of
@@ -17,8 +18,8 @@ def figure(model: "Predictor", rows: ScoredRows | None) -> Any:
     """Returns a figure of a model's training and, if there are rows, its scores; see `plot`."""
     try:
         from matplotlib import pyplot
-    except ImportError:
-        raise ImportError("plot: matplotlib is missing; pip install 'dlrm[plots]'") from None
+    except ImportError as error:
+        raise ImportError(f"plot: {missing_extra(error, 'plots')}") from None
     panels: list[Callable[[Any], None]] = []
     if (run := run_of(model)) is not None and (run.curve or run.tests):
         tested = run.roles.chooses

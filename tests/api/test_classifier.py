@@ -1,6 +1,7 @@
 """`dlrm.Classifier` as scikit-learn uses estimators."""
 
 import pickle
+import sys
 import warnings
 
 import numpy as np
@@ -168,6 +169,13 @@ def test_sparse_matrices_and_other_columns_are_refused(fitted):
         fitted.predict(rows(5)[0].rename(columns={"shop": "store"}))
     with pytest.raises(ValueError, match="'size' is no column of X"):
         dlrm.Classifier(numerical=["size"]).fit(*rows(50))
+
+
+def test_a_missing_scikit_learn_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sklearn.base", None)
+    monkeypatch.delitem(sys.modules, "dlrm.api.classifier", raising=False)
+    with pytest.raises(ImportError, match=r"; pip install 'dlrm\[evaluate\]' has it$"):
+        dlrm.Classifier  # noqa: B018
 
 
 @pytest.mark.slow

@@ -161,7 +161,7 @@ def _opened(
             with _engine(values, output) as engine:
                 yield Run(engine, work, options, say)
         except (TaskError, EngineError) as error:
-            hint = f"what is done is kept in {work.path.parent}: the same command goes on with it"
+            hint = f"what is done is kept in {work.path.parent}: the same command resumes it"
             raise type(error)(f"{error} ({hint})") from error
 
 
