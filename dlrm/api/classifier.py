@@ -35,9 +35,7 @@ from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.documents import brief
-from dlrm.serving.importance import permutation_importance
 from dlrm.serving.predictor import probability
-from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 
 _OWN = ("categorical", "numerical", "recipe", "base_device", "random_state")
 _PARAMETERS = (*_OWN, *(name for name in SETTINGS if name != "seed"))
@@ -70,7 +68,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         classes_: the two classes in ascending order, `[2]`; the second is the positive one.
         n_features_in_: number of columns.
         feature_names_in_: names of a frame's columns; missing after training on an array.
-        model_: the trained model, a `dlrm.serving.Predictor`.
+        model_: the trained model, as `dlrm.fit` returns it.
         schema_: meaning of the columns.
         feature_importances_: the AUC lost when the values of a column are permuted, `[columns]`, 0
             for columns that no field reads.
@@ -256,16 +254,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
 
     def _measured(self) -> np.ndarray:
         """Returns the importance of the columns, on rows kept from `fit`."""
-        transform = self.model_.row_transform
-        reader = scoring_reader(transform, labelled=True)
-        inputs, rows = read_inputs(transform, reader, self._sample.combine_chunks().to_batches()[0])
-        labels = labels_of(rows)
-        assert labels is not None
-        schema, lost = transform.schema, dict.fromkeys(self._names, 0.0)
-        columns = [field.column for field in schema.numerical]
-        columns += [field.column for field in schema.categorical]
-        for one in permutation_importance(self.model_, inputs, labels):
-            lost[columns[one.field]] += one.auc_lost.value or 0.0
+        lost = dict.fromkeys(self._names, 0.0)
+        for one in self.model_.importance(self._sample):
+            lost[one.field] += one.auc_lost
         return np.array([lost[name] for name in self._names])
 
 
