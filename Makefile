@@ -112,6 +112,7 @@ bench: venv
 	$(BIN)/python benchmarks/scaling.py
 	$(BIN)/python benchmarks/checkpoint.py
 	$(BIN)/python benchmarks/overhead.py
+	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/trackers.py
 
 docs: $(FOR_DEMO)
