@@ -89,12 +89,14 @@ def check_file(path: Path, expected: str) -> None:
         raise damaged(path, expected, actual)
 
 
-def damaged(path: Path, expected: str, actual: str, first_block: int = 0) -> ValueError:
+def damaged(
+    path: str | os.PathLike, expected: str, actual: str, first_block: int = 0
+) -> ValueError:
     """Returns the error of a file whose checksum is not the expected one.
 
     Args:
-        path: the file.
-        expected, found: sums of some blocks, or of the whole file.
+        path: the file, or its URI.
+        expected, actual: sums of some blocks, or of the whole file.
         first_block: the number of the first of these blocks.
     """
     if len(expected) == len(actual) == 8 and not first_block:
@@ -176,16 +178,28 @@ def read_sealed(path: Path, required: bool = False) -> dict[str, Any]:
         FileNotFoundError: there is no such file.
         ValueError: it is not a map, or is damaged; the message names the file.
     """
-    content = read_bytes(path, MAX_JSON_BYTES)
+    return parse_sealed(read_bytes(path, MAX_JSON_BYTES), path, required)
+
+
+def parse_sealed(
+    content: bytes, source: str | os.PathLike, required: bool = False
+) -> dict[str, Any]:
+    """Returns the map of a file that is in memory; see `read_sealed`.
+
+    Args:
+        content: bytes of the file.
+        source: its path or URI, for messages.
+        required: see `read_sealed`.
+    """
     stored = _OWN_SUM.search(content)
     if stored is not None:
         expected = stored[2].decode()
         actual = f"{zlib.crc32(_OWN_SUM.sub(_ZEROED, content)):08x}"
         if actual != expected:
-            raise damaged(path, expected, actual)
-    entries = parse_json(content, path)
+            raise damaged(source, expected, actual)
+    entries = parse_json(content, source)
     if stored is None and (required or _SEAL in entries):
-        raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
+        raise ValueError(f"{source}: expected the checksum {_SEAL} at its end: damaged")
     return entries
 
 

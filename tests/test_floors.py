@@ -16,6 +16,7 @@ FLOORS = [
     ],
     ["dlrm.files", "dlrm.limits", "dlrm.mapped_files", "dlrm.pages"],
     ["dlrm.command_line", "dlrm.manifest"],
+    ["dlrm.remote"],
     ["dlrm.ops", "dlrm.distributed", "dlrm.store"],
     ["dlrm.metrics"],
     ["dlrm.model", "dlrm.data", "dlrm.train"],
@@ -67,6 +68,7 @@ TORCH_FREE = [
     *("dlrm.metrics.slices", "dlrm.metrics.table"),
     "dlrm.pages",
     "dlrm.preproc",
+    "dlrm.remote",
     "dlrm.serving.rows",
     "dlrm.serving.server.backend",
     "dlrm.serving.server.reader",
@@ -132,7 +134,7 @@ def test_only_scripts_read_the_environment(root):
     commands, wrong, seen = (
         {
             root / "dlrm" / name
-            for name in ("scripts", "deployment", "preproc", "session", "published")
+            for name in ("scripts", "deployment", "preproc", "session", "published", "remote")
         },
         [],
         0,

@@ -1,0 +1,237 @@
+"""A cache of objects in local files, and folders that show the objects of a URI as files.
+
+    CACHE/objects/<2>/<digest>                     an object's bytes, by URI and version
+    CACHE/views/<digest>/<scheme>/<bucket>/<key>   links to them, for one listing of a URI
+    CACHE/outputs/<digest>/<name>                  output that is not published yet
+
+Files are immutable and appear whole, so processes share a cache. The digest of a view is that of
+the listing: an object that changes gives another view, and files that are read keep their content.
+"""
+
+import fcntl
+import hashlib
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from dlrm.files import check_owned, make_directories
+from dlrm.locks import in_use, remove_unused
+from dlrm.remote.store import Entry, Store, find_entries, open_store, total_bytes
+from dlrm.remote.transfer import download
+from dlrm.remote.uri import Uri
+
+_COMPLETE, _OBJECTS = ".complete", "objects.lock"
+_AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
+_SHARE = 0.5  # of the free space of the disk, if no limit is given
+_VIEW = r"/(?:views|outputs)/[0-9a-f]{16}/([a-z0-9]+)/"
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A folder of fetched objects.
+
+    Attributes:
+        folder: the folder; see `default_folder`.
+        limit: bytes of objects that are kept; None is half of what the disk has left.
+    """
+
+    folder: Path
+    limit: int | None = None
+
+    @classmethod
+    def open(cls, folder: str | os.PathLike | None = None, limit: int | None = None) -> "Cache":
+        """Returns a cache, whose folder is created.
+
+        Args:
+            folder: the folder; None is `default_folder()`.
+            limit: see `Cache.limit`.
+
+        Raises:
+            OSError: the folder cannot be made, or belongs to another user.
+        """
+        path = Path(folder or default_folder()).expanduser().absolute()
+        make_directories(path)
+        check_owned(path)
+        return cls(path, limit)
+
+    @contextmanager
+    def fetched(
+        self,
+        uri: Uri,
+        entries: Sequence[Entry] | None = None,
+        names: Mapping[str, str] | None = None,
+        checksums: Mapping[str, str] | None = None,
+        done: Callable[[int], object] = lambda size: None,
+    ) -> Iterator[Path]:
+        """Yields the file, or the folder, with the objects of a URI; it stays within the block.
+
+        Args:
+            uri: an object, a prefix or a pattern, for which the folder above its matches is given.
+            entries: its objects; None lists them.
+            names: key -> path in the folder, where it is not the key itself.
+            checksums: key -> checksum, see `dlrm.manifest.Checksum`.
+            done: called with the bytes of each object that is there.
+
+        Raises:
+            OSError: an object cannot be read, or the disk is full; the message has URI and path.
+            ValueError: an object is damaged.
+        """
+        entries = find_entries(uri) if entries is None else entries
+        view = self._view(uri, entries)
+        make_directories(view)
+        while True:
+            with in_use(view) as stays:
+                if stays:
+                    self._fill(view, uri, entries, names or {}, checksums or {}, done)
+                    yield self.path_in(view, uri)
+                    return
+            make_directories(view)
+
+    def _view(self, uri: Uri, entries: Sequence[Entry]) -> Path:
+        listing = [str(uri), *(f"{e.key}\0{e.size}\0{e.version}" for e in entries)]
+        return self.folder / "views" / _digest("\n".join(listing))[:16]
+
+    def path_in(self, view: Path, uri: Uri) -> Path:
+        """Returns the place of a URI's object, or of the folder of its objects, in a view."""
+        return view / uri.scheme / uri.authority / uri.before_pattern()
+
+    def _fill(
+        self,
+        view: Path,
+        uri: Uri,
+        entries: Sequence[Entry],
+        names: Mapping[str, str],
+        checksums: Mapping[str, str],
+        done: Callable[[int], object],
+    ) -> None:
+        """Makes a view complete, once for all processes that want it."""
+        with _flock(view.with_name(f"{view.name}.lock"), fcntl.LOCK_EX):
+            os.utime(view)
+            if (view / _COMPLETE).exists():
+                done(total_bytes(entries))
+                return
+            store, root = open_store(uri), view / uri.scheme / uri.authority
+            places = {e.key: self._object(store, e) for e in entries}
+            self.make_room(sum(e.size for e in entries if not places[e.key].exists()), uri)
+            with _flock(self.folder / _OBJECTS, fcntl.LOCK_SH):
+                missing = [e for e in entries if not places[e.key].exists()]
+                for folder in {path.parent for path in places.values()}:
+                    folder.mkdir(parents=True, exist_ok=True)
+                done(total_bytes(entries) - total_bytes(missing))
+                download(store, ((e, places[e.key], checksums.get(e.key)) for e in missing), done)
+                for entry in entries:
+                    path = root / names.get(entry.key, entry.key)
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.unlink(missing_ok=True)
+                    os.link(places[entry.key], path)
+            (view / _COMPLETE).touch()
+
+    def _object(self, store: Store, entry: Entry) -> Path:
+        digest = _digest(f"{replace(store.root, key=entry.key)}\n{entry.size}\n{entry.version}")
+        return self.folder / "objects" / digest[:2] / digest[2:34]
+
+    def make_room(self, needed: int, uri: Uri) -> None:
+        """Removes what has not been used for longest, until so many bytes fit.
+
+        Raises:
+            OSError: they do not fit; the message has both sizes and the remedy.
+        """
+        views = self.folder / "views"
+        unused = sorted(_children(views), key=_changed)
+        while self._lacks(needed):
+            if not unused:
+                break
+            with suppress(FileNotFoundError):
+                remove_unused(unused.pop(0))
+            self._drop_unlinked()
+        if needed > (free := shutil.disk_usage(self.folder).free):
+            raise OSError(
+                f"{uri}: needs {needed:,} bytes in {self.folder}, which has {free:,} left; name a "
+                "larger disk by --cache_dir"
+            )
+        if self.limit is not None and needed > self.limit:
+            raise OSError(
+                f"{uri}: needs {needed:,} bytes in {self.folder}, of which {self.limit:,} may be "
+                "used (--cache_gib)"
+            )
+
+    def _lacks(self, needed: int) -> bool:
+        """Returns whether something has to go before so many bytes are added."""
+        used = sum(_size(path) for path in self._objects())
+        free = shutil.disk_usage(self.folder).free
+        limit = (used + free) * _SHARE if self.limit is None else self.limit
+        return used > 0 and (used + needed > limit or needed > free)
+
+    def _objects(self) -> Iterable[Path]:
+        return (self.folder / "objects").glob("*/*")
+
+    def _drop_unlinked(self) -> None:
+        """Removes the objects of which no view is left, unless a process is fetching some."""
+        with suppress(BlockingIOError), _flock(self.folder / _OBJECTS, _AT_ONCE):
+            for path in self._objects():
+                with suppress(FileNotFoundError):
+                    if path.stat().st_nlink == 1:
+                        path.unlink()
+
+    @contextmanager
+    def output(self, uri: Uri) -> Iterator[Path]:
+        """Yields the local place of output that is published under a URI, for this process alone.
+
+        What a killed run left, such as its finished tasks, is there.
+
+        Raises:
+            BlockingIOError: another process writes output for the URI.
+        """
+        folder = self.folder / "outputs" / _digest(str(uri))[:16]
+        place = folder / uri.scheme / uri.authority / uri.key.rstrip("/")
+        make_directories(place.parent)
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(_flock(folder.with_name(f"{folder.name}.lock"), _AT_ONCE))
+            except BlockingIOError:
+                busy = f"{uri}: another process of this machine writes there"
+                raise BlockingIOError(busy) from None
+            yield place
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def default_folder() -> Path:
+    """Returns `dlrm/remote` in the user's cache, which `XDG_CACHE_HOME` moves."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "dlrm", "remote").expanduser()
+
+
+def with_uris(text: str) -> str:
+    """Returns a message with URIs in place of paths in a cache."""
+    return re.sub(rf"[^\s'\"=,]*{_VIEW}", r"\1://", text)
+
+
+@contextmanager
+def _flock(path: Path, kind: int) -> Iterator[None]:
+    """Has a lock within the block; with `_AT_ONCE`, BlockingIOError says that another has it."""
+    with open(path, "w") as lock:
+        fcntl.flock(lock, kind)
+        yield
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _children(folder: Path) -> list[Path]:
+    return [path for path in folder.glob("*") if path.is_dir() and path.name[0] != "."]
+
+
+def _changed(path: Path) -> float:
+    with suppress(FileNotFoundError):
+        return path.stat().st_mtime
+    return 0.0
+
+
+def _size(path: Path) -> int:
+    with suppress(FileNotFoundError):
+        return path.stat().st_size
+    return 0

@@ -1,0 +1,214 @@
+"""Finished directories published under a URI, whole or not at all, and read from there.
+
+    URI/manifest.json           names the folder with the files; written last
+    URI/data-<digest>/...       a published directory, complete in itself
+
+The digest is that of the directory's manifest, so a killed upload goes on where it stopped, two
+versions never mix, and the one write of `URI/manifest.json`, conditional where the store has it,
+changes from the old to the new. A directory that was copied to a URI by other tools, with its files
+beside its manifest, is read too.
+"""
+
+import hashlib
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dlrm.documents import brief, parse_json
+from dlrm.files import MANIFEST, check_relative
+from dlrm.manifest import parse_sealed, read_manifest, sealed_json
+from dlrm.remote.cache import Cache
+from dlrm.remote.store import NEW, Entry, Store, open_store, total_bytes
+from dlrm.remote.transfer import remove_all, upload
+from dlrm.remote.uri import Uri
+
+_STORED_IN = "stored_in"
+_PREFIX = "data-"
+_ABANDONED_SECONDS = 24 * 3600  # after its last object, a folder that no manifest names
+
+
+@dataclass(frozen=True)
+class Published:
+    """A directory at a URI.
+
+    Attributes:
+        uri: its place.
+        manifest: its manifest.
+        version: version of the manifest's object.
+        entries: path in the directory -> object, the manifest among them.
+    """
+
+    uri: Uri
+    manifest: dict[str, Any]
+    version: str
+    entries: dict[str, Entry]
+
+    @property
+    def checksums(self) -> dict[str, str]:
+        """Key -> checksum of each object that the manifest lists."""
+        files = self.manifest["files"]
+        return {e.key: files[name]["crc32"] for name, e in self.entries.items() if name in files}
+
+
+def find_published(uri: Uri) -> Published | None:
+    """Returns the directory at a URI, or None where there is no manifest.
+
+    Raises:
+        OSError: the store cannot be read, or a listed file is missing.
+        ValueError: the manifest is damaged, or a file has another size.
+    """
+    store = open_store(uri)
+    try:
+        entry = store.entry(uri.below(MANIFEST).key)
+    except FileNotFoundError as error:
+        if "no such bucket" in str(error):
+            raise
+        return None
+    place = str(uri.below(MANIFEST))
+    manifest = parse_sealed(bytes(store.read(entry)), place)
+    folder = manifest.get(_STORED_IN, "")
+    if folder:
+        check_relative(folder, place)
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        raise ValueError(f"{place}: not a manifest of files")
+    base = uri.below(folder).folder if folder else uri.folder
+    listed = {e.key.removeprefix(base): e for e in store.entries(base)}
+    for name, facts in files.items():
+        check_relative(name, place)
+        if name not in listed:
+            raise FileNotFoundError(f"{uri.root}{base}{name}: missing, though {place} names it")
+        if listed[name].size != facts["bytes"]:
+            raise ValueError(
+                f"{uri.root}{base}{name}: expected {facts['bytes']} bytes, got {listed[name].size}"
+            )
+    entries = {name: listed[name] for name in files}
+    entries[MANIFEST] = listed.get(MANIFEST, entry)
+    return Published(uri, manifest, entry.version, entries)
+
+
+@contextmanager
+def fetched_directory(
+    cache: Cache, uri: Uri, done: Callable[[int], object] = lambda size: None
+) -> Iterator[Path]:
+    """Yields a local directory with the files of a published one, whose checksums are right.
+
+    Raises:
+        FileNotFoundError: there is no manifest at the URI.
+        OSError, ValueError: see `find_published` and `Cache.fetched`.
+    """
+    found = find_published(uri)
+    if found is None:
+        raise FileNotFoundError(f"{uri.below(MANIFEST)}: no such object, so {uri} is not complete")
+    names = {entry.key: f"{uri.folder}{name}" for name, entry in found.entries.items()}
+    entries = [*found.entries.values()]
+    with cache.fetched(replace(uri, key=uri.folder), entries, names, found.checksums, done) as path:
+        yield path
+
+
+def check_publishable(uri: Uri, replace: bool | str) -> str | None:
+    """Returns the version of the manifest that a publication will replace, or None.
+
+    Call it before any work: `publish` refuses to replace another version.
+
+    Args:
+        uri: where to publish.
+        replace: whether to replace a published directory; a kind, as in a manifest, allows only
+            directories of that kind.
+
+    Raises:
+        FileExistsError: there is something that may not be replaced.
+        OSError: the store cannot be read.
+    """
+    found = find_published(uri)
+    if found is not None:
+        kind = found.manifest.get("kind")
+        if not replace:
+            raise FileExistsError(f"{uri}: exists and is not empty; name another or remove it")
+        if isinstance(replace, str) and kind != replace:
+            raise FileExistsError(
+                f"{uri}: expected nothing, or an earlier {replace} to replace, got a "
+                f"{brief(kind)}; name another"
+            )
+        return found.version
+    folder = uri.folder
+    others = [e.key for e in open_store(uri).entries(folder) if not _is_ours(e.key, folder)]
+    if others:
+        raise FileExistsError(
+            f"{uri}: has objects, such as {others[0]}, but no {MANIFEST}, so it was not written by "
+            "this program and is not replaced; name another"
+        )
+    return None
+
+
+def publish(
+    directory: Path,
+    uri: Uri,
+    version: str | None,
+    done: Callable[[int], object] = lambda size: None,
+) -> None:
+    """Publishes a finished directory with a manifest.
+
+    Args:
+        directory: the directory.
+        uri: where to publish it.
+        version: result of `check_publishable`.
+        done: called with the bytes of each object that is there.
+
+    Raises:
+        FileExistsError: another process has published there meanwhile.
+        OSError: an object cannot be written; what was published before still is.
+    """
+    store = open_store(uri)
+    content = (directory / MANIFEST).read_bytes()
+    manifest = parse_json(content, directory / MANIFEST)
+    read_manifest(directory, manifest["kind"])
+    name = _PREFIX + hashlib.sha256(content).hexdigest()[:16]
+    base, before = uri.below(name).folder, find_published(uri)
+    there = {entry.key: entry.size for entry in store.entries(base)}
+    files = {
+        f"{base}{path.relative_to(directory).as_posix()}": path
+        for path in sorted(directory.rglob("*"))
+        if path.is_file()
+    }
+    left = {key: path for key, path in files.items() if there.get(key) != path.stat().st_size}
+    left.pop(f"{base}{MANIFEST}", None)
+    done(sum(path.stat().st_size for path in files.values()) - sum(map(_size, left.values())))
+    upload(store, left, done)
+    store.write(f"{base}{MANIFEST}", content)  # makes the folder complete in itself
+    text = sealed_json({**manifest, _STORED_IN: name})
+    only_if = (NEW if version is None else version) if store.protects else None
+    store.write(uri.below(MANIFEST).key, text.encode(), only_if)
+    _tidy(store, uri, name, before)
+
+
+def _tidy(store: Store, uri: Uri, current: str, before: Published | None) -> None:
+    """Deletes the version that was replaced, and what killed uploads left long ago."""
+    gone: list[str] = []
+    if before is not None and before.manifest.get(_STORED_IN, "") != current:
+        gone = [e.key for e in before.entries.values() if e.key != uri.below(MANIFEST).key]
+    folders: dict[str, list[Entry]] = {}
+    for entry in store.entries(f"{uri.folder}{_PREFIX}"):
+        folder = entry.key.removeprefix(uri.folder).partition("/")[0]
+        folders.setdefault(folder, []).append(entry)
+    for folder, entries in folders.items():
+        newest = max(entry.modified for entry in entries)
+        if folder != current and newest < time.time() - _ABANDONED_SECONDS:
+            gone += [entry.key for entry in entries]
+    remove_all(store, gone)
+
+
+def _is_ours(key: str, folder: str) -> bool:
+    return key.removeprefix(folder).startswith(_PREFIX)
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
+
+
+def published_bytes(found: Published) -> int:
+    """Returns the bytes of all objects of a directory."""
+    return total_bytes([*found.entries.values()])

@@ -1,0 +1,343 @@
+"""Storage services behind one interface: list, read ranges, write whole objects, delete.
+
+S3, Google Cloud Storage, Azure and web servers are reached by obstore, which signs requests, keeps
+connections, and repeats failed ones after growing, random pauses; Hadoop by pyarrow. Credentials
+are found as those libraries find them. None is in a message, a manifest or a checkpoint.
+"""
+
+import fnmatch
+import os
+import random
+import re
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from dlrm.command_line import highlighted, missing_extra
+from dlrm.documents import one_line
+from dlrm.remote.uri import Uri
+
+NEW = "new"  # of `Store.write`: only if there is no such object
+_REPEATS, _FIRST_PAUSE = 4, 0.2  # of a read that ended early; obstore repeats requests itself
+_WAIT = {"connect_timeout": "10s", "timeout": "5m", "pool_max_idle_per_host": "64"}
+_RETRIES = {
+    "max_retries": 10,
+    "retry_timeout": timedelta(seconds=120),
+    "backoff": {
+        "init_backoff": timedelta(milliseconds=100),
+        "max_backoff": timedelta(seconds=10),
+        "base": 2,
+    },
+}
+_SOUGHT = {
+    "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE or ~/.aws (with boto3), a web identity, and the role of "
+    "the container or machine",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS, gcloud's login, and the service account of the machine",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME with a key, a token or a client, and the managed identity",
+    "hdfs": "the user of this process, or Kerberos' ticket",
+    "http": "none",
+}
+_STORES = {"s3a": "s3", "abfs": "az", "abfss": "az", "https": "http"}  # of synonyms
+_connected_in: set[int] = set()  # processes that have used obstore, before a fork
+_EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
+
+
+class Entry(NamedTuple):
+    """An object of a listing.
+
+    Attributes:
+        key: its key.
+        size: its bytes.
+        version: what changes with its content: its ETag or else its size and time.
+        modified: seconds since 1970 of its last change.
+    """
+
+    key: str
+    size: int
+    version: str
+    modified: float
+
+
+class Store(Protocol):
+    """Objects of one bucket.
+
+    All methods raise OSError with the URI: FileNotFoundError for a missing bucket or object,
+    PermissionError with the credentials that were looked for, FileExistsError for a write that the
+    condition refuses.
+
+    Attributes:
+        protects: whether `only_if` of `write` holds against other writers.
+    """
+
+    root: Uri
+    protects: bool
+
+    def entries(self, prefix: str) -> list[Entry]:
+        """Returns all objects whose keys begin with a prefix, by key."""
+
+    def entry(self, key: str) -> Entry:
+        """Returns an object's size and version."""
+
+    def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
+        """Returns bytes of an object, as a buffer.
+
+        Raises:
+            OSError: it is no longer the version of the entry, or was cut short each time.
+        """
+
+    def write(self, key: str, content: bytes | Path, only_if: str | None = None) -> str:
+        """Writes an object whole, and returns its version.
+
+        Args:
+            key: its key.
+            content: its bytes, or the file with them.
+            only_if: `NEW`, or the version that it must have now; None replaces any.
+        """
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """Deletes objects; those that are gone already are no error."""
+
+
+def open_store(uri: Uri) -> Store:
+    """Returns the store of a URI's bucket; connections are kept within a process, not over forks.
+
+    Raises:
+        ValueError: the library for it is missing, or the settings in the environment contradict
+            each other.
+    """
+    return _opened(replace(uri, key=""), os.getpid())
+
+
+@lru_cache(maxsize=16)
+def _opened(root: Uri, process: int) -> Store:
+    if root.scheme == "hdfs":
+        from dlrm.remote.hdfs import open_hdfs
+
+        return open_hdfs(root)
+    if _connected_in and _connected_in != {process}:
+        from dlrm.remote.forked import ForkedStore
+
+        return ForkedStore(root)
+    _connected_in.add(process)
+    return _ObjectStore(root)
+
+
+def find_entries(uri: Uri) -> list[Entry]:
+    """Returns the objects of a URI: the one with its key, all below it, or those of a pattern.
+
+    Raises:
+        FileNotFoundError: there is none.
+    """
+    store = open_store(uri)
+    if uri.has_pattern:
+        listed = store.entries(uri.before_pattern())
+        pattern = re.compile(_pattern(uri.key))
+        found = [entry for entry in listed if pattern.match(entry.key)]
+        if not found:
+            raise FileNotFoundError(f"{uri}: no object of this pattern among {len(listed):,}")
+        return found
+    if uri.key and not uri.key.endswith("/"):
+        try:
+            return [store.entry(uri.key)]
+        except FileNotFoundError:
+            if uri.scheme in ("http", "https"):
+                raise
+    found = store.entries(uri.folder)
+    if not found:
+        raise FileNotFoundError(f"{uri}: no such object, and none below it")
+    return found
+
+
+def _pattern(key: str) -> str:
+    """Returns a regular expression of a shell's pattern, with or without more below it."""
+    parts = [
+        ".*" if part == "**" else fnmatch.translate(part)[4:-3].replace(".*", "[^/]*")
+        for part in key.rstrip("/").split("/")
+    ]
+    return f"{'/'.join(parts)}(/.*)?\\Z"
+
+
+class _ObjectStore:
+    """A bucket, by obstore; see `Store`."""
+
+    def __init__(self, root: Uri) -> None:
+        self.root = root
+        self.protects = root.scheme not in ("http", "https")
+        try:
+            import obstore
+        except ImportError as error:
+            raise ValueError(f"{root}: {missing_extra(error, 'cloud')}") from error
+        self._ops = obstore
+        self._store = self._connect()
+
+    def _connect(self) -> Any:
+        from obstore.store import from_url
+
+        options: dict[str, Any] = {"client_options": dict(_WAIT), "retry_config": _RETRIES}
+        scheme = _STORES.get(self.root.scheme, self.root.scheme)
+        endpoint = {
+            "s3": os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""),
+            "http": str(self.root),
+        }.get(scheme, "")
+        if endpoint.startswith("http://"):  # which the user has chosen
+            options["client_options"]["allow_http"] = True
+        if scheme == "s3":
+            options |= _aws_options(endpoint)
+        try:
+            return from_url(str(self.root).rstrip("/"), **options)
+        except Exception as error:  # obstore's have no common class with a meaning
+            raise ValueError(f"{self.root}: {_reason(error)}") from error
+
+    def entries(self, prefix: str) -> list[Entry]:
+        found: list[Entry] = []
+        with self._named(prefix):
+            # obstore takes a prefix for whole parts of keys.
+            for chunk in self._ops.list(self._store, prefix.rstrip("/") or None, chunk_size=1000):
+                found += map(_entry, chunk)
+        return sorted(entry for entry in found if entry.key.startswith(prefix))
+
+    def entry(self, key: str) -> Entry:
+        with self._named(key):
+            return _entry(self._ops.head(self._store, key))
+
+    def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
+        end = entry.size if end is None else end
+        if begin >= end:
+            return b""
+        options: Any = {"range": (begin, end)}
+        if self.protects and not entry.version.startswith("size "):
+            options["if_match"] = entry.version
+        for turn in range(_REPEATS + 1):
+            with self._named(entry.key, reading=True):
+                try:
+                    content = self._ops.get(self._store, entry.key, options=options).bytes()
+                    if len(content) == end - begin:
+                        return content
+                    failed: Exception = OSError(
+                        f"expected {end - begin:,} bytes from {begin:,} on, got {len(content):,}"
+                    )
+                except self._ops.exceptions.GenericError as error:
+                    failed = error
+                if turn == _REPEATS:
+                    raise failed
+            self._pause(entry.key, turn, failed)
+        raise AssertionError
+
+    def write(self, key: str, content: bytes | Path, only_if: str | None = None) -> str:
+        mode: Any = {None: "overwrite", NEW: "create"}.get(only_if, {"e_tag": only_if})
+        if only_if is not None and isinstance(content, Path):
+            content = content.read_bytes()  # conditions need a request of one part
+        for turn in range(_REPEATS + 1):
+            with self._named(key):
+                try:
+                    made = self._ops.put(self._store, key, content, mode=mode)
+                    return made["e_tag"] or ""
+                except self._ops.exceptions.GenericError as error:
+                    if only_if is not None or turn == _REPEATS:
+                        raise
+                    failed = error
+            self._pause(key, turn, failed)
+        raise AssertionError
+
+    def remove(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with self._named(key):
+                try:
+                    self._ops.delete(self._store, key)
+                except FileNotFoundError:
+                    continue
+
+    def _pause(self, key: str, turn: int, failed: Exception) -> None:
+        """Waits before a repeat, and makes a new client where credentials have expired."""
+        note = f"note: {replace(self.root, key=key)}: repeated after: {_reason(failed)}"
+        print(highlighted(note, sys.stderr), file=sys.stderr, flush=True)
+        time.sleep(_FIRST_PAUSE * 2**turn * (0.5 + random.random()))
+        if any(word in str(failed) for word in _EXPIRED):
+            self._store = self._connect()
+
+    @contextmanager
+    def _named(self, key: str, reading: bool = False) -> Iterator[None]:
+        """Gives errors of obstore their URI, and a class that Python's own have."""
+        errors = self._ops.exceptions
+        uri = replace(self.root, key=key)
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise _missing(uri, error) from error
+        except (errors.AlreadyExistsError, errors.PreconditionError) as error:
+            if reading:
+                raise OSError(f"{uri}: was replaced by another object while it was read") from error
+            raise FileExistsError(f"{uri}: another process has written it meanwhile") from error
+        except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
+            raise _refused(uri, error) from error
+        except errors.BaseError as error:
+            if "NoSuchBucket" in str(error):
+                raise _missing(uri, error) from error
+            if re.search(r"credential|\b40[13]\b|AccessDenied", str(error), re.IGNORECASE):
+                raise _refused(uri, error) from error
+            raise OSError(f"{uri}: {_reason(error)}") from error
+        except OSError as error:
+            if str(uri) in str(error):
+                raise
+            raise type(error)(f"{uri}: {_reason(error)}") from error
+
+
+def _aws_options(endpoint: str) -> dict[str, Any]:
+    """Returns settings of S3 that obstore does not take from the environment itself."""
+    options: dict[str, Any] = {}
+    if endpoint:
+        options["endpoint"] = endpoint
+    if not (os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")):
+        options["region"] = "us-east-1"
+    files = Path(os.environ.get("AWS_SHARED_CREDENTIALS_FILE", "~/.aws/credentials")).expanduser()
+    if not os.environ.get("AWS_ACCESS_KEY_ID") and (
+        os.environ.get("AWS_PROFILE") or files.is_file()
+    ):
+        try:
+            from obstore.auth.boto3 import Boto3CredentialProvider
+        except ImportError:
+            return options
+        options["credential_provider"] = Boto3CredentialProvider()
+    return options
+
+
+def _entry(facts: Any) -> Entry:
+    modified = facts["last_modified"].timestamp()
+    version = facts.get("e_tag") or f"size {facts['size']}, time {modified}"
+    return Entry(facts["path"], facts["size"], version, modified)
+
+
+def _missing(uri: Uri, error: BaseException) -> FileNotFoundError:
+    if "NoSuchBucket" in str(error) or "bucket does not exist" in str(error):
+        return FileNotFoundError(f"{uri.root}: no such bucket")
+    return FileNotFoundError(f"{uri}: no such object")
+
+
+def _refused(uri: Uri, error: BaseException) -> PermissionError:
+    sought = _SOUGHT[_STORES.get(uri.scheme, uri.scheme)]
+    return PermissionError(
+        f"{uri}: no permission ({_reason(error)}); credentials were looked for in {sought}"
+    )
+
+
+def _reason(error: BaseException) -> str:
+    """Returns why a request failed, without addresses, which may be signed, and keys."""
+    text = str(error)
+    code, said = re.search("<Code>(.*?)</Code>", text), re.search("<Message>(.*?)</Message>", text)
+    if code is not None:
+        return one_line(": ".join(found[1] for found in (code, said) if found is not None))
+    first = text.strip().partition("\n")[0]
+    first = re.sub(r"Error performing \w+ \S+ in \S+( -)? ?", "", first)
+    first = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", first)
+    return one_line(first.partition("Debug source")[0])[:300]
+
+
+def total_bytes(entries: Sequence[Entry]) -> int:
+    """Returns the bytes of objects together."""
+    return sum(entry.size for entry in entries)

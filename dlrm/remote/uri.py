@@ -1,0 +1,107 @@
+"""URIs of objects and of prefixes of their keys; needs only the standard library."""
+
+import os
+import re
+from dataclasses import dataclass, replace
+from pathlib import PurePosixPath
+
+from dlrm.documents import brief
+
+# Scheme -> the store behind it. Those with the same store are synonyms.
+SCHEMES = {
+    "s3": "Amazon S3, or a service with its interface",
+    "s3a": "Amazon S3, or a service with its interface",
+    "gs": "Google Cloud Storage",
+    "az": "Azure Blob Storage",
+    "abfs": "Azure Blob Storage",
+    "abfss": "Azure Blob Storage",
+    "hdfs": "Hadoop's file system",
+    "https": "a web server, to read single files",
+    "http": "a web server, to read single files",
+}
+# Also the form "s3:/bucket", which pathlib makes of a URI.
+_URI = re.compile(
+    r"^([a-z][a-z0-9+.-]*):(?://|/(?!/))([^/]*)(?:/(.*))?\Z", re.IGNORECASE | re.DOTALL
+)
+_PATTERN = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True)
+class Uri:
+    """An object, or all objects whose keys begin with a prefix.
+
+    Attributes:
+        scheme: one of `SCHEMES`.
+        authority: bucket or container, with the account or the host where the scheme has one.
+        key: key of the object, or prefix, without a slash at the start.
+    """
+
+    scheme: str
+    authority: str
+    key: str = ""
+
+    @classmethod
+    def parse(cls, text: str | os.PathLike) -> "Uri":
+        """Returns the parts of a URI.
+
+        Raises:
+            ValueError: it is no URI, has an unknown scheme, credentials or `..`, or names no
+                bucket; the message has it, without the credentials, and what is expected.
+        """
+        shown = os.fspath(text)
+        found = _URI.match(shown)
+        if found is None:
+            raise ValueError(f"{brief(shown)}: expected a URI, such as s3://bucket/folder")
+        scheme, authority, key = found[1].lower(), found[2], found[3] or ""
+        if "@" in authority and (scheme not in ("abfs", "abfss") or ":" in authority):
+            raise ValueError(
+                f"{scheme}://...@{authority.rpartition('@')[2]}/{key}: expected no user or "
+                "password in a URI; credentials come from the environment"
+            )
+        if scheme not in SCHEMES:
+            known = ", ".join(f"{name}://" for name in SCHEMES)
+            raise ValueError(f"{shown}: expected a URI of {known}, or a path, got {scheme}://")
+        if not authority and scheme != "hdfs":  # of which the configuration names the host
+            raise ValueError(f"{shown}: expected a bucket, as in {scheme}://bucket/{key}, got none")
+        if "?" in key and scheme in ("http", "https"):
+            raise ValueError(f"{shown.partition('?')[0]}: expected a URI without a query")
+        if ".." in PurePosixPath(key).parts or "\0" in key:
+            raise ValueError(f"{brief(shown)}: expected a key without ..")
+        return cls(scheme, authority, key)
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.authority}/{self.key}"
+
+    @property
+    def root(self) -> "Uri":
+        """The bucket."""
+        return replace(self, key="")
+
+    @property
+    def name(self) -> str:
+        """The last part of the key, or else the bucket."""
+        return PurePosixPath(self.key).name or self.authority
+
+    @property
+    def folder(self) -> str:
+        """The prefix of the keys below this one: empty, or with a slash at the end."""
+        return f"{self.key.rstrip('/')}/" if self.key.strip("/") else ""
+
+    @property
+    def has_pattern(self) -> bool:
+        """Says whether the key has `*`, `?` or `[`, as in the shell."""
+        return _PATTERN.search(self.key) is not None
+
+    def below(self, name: str) -> "Uri":
+        """Returns the URI of a name below this one."""
+        return replace(self, key=f"{self.folder}{name}")
+
+    def before_pattern(self) -> str:
+        """Returns the folders of the key before the first part with a pattern."""
+        found = _PATTERN.search(self.key)
+        return self.key if found is None else self.key[: self.key.rfind("/", 0, found.start()) + 1]
+
+
+def is_uri(text: object) -> bool:
+    """Returns whether a text or path is a URI, also of an unknown scheme."""
+    return isinstance(text, str | os.PathLike) and _URI.match(os.fspath(text)) is not None

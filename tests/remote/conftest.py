@@ -1,0 +1,36 @@
+"""A server with the interface of S3, on this machine."""
+
+import uuid
+
+import pytest
+
+from dlrm.remote.uri import Uri
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint():
+    """The address of moto's server, which keeps objects in memory."""
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def bucket(s3_endpoint, monkeypatch, tmp_path):
+    """The URI of a new bucket; its server and credentials are in the environment."""
+    import boto3
+
+    environment = {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+        "AWS_REGION": "us-east-1",
+        "XDG_CACHE_HOME": str(tmp_path / "cache"),
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    name = f"b{uuid.uuid4().hex}"
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=name)
+    return Uri("s3", name)

@@ -1,0 +1,95 @@
+"""Objects, patterns and errors of stores."""
+
+import os
+
+import pytest
+
+from dlrm.remote.cache import Cache
+from dlrm.remote.store import NEW, find_entries, open_store
+from dlrm.remote.uri import Uri, is_uri
+
+
+def names(uri):
+    return [entry.key for entry in find_entries(uri)]
+
+
+@pytest.mark.parametrize(
+    "text", ["s3://b/a/b", "gs://b/a", "abfss://c@account.dfs.core/a", "hdfs:///a"]
+)
+def test_a_uri_keeps_its_text(text):
+    assert is_uri(text)
+    assert str(Uri.parse(text)) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("ftp://host/a", r"ftp://host/a: expected a URI of s3://, .*, got ftp://"),
+        ("s3:///a", "expected a bucket, as in s3://bucket/a, got none"),
+        ("s3://me:secret@bucket/a", r"s3://...@bucket/a: expected no user or password"),
+        ("s3://b/../a", r"without \.\."),
+        ("a/b", "expected a URI, such as"),
+    ],
+)
+def test_a_wrong_uri_is_named(text, message):
+    with pytest.raises(ValueError, match=message) as raised:
+        Uri.parse(text)
+    assert "secret" not in str(raised.value)
+
+
+def test_objects_of_a_prefix_and_of_a_pattern(bucket):
+    store = open_store(bucket)
+    keys = ["d/day=1/a.csv", "d/day=1/b.csv", "d/day=2/a.csv", "d/x.csv", "dd/a.csv"]
+    for key in keys:
+        store.write(key, key.encode())
+    assert names(bucket.below("d")) == keys[:4]
+    assert names(bucket.below("d/x.csv")) == ["d/x.csv"]
+    assert names(bucket.below("d/*.csv")) == ["d/x.csv"]
+    assert names(bucket.below("d/day=*/a.csv")) == [keys[0], keys[2]]
+    assert names(bucket.below("d/day=[12]")) == keys[:3]
+    assert names(bucket.below("**/a.csv")) == [keys[0], keys[2], keys[4]]
+    assert names(bucket) == keys
+    with Cache.open().fetched(bucket.below("d/day=*")) as folder:
+        assert sorted(p.read_text() for p in folder.rglob("*.csv")) == keys[:3]
+        assert (folder / "day=1" / "a.csv").stat().st_mtime == store.entry(keys[0]).modified
+
+
+def test_writes_hold_their_conditions(bucket):
+    store = open_store(bucket)
+    version = store.write("a", b"1", NEW)
+    with pytest.raises(FileExistsError, match=f"{bucket}a: another process"):
+        store.write("a", b"2", NEW)
+    second = store.write("a", b"2", version)
+    with pytest.raises(FileExistsError, match="another process"):
+        store.write("a", b"3", version)
+    assert second != version
+    assert bytes(store.read(store.entry("a"))) == b"2"
+
+
+def test_an_object_replaced_while_it_is_read_is_named(bucket):
+    store = open_store(bucket)
+    store.write("a", b"1")
+    entry = store.entry("a")
+    store.write("a", b"2")
+    with pytest.raises(OSError, match=f"{bucket}a: was replaced by another object"):
+        store.read(entry)
+
+
+def test_what_is_not_there_is_named(bucket):
+    with pytest.raises(FileNotFoundError, match=f"{bucket}a: no such object, and none below it"):
+        find_entries(bucket.below("a"))
+    with pytest.raises(FileNotFoundError, match=r"a/\*: no object of this pattern among 0"):
+        find_entries(bucket.below("a/*"))
+    missing = Uri("s3", "no-such-bucket")
+    for act in (find_entries, lambda uri: open_store(uri).write("a", b"")):
+        with pytest.raises(FileNotFoundError, match=f"{missing}: no such bucket"):
+            act(missing)
+
+
+def test_a_forked_child_reads(bucket):
+    open_store(bucket).write("a", b"content")
+    child = os.fork()
+    if child == 0:
+        store = open_store(bucket)
+        os._exit(0 if bytes(store.read(store.entry("a"))) == b"content" else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
