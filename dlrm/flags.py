@@ -22,13 +22,18 @@ from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error
 from dlrm.documents import brief, read_yaml
 from dlrm.files import check_all_local, check_local
 from dlrm.manifest import check_lines
+from dlrm.remote.uri import is_uri
 from dlrm.settings import Setting, defaults_of, settings_of
 
 Config = TypeVar("Config")
+_CACHE_FLAGS = ("cache_dir", "cache_gib")
 _ALL_COMMANDS = """All commands:
   --config: a YAML file of flags, by name; flags of the command line take precedence
   --version: show the versions of dlrm, torch and Python, and the native parts
   --complete: list the flags, for the completion of a shell
+Commands with flags that may be URIs, such as s3://bucket/folder:
+  --cache_dir: folder of fetched objects, by default ~/.cache/dlrm/remote
+  --cache_gib: size of that folder; by default half of what its disk has left
 """
 # torch.distributed.launch without --use_env passes it to each process; the environment has it.
 _LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
@@ -113,6 +118,11 @@ class ConfigFlags:
             self._defaults[name] = value
             self._flags.set_default(name, None if value is MISSING else value)
         self.required = frozenset(n for n in self.settings if self._defaults[n] is MISSING)
+        self.uris = {name: own.uri for name, own in self.settings.items() if own.uri}
+        if self.uris:
+            flags.DEFINE_string("cache_dir", None, "folder of fetched objects", self._flags)
+            options: Any = {"flag_values": self._flags, "lower_bound": 0.0}
+            flags.DEFINE_float("cache_gib", None, "its size", **options)
 
     def named(self, **roles: bool) -> frozenset[str]:
         """Returns the flags whose settings have a role, such as `resumable=True`."""
@@ -188,6 +198,8 @@ class ConfigFlags:
             if name in self.required and values.get(name, placed.get(name)) is None:
                 raise UsageError(f"--{name}: expected a value, got none")
         given = {name for name in values if self._flags[name].present}
+        if self.uris:
+            values |= {name: self._flags[name].value for name in _CACHE_FLAGS}
         return Values({**self._defaults, **values, **placed}, frozenset(given | placed.keys()))
 
     def _parsed(self, words: Sequence[str]) -> list[str]:
@@ -195,7 +207,7 @@ class ConfigFlags:
         self._flags.unparse_flags()
         for name in self._flags:
             self._flags[name].unparse()
-        return parse_flags(self._flags, ["", *words], self._pass_on)[1:]
+        return parse_flags(self._flags, ["", *words], self._pass_on, self.uris)[1:]
 
     def _words_of(self, path: str) -> Iterator[str]:
         """Yields the flags of a YAML file that the command line does not have."""
@@ -260,7 +272,8 @@ class ConfigFlags:
             many = get_origin(self._types[name]) is tuple
             own, rest = (rest, []) if many else (rest[:1], rest[1:])
             if own:
-                check_all_local((name, word) for word in own)
+                if name not in self.uris:
+                    check_all_local((name, word) for word in own)
                 values[name] = self._typed(name, own if many else own[0])
         if rest or (self.required & {*self.positional}) - values.keys():
             expected = " and ".join(self.positional)
@@ -440,7 +453,13 @@ def run_command(
 
     def run() -> int | None:
         try:
-            return act(line.parse(sys.argv[1:] if arguments is None else arguments))
+            values = line.parse(sys.argv[1:] if arguments is None else arguments)
+            roles = _roles(line, values)
+            if not any(is_uri(v) for n in roles for v in _items(values[n])):
+                return act(values)
+            from dlrm.remote.edges import run_locally
+
+            return run_locally(values, roles, lambda own: act(values.replaced(own)))
         except HelpAsked as asked:
             _show_help(f"{doc}\n{asked.text or line.help()}", asked)
             return 0
@@ -451,6 +470,15 @@ def run_command(
             return say_error(error, code if usage is None else usage)
 
     return exit_code_of(run, code=code, **others)
+
+
+def _roles(line: "ConfigFlags | Subcommands", values: "Values") -> dict[str, str]:
+    """Returns the flags that may be URIs, with their roles."""
+    return (line if isinstance(line, ConfigFlags) else line.lines[values["task"]][1]).uris
+
+
+def _items(value: Any) -> Sequence[Any]:
+    return value if isinstance(value, list | tuple) else [value]
 
 
 def parsed_or_help(
@@ -498,6 +526,10 @@ class Values(dict[str, Any]):
         super().__init__(values)
         self.given = given
 
+    def replaced(self, others: Mapping[str, Any]) -> "Values":
+        """Returns the values with those of `others` in their place."""
+        return Values({**self, **others}, self.given)
+
     def filled(self, others: Mapping[str, Any]) -> "Values":
         """Returns the values with those of `others` for flags that the user did not give."""
         taken = {name: value for name, value in others.items() if name not in self.given}
@@ -522,9 +554,18 @@ def _without_none(kind: Any) -> Any:
 
 
 def parse_flags(
-    values: flags.FlagValues, arguments: list[str], known_only: bool = False
+    values: flags.FlagValues,
+    arguments: list[str],
+    known_only: bool = False,
+    uris: Container[str] = (),
 ) -> list[str]:
     """Parses flags, those of `--flagfile` too, at the start of a command; returns the rest.
+
+    Args:
+        values: the flags.
+        arguments: the command's name and the words after it.
+        known_only: whether unknown flags are part of the rest.
+        uris: names of flags that may be URIs.
 
     Raises:
         ValueError: an unknown flag, a value that a flag cannot have, a URI where a path is
@@ -547,7 +588,7 @@ def parse_flags(
         raise ValueError(f"--flagfile: expected text in UTF-8, got byte {error.start}") from None
     except RecursionError:
         raise ValueError("--flagfile: expected files that do not name each other") from None
-    given = (values[name] for name in values if values[name].present)
+    given = (values[name] for name in values if values[name].present and name not in uris)
     check_all_local((f"--{flag.name}", flag.value) for flag in given)
     return rest
 

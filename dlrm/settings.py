@@ -32,6 +32,7 @@ class Setting:
     words: bool = False
     architecture: bool = False
     resumable: bool = False
+    uri: str | None = None
 
     def check(self, name: str, value: Any) -> None:
         """Raises ValueError for a value, or an item of a list, that the setting does not take."""
@@ -84,7 +85,7 @@ def setting(
             is an argument without a name. The items of a list have commas between, unless it is
             `repeated`, with a flag for each item, or `words`, with a word for each after a flag. A
             checkpoint determines settings that are `architecture`, and a resumed run may change
-            those that are `resumable`.
+            those that are `resumable`. `uri` is "read" or "write" where the value may be a URI.
     """
     names = None if choices is None else tuple(choices)
     return field(default=default, metadata={"setting": Setting(help, choices=names, **others)})

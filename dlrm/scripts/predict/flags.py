@@ -16,8 +16,11 @@ class PredictConfig:
         REQUIRED,
         "File to write the scores to, in NumPy's format, with a name that ends in .npy; an earlier "
         "file is replaced",
+        uri="write",
     )
-    input: str | None = setting(None, "Log, table or dataset to score; -: standard input")
+    input: str | None = setting(
+        None, "Log, table or dataset to score; -: standard input", uri="read"
+    )
     output_kind: str = setting(
         "probability",
         "Scores to write: the probability of a click, or the model's logit",

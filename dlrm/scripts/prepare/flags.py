@@ -16,11 +16,13 @@ DEFAULT_TEST_FRACTION = 0.2
 class PrepareConfig:
     """The rows, their schema, and the dataset; field names are those of the flags."""
 
-    schema: str = setting(REQUIRED, "schema.yaml, or criteo for logs in Criteo's format")
-    output: Path = setting(REQUIRED, "directory to write the dataset to")
-    input: tuple[str, ...] = setting((), "files, or directories of files")
-    test_input: tuple[str, ...] = setting((), "files of test rows only")
-    validation_input: tuple[str, ...] = setting((), "files of validation rows only")
+    schema: str = setting(
+        REQUIRED, "schema.yaml, or criteo for logs in Criteo's format", uri="read"
+    )
+    output: Path = setting(REQUIRED, "directory to write the dataset to", uri="write")
+    input: tuple[str, ...] = setting((), "files, or directories of files", uri="read")
+    test_input: tuple[str, ...] = setting((), "files of test rows only", uri="read")
+    validation_input: tuple[str, ...] = setting((), "files of validation rows only", uri="read")
     engine: str = setting(
         "local",
         "local: processes of this machine; spark: Spark. Both write the same bytes",

@@ -12,9 +12,9 @@ CROSS_BUCKETS = 100_000
 class DraftConfig:
     """The tables, and the roles of their columns; field names are those of the flags."""
 
-    input: tuple[str, ...] = setting(REQUIRED, "files, or directories of files")
+    input: tuple[str, ...] = setting(REQUIRED, "files, or directories of files", uri="read")
     label: str = setting(REQUIRED, "column of the label")
-    output: Path = setting(Path("schema.yaml"), "file to write")
+    output: Path = setting(Path("schema.yaml"), "file to write", uri="write")
     positive: str | None = setting(
         None,
         "label that counts as 1, or several with commas between them; default: of two labels, the "
