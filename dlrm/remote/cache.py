@@ -177,6 +177,14 @@ class Cache:
                     if path.stat().st_nlink == 1:
                         path.unlink()
 
+    def output_folder(self, uri: Uri) -> Path:
+        """Returns the folder with what is not published under a URI yet."""
+        return self.folder / "outputs" / _digest(str(uri))[:16]
+
+    def output_path(self, uri: Uri) -> Path:
+        """Returns the path that `output` yields."""
+        return self.output_folder(uri) / uri.scheme / uri.authority / uri.key.rstrip("/")
+
     @contextmanager
     def output(self, uri: Uri) -> Iterator[Path]:
         """Yields the local place of output that is published under a URI, for this process alone.
@@ -186,8 +194,7 @@ class Cache:
         Raises:
             BlockingIOError: another process writes output for the URI.
         """
-        folder = self.folder / "outputs" / _digest(str(uri))[:16]
-        place = folder / uri.scheme / uri.authority / uri.key.rstrip("/")
+        place, folder = self.output_path(uri), self.output_folder(uri)
         make_directories(place.parent)
         with ExitStack() as stack:
             try:
