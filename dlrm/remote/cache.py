@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
@@ -214,6 +215,11 @@ def default_folder() -> Path:
 def with_uris(text: str) -> str:
     """Returns a message with URIs in place of paths in a cache."""
     return re.sub(rf"[^\s'\"=,]*{_VIEW}", r"\1://", text)
+
+
+def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags with URIs in place of paths in a cache."""
+    return {name: with_uris(own) if isinstance(own, str) else own for name, own in values.items()}
 
 
 @contextmanager

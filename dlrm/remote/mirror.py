@@ -13,6 +13,7 @@ directory that a killed run has left counts only if it knows all checkpoints at 
 
 import hashlib
 import json
+import os
 import shutil
 import sys
 import threading
@@ -31,13 +32,13 @@ from dlrm.files import (
     write_atomically,
 )
 from dlrm.locks import in_use
-from dlrm.remote.cache import Cache
+from dlrm.remote.cache import Cache, with_uris
 from dlrm.remote.lease import WRITER, Lease
 from dlrm.remote.publish import fetched_directory
 from dlrm.remote.runs import BEST, best_step, whole_steps
 from dlrm.remote.store import Entry, open_store
 from dlrm.remote.transfer import remove_all, upload
-from dlrm.remote.uri import Uri
+from dlrm.remote.uri import Uri, is_uri
 
 NOT_UPLOADED = 74  # EX_IOERR: exit code of a training whose last checkpoint is not at its URI
 _RECORD = ".uploaded.json"
@@ -83,13 +84,13 @@ class Mirror:
     Attributes:
         path: the local directory.
         uri: the URI.
-        logs: names of files that are uploaded with each checkpoint.
+        logs: files to upload with each checkpoint, and their URIs.
     """
 
     def __init__(
         self, path: Path, uri: Uri, keep: int, lease: Lease, record: _Record, folder: Path
     ) -> None:
-        self.path, self.uri, self.logs = path, uri, []  # type: Path, Uri, list[str]
+        self.path, self.uri, self.logs = path, uri, {}  # type: Path, Uri, dict[Path, Uri]
         self._keep, self._lease, self._record, self._folder = keep, lease, record, folder
         self._store = open_store(uri, patient=False)
         self._best: bytes | None = b""  # at the URI; unknown at first
@@ -102,6 +103,11 @@ class Mirror:
         self._changed = threading.Condition()
         self._thread = threading.Thread(target=self._run, daemon=True, name="dlrm-mirror")
         self._thread.start()
+
+    def add_log(self, path: str | os.PathLike) -> None:
+        """Uploads a file with each checkpoint from now on, if it is in the cache."""
+        if is_uri(shown := with_uris(os.path.abspath(path))):
+            self.logs[Path(path)] = Uri.parse(shown)
 
     def saved(self, steps: Sequence[Path]) -> None:
         """Takes the checkpoints that the directory has now; returns at once.
@@ -165,8 +171,9 @@ class Mirror:
                     return
                 asked, (steps, best), last = self._asked, self._wanted, self._closing
             try:
-                self._reflect(steps, best)
-                if last:
+                if asked:
+                    self._reflect(steps, best)
+                if asked and last:
                     self._upload_others()
             except (OSError, ValueError) as error:
                 self._failed = one_line(error)
@@ -217,8 +224,8 @@ class Mirror:
             for step in steps[-1:]:
                 self._upload(step)
             self._upload_best(best)
-            for name in self.logs:
-                self._upload_log(name)
+            for path, uri in self.logs.items():
+                _upload_log(path, uri)
             if steps:
                 self._prune({named, *(step.name for step in steps)})
 
@@ -251,12 +258,6 @@ class Mirror:
                 self._store.write(key, best)
             self._best = best
 
-    def _upload_log(self, name: str) -> None:
-        """Uploads the whole lines of a file that is being written."""
-        with suppress(FileNotFoundError):
-            content = (self.path / name).read_bytes()
-            self._store.write(self.uri.below(name).key, content[: content.rfind(b"\n") + 1])
-
     def _prune(self, kept: set[str]) -> None:
         """Deletes older checkpoints at the URI, and what a killed run has left of some."""
         listed = self._store.entries(self.uri.folder)
@@ -288,6 +289,13 @@ class Mirror:
         whole = {key: path for key, path in files.items() if path.name == MANIFEST}
         upload(self._store, {k: v for k, v in files.items() if k not in whole}, self._moving)
         upload(self._store, whole, self._moving)
+
+
+def _upload_log(path: Path, uri: Uri) -> None:
+    """Uploads the whole lines of a file that is being written."""
+    if path.exists():
+        content = path.read_bytes()
+        open_store(uri, patient=False).write(uri.key, content[: content.rfind(b"\n") + 1])
 
 
 @contextmanager
@@ -360,8 +368,8 @@ def _fetch_run(cache: Cache, uri: Uri, path: Path, resume: bool) -> _Record:
         local = []
     if local and not resume:
         raise FileExistsError(
-            f"{cache.output_folder(uri)}: has {local[-1]} of an earlier run that saved to {uri} and "
-            "could not upload it; --resume goes on from it, or name another place with "
+            f"{cache.output_folder(uri)}: has {local[-1]} of an earlier run, which could not upload "
+            f"it to {uri}; --resume goes on from it, or name another place with "
             "--save_checkpoint_path"
         )
     make_directories(path)

@@ -17,19 +17,22 @@ _PROGRESS = "progress.json"  # of a checkpoint
 _STEP = re.compile(rf"(step-[0-9]{{9}})/{re.escape(MANIFEST)}")
 
 
-def checkpoint_of_run(uri: Uri) -> Uri | None:
+def checkpoint_among(uri: Uri, entries: list[Entry]) -> Uri | None:
     """Returns the URI of a run's best checkpoint, or else of its newest.
 
+    Args:
+        uri: the URI.
+        entries: the objects below it.
+
     Returns:
-        Its URI; None if there is no whole checkpoint of a run below the URI.
+        Its URI; None if there is no whole checkpoint of a run among the objects.
 
     Raises:
         OSError: the store cannot be read.
         ValueError: a record is damaged, or the best checkpoint is missing.
     """
-    store = open_store(uri)
-    steps = whole_steps(uri, store.entries(f"{uri.folder}step-"))
-    return uri.below(best_step(store, uri, steps)) if steps else None
+    steps = whole_steps(uri, entries)
+    return uri.below(best_step(open_store(uri), uri, steps)) if steps else None
 
 
 def whole_steps(uri: Uri, entries: list[Entry]) -> dict[str, Entry]:

@@ -1,22 +1,24 @@
 """Local paths in place of the URIs among the flags of a training command."""
 
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any
 
 from dlrm.distributed import World
 from dlrm.flags import Values
-from dlrm.remote.cache import Cache, with_uris
+from dlrm.remote.cache import Cache
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.edges import READ, local_value, show_uris, upload_folder, uris_among
+from dlrm.remote.edges import READ, Role, local_value, show_uris, uris_among
 from dlrm.remote.mirror import Mirror, mirrored
+from dlrm.remote.store import open_store
+from dlrm.remote.transfer import upload
 from dlrm.remote.uri import Uri
 from dlrm.settings import settings_of
 from dlrm.train.log import StoppedError
 
-_CHECKPOINTS = "save_checkpoint_path"
+_CHECKPOINTS, _LOG = "save_checkpoint_path", "log_path"
 
 
 @dataclass
@@ -68,17 +70,44 @@ def enter_local_paths(
             )
             found.mirror = stack.enter_context(made)
     for name, own in uris.items():
-        if roles[name] == READ:
-            changed[name] = local_value(stack, cache, values[name])
+        role = Role.parse(roles[name])
+        if role.act == READ:
+            changed[name] = local_value(stack, cache, values[name], role.words)
         elif name not in changed:
-            inside = _inside(own[0], uris.get(_CHECKPOINTS, []) if trains else [])
-            changed[name] = str(
-                Path(changed[_CHECKPOINTS], inside)
-                if inside
-                else _output(stack, cache, own[0], name, first)
-            )
+            folder = changed.get(_CHECKPOINTS) if trains else None
+            inside = folder and own[0].key.removeprefix(uris[_CHECKPOINTS][0].folder)
+            if folder and own[0] == uris[_CHECKPOINTS][0].below(inside):
+                changed[name] = str(Path(folder, inside))
+                continue
+            changed[name] = str(cache.output_path(own[0]))
+            if first:
+                stack.enter_context(_uploaded(cache, own[0], name == _LOG))
     found.values = found.values.replaced(changed)
     return found
+
+
+@contextmanager
+def _uploaded(cache: Cache, uri: Uri, is_file: bool) -> Iterator[None]:
+    """Uploads a local folder at the end, or a file with those beside it."""
+    with cache.output(uri) as path:
+        store, base = open_store(uri), uri.folder
+        folder = path
+        if is_file:
+            folder, base = path.parent, uri.key.removesuffix(uri.name)
+            with suppress(FileNotFoundError):  # a log continues
+                path.write_bytes(store.read(store.entry(uri.key)))
+
+        def put() -> None:
+            files = (file for file in sorted(folder.rglob("*")) if file.is_file())
+            upload(store, {f"{base}{f.relative_to(folder).as_posix()}": f for f in files})
+
+        try:
+            yield
+        except Exception:
+            with suppress(OSError):
+                put()
+            raise
+        put()
 
 
 def local_checkpoints(values: Values) -> str | None:
@@ -89,6 +118,6 @@ def local_checkpoints(values: Values) -> str | None:
     return values[_CHECKPOINTS]
 
 
-def with_uris_shown(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns flags with URIs in place of paths in the cache, to record them."""
-    return {name: with_uris(own) if isinstance(own, str) else own for name, own in values.items()}
+def _cache(values: Values) -> Cache:
+    config = values.config(CacheConfig)
+    return Cache.open(config.cache_dir, config.limit)
