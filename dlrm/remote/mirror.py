@@ -368,7 +368,7 @@ def _fetch_run(cache: Cache, uri: Uri, path: Path, resume: bool) -> _Record:
         local = []
     if local and not resume:
         raise FileExistsError(
-            f"{cache.output_folder(uri)}: has {local[-1]} of an earlier run, which could not upload "
+            f"{cache.output_folder(uri)}: has {local[-1]} of an earlier run that could not upload "
             f"it to {uri}; --resume goes on from it, or name another place with "
             "--save_checkpoint_path"
         )
