@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.command_line import highlighted
-from dlrm.documents import brief, parse_json
+from dlrm.documents import one_line, parse_json
 from dlrm.remote.store import NEW, Entry, Store
 from dlrm.remote.uri import Uri
 
@@ -89,9 +89,8 @@ class Lease:
                 if _is_alive(facts, entry):
                     silent = max(0, time.time() - entry.modified)
                     raise BlockingIOError(
-                        f"{self.uri}: another run writes there: {_named(facts)}, last heard of "
-                        f"{silent:.0f} s ago; if it has ended, try again {STALE_SECONDS:.0f} s "
-                        "after that"
+                        f"{self.uri}: another run writes there: {_named(facts)}, which was active "
+                        f"{silent:.0f} s ago; once it has ended, wait {STALE_SECONDS:.0f} s at most"
                     )
             with suppress(FileExistsError, FileNotFoundError):  # another was faster
                 self._write(NEW if found is None else found[0].version)
@@ -151,7 +150,7 @@ def _is_alive(facts: dict[str, Any], entry: Entry) -> bool:
 
 
 def _named(facts: dict[str, Any]) -> str:
-    pid, host, since = (brief(facts.get(name)) for name in ("pid", "host", "since"))
+    pid, host, since = (one_line(facts.get(name)) for name in ("pid", "host", "since"))
     return f"process {pid} of {host}, since {since}"
 
 
