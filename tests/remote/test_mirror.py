@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -17,7 +18,7 @@ from dlrm.remote.mirror import NotUploadedError, mirrored
 from dlrm.remote.store import open_store
 
 
-class Stopped(Exception):
+class StoppedError(Exception):
     """As of a training that has saved."""
 
 
@@ -60,6 +61,13 @@ def files_of(*steps):
     return {f"step-{step:09d}/{name}" for step in steps for name in names}
 
 
+def stop(cache, uri, save):
+    """Saves a checkpoint in a run that is then stopped, so that its local directory stays."""
+    with suppress(StoppedError), mirrored(cache, uri, saved=(StoppedError,)) as run:
+        run.saved([save(run.path)])
+        raise StoppedError
+
+
 def wait_until(act, seconds=5):
     end = time.monotonic() + seconds
     while not act():
@@ -86,7 +94,7 @@ def test_the_kept_checkpoints_are_shown_and_others_removed(uri, watchers):
         run.saved([third])
     assert files_at(uri) == files_of(30) | {"best.json", "log.json"}
     assert not run.path.exists()
-    written = [path for method, path in seen if method == "PUT" and path != WRITER]
+    written = [path for method, path in seen if method == "PUT" and path not in ("", WRITER)]
     assert written.index(f"{first.name}/{MANIFEST}") == 2
     assert written.index("best.json") == 3
     removed = [path for method, path in seen if method == "DELETE"]
@@ -99,9 +107,11 @@ def test_a_resumed_run_has_the_newest_and_the_best(uri):
     with mirrored(Cache.open(), uri, keep=2) as run:
         run.saved([save(run.path, step, best=10) for step in (10, 20, 30)])
         (run.path / "log.json").write_text("DLLL {}\n")
-    with pytest.raises(FileExistsError, match=f"{uri}/step-000000030: from an earlier run"):
-        with mirrored(Cache.open(), uri):
-            pass
+    with (
+        pytest.raises(FileExistsError, match=f"{uri}/step-000000030: from an earlier run"),
+        mirrored(Cache.open(), uri),
+    ):
+        pass
     with mirrored(Cache.open(), uri, keep=2, resume=True) as run:
         steps = sorted(run.path.glob("step-*"))
         assert [step.name[-2:] for step in steps] == ["10", "30"]
@@ -117,23 +127,23 @@ def test_what_a_killed_run_could_not_upload_is_used(uri, impatient, watchers):
     cache = Cache.open()
     with mirrored(cache, uri) as run:
         run.saved([save(run.path, 10)])
-    with pytest.raises(NotUploadedError, match=f"{uri}: 1 checkpoint is not uploaded .*kept in"):
-        with mirrored(cache, uri, resume=True) as run:
-            watchers.append(lambda method, path: method == "PUT" and "step-000000020" in path)
-            run.saved([save(run.path, 20)])
+    watchers.append(lambda method, path: method == "PUT" and "step-000000020" in path)
+    with (
+        pytest.raises(NotUploadedError, match=f"{uri}: 1 checkpoint is not uploaded .*kept in"),
+        mirrored(cache, uri, resume=True) as run,
+    ):
+        run.saved([save(run.path, 20)])
     watchers.clear()
-    with pytest.raises(Stopped), mirrored(cache, uri, resume=True, saved=(Stopped,)) as run:
+    with mirrored(cache, uri, resume=True) as run:
         assert {step.name[-2:] for step in run.path.glob("step-*")} == {"10", "20"}
         run.saved([run.path / "step-000000020"])
-        raise Stopped
     assert files_at(uri) == files_of(20)
 
 
 def test_what_another_machine_has_changed_is_fetched(uri, tmp_path, capsys):
     here, there = Cache.open(), Cache.open(tmp_path / "there")
-    with pytest.raises(Stopped), mirrored(here, uri) as run:
-        run.saved([save(run.path, 20)])
-        raise Stopped
+    stop(here, uri, lambda path: save(path, 20))
+    assert files_at(uri) == files_of(20)
     with mirrored(there, uri, resume=True) as run:
         run.saved([save(run.path, 30)])
     with mirrored(here, uri, resume=True) as run:
