@@ -74,16 +74,33 @@ def enter_local_paths(
         if role.act == READ:
             changed[name] = local_value(stack, cache, values[name], role.words)
         elif name not in changed:
-            folder = changed.get(_CHECKPOINTS) if trains else None
-            inside = folder and own[0].key.removeprefix(uris[_CHECKPOINTS][0].folder)
-            if folder and own[0] == uris[_CHECKPOINTS][0].below(inside):
-                changed[name] = str(Path(folder, inside))
+            if _CHECKPOINTS in changed and _is_below(own[0], (run := uris[_CHECKPOINTS][0])):
+                inside = own[0].key.removeprefix(run.folder)
+                path = cache.output_path(run) / inside  # uploaded with the run
+                changed[name] = str(path)
+                if first and name == _LOG:
+                    _fetch_log(own[0], path)
                 continue
             changed[name] = str(cache.output_path(own[0]))
             if first:
                 stack.enter_context(_uploaded(cache, own[0], name == _LOG))
     found.values = found.values.replaced(changed)
     return found
+
+
+def _fetch_log(uri: Uri, path: Path) -> None:
+    """Fetches the lines of earlier runs, which a log keeps, unless they are there."""
+    if path.exists():
+        return
+    with suppress(FileNotFoundError):
+        store = open_store(uri)
+        content = store.read(store.entry(uri.key))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _is_below(uri: Uri, folder: Uri) -> bool:
+    return uri.root == folder.root and uri.key.startswith(folder.folder)
 
 
 @contextmanager
@@ -94,8 +111,7 @@ def _uploaded(cache: Cache, uri: Uri, is_file: bool) -> Iterator[None]:
         folder = path
         if is_file:
             folder, base = path.parent, uri.key.removesuffix(uri.name)
-            with suppress(FileNotFoundError):  # a log continues
-                path.write_bytes(store.read(store.entry(uri.key)))
+            _fetch_log(uri, path)
 
         def put() -> None:
             files = (file for file in sorted(folder.rglob("*")) if file.is_file())
