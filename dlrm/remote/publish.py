@@ -68,7 +68,7 @@ def find_published(uri: Uri) -> Published | None:
     entry, manifest = _manifest_at(uri)
     if entry is None or not {"kind", "files"} <= manifest.keys():  # of another program
         return None
-    if manifest.get(_UNFINISHED):
+    if _UNFINISHED in manifest:
         raise ValueError(f"{uri}: is not complete: it is being written, or its writer was killed")
     folder = manifest.get(_STORED_IN, "")
     if folder:
@@ -198,7 +198,7 @@ def check_publishable(uri: Uri, replace: bool | str) -> str | None:
     entry, manifest = _manifest_at(uri)
     if entry is not None:
         kind = manifest.get("kind")
-        if not replace and not manifest.get(_UNFINISHED):
+        if not replace and _UNFINISHED not in manifest:
             raise FileExistsError(f"{uri}: exists and is not empty; name another or remove it")
         if isinstance(replace, str) and kind != replace:
             raise FileExistsError(
@@ -278,15 +278,15 @@ def publish_plain(
     content = (directory / MANIFEST).read_bytes()
     manifest = parse_json(content, directory / MANIFEST)
     _, before = _manifest_at(uri)
-    place = uri.below(MANIFEST).key
-    text = sealed_json({**manifest, _UNFINISHED: True})
+    place, folder = uri.below(MANIFEST).key, before.get(_STORED_IN)
+    old = {f"{folder}/{name}" if folder else name for name in before.get("files", {})}
+    old |= {*before.get(_UNFINISHED, ()), *([f"{folder}/{MANIFEST}"] if folder else [])}
+    text = sealed_json({**manifest, _UNFINISHED: sorted(old)})
     only_if = (NEW if version is None else version) if store.protects else None
     claim = store.write(place, text.encode(), only_if)
     upload(store, {uri.below(name).key: directory / name for name in manifest["files"]}, done)
     store.write(place, content, claim if store.protects else None)
-    folder = uri.below(before[_STORED_IN]) if before.get(_STORED_IN) else uri
-    old = {folder.below(name).key for name in before.get("files", {})}
-    remove_all(store, sorted(old - {uri.below(name).key for name in manifest["files"]}))
+    remove_all(store, [uri.below(name).key for name in sorted(old - manifest["files"].keys())])
 
 
 def _tidy(store: Store, uri: Uri, current: str, before: Published | None) -> None:
