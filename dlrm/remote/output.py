@@ -59,11 +59,16 @@ class Output:
         elif (self.path / MANIFEST).is_file():
             (publish_plain if self._plain else publish)(self.path, self.uri, self._version)
         elif self.path.is_dir():
-            files = (path for path in sorted(self.path.rglob("*")) if path.is_file())
-            upload(open_store(self.uri), {_key(self, path): path for path in files})
+            files = [path for path in sorted(self.path.rglob("*")) if path.is_file()]
+            for last in range(3):  # directories within appear whole, then the files beside them
+                now = [p for p in files if last == self._turn(p)]
+                upload(open_store(self.uri), {_key(self, path): path for path in now})
         else:
             return
         _tell_published(self.uri, began)
+
+    def _turn(self, path: Path) -> int:
+        return 2 if path.parent == self.path else int(path.name == MANIFEST)
 
 
 class Addition:
