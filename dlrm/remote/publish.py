@@ -103,6 +103,10 @@ def _manifest_at(uri: Uri) -> tuple[Entry | None, dict[str, Any]]:
     return entry, parse_sealed(bytes(store.read(entry)), str(place))
 
 
+class StrangersError(FileExistsError):
+    """There are objects where nothing was published."""
+
+
 class Listing(NamedTuple):
     """Objects, and the files that show them.
 
@@ -209,11 +213,37 @@ def check_publishable(uri: Uri, replace: bool | str) -> str | None:
     folder = uri.folder
     others = [e.key for e in open_store(uri).entries(folder) if not _is_ours(e.key, folder)]
     if others:
-        raise FileExistsError(
-            f"{uri}: has objects, such as {others[0]}, but no {MANIFEST}, so it was not written by "
-            "this program and is not replaced; name another"
-        )
+        raise _strangers(uri, others[0])
     return None
+
+
+def _strangers(uri: Uri, key: str) -> StrangersError:
+    return StrangersError(
+        f"{uri}: has objects, such as {key}, but no {MANIFEST}, so it was not written by this "
+        "program and is not replaced; name another"
+    )
+
+
+def check_folder(uri: Uri, replace: bool | str) -> dict[str, str]:
+    """Returns the versions of published directories in a folder, which are all that it has.
+
+    Args:
+        uri: the folder.
+        replace: see `check_publishable`.
+
+    Raises:
+        FileExistsError: there is something that may not be replaced.
+        OSError: the store cannot be read.
+    """
+    entries = (e for e in open_store(uri).entries(uri.folder) if not _DATA.match(e.key))
+    keys = [entry.key.removeprefix(uri.folder) for entry in entries]
+    names = {
+        name for name in {key.partition("/")[0] for key in keys} if f"{name}/{MANIFEST}" in keys
+    }
+    if others := [key for key in keys if key.partition("/")[0] not in names]:
+        raise _strangers(uri, others[0])
+    found = {name: check_publishable(uri.below(name), replace) for name in names if "/" not in name}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def publish(

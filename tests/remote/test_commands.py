@@ -2,13 +2,14 @@
 
 import json
 import re
+import shutil
 
 import numpy as np
 import pytest
 
 from dlrm.files import MANIFEST
 from dlrm.manifest import write_manifest
-from dlrm.remote.output import Addition
+from dlrm.remote.output import Addition, Output
 from dlrm.remote.publish import check_publishable, find_published, publish, publish_plain
 from dlrm.remote.store import _ObjectStore, find_entries, open_store
 from dlrm.scripts.commands import COMMANDS, run
@@ -226,3 +227,27 @@ def test_fetch_names_what_is_wrong(dlrm, bucket, tmp_path):
     told = dlrm("fetch", "gopher://a/b", tmp_path / "copy", code=2)
     assert told.startswith("error: uri gopher://a/b: expected a URI of s3://, ")
     assert "'a/b': expected a URI, such as s3://" in dlrm("fetch", "a/b", "c", code=1)
+
+
+def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
+    uri, path = bucket.below("out"), tmp_path / "out"
+    made(path, "binary/a", "note")
+    write_manifest(path / "binary", "dataset")
+    saved = shutil.copytree(path, tmp_path / "saved")
+    Output(uri, tmp_path / "new", False)
+    (output := Output(uri, path, False)).path.mkdir()
+    shutil.copytree(saved, path, dirs_exist_ok=True)
+    output.publish()
+    assert find_published(uri.below("binary")) is not None
+    open_store(uri).remove([uri.below("note").key])
+    with pytest.raises(FileExistsError, match=f"{uri}/binary: exists .*--overwrite replaces it"):
+        Output(uri, path, False)
+    output = Output(uri, path, True)
+    shutil.copytree(saved, path)
+    (path / "binary/a").write_text("new")
+    write_manifest(path / "binary", "dataset")
+    output.publish()
+    assert len([name for name in names(uri) if name.endswith("/a")]) == 1
+    put_text(uri, "other")
+    with pytest.raises(FileExistsError, match=f"{uri}: has objects, such as (note|other), but no"):
+        Output(uri, path, True)
