@@ -115,7 +115,7 @@ def batches_of(trainer, run):
 
 def tables_of(trainer):
     """Returns whole tables, joined from the pieces of all ranks; checks that copies agree."""
-    low, found = trainer.parameters.low(), []
+    low, found = trainer.parameters.lower_halves(), []
     for part in trainer.parameters.table_parts():
         own = slice(part.begin, part.end)
         values = part.weight.detach()[own].float()
