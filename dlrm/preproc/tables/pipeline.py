@@ -20,7 +20,7 @@ from dlrm.data.tables.files import FRAME, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.tables.parts import Part, parts_of
+from dlrm.data.tables.parts import FilePart, parts_of
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.stages.division import Divider
@@ -126,7 +126,7 @@ def _columns(options: TableOptions) -> list[str]:
     return list(dict.fromkeys([*options.schema.columns, *filter(None, named)]))
 
 
-def _parts(run: PreparationRun, inputs: InputFiles) -> list[Part]:
+def _parts(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
     """Divides the input into parts: those of the resumed run, or new ones."""
     stored = run.work.result("count.splits")
     if stored is None:
@@ -143,7 +143,7 @@ def _parts(run: PreparationRun, inputs: InputFiles) -> list[Part]:
         part_bytes = options.split_bytes or min(max(even, smallest), largest)
         stored = parts_of(staged, part_bytes)
         run.work.finish("count.splits", stored)
-    return [Part(*part) for part in stored]
+    return [FilePart(*part) for part in stored]
 
 
 def _staged(run: PreparationRun, files: Sequence[TableFile]) -> list[tuple[Path, TableFile]]:
