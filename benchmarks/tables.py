@@ -53,7 +53,7 @@ from dlrm.store.row_store import RowStore
 from dlrm.tasks.click_memory import table_store
 from dlrm.tasks.planning.costs import costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.planning.planner import Limits, plan
+from dlrm.tasks.planning.planner import Limits, plan_placement
 from dlrm.tasks.planning.workload import Workload
 from dlrm.tasks.recommendation import Batches, Recommendation
 from dlrm.train.config import TrainConfig
@@ -216,7 +216,7 @@ def compare(case: Case, num_ranks: int, rounds: int, steps: int) -> None:
     """Prints bytes and steps of both placements."""
     found = {
         "balanced": case.config.placed(num_ranks),
-        "auto": plan(case.workload, Limits(num_ranks), CPU),
+        "auto": plan_placement(case.workload, Limits(num_ranks), CPU),
     }
     teams = {name: Team(case, placement) for name, placement in found.items()}
     seconds: dict[str, list[float]] = {name: [] for name in teams}

@@ -29,7 +29,7 @@ from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_asi
 from dlrm.tasks.config import ADAM_SWITCHES, AUTO_PRODUCTS, PRODUCTS, RESUMABLE, TORCH, ClickConfig
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.machines import machine_of
-from dlrm.tasks.planning.planner import Limits, mean_ids, plan
+from dlrm.tasks.planning.planner import Limits, mean_ids, plan_placement
 from dlrm.tasks.planning.workload import Workload
 from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation, check_optimizer
 from dlrm.tasks.run import USER_ERRORS, Run, known_checkpoint, saved_flags, with_saved_flags
@@ -286,7 +286,7 @@ class _Opening:
         if architecture.placement == AUTO and world.size > 1:
             workload = replace(self._workload(architecture), lookups=mean_ids(whole.train))
             limits = Limits(world.size, fixed_shapes=self.config.step.cuda_graphs)
-            placement = plan(workload, limits, machine_of(world.device))
+            placement = plan_placement(workload, limits, machine_of(world.device))
         else:
             placement = architecture.placed(world.size)
         if self._workload(architecture).optimizer is not None:
