@@ -31,7 +31,7 @@ from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.machines import machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan_placement
 from dlrm.tasks.planning.workload import Workload
-from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation, check_optimizer
+from dlrm.tasks.recommendation import ClickLoader, LookedUpAhead, Recommendation, check_optimizer
 from dlrm.tasks.run import USER_ERRORS, Run, known_checkpoint, saved_flags, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
@@ -128,14 +128,14 @@ class ClickRun(Run):
         device, roles = self.world.device, roles_of(datasets)
         trained, tested = (self.task.slots(trains) for trains in (True, False))
         order = self.config.data.shuffle_batch_order, self.config.data.seed
-        batches = Batches(datasets.train, device, *order, trained)
+        batches = ClickLoader(datasets.train, device, *order, trained)
         named = datasets.named()
         reports = named[roles.reports] if roles.reports else None
         stale = self.config.step.overlap == "stale"
         return SplitBatches(
             LookedUpAhead(batches, self.task) if stale else batches,
-            Batches(named[roles.chooses], device, slots=tested),
-            Batches(reports, device, slots=tested) if reports else None,
+            ClickLoader(named[roles.chooses], device, slots=tested),
+            ClickLoader(reports, device, slots=tested) if reports else None,
             roles,
         )
 

@@ -7,7 +7,7 @@ import torch
 
 from dlrm.data.clicks.batch import Dataset
 from dlrm.data.clicks.datasets import Datasets
-from dlrm.tasks.recommendation import Batches, LookedUpAhead
+from dlrm.tasks.recommendation import ClickLoader, LookedUpAhead
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 
 
@@ -21,9 +21,9 @@ class SplitBatches(NamedTuple):
         roles: names of the latter two.
     """
 
-    train: Batches | LookedUpAhead
-    chooses: Batches
-    reports: Batches | None
+    train: ClickLoader | LookedUpAhead
+    chooses: ClickLoader
+    reports: ClickLoader | None
     roles: Roles = OF_NVIDIA
 
 
