@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.sources.row_error import RowError
@@ -243,7 +243,7 @@ def _reference(
     return Reference(dataset, split, inputs, labels, logits)
 
 
-def _split_with_rows(datasets: Datasets) -> tuple[str, Dataset]:
+def _split_with_rows(datasets: Datasets) -> tuple[str, ClickDataset]:
     """Returns the first split with rows: the test split, or else others; training has rows."""
     others = (("test", datasets.test), ("validation", datasets.validation))
     found = ((name, rows) for name, rows in others if rows is not None and rows.num_samples)

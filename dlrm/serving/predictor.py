@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.draft import Draft
@@ -291,7 +291,7 @@ def _names_of(config: DLRMConfig, transform: Transform | None) -> FieldNames:
     return default_field_names(config.num_numerical_features, len(config.table_sizes))
 
 
-def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
+def check_dataset(path: str | os.PathLike, dataset: ClickDataset, config: DLRMConfig) -> None:
     """Raises ValueError if the features of a dataset differ from those of the model."""
     check_features(f"{path}: the dataset", dataset.num_numerical, dataset.table_sizes, config)
 

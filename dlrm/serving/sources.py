@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm.command_line import say
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources.column_names import check_columns
@@ -217,7 +217,7 @@ class _Taking(Generic[T]):
             say(note)
 
 
-def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> Dataset:
+def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> ClickDataset:
     """Opens the split of a dataset, which must match the model."""
     datasets = open_datasets(
         DataConfig(
@@ -230,7 +230,7 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> Dataset:
             allow_links=config.allow_links,
         )
     )
-    dataset: Dataset | None = getattr(datasets, config.split)
+    dataset: ClickDataset | None = getattr(datasets, config.split)
     if dataset is None:
         raise ValueError(f"{path}: has no {config.split} split")
     check_dataset(path, dataset, model)

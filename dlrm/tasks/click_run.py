@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Dataset, Shard
+from dlrm.data.clicks.batch import ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
 from dlrm.data.transform.difference import compare_transforms
@@ -139,7 +139,7 @@ class ClickRun(Run):
             roles,
         )
 
-    def trainer_arguments(self, train: Dataset) -> dict[str, Any]:
+    def trainer_arguments(self, train: ClickDataset) -> dict[str, Any]:
         """Returns the arguments of a `Trainer` besides its reports and checkpoints.
 
         Args:
@@ -317,7 +317,7 @@ class _Opening:
         workload, tables = self._workload(architecture), self.config.tables
         agree_on_memory(workload, self.world, fixed, placement, tables)
 
-    def _unrecorded(self, read: Dataset, placement: Placement) -> str | None:
+    def _unrecorded(self, read: ClickDataset, placement: Placement) -> str | None:
         """Returns the reason why no rank uses --cuda_graphs, or None if all do or none is to."""
         why_not = None
         with agreed(self.world, *USER_ERRORS):
@@ -384,14 +384,14 @@ class _Opening:
         return frozenset(self.resumable - length)
 
 
-def _poolings(checkpoint: Path | None, data: Dataset) -> tuple[str | None, ...] | None:
+def _poolings(checkpoint: Path | None, data: ClickDataset) -> tuple[str | None, ...] | None:
     """Returns the poolings of the checkpoint's training data, otherwise of this dataset."""
     saved = read_config(checkpoint)["dataset"].get("poolings") if checkpoint else None
     return data.poolings if saved is None else tuple(saved)
 
 
 def _why_not_recorded(
-    values: Values, world: World, data: Dataset, placement: Placement
+    values: Values, world: World, data: ClickDataset, placement: Placement
 ) -> str | None:
     """Returns the reason why this rank cannot use --cuda_graphs, or None if it can."""
     if world.device == "cpu":

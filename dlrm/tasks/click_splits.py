@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.datasets import Datasets
 from dlrm.tasks.recommendation import ClickLoader, LookedUpAhead
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
@@ -62,7 +62,7 @@ def set_aside_note(datasets: Datasets, keeps_best: bool) -> str | None:
     )
 
 
-def fingerprint(data: Dataset) -> dict[str, Any]:
+def fingerprint(data: ClickDataset) -> dict[str, Any]:
     """Returns values that identify a data set, independent of its location and type."""
     ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
     tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]

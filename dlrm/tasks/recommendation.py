@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
@@ -44,7 +44,7 @@ class ClickLoader:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: ClickDataset,
         device: str = "cpu",
         shuffle: bool = False,
         seed: int = 0,

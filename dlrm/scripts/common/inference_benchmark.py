@@ -5,7 +5,7 @@ from contextlib import closing
 from itertools import cycle, islice
 from typing import Any
 
-from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.flags import Values
@@ -22,7 +22,7 @@ _HEAD = f"{'batch':>6}  {'runtime':<12}{'p50 ms':>10}{'p95 ms':>10}{'p99 ms':>10
 
 
 def inference_benchmark(
-    task: Recommendation, test: Dataset, values: Values, log: RunLog
+    task: Recommendation, test: ClickDataset, values: Values, log: RunLog
 ) -> dict[str, float]:
     """Returns latencies and throughput; keys without a runtime are those of the native model.
 

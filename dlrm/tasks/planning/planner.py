@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import FUSED_TYPES
 from dlrm.tasks.planning.changes import (
@@ -66,7 +66,7 @@ def plan_placement(workload: Workload, limits: Limits, machine: Machine) -> Plac
     return best[1]
 
 
-def mean_ids(data: Dataset) -> tuple[float, ...] | None:
+def mean_ids(data: ClickDataset) -> tuple[float, ...] | None:
     """Returns the average number of ids of a sample in each table, in the first batch.
 
     None is one id in each, or no batch.
