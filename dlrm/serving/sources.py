@@ -21,7 +21,7 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import TableFile, find_tables, kind_of
 from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.kinds.text import Text as TextKind
+from dlrm.data.tables.kinds.text import Text
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
@@ -35,7 +35,7 @@ from dlrm.serving.predictor import (
 )
 from dlrm.serving.rows.config import SourceConfig
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.rows.raw import Text, inputs_of_text, read_lines
+from dlrm.serving.rows.raw import TextFields, inputs_of_text, read_lines
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 
@@ -105,7 +105,7 @@ def _reads_lines(predictor: Predictor, path: Path) -> bool:
     A log may also be a table of a columnar kind, which its name shows.
     """
     transform, kind = predictor.transform, kind_of(path)
-    is_text = kind is None or isinstance(kind, TextKind)
+    is_text = kind is None or isinstance(kind, Text)
     return transform is None or (transform.is_log and is_text)
 
 
@@ -238,7 +238,7 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> ClickData
     return dataset
 
 
-def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
+def _inputs_of_text(text: TextFields, model: Predictor) -> Inputs:
     return inputs_of_text(model.row_transform, text)
 
 
