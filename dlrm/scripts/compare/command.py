@@ -11,7 +11,7 @@ from dlrm.files import check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.metrics.table import TESTED, cost, title
 from dlrm.pages import Cell, Section, Sorted, Tile, document, grid, note, table
-from dlrm.pages.charts import Line, chart
+from dlrm.pages.charts import ChartLine, chart
 from dlrm.scripts.compare.flags import CompareConfig
 from dlrm.train.checkpoints.runs import SavedRun, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
@@ -195,12 +195,12 @@ def _tested(runs: Sequence[SavedRun], columns: Sequence[str]) -> str | None:
     return next((n for n in columns if any(n in e for r in runs for e in r.tests)), None)
 
 
-def _lines(runs: Sequence[SavedRun], name: str, kind: str) -> list[Line]:
+def _lines(runs: Sequence[SavedRun], name: str, kind: str) -> list[ChartLine]:
     lines = []
     for one in runs:
         entries = [entry for entry in getattr(one, kind) if entry.get(name) is not None]
         lines.append(
-            Line(
+            ChartLine(
                 one.name,
                 [e["step"] for e in entries],
                 [e[name] for e in entries],
