@@ -34,7 +34,7 @@ from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World, exchange
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.optim.config import OptimizerConfig
@@ -55,7 +55,7 @@ class Training:
             synthetic_dataset_num_entries=batch * 1_000_000,
         )
         shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
-        self.batches = Batches(open_datasets(data, shard).train)
+        self.batches = ClickLoader(open_datasets(data, shard).train)
         self.task, self.exposed = task, 0.0
         settings = TrainConfig(max_steps=1, print_freq=1_000_000)
         optimizers = task.optimizers(OptimizerConfig(), one_look_up=True)

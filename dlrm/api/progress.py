@@ -15,7 +15,7 @@ def is_watched() -> bool:
     return sys.stderr.isatty() or "tqdm.notebook" in kinds
 
 
-class Bar:
+class ProgressBar:
     """A bar of training steps, with the last loss and the metrics of the last test.
 
     Args:
@@ -27,7 +27,7 @@ class Bar:
         self._bar = auto.tqdm(total=total, desc="train", unit="step", disable=not shown)
         self._figures: dict[str, str] = {}
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "ProgressBar":
         return self
 
     def __exit__(

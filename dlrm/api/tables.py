@@ -13,7 +13,7 @@ from dlrm.serving.wording import warn
 
 
 @dataclass(frozen=True)
-class Roles:
+class ColumnRoles:
     """The columns of a table with roles, as the caller of `dlrm.fit` names them.
 
     Attributes:
@@ -77,7 +77,7 @@ def _listed(positive: Any) -> str:
 def opened(
     data: Any,
     schema: Any,
-    roles: Roles,
+    roles: ColumnRoles,
     splits: Mapping[str, Any],
     options: Mapping[str, Any],
     verbose: bool = False,

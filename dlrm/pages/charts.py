@@ -18,7 +18,7 @@ _CHARACTER = 7  # width of a label's character, in units of the picture
 Limits = tuple[float, float, float, float]
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A line of a chart.
 
     Attributes:
@@ -44,7 +44,7 @@ def chart(
     title: str,
     x_name: str,
     y_name: str,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     told: str,
     limits: Limits | None = None,
 ) -> "Markup":
@@ -123,7 +123,7 @@ def _labels(frame: _Frame) -> list[_Label]:
     ]
 
 
-def _drawn(line: Line, colour: str, frame: _Frame) -> dict[str, Any]:
+def _drawn(line: ChartLine, colour: str, frame: _Frame) -> dict[str, Any]:
     """Returns what a template draws of a line."""
     at = [frame.place(x, y) for x, y in zip(line.x, line.y, strict=True)]
     ranges = [(*frame.place(x, low), frame.place(x, high)[1]) for x, (low, high) in _ranges(line)]
@@ -137,11 +137,11 @@ def _drawn(line: Line, colour: str, frame: _Frame) -> dict[str, Any]:
     }
 
 
-def _ranges(line: Line) -> list[tuple[float, tuple[float, float]]]:
+def _ranges(line: ChartLine) -> list[tuple[float, tuple[float, float]]]:
     return [*zip(line.x, line.ends, strict=True)] if line.ends else []
 
 
-def _steps(line: Line, frame: _Frame, scale: float) -> str:
+def _steps(line: ChartLine, frame: _Frame, scale: float) -> str:
     """Returns the outline of a histogram that stands on the floor."""
     edges = [frame.place(x, 0)[0] for x in line.edges]
     tops = (

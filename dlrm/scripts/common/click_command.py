@@ -27,7 +27,7 @@ from dlrm.settings import resumable_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_run import ClickRun
 from dlrm.tasks.config import ADAM_SWITCHES, ClickConfig
-from dlrm.tasks.recommendation import Batches
+from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.log import Watched
 from dlrm.train.reports.console import Line
@@ -287,7 +287,7 @@ def _load_weights(run: ClickRun, session: Session) -> None:
 def _test(run: ClickRun, session: Session) -> dict[str, float]:
     data, task, log = run.own_part().test, run.task, session.log
     _load_weights(run, session)
-    test = Batches(data, run.world.device, slots=task.slots())
+    test = ClickLoader(data, run.world.device, slots=task.slots())
     with agreed(run.world, ValueError):
         if not test.num_samples:
             raise ValueError(f"{run.values['dataset']}: the test split has no rows")

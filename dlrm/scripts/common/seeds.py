@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from dlrm.command_line import aligned, say
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import launch
@@ -108,7 +108,7 @@ def _judged(model: Predictor, values: Values) -> dict[str, float]:
     return found
 
 
-def _metrics(model: Predictor, data: Dataset) -> dict[str, float]:
+def _metrics(model: Predictor, data: ClickDataset) -> dict[str, float]:
     logits: list[np.ndarray] = []
     labels: list[np.ndarray] = []
     weights: list[torch.Tensor] = []
