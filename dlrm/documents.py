@@ -190,7 +190,8 @@ def line_of_key(path: str | os.PathLike, key: str) -> int | None:
     """Returns the line of a key of the map in a YAML file that `read_yaml` reads, or None."""
     loader = _loader()(read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig"))
     try:
-        pairs: Any = loader.get_single_node().value
+        document: Any = loader.get_single_node()
+        pairs = document.value
         return next((own.start_mark.line + 1 for own, _ in pairs if own.value == key), None)
     finally:
         loader.dispose()

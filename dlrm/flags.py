@@ -447,7 +447,7 @@ def run_command(
         try:
             return act(line.parse(sys.argv[1:] if arguments is None else arguments))
         except HelpAsked as asked:
-            _show_help(f"{doc}\n{asked.text or line.help()}", asked)
+            show(_with_hint(f"{doc}\n{asked.text or line.help()}", asked))
             return 0
         except TextAsked as asked:
             show(asked.text)
@@ -475,21 +475,20 @@ def parsed_or_help(
     try:
         return parse([word for word in arguments if not _LOCAL_RANK.fullmatch(word)])
     except HelpAsked as asked:
-        text = help_text()
-        code = exit_code_of(lambda: _show_help(text, asked))
+        text = _with_hint(help_text(), asked)
     except TextAsked as asked:
         text = asked.text
-        code = exit_code_of(lambda: show(text))
     except ValueError as error:
         fail(error)
-    if code:
+    if code := exit_code_of(lambda: show(text)):
         sys.exit(code)
     return None
 
 
-def _show_help(text: str, asked: HelpAsked) -> None:
+def _with_hint(text: str, asked: HelpAsked) -> str:
+    """Returns a help with the flags that every command has, or with the flag that shows them."""
     hint = "Try --helpfull to get a list of all flags."
-    show(f"{text}\n\n{help_of_all() if asked.full else hint}")
+    return f"{text}\n\n{help_of_all() if asked.full else hint}"
 
 
 class Values(dict[str, Any]):
