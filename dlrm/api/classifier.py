@@ -214,15 +214,16 @@ class Classifier(ClassifierMixin, BaseEstimator):
         if y.dtype == object:
             _check_one_type(y)
         check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) > 2:
+        classes, codes = np.unique(y, return_inverse=True)
+        if len(classes) > 2:
             raise ValueError(
                 "Only binary classification is supported. The type of the target is "
-                f"{type_of_target(y)}; y has {len(self.classes_)} classes. "
+                f"{type_of_target(y)}; y has {len(classes)} classes. "
                 "sklearn.multiclass.OneVsRestClassifier(dlrm.Classifier()) trains a model for each"
             )
-        if len(self.classes_) < 2:
-            raise ValueError(f"y: expected two classes, got 1 class: {self.classes_[0]}")
+        if len(classes) < 2:
+            raise ValueError(f"y: expected two classes, got 1 class: {classes[0]}")
+        self.classes_ = classes  # after the checks: an earlier model keeps its own
         return codes
 
     def _test_table(self, eval_set: Any, label: str, weight: str | None) -> pa.Table:

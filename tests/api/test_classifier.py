@@ -199,6 +199,9 @@ def test_sparse_matrices_and_other_columns_are_refused(fitted):
     sparse = pytest.importorskip("scipy.sparse")
     with pytest.raises(ValueError, match="sparse matrices are not supported"):
         dlrm.Classifier().fit(sparse.eye(4).tocsr(), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="expected two classes"):
+        fitted.fit(rows(5)[0], ["yes"] * 5)
+    assert set(fitted.predict(rows(50)[0])) == {"no", "yes"}, "the earlier model stays"
     with pytest.raises(ValueError, match="feature names should match"):
         fitted.predict(rows(5)[0].rename(columns={"shop": "store"}))
     with pytest.raises(ValueError, match="'size' is no column of X"):
