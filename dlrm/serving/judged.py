@@ -244,5 +244,5 @@ def _of_source(
             raise ValueError(f"{path}: expected rows with labels, got none")
         return take(block.inputs, block.labels)
 
-    config = SourceConfig(split=split, batch_size=model.batch_size)
+    config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
     return [*taken(model, str(path), config, shares, labelled)]

@@ -227,6 +227,18 @@ def test_what_cannot_be_judged_is_named_in_the_words_of_python(judge, message, m
         judge(model, later)
 
 
+def test_a_file_without_labels_is_named_once_and_a_wrong_label_without_a_flag(
+    model, later, tmp_path
+):
+    file = tmp_path / "rows.parquet"
+    later.drop(columns="click").to_parquet(file)
+    with pytest.raises(ValueError, match=f"^{file}: expected rows with labels, got none$"):
+        model.evaluate(file)
+    later.assign(click=2).to_parquet(file)
+    with pytest.raises(ValueError, match="row 0, column click: expected a label .* got '2'$"):
+        model.evaluate(file)
+
+
 def test_a_missing_file_of_rows_is_named_by_its_argument(model):
     with pytest.raises(FileNotFoundError, match=r"no such file or directory \(frame\)$"):
         model.evaluate("nowhere.csv")
