@@ -83,7 +83,7 @@ class LabelsAndScores:
         """
         found: dict[str, float] = {}
         for name, function in self.functions.items():
-            value = function(labels, scores)
+            value: Any = function(labels, scores)
             if getattr(value, "ndim", None) == 0:  # as of torchmetrics
                 value = value.item()
             if not isinstance(value, numbers.Real):
