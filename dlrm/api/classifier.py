@@ -251,7 +251,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def _schema(self, X: Any, table: pa.Table, names: tuple[str, str | None]) -> Schema:
         """Returns the meaning of the columns: numbers in an array, else as drafted."""
         label, weight = names
-        if is_frame(X) or any(pa.types.is_string(one) for one in table.schema.types):
+        is_text = {one.name: pa.types.is_string(one.type) for one in table.schema}
+        if is_frame(X) or any(is_text.values()):
             found = draft(table.to_batches(), label, weight=weight)
             if note := found.note():
                 warnings.warn(f"the schema drafted from X {note}", stacklevel=3)
@@ -259,7 +260,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
         else:
             facts = {"version": 1, "label": {"column": label}}
             facts |= {"weight": weight} if weight else {}
-            facts["numerical"] = [_number(one) for one in table.column_names if one not in names]
+        if not is_frame(X):
+            numbers = [name for name in is_text if not is_text[name] and name not in names]
+            ids = [one for one in facts.get("categorical", ()) if _column_of(one) not in numbers]
+            facts |= {"numerical": [_number(name) for name in numbers], "categorical": ids}
         chosen = {kind: self._columns(kind, table, is_frame(X)) for kind in _KINDS}
         if both := set(chosen["numerical"]) & set(chosen["categorical"]):
             raise ValueError(f"categorical, numerical: {min(both)!r} is in both")
