@@ -64,6 +64,13 @@ def test_everything_on_a_page_is_escaped():
     assert text.count(html.escape(NASTY).replace("&#x27;", "&#39;")) == 23
 
 
+def test_a_very_long_name_is_shortened_in_the_head_of_its_row():
+    text = str(table([("", ["name", "a"])], [["x" * 3000, "1"], ["y" * 200, "2"]], "names"))
+    assert "... (3,000 characters) ..." in text
+    assert "x" * 101 not in text
+    assert "y" * 200 in text
+
+
 def test_columns_of_words_are_on_the_left_and_long_ones_wrap():
     rows = [["a", "test", "1.5", 3, "x " * 30], ["b", "train", "–", None, "y"]]
     text = table([("", ["", "split", "value", "rows", "meaning"])], rows, "table")

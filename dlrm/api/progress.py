@@ -2,6 +2,7 @@
 
 import sys
 from types import TracebackType
+from typing import Any
 
 from tqdm import auto
 
@@ -48,9 +49,9 @@ class ProgressBar:
         )
 
     def _showing(self, function: OnStep | None, names: list[str]) -> OnStep:
-        def called(step: int, values: dict[str, float]) -> bool:
+        def called(step: int, values: dict[str, float]) -> Any:
             self._figures |= {title(n): f"{values[n]:.4f}" for n in names if n in values}
             self._bar.set_postfix(self._figures, refresh=False)
-            return function is not None and function(step, values) is True
+            return None if function is None else function(step, values)
 
         return called

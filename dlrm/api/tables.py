@@ -42,6 +42,9 @@ class ColumnRoles:
         for name in ("label", "weight", "time"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ValueError(f"{name}: expected the name of a column, got {value!r}")
+        for name in ("weight", "time"):
+            if self.label is not None and getattr(self, name) == self.label:
+                raise ValueError(f"{name}: expected another column than the label {self.label!r}")
 
     def given(self) -> dict[str, Any]:
         """Returns the arguments that the caller gave."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
+from dlrm.api.dataset import OPTIONS, Dataset, check_types, plain, unexpected
 from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
 from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
@@ -143,6 +143,7 @@ def fit(
         FloatingPointError: the loss is NaN or infinite.
         Exception: what `on_test`, `on_step` or a function of `metrics` raises.
     """
+    settings = plain(settings)
     options = {name: settings[name] for name in OPTIONS if name in settings}
     chosen = {name: value for name, value in settings.items() if name in SETTINGS}
     if unknown := [name for name in settings if name not in options and name not in chosen]:

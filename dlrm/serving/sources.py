@@ -208,11 +208,12 @@ class _Taking(Generic[T]):
                 yield self.take(SourceBlock(inputs, labels_of(rows), inputs_of, rows.extra))
             except RowError as error:
                 error.where = where(error.row)
-                if labelled and error.column == label:
+                if labelled and self.config.label is None and error.column == label:
                     error.problem += "; --nolabel scores rows without their labels"
                 raise
             except ValueError as error:
-                raise ValueError(f"{file.path}: {error}") from None
+                named = str(error).startswith(f"{file.path}: ")
+                raise ValueError(str(error) if named else f"{file.path}: {error}") from None
         if note := spans.note(file.path, text):
             say(note)
 
