@@ -35,6 +35,8 @@ def write_picture(path: Path, draw: Callable[["Figure"], object]) -> str | None:
 
         figure = Figure(dpi=_DPI, layout="constrained")
         draw(figure)
+        if not path.parent.is_dir():  # where `staged_file` would try again and again
+            raise FileNotFoundError(f"{path}: expected its directory to exist")
         with staged_file(path) as staged:
             figure.savefig(staged, format="png")
     except ImportError as error:
