@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
-_REFERENCE = "#5c5c5c"
+REFERENCE = "#5c5c5c"
 _WIDTH, _HEIGHT, _TOP, _RIGHT = 400, 190, 10, 14  # of the picture, and of what it draws in
 _BOTTOM = _TOP + _HEIGHT
 _COUNTS = 44  # height of histograms below the lines
@@ -66,7 +66,7 @@ def chart(
     left = 24 + _CHARACTER * max(len(number(y)) for y in ticks(y0, y1))
     frame = _Frame((x0, x1, y0, y1), left, _BOTTOM + (_COUNTS + 8 if most else 0))
     drawn = [
-        _drawn(line, _REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], frame)
+        _drawn(line, REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], frame)
         | {"filled": [_steps(line, frame, _COUNTS / most)] if len(line.counts) else []}
         for index, line in enumerate(lines)
         if len(line.x)

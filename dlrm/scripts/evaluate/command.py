@@ -80,7 +80,7 @@ def run(values: Values) -> None:
             facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
     facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
     for line in lines_of(facts):
-        say(line)
+        say(line, is_prose=True)
     if own.output:
         _write(facts, own.output)
     if correction is not None and own.recalibrated_checkpoint:
