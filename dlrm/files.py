@@ -58,7 +58,7 @@ def check_local(path: str | os.PathLike, name: str = "") -> None:
     if scheme := _SCHEME.search(text):
         shown = text if "://" in text else text.replace(":/", "://", 1)
         instead = (
-            "use a local path and copy the files with the storage's own tool, or mount the storage "
+            "use a local path, to which dlrm fetch copies the files of URIs, or mount the storage "
             "as a folder"
         )
         if scheme[0].lower() == "file":
@@ -437,6 +437,8 @@ def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[
     """
     check_local(path)
     final = Path(path)
+    if not final.parent.is_dir():
+        raise FileNotFoundError(f"{final}: there is no directory {final.parent}")
     lock = None
     while lock is None:  # another process may take a file without a lock for an abandoned one
         partial = final.with_name(f"{_prefix(final)}{new_suffix()}")
