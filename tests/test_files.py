@@ -326,3 +326,8 @@ def test_an_array_whose_last_bytes_cannot_be_written_is_an_error(tmp_path):
     sender.close()
     assert receiver.recv() == errno.EFBIG  # numpy.save reports nothing
     process.join()
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        write_atomically(tmp_path / "nowhere" / "file", "text")

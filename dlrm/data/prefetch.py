@@ -198,7 +198,7 @@ class BatchedRows:
         return self._num_batches
 
     def check_files(self) -> None:
-        """Checks files, see `Dataset.check_files`; does nothing for rows that are not in files."""
+        """Checks files, see `ClickDataset.check_files`; does nothing for rows without files."""
 
     def rows(self, index: int) -> tuple[int, int]:
         """Returns the first row of a batch, and the row after its last.
