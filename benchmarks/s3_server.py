@@ -2,10 +2,10 @@
 
     python benchmarks/s3_server.py FOLDER [--latency 0.02] [--failing 0.02] ...
 
-Prints its address. It has what this package asks of a store: objects with ETags, ranges, conditions,
-uploads in parts, listings and deletions. It checks no signature, keeps its index in memory, and
-needs a fraction of the time that moto's server takes. `Settings` are flags, and change while it runs
-by a PUT of JSON to `/-/settings`; `/-/facts` answers with counts and processor time.
+Prints its address. It has what this package asks of a store: objects with ETags, ranges,
+conditions, uploads in parts, listings and deletions. It checks no signature, keeps its index in
+memory, and needs a fraction of the time of moto's server. `Settings` are flags, and change while it
+runs by a PUT of JSON to `/-/settings`; `/-/facts` answers with counts and processor time.
 """
 
 import argparse
@@ -15,7 +15,6 @@ import json
 import os
 import random
 import re
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -438,4 +437,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -45,6 +45,7 @@ _SOUGHT = {
 }
 _STORES = {"s3a": "s3", "abfs": "az", "abfss": "az", "https": "http"}  # of synonyms
 _connected_in: set[int] = set()  # processes that have used obstore, before a fork
+_REFUSED = r"credential|\b40[13]\b|AccessDenied"
 _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 
 
@@ -264,28 +265,28 @@ class _ObjectStore:
     @contextmanager
     def _named(self, key: str, reading: bool = False) -> Iterator[None]:
         """Gives errors of obstore their URI, and a class that Python's own have."""
-        errors = self._ops.exceptions
-        uri = replace(self.root, key=key)
         try:
             yield
-        except FileNotFoundError as error:
-            raise _missing(uri, error) from error
-        except (errors.AlreadyExistsError, errors.PreconditionError) as error:
-            if reading:
-                raise OSError(f"{uri}: was replaced by another object while it was read") from error
-            raise FileExistsError(f"{uri}: another process has written it meanwhile") from error
-        except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-            raise _refused(uri, error) from error
-        except errors.BaseError as error:
-            if "NoSuchBucket" in str(error):
-                raise _missing(uri, error) from error
-            if re.search(r"credential|\b40[13]\b|AccessDenied", str(error), re.IGNORECASE):
-                raise _refused(uri, error) from error
-            raise OSError(f"{uri}: {_reason(error)}") from error
-        except OSError as error:
-            if str(uri) in str(error):
+        except (OSError, self._ops.exceptions.BaseError) as error:
+            named = self._error(replace(self.root, key=key), error, reading)
+            if named is error:
                 raise
-            raise type(error)(f"{uri}: {_reason(error)}") from error
+            raise named from error
+
+    def _error(self, uri: Uri, error: Exception, reading: bool) -> Exception:
+        errors = self._ops.exceptions
+        if isinstance(error, FileNotFoundError) or "NoSuchBucket" in str(error):
+            return _missing(uri, error)
+        if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
+            if reading:
+                return OSError(f"{uri}: was replaced by another object while it was read")
+            return FileExistsError(f"{uri}: another process has written it meanwhile")
+        refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
+        if isinstance(error, errors.BaseError):
+            if refused or re.search(_REFUSED, str(error), re.IGNORECASE):
+                return _refused(uri, error)
+            return OSError(f"{uri}: {_reason(error)}")
+        return error if str(uri) in str(error) else type(error)(f"{uri}: {_reason(error)}")
 
 
 def _aws_options(endpoint: str) -> dict[str, Any]:
