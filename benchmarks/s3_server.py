@@ -15,6 +15,8 @@ import json
 import os
 import random
 import re
+import subprocess
+import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
@@ -23,6 +25,7 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import parse_qs, unquote
+from urllib.request import Request as URLRequest, urlopen
 from xml.sax.saxutils import escape
 
 _INLINE = 1 << 16  # bytes of an object that go out with its head, in one packet
@@ -421,6 +424,54 @@ async def serve(folder: Path, settings: Settings, port: int, buckets: Iterable[s
     server = await loop.create_server(lambda: Connection(stored), "127.0.0.1", port, backlog=512)
     print(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", flush=True)
     await server.serve_forever()
+
+
+class Endpoint:
+    """A server in a process of its own. Use it in a `with` block.
+
+    Args:
+        folder: an empty folder for the objects.
+        settings: fields of `Settings`.
+
+    Attributes:
+        url: its address.
+        environment: variables with which S3's clients use it.
+    """
+
+    def __init__(self, folder: Path, **settings: float | str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        flags = [f"--{name}={value}" for name, value in settings.items()]
+        self._command = [sys.executable, __file__, str(folder), *flags]
+
+    def __enter__(self) -> "Endpoint":
+        self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self.url = self._process.stdout.readline().strip()
+        self.environment = {
+            "AWS_ENDPOINT_URL": self.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "secret-of-the-test",
+            "AWS_REGION": "us-east-1",
+        }
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+
+    def make(self, bucket: str) -> None:
+        """Makes an empty bucket."""
+        urlopen(URLRequest(f"{self.url}/{bucket}", method="PUT")).close()
+
+    def set(self, **changes: float | str) -> None:
+        """Changes settings."""
+        body = json.dumps(changes).encode()
+        urlopen(URLRequest(f"{self.url}/-/settings", body, method="PUT")).close()
+
+    def facts(self) -> dict:
+        """Returns its settings, its counts of requests and its processor time."""
+        with urlopen(f"{self.url}/-/facts") as answer:
+            return json.load(answer)
 
 
 def main() -> None:

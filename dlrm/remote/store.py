@@ -11,7 +11,7 @@ import random
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -196,16 +196,18 @@ class _ObjectStore:
             raise ValueError(f"{self.root}: {_reason(error)}") from error
 
     def entries(self, prefix: str) -> list[Entry]:
-        found: list[Entry] = []
-        with self._named(prefix):
+        def listed() -> list[Entry]:
             # obstore takes a prefix for whole parts of keys.
-            for chunk in self._ops.list(self._store, prefix.rstrip("/") or None, chunk_size=1000):
-                found += map(_entry, chunk)
+            chunks = self._ops.list(self._store, prefix.rstrip("/") or None, chunk_size=1000)
+            return [_entry(facts) for chunk in chunks for facts in chunk]
+
+        with self._named(prefix):
+            found = self._renewed(listed)
         return sorted(entry for entry in found if entry.key.startswith(prefix))
 
     def entry(self, key: str) -> Entry:
         with self._named(key):
-            return _entry(self._ops.head(self._store, key))
+            return _entry(self._renewed(lambda: self._ops.head(self._store, key)))
 
     def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
         end = entry.size if end is None else end
@@ -237,7 +239,9 @@ class _ObjectStore:
         for turn in range(_REPEATS + 1):
             with self._named(key):
                 try:
-                    made = self._ops.put(self._store, key, content, mode=mode)
+                    made = self._renewed(
+                        lambda: self._ops.put(self._store, key, content, mode=mode)
+                    )
                     return made["e_tag"] or ""
                 except self._ops.exceptions.GenericError as error:
                     if only_if is not None or turn == _REPEATS:
@@ -250,7 +254,7 @@ class _ObjectStore:
         for key in keys:
             with self._named(key):
                 try:
-                    self._ops.delete(self._store, key)
+                    self._renewed(lambda key=key: self._ops.delete(self._store, key))
                 except FileNotFoundError:
                     continue
 
@@ -259,8 +263,18 @@ class _ObjectStore:
         note = f"note: {replace(self.root, key=key)}: repeated after: {_reason(failed)}"
         print(highlighted(note, sys.stderr), file=sys.stderr, flush=True)
         time.sleep(_FIRST_PAUSE * 2**turn * (0.5 + random.random()))
-        if any(word in str(failed) for word in _EXPIRED):
+        if _has_expired(failed):
             self._store = self._connect()
+
+    def _renewed(self, act: Callable[[], Any]) -> Any:
+        """Returns what a call returns, with a new client where credentials have expired."""
+        try:
+            return act()
+        except self._ops.exceptions.BaseError as error:
+            if not _has_expired(error):
+                raise
+            self._store = self._connect()
+            return act()
 
     @contextmanager
     def _named(self, key: str, reading: bool = False) -> Iterator[None]:
@@ -283,7 +297,7 @@ class _ObjectStore:
             return FileExistsError(f"{uri}: another process has written it meanwhile")
         refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
         if isinstance(error, errors.BaseError):
-            if refused or re.search(_REFUSED, str(error), re.IGNORECASE):
+            if refused or _has_expired(error) or re.search(_REFUSED, str(error), re.IGNORECASE):
                 return _refused(uri, error)
             return OSError(f"{uri}: {_reason(error)}")
         return error if str(uri) in str(error) else type(error)(f"{uri}: {_reason(error)}")
@@ -306,6 +320,10 @@ def _aws_options(endpoint: str) -> dict[str, Any]:
             return options
         options["credential_provider"] = Boto3CredentialProvider()
     return options
+
+
+def _has_expired(error: Exception) -> bool:
+    return any(word in str(error) for word in _EXPIRED)
 
 
 def _entry(facts: Any) -> Entry:
