@@ -25,6 +25,7 @@ from dlrm.locks import new_suffix, unreplaced
 from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
 from dlrm.model.layers.own import own_layers
+from dlrm.remote.cache import with_uris
 from dlrm.serving.loading import load
 from dlrm.serving.network.compare import (
     Agreement,
@@ -403,8 +404,8 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
     table_rows = sum(model.config.embedding_rows) * len(members_of(model))
     full = 4 * table_rows * model.config.embedding_dim
     report = {
-        "checkpoint": str(export.predictor.path),
-        "dataset": reference.dataset,
+        "checkpoint": with_uris(str(export.predictor.path)),
+        "dataset": reference.dataset and with_uris(reference.dataset),
         "split": reference.split,
         **found._asdict(),
         "auc_change": found.auc_change,

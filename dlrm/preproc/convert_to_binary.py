@@ -124,8 +124,8 @@ def _schema(source: Path, first: Path) -> "Schema":
 class ConvertConfig:
     """The Parquet, and the place of the dataset; field names are those of the flags."""
 
-    source: Path = setting(REQUIRED, "Parquet file, or directory of Parquet files")
-    output: Path = setting(REQUIRED, "directory to write the dataset to")
+    source: Path = setting(REQUIRED, "Parquet file, or directory of Parquet files", uri="read")
+    output: Path = setting(REQUIRED, "directory to write the dataset to", uri="replace")
     held_out: float = setting(0.1, "share of the rows, the last ones, for test and validation")
 
 

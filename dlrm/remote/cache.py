@@ -22,7 +22,7 @@ from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
 from dlrm.remote.store import Entry, Store, find_entries, open_store, total_bytes
 from dlrm.remote.transfer import Wanted, download, link
-from dlrm.remote.uri import Uri
+from dlrm.remote.uri import Uri, is_uri
 
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -119,17 +119,21 @@ class Cache:
             store = open_store(uri)
             places = [*self._places(store, entries)]
             every = [
-                Wanted(entry, path, place, checksums.get(entry.key))
+                Wanted(entry, path, checksums.get(entry.key), place)
                 for entry, path, place in zip(entries, paths, places, strict=True)
             ]
-            self.make_room(sum(w.entry.size for w in every if not _has(w.whole, w.entry)), uri)
+            absent = [e for e, place in zip(entries, places, strict=True) if not _has(place, e)]
+            self.make_room(total_bytes(absent), uri)
             with _flock(self.folder / _OBJECTS, fcntl.LOCK_SH):
-                missing = [w for w in every if not _has(w.whole, w.entry)]
                 for folder in {os.path.dirname(path) for path in paths + places}:
                     os.makedirs(folder, exist_ok=True)
-                for one in set(every) - set(missing):
-                    link(one.whole, one.path)
-                done(total_bytes(entries) - total_bytes([w.entry for w in missing]))
+                missing = []
+                for one, place in zip(every, places, strict=True):
+                    if _has(place, one.entry):
+                        link(place, one.path)
+                    else:
+                        missing.append(one)
+                done(total_bytes(entries) - total_bytes([one.entry for one in missing]))
                 download(store, missing, done)
             (view / _COMPLETE).touch()
 
@@ -213,6 +217,13 @@ def default_folder() -> Path:
 def with_uris(text: str) -> str:
     """Returns a message with URIs in place of paths in a cache."""
     return re.sub(rf"[^\s'\"=,]*{_VIEW}", r"\1://", text)
+
+
+def origin_of(path: str | os.PathLike) -> str:
+    """Returns the URI of what is in a cache, and the absolute path of what is elsewhere."""
+    if is_uri(path):
+        return os.fspath(path).rstrip("/")
+    return with_uris(str(Path(path).resolve()))
 
 
 @contextmanager

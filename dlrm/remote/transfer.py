@@ -23,14 +23,14 @@ class Wanted(NamedTuple):
     Attributes:
         entry: the object.
         path: a new file for its bytes.
-        whole: a second name, which the file gets when it is whole.
         checksum: see `dlrm.manifest.Checksum`; None where no manifest has it.
+        whole: a second name, which the file gets when it is whole.
     """
 
     entry: Entry
     path: str
-    whole: str
     checksum: str | None = None
+    whole: str | None = None
 
 
 def download(
@@ -97,7 +97,7 @@ def _all(
 
 
 def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
-    entry, path, whole, checksum = wanted
+    entry, path, checksum, whole = wanted
 
     def fetch(begin: int) -> list[str]:
         content = store.read(entry, begin, min(begin + PART_BYTES, entry.size))
@@ -117,11 +117,12 @@ def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
             os.utime(descriptor, (entry.modified, entry.modified))
         finally:
             os.close(descriptor)
-        link(path, whole)
+        if whole is not None:
+            link(path, whole)
     except OSError as error:
         if error.errno is None:  # of the store
             raise
-        uri, folder = replace(store.root, key=entry.key), os.path.dirname(whole)
+        uri, folder = replace(store.root, key=entry.key), os.path.dirname(whole or path)
         raise OSError(f"{uri}: cannot be stored in {folder}: {error.strerror}") from error
 
 

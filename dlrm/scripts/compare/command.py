@@ -12,6 +12,7 @@ from dlrm.manifest import write_manifest
 from dlrm.metrics.table import TESTED, cost, title
 from dlrm.pages import Cell, Section, Sorted, Tile, document, grid, note, table
 from dlrm.pages.charts import Line, chart
+from dlrm.remote.cache import with_uris
 from dlrm.scripts.compare.flags import CompareConfig
 from dlrm.train.checkpoints.runs import Run, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
@@ -43,7 +44,12 @@ def run(options: CompareConfig) -> None:
         say(f"note: {folder} has a log and no checkpoint, and is left out")
     if options.output:
         facts = [
-            {"name": r.name, "path": str(r.path), "step": r.step, "best_step": r.best_step}
+            {
+                "name": r.name,
+                "path": with_uris(str(r.path)),
+                "step": r.step,
+                "best_step": r.best_step,
+            }
             | {"flags": r.flags, "metrics": r.metrics, "curve": r.curve, "tests": r.tests}
             | {"roles": r.roles.facts()}
             for r in runs

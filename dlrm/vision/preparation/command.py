@@ -70,8 +70,8 @@ class ImageOptions:
 class PlacesConfig:
     """The images, and the place of the dataset; field names are those of the flags."""
 
-    source: Path = setting(REQUIRED, "directory or tar file of images")
-    output: Path = setting(REQUIRED, "directory to write the dataset to")
+    source: Path = setting(REQUIRED, "directory or tar file of images", uri="read")
+    output: Path = setting(REQUIRED, "directory to write the dataset to", uri="replace")
 
 
 class ImageSummary(NamedTuple):
