@@ -12,10 +12,10 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -252,11 +252,11 @@ class _ObjectStore:
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
-            with self._named(key):
-                try:
-                    self._renewed(lambda key=key: self._ops.delete(self._store, key))
-                except FileNotFoundError:
-                    continue
+            with self._named(key), suppress(FileNotFoundError):
+                self._renewed(partial(self._delete, key))
+
+    def _delete(self, key: str) -> None:
+        self._ops.delete(self._store, key)
 
     def _pause(self, key: str, turn: int, failed: Exception) -> None:
         """Waits before a repeat, and makes a new client where credentials have expired."""
@@ -323,7 +323,8 @@ def _aws_options(endpoint: str) -> dict[str, Any]:
 
 
 def _has_expired(error: Exception) -> bool:
-    return any(word in str(error) for word in _EXPIRED)
+    text = str(error)
+    return any(word in text for word in _EXPIRED) or "400 Bad Request: \n" in text  # of a HEAD
 
 
 def _entry(facts: Any) -> Entry:

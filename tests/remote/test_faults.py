@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from datetime import timedelta
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import pytest
 import dlrm.remote.store
 from dlrm.manifest import BLOCK_BYTES, write_manifest
 from dlrm.remote.cache import Cache
+from dlrm.remote.edges import fetched
 from dlrm.remote.publish import check_publishable, fetched_directory, publish as publish_directory
 from dlrm.remote.store import NEW, find_entries, open_store
 
@@ -29,8 +31,11 @@ def published(store_uri, tmp_path):
 
 
 @pytest.fixture
-def impatient(monkeypatch):
-    """Repeats follow at once."""
+def hasty(monkeypatch):
+    """Makes repeats follow soon, and be few."""
+    retries = {**dlrm.remote.store._RETRIES, "max_retries": 3}
+    retries["backoff"] = {**retries["backoff"], "init_backoff": timedelta(milliseconds=10)}
+    monkeypatch.setattr(dlrm.remote.store, "_RETRIES", retries)
     monkeypatch.setattr(dlrm.remote.store, "_FIRST_PAUSE", 0.01)
 
 
@@ -38,9 +43,9 @@ def names_and_bytes(path):
     return {file.name: file.read_bytes() for file in path.iterdir()}
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("faults", [{"failing": 0.1}, {"cut": 0.1}])
-def test_failures_change_no_byte(endpoint, published, faults, capfd):
+def test_failures_change_no_byte(endpoint, published, faults):
     path, uri = published
     endpoint.set(**faults)
     with fetched_directory(Cache.open(), uri) as copy:
@@ -49,8 +54,6 @@ def test_failures_change_no_byte(endpoint, published, faults, capfd):
     assert all(found[name] == expected[name] for name in found if name != "manifest.json")
     happened = endpoint.facts()["counts"]
     assert happened["failed" if "failing" in faults else "cut"]
-    if "cut" in faults:
-        assert f"note: {uri.root}" in capfd.readouterr().err
 
 
 @pytest.mark.slow
@@ -61,15 +64,14 @@ def test_a_throttled_client_waits(endpoint, published):
     assert endpoint.facts()["counts"]["throttled"]
 
 
-@pytest.mark.usefixtures("impatient")
-def test_an_object_that_is_cut_each_time_is_named(endpoint, published):
+@pytest.mark.usefixtures("hasty")
+def test_an_object_that_is_cut_each_time_is_named(endpoint, store_uri):
+    store = open_store(store_uri)
+    store.write("a", b"content")
+    entry = store.entry("a")
     endpoint.set(cut=1.0)
-    uri = published[1]
-    with (
-        pytest.raises(OSError, match=f"{uri}/manifest.json: "),
-        fetched_directory(Cache.open(), uri),
-    ):
-        pass
+    with pytest.raises(OSError, match=f"{store_uri}a: .*body"):
+        store.read(entry)
 
 
 def write_profile(path, token):
@@ -80,7 +82,7 @@ def write_profile(path, token):
 
 
 @pytest.fixture
-def profile(monkeypatch, tmp_path):
+def profile(store_uri, monkeypatch, tmp_path):
     """A file of credentials with a token, in place of the environment's."""
     path = tmp_path / "credentials"
     write_profile(path, "first")
@@ -90,7 +92,7 @@ def profile(monkeypatch, tmp_path):
     return path
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("hasty")
 @pytest.mark.parametrize("act", ["entries", "entry", "read", "write", "remove"])
 def test_an_expired_token_is_renewed(endpoint, profile, store_uri, act):
     pytest.importorskip("boto3")
@@ -111,7 +113,7 @@ def test_an_expired_token_is_renewed(endpoint, profile, store_uri, act):
     assert endpoint.facts()["counts"]["expired"]
 
 
-@pytest.mark.usefixtures("impatient")
+@pytest.mark.usefixtures("hasty")
 def test_a_token_that_stays_expired_is_named_without_its_value(
     endpoint, store_uri, monkeypatch, capfd
 ):
@@ -127,7 +129,7 @@ def test_a_command_without_permission_names_credentials_but_no_secret(endpoint, 
     open_store(store_uri).write("rows.csv", b"a,b\n1,2\n")
     endpoint.set(denied="rows")
     done = subprocess.run(
-        [sys.executable, "-m", "dlrm", "schema", "--input", str(store_uri.below("rows.csv"))],
+        [sys.executable, "-m", "dlrm", "schema", "--label=a", f"--input={store_uri}rows.csv"],
         env={**os.environ, "PYTHONPATH": str(root)},
         capture_output=True,
         text=True,
@@ -161,6 +163,14 @@ def test_a_cache_on_a_full_disk_is_named(full_disk, published):
         fetched_directory(Cache.open(full_disk), uri),
     ):
         pass
+
+
+def test_an_object_is_read_without_permission_for_others(endpoint, store_uri):
+    """Amazon's S3 answers 403 for keys that do not exist, unless the bucket may be listed."""
+    open_store(store_uri).write("rows.csv", b"a,b\n1,2\n")
+    endpoint.set(denied="rows.csv/")
+    with fetched(Cache.open(), store_uri.below("rows.csv")) as path:
+        assert path.read_text() == "a,b\n1,2\n"
 
 
 def test_a_disk_that_fills_while_objects_come_is_named(full_disk, store_uri, monkeypatch):
