@@ -3,7 +3,8 @@
     python benchmarks/s3_server.py FOLDER [--latency 0.02] [--failing 0.02] ...
 
 Prints its address. It has what this package asks of a store: objects with ETags, ranges,
-conditions, uploads in parts, listings and deletions. It checks no signature, keeps its index in
+conditions, uploads in parts, listings and deletions, and the generations of Google's interface of
+the same form. It checks no signature, keeps its index in
 memory, and needs a fraction of the time of moto's server. `Settings` are flags, and change while it
 runs by a PUT of JSON to `/-/settings`; `/-/facts` answers with counts and processor time.
 """
@@ -53,6 +54,12 @@ class Object(NamedTuple):
     size: int
     etag: str
     modified: float
+    generation: int  # of Google's interface
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Headers of answers."""
+        return {"ETag": self.etag, "x-goog-generation": str(self.generation)}
 
 
 class Request(NamedTuple):
@@ -183,7 +190,7 @@ class Buckets:
         if wanted is not None and wanted != found.etag:
             return refusal(412, "PreconditionFailed")
         headers = {
-            "ETag": found.etag,
+            **found.versions,
             "Last-Modified": formatdate(found.modified, usegmt=True),
             "Accept-Ranges": "bytes",
             "Content-Type": "application/octet-stream",
@@ -233,7 +240,7 @@ class Buckets:
                 return refusal(404, "NoSuchUpload")
             stored = self._stored(body)
             parts[int(request.query["partNumber"])] = stored
-            return Answer(200, {"ETag": stored.etag})
+            return Answer(200, stored.versions)
         return self._replaced(request, lambda: self._stored(body))
 
     def _replaced(self, request: Request, make: Callable[[], Object]) -> Answer:
@@ -244,17 +251,20 @@ class Buckets:
             return refusal(412, "PreconditionFailed", "the object exists")
         if "if-match" in headers and (old is None or headers["if-match"] != old.etag):
             return refusal(412, "PreconditionFailed", "the object is another")
+        generation = 0 if old is None else old.generation
+        if headers.get("x-goog-if-generation-match", str(generation)) != str(generation):
+            return refusal(412, "PreconditionFailed", "the object has another generation")
         objects[request.key] = stored = make()
         if old is not None:
             old.path.unlink(missing_ok=True)
-        return Answer(200, {"ETag": stored.etag})
+        return Answer(200, stored.versions)
 
     def _stored(self, body: Path | None) -> Object:
         if body is None:
             body = self.new_file()
             body.touch()
         etag = f'"{self._random.getrandbits(128):032x}"'
-        return Object(body, body.stat().st_size, etag, time.time())
+        return Object(body, body.stat().st_size, etag, time.time(), next(self._numbers))
 
     def _post(self, request: Request, body: Path | None) -> Answer:
         objects = self._objects[request.bucket]

@@ -6,6 +6,7 @@ are found as those libraries find them. None is in a message, a manifest or a ch
 """
 
 import fnmatch
+import json
 import os
 import random
 import re
@@ -45,6 +46,8 @@ _SOUGHT = {
 }
 _STORES = {"s3a": "s3", "abfs": "az", "abfss": "az", "https": "http"}  # of synonyms
 _connected_in: set[int] = set()  # processes that have used obstore, before a fork
+_REPLACED = "{}: another process has written it meanwhile"
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 _REFUSED = r"credential|\b40[13]\b|AccessDenied"
 _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 
@@ -184,12 +187,17 @@ class _ObjectStore:
         scheme = _STORES.get(self.root.scheme, self.root.scheme)
         endpoint = {
             "s3": os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""),
+            "gs": os.environ.get("STORAGE_EMULATOR_HOST", ""),
             "http": str(self.root),
         }.get(scheme, "")
         if endpoint.startswith("http://"):  # which the user has chosen
             options["client_options"]["allow_http"] = True
         if scheme == "s3":
             options |= _aws_options(endpoint)
+        if scheme == "gs" and endpoint:
+            fields = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+            account = {"gcs_base_url": endpoint, "disable_oauth": True, **fields}
+            options["service_account_key"] = json.dumps(account)
         try:
             return from_url(str(self.root).rstrip("/"), **options)
         except Exception as error:  # obstore's have no common class with a meaning
@@ -233,7 +241,7 @@ class _ObjectStore:
         raise AssertionError
 
     def write(self, key: str, content: bytes | Path, only_if: str | None = None) -> str:
-        mode: Any = {None: "overwrite", NEW: "create"}.get(only_if, {"e_tag": only_if})
+        mode: Any = {None: "overwrite", NEW: "create"}.get(only_if) or self._update(key, only_if)
         if only_if is not None and isinstance(content, Path):
             content = content.read_bytes()  # conditions need a request of one part
         for turn in range(_REPEATS + 1):
@@ -249,6 +257,16 @@ class _ObjectStore:
                     failed = error
             self._pause(key, turn, failed)
         raise AssertionError
+
+    def _update(self, key: str, version: str | None) -> dict[str, str | None]:
+        """Returns the condition of a write that replaces a version."""
+        if self.root.scheme != "gs":
+            return {"e_tag": version}
+        with self._named(key):  # Google's conditions are by generation
+            facts = self._renewed(lambda: self._ops.head(self._store, key))
+        if facts["e_tag"] != version:
+            raise FileExistsError(_REPLACED.format(replace(self.root, key=key)))
+        return {"version": facts["version"]}
 
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -289,12 +307,12 @@ class _ObjectStore:
 
     def _error(self, uri: Uri, error: Exception, reading: bool) -> Exception:
         errors = self._ops.exceptions
-        if isinstance(error, FileNotFoundError) or "NoSuchBucket" in str(error):
+        if isinstance(error, FileNotFoundError) or _lacks_bucket(error):
             return _missing(uri, error)
         if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
             if reading:
                 return OSError(f"{uri}: was replaced by another object while it was read")
-            return FileExistsError(f"{uri}: another process has written it meanwhile")
+            return FileExistsError(_REPLACED.format(uri))
         refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
         if isinstance(error, errors.BaseError):
             if refused or _has_expired(error) or re.search(_REFUSED, str(error), re.IGNORECASE):
@@ -330,11 +348,17 @@ def _has_expired(error: Exception) -> bool:
 def _entry(facts: Any) -> Entry:
     modified = facts["last_modified"].timestamp()
     version = facts.get("e_tag") or f"size {facts['size']}, time {modified}"
+    if re.fullmatch(r"\w+", version):  # in listings of Azure
+        version = f'"{version}"'
     return Entry(facts["path"], facts["size"], version, modified)
 
 
+def _lacks_bucket(error: BaseException) -> bool:
+    return any(word in str(error) for word in _NO_BUCKET)
+
+
 def _missing(uri: Uri, error: BaseException) -> FileNotFoundError:
-    if "NoSuchBucket" in str(error) or "bucket does not exist" in str(error):
+    if _lacks_bucket(error):
         return FileNotFoundError(f"{uri.root}: no such bucket")
     return FileNotFoundError(f"{uri}: no such object")
 
