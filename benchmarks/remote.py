@@ -68,12 +68,14 @@ def main() -> None:
         options.rows, options.rounds = 400_000, 2
         options.stream_rows, options.steps = 1_000_000, (60, 180)
     print(f"{os.cpu_count()} cores, {options.rows:,} rows, {options.rounds} rounds", flush=True)
-    with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+    with (
+        tempfile.TemporaryDirectory(dir=options.folder) as folder,
+        Endpoint(Path(folder, "store")) as endpoint,
+    ):
+        os.environ.update(endpoint.environment)
         for what in options.what.split(","):
-            bench = Bench(Path(folder, what), options)
-            with bench.endpoint:
-                os.environ.update(bench.endpoint.environment)
-                WHAT[what](bench)
+            bench = Bench(Path(folder, what), options, endpoint)
+            WHAT[what](bench)
             shutil.rmtree(bench.folder)
 
 
@@ -83,11 +85,12 @@ class Bench:
     Args:
         folder: a new folder.
         options: of the command.
+        endpoint: the store.
     """
 
-    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
-        self.folder, self.options = folder, options
-        self.endpoint = Endpoint(folder / "store")
+    def __init__(self, folder: Path, options: argparse.Namespace, endpoint: Endpoint) -> None:
+        self.folder, self.options, self.endpoint = folder, options, endpoint
+        folder.mkdir()
         self.rounds, self._counter = options.rounds, 0
 
     @property

@@ -36,7 +36,7 @@ _REASONS = {200: "OK", 204: "No Content", 206: "Partial Content"}
 
 @dataclass(frozen=True)
 class Settings:
-    """How it treats requests."""
+    """The treatment of requests."""
 
     latency: float = field(default=0.0, metadata={"help": "seconds that each answer waits"})
     failing: float = field(default=0.0, metadata={"help": "share of requests answered 503"})
@@ -103,7 +103,7 @@ class Buckets:
 
     Args:
         folder: where the files are.
-        settings: how requests are treated.
+        settings: the treatment of requests.
     """
 
     def __init__(self, folder: Path, settings: Settings) -> None:

@@ -1,4 +1,4 @@
-"""What a store does wrong is repeated, renewed or named."""
+"""Failures of a store are repeated, renewed or named."""
 
 import os
 import subprocess
