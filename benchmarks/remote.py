@@ -66,7 +66,7 @@ def main() -> None:
     options = parser.parse_args()
     if options.quick:
         options.rows, options.rounds = 400_000, 2
-        options.stream_rows, options.steps = 1_000_000, (60, 180)
+        options.stream_rows, options.steps = 3_000_000, (60, 180)
     print(f"{os.cpu_count()} cores, {options.rows:,} rows, {options.rounds} rounds", flush=True)
     with (
         tempfile.TemporaryDirectory(dir=options.folder) as folder,

@@ -77,6 +77,7 @@ TORCH_FREE = [
     "dlrm.scripts.dist_main",
     "dlrm.scripts.doctor.command",
     "dlrm.scripts.evaluate.__main__",
+    "dlrm.scripts.fetch",
     "dlrm.scripts.gen_csv",
     "dlrm.scripts.main",
     "dlrm.scripts.predict.__main__",

@@ -9,6 +9,7 @@ from typing import Any
 from dlrm.api.dataset import Dataset
 from dlrm.data.tables.draft import Draft, draft
 from dlrm.data.tables.frames import open_frame
+from dlrm.remote.uri import is_uri
 from dlrm.serving.wording import warn
 
 
@@ -99,7 +100,7 @@ def opened(
         if refused := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{refused[0]}: is for a table in memory; {dataset.path} is a dataset")
         return dataset, None
-    if isinstance(schema, str) and not Path(schema).exists():
+    if isinstance(schema, str) and not is_uri(schema) and not Path(schema).exists():
         advice = "" if Path(schema).suffix else f"; label={schema!r} names the label's column"
         raise FileNotFoundError(f"schema {schema!r}: no such file{advice}")
     if (schema is None) == (roles.label is None):

@@ -7,13 +7,18 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from dlrm.files import MANIFEST
-from dlrm.remote.publish import check_publishable, publish, publish_plain
+from dlrm.remote.publish import (
+    StrangersError,
+    check_folder,
+    check_publishable,
+    publish,
+    publish_plain,
+)
 from dlrm.remote.store import NEW, open_store
 from dlrm.remote.transfer import Wanted, download, upload
 from dlrm.remote.uri import Uri
 
 TOLD_SECONDS = 1.0  # of a transfer, from which on it is told
-_INNER = "binary_dataset"  # of prepared logs, as NVIDIA's scripts place them
 _CONFIG = "config.pbtxt"  # of a model that Triton serves
 
 
@@ -38,15 +43,24 @@ class Output:
         self.uri, self.path, self._plain = uri, path, plain
         hint = "; --overwrite replaces it" if replace is False else ""
         try:
-            self._version = check_publishable(uri, replace or False, _INNER)
-            self._inner_version = check_publishable(uri.below(_INNER), replace or False)
+            self._version, self._within = self._versions(replace or False)
         except FileExistsError as error:
             raise FileExistsError(f"{error}{hint}") from error
         if hint and _is_object(uri):
             raise FileExistsError(f"{uri}: exists{hint}")
-        if path.is_dir():  # complete, of a run that was killed before it was published
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
+        # What a run that was killed has left: its unfinished work stays, for the next one.
+        for complete in (path, *(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))):
+            if (complete / MANIFEST).is_file():
+                shutil.rmtree(complete)
+        if path.is_file():
+            path.unlink()
+
+    def _versions(self, replace: bool | str) -> tuple[str | None, dict[str, str]]:
+        """Returns the version of what is published there, and those of directories within."""
+        try:
+            return check_publishable(self.uri, replace), {}
+        except StrangersError:
+            return None, check_folder(self.uri, replace)
 
     def publish(self) -> None:
         """Publishes what was written, if anything was.
@@ -59,17 +73,23 @@ class Output:
         if self.path.is_file():
             open_store(self.uri).write(self.uri.key, self.path)
         elif (self.path / MANIFEST).is_file():
+            if self._within:
+                check_publishable(self.uri, False)
             (publish_plain if self._plain else publish)(self.path, self.uri, self._version)
         elif self.path.is_dir():
-            inner, is_inner = self.path / _INNER, (self.path / _INNER / MANIFEST).is_file()
-            files = (path for path in sorted(self.path.rglob("*")) if path.is_file())
-            others = (path for path in files if not (is_inner and path.is_relative_to(inner)))
-            upload(open_store(self.uri), {_key(self, path): path for path in others})
-            if is_inner:
-                publish(inner, self.uri.below(_INNER), self._inner_version)
+            self._publish_folder()
         else:
             return
         _tell_published(self.uri, began)
+
+    def _publish_folder(self) -> None:
+        """Publishes each directory within that has a manifest, then the other files."""
+        files = {path for path in self.path.rglob("*") if path.is_file()}
+        for manifest in sorted(self.path.glob(f"*/{MANIFEST}")):
+            inside = manifest.parent
+            publish(inside, self.uri.below(inside.name), self._within.get(inside.name))
+            files -= {path for path in files if path.is_relative_to(inside)}
+        upload(open_store(self.uri), {_key(self, path): path for path in sorted(files)})
 
 
 class Addition:

@@ -103,6 +103,10 @@ def _manifest_at(uri: Uri) -> tuple[Entry | None, dict[str, Any]]:
     return entry, parse_sealed(bytes(store.read(entry)), str(place))
 
 
+class StrangersError(FileExistsError):
+    """There are objects where nothing was published."""
+
+
 class Listing(NamedTuple):
     """Objects, and the files that show them.
 
@@ -184,7 +188,7 @@ def fetched_directory(
         yield path
 
 
-def check_publishable(uri: Uri, replace: bool | str, apart: str | None = None) -> str | None:
+def check_publishable(uri: Uri, replace: bool | str) -> str | None:
     """Returns the version of the manifest that a publication will replace, or None.
 
     Call it before any work: `publish` refuses to replace another version.
@@ -193,7 +197,6 @@ def check_publishable(uri: Uri, replace: bool | str, apart: str | None = None) -
         uri: where to publish.
         replace: whether to replace a published directory; a kind, as in a manifest, allows only
             directories of that kind.
-        apart: a folder below the URI that is not looked at.
 
     Raises:
         FileExistsError: there is something that may not be replaced.
@@ -211,14 +214,39 @@ def check_publishable(uri: Uri, replace: bool | str, apart: str | None = None) -
             )
         return entry.version
     folder = uri.folder
-    keys = (entry.key for entry in open_store(uri).entries(folder))
-    ours = (f"{folder}{_PREFIX}", *([] if apart is None else [f"{folder}{apart}/"]))
-    if others := [key for key in keys if not key.startswith(ours)]:
-        raise FileExistsError(
-            f"{uri}: has objects, such as {others[0]}, but no {MANIFEST}, so it was not written by "
-            "this program and is not replaced; name another"
-        )
+    others = [e.key for e in open_store(uri).entries(folder) if not _is_ours(e.key, folder)]
+    if others:
+        raise _strangers(uri, others[0])
     return None
+
+
+def _strangers(uri: Uri, key: str) -> StrangersError:
+    return StrangersError(
+        f"{uri}: has objects, such as {key}, but no {MANIFEST}, so it was not written by this "
+        "program and is not replaced; name another"
+    )
+
+
+def check_folder(uri: Uri, replace: bool | str) -> dict[str, str]:
+    """Returns the versions of published directories in a folder, which are all that it has.
+
+    Args:
+        uri: the folder.
+        replace: see `check_publishable`.
+
+    Raises:
+        FileExistsError: there is something that may not be replaced.
+        OSError: the store cannot be read.
+    """
+    entries = (e for e in open_store(uri).entries(uri.folder) if not _DATA.match(e.key))
+    keys = [entry.key.removeprefix(uri.folder) for entry in entries]
+    names = {
+        name for name in {key.partition("/")[0] for key in keys} if f"{name}/{MANIFEST}" in keys
+    }
+    if others := [key for key in keys if key.partition("/")[0] not in names]:
+        raise _strangers(uri, others[0])
+    found = {name: check_publishable(uri.below(name), replace) for name in names if "/" not in name}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def publish(
@@ -308,6 +336,10 @@ def _tidy(store: Store, uri: Uri, current: str, before: Published | None) -> Non
         if folder != current and newest < time.time() - _ABANDONED_SECONDS:
             gone += [entry.key for entry in entries]
     remove_all(store, gone)
+
+
+def _is_ours(key: str, folder: str) -> bool:
+    return key.removeprefix(folder).startswith(_PREFIX)
 
 
 def _size(path: Path) -> int:

@@ -17,12 +17,14 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.draft import Draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
-from dlrm.files import MANIFEST, check_local, check_outside, staged_directory
+from dlrm.files import MANIFEST, check_outside, staged_directory
 from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import unscored_text
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
+from dlrm.remote.cache import with_uris
+from dlrm.remote.copies import output_at
 from dlrm.serving.judged import Judged
 from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
@@ -32,7 +34,7 @@ from dlrm.serving.rows.raw import Text, inputs_of_text
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.serving.shown import html_of, lines_of, summary_of
-from dlrm.serving.wording import warn
+from dlrm.serving.wording import in_python, warn
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.results import read_results
@@ -99,7 +101,7 @@ class Predictor(Judged):
         return html_of(self)
 
     def __repr__(self) -> str:
-        return f"Predictor({str(self.path)!r}: {'; '.join(summary_of(self))})"
+        return f"Predictor({with_uris(str(self.path))!r}: {'; '.join(summary_of(self))})"
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""
@@ -163,16 +165,21 @@ class Predictor(Judged):
         read it.
 
         Args:
-            directory: directory to write, which appears when it is complete.
+            directory: directory to write, or a URI, which appears when it is complete.
             overwrite: whether to replace a checkpoint, or another directory that this package
                 wrote.
 
         Raises:
             FileExistsError: `directory` exists and may not be replaced.
             FileNotFoundError: the checkpoint that the model was loaded from no longer exists.
-            ValueError: `directory` is a URI, or is inside the checkpoint.
+            OSError: it cannot be written.
+            ValueError: `directory` is a URI of an unknown scheme, or is inside the checkpoint.
         """
-        check_local(directory, "directory")
+        replace = "checkpoint" if overwrite else False
+        with in_python(), output_at(directory, "directory", replace) as path:
+            self._save(path, overwrite)
+
+    def _save(self, directory: Path, overwrite: bool) -> None:
         check_outside(directory, self.path)
         if not overwrite and Path(directory, MANIFEST).is_file():
             raise FileExistsError(

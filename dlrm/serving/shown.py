@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
 from dlrm.pages.charts import Line, chart
+from dlrm.remote.cache import with_uris
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.runs import Run, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
@@ -45,12 +46,12 @@ def lines_of(model: "Predictor") -> list[str]:
         own = [n for n in metrics if n in SHOWN or n not in METRICS]
         shown = ", ".join(f"{title(n)} {metrics[n]:.4f}" for n in own)
         lines.append(f"{name} ({role}): {shown}")
-    return [*lines, f"checkpoint: {model.path}"]
+    return [*lines, f"checkpoint: {with_uris(str(model.path))}"]
 
 
 def html_of(model: "Predictor") -> str:
     """Returns lines, a table of metrics, and curves, for a notebook."""
-    columns = [*_columns(model), ("checkpoint", str(model.path))]
+    columns = [*_columns(model), ("checkpoint", with_uris(str(model.path)))]
     parts = [f"<p>DLRM of {html.escape(_size(model))}</p>"]
     if found := _tested(model):
         heads = ["metric", *(f"{name} ({role})" for name, role in found)]

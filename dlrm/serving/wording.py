@@ -6,6 +6,8 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dlrm.remote.cache import with_uris
+
 _COMMAND = r"`[^`]*`|python -m [^;,]*"  # whose flags are flags
 _FLAG = re.compile(rf"({_COMMAND})|--(\w+)")
 _FIRST = re.compile(r"--(\w+) ([^\s:]+): ")
@@ -23,8 +25,11 @@ def in_python() -> Iterator[None]:
 
 
 def python_text(text: str) -> str:
-    """Returns a message with arguments instead of flags, except in the commands that it names."""
-    text = _FIRST.sub(r"--\1=\2: ", text, count=1)
+    """Returns a message with arguments instead of flags, except in the commands that it names.
+
+    URIs are in place of the paths of their copies.
+    """
+    text = _FIRST.sub(r"--\1=\2: ", with_uris(text), count=1)
     return _FLAG.sub(lambda found: found[1] or _OTHER_NAMES.get(found[2], found[2]), text)
 
 

@@ -1,15 +1,17 @@
 """Commands that read and write by URI."""
 
 import json
+import re
+import shutil
 
 import numpy as np
 import pytest
 
 from dlrm.files import MANIFEST
 from dlrm.manifest import write_manifest
-from dlrm.remote.output import Addition
+from dlrm.remote.output import Addition, Output
 from dlrm.remote.publish import check_publishable, find_published, publish, publish_plain
-from dlrm.remote.store import find_entries, open_store
+from dlrm.remote.store import _ObjectStore, find_entries, open_store
 from dlrm.scripts.commands import COMMANDS, run
 
 
@@ -167,3 +169,85 @@ def test_a_plain_directory_is_unfinished_until_it_is_whole(bucket, tmp_path):
     (tmp_path / "elsewhere").rename(tmp_path / "a")
     publish_plain(tmp_path, uri, check_publishable(uri, False))
     assert names(uri) == ["a", MANIFEST]
+
+
+def files(path):
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_fetch_makes_the_directory_that_was_published(dlrm, bucket, tmp_path, monkeypatch):
+    uri, made_at = bucket.below("d"), tmp_path / "made"
+    made(made_at, "a", "train/b", "train/c")
+    write_manifest(made_at, "dataset")
+    publish(made_at, uri, None)
+    copy = tmp_path / "new" / "copy"
+    read = _ObjectStore.read
+
+    def cut(store, entry, *part):
+        if entry.key.endswith("/c"):
+            raise OSError(f"{store.root}{entry.key}: cut")
+        return read(store, entry, *part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_ObjectStore, "read", cut)
+        told = dlrm("fetch", uri, copy, code=1)
+    assert re.fullmatch(rf"error: {uri}/data-\w+/train/c: cut\n", told)
+    assert not copy.exists()
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "new").rglob("[ab]")}
+    told = dlrm("fetch", uri, copy)
+    assert f"{copy}: 4 files, " in told
+    assert files(copy) == files(made_at)
+    assert {path.name: path.stat().st_ino for path in copy.rglob("[ab]")} == kept
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
+    assert "copy: exists and is not empty" in dlrm("fetch", uri, copy, code=1)
+
+
+def test_fetch_takes_prefixes_patterns_and_objects(dlrm, bucket, tmp_path):
+    client = pytest.importorskip("boto3").client("s3")
+    for key in ("logs/", "logs/day=1/a", "logs/day=1/b", "logs/day=2/a"):  # the first by a console
+        client.put_object(Bucket=bucket.authority, Key=key, Body=b"" if key[-1] == "/" else key)
+    dlrm("fetch", bucket.below("logs"), tmp_path / "all")
+    assert sorted(files(tmp_path / "all")) == ["day=1/a", "day=1/b", "day=2/a"]
+    dlrm("fetch", bucket.below("logs/*/a"), tmp_path / "some")
+    assert sorted(files(tmp_path / "some")) == ["day=1/a", "day=2/a"]
+    dlrm("fetch", bucket.below("logs/day=1/b"), tmp_path / "one")
+    assert files(tmp_path / "one") == {"b": b"logs/day=1/b"}
+
+
+def test_fetch_names_what_is_wrong(dlrm, bucket, tmp_path):
+    made(tmp_path, "a")
+    write_manifest(tmp_path, "dataset")
+    publish(tmp_path, bucket.below("d"), None)
+    (entry,) = (e for e in find_entries(bucket) if e.key.endswith("/a"))
+    open_store(bucket).write(entry.key, b"A")
+    told = dlrm("fetch", bucket.below("d"), tmp_path / "copy", code=1)
+    assert f"error: {bucket}{entry.key}: expected CRC-32" in told
+    told = dlrm("fetch", bucket.below("none"), tmp_path / "copy", code=1)
+    assert f"error: {bucket}none: no such object, and none below it" in told
+    told = dlrm("fetch", "gopher://a/b", tmp_path / "copy", code=2)
+    assert told.startswith("error: uri gopher://a/b: expected a URI of s3://, ")
+    assert "'a/b': expected a URI, such as s3://" in dlrm("fetch", "a/b", "c", code=1)
+
+
+def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
+    uri, path = bucket.below("out"), tmp_path / "out"
+    made(path, "binary/a", "note")
+    write_manifest(path / "binary", "dataset")
+    saved = shutil.copytree(path, tmp_path / "saved")
+    Output(uri, tmp_path / "new", False)
+    (output := Output(uri, path, False)).path.mkdir()
+    shutil.copytree(saved, path, dirs_exist_ok=True)
+    output.publish()
+    assert find_published(uri.below("binary")) is not None
+    open_store(uri).remove([uri.below("note").key])
+    with pytest.raises(FileExistsError, match=f"{uri}/binary: exists .*--overwrite replaces it"):
+        Output(uri, path, False)
+    output = Output(uri, path, True)
+    shutil.copytree(saved, path)
+    (path / "binary/a").write_text("new")
+    write_manifest(path / "binary", "dataset")
+    output.publish()
+    assert len([name for name in names(uri) if name.endswith("/a")]) == 1
+    put_text(uri, "other")
+    with pytest.raises(FileExistsError, match=f"{uri}: has objects, such as (note|other), but no"):
+        Output(uri, path, True)
