@@ -65,6 +65,7 @@ class Cache:
         entries: Sequence[Entry] | None = None,
         names: Mapping[str, str] | None = None,
         checksums: Mapping[str, str] | None = None,
+        hollow: Sequence[Entry] = (),
         done: Callable[[int], object] = lambda size: None,
     ) -> Iterator[Path]:
         """Yields the file, or the folder, with the objects of a URI; it stays within the block.
@@ -74,6 +75,7 @@ class Cache:
             entries: its objects; None lists them.
             names: key -> path in the folder, where it is not the key itself.
             checksums: key -> checksum, see `dlrm.manifest.Checksum`.
+            hollow: objects that are not fetched; their files have their size and no content.
             done: called with the bytes of each object that is there.
 
         Raises:
@@ -81,18 +83,19 @@ class Cache:
             ValueError: an object is damaged.
         """
         entries = find_entries(uri) if entries is None else entries
-        view = self._view(uri, entries)
+        view = self._view(uri, entries, hollow)
         make_directories(view)
         while True:
             with in_use(view) as stays:
                 if stays:
-                    self._fill(view, uri, entries, names or {}, checksums or {}, done)
+                    self._fill(view, uri, entries, names or {}, checksums or {}, hollow, done)
                     yield self.path_in(view, uri)
                     return
             make_directories(view)
 
-    def _view(self, uri: Uri, entries: Sequence[Entry]) -> Path:
+    def _view(self, uri: Uri, entries: Sequence[Entry], hollow: Sequence[Entry]) -> Path:
         listing = [str(uri), *(f"{e.key}\0{e.size}\0{e.version}" for e in entries)]
+        listing += (f"{e.key}\0{e.size}\0" for e in hollow)
         return self.folder / "views" / _digest("\n".join(listing))[:16]
 
     def path_in(self, view: Path, uri: Uri) -> Path:
@@ -106,6 +109,7 @@ class Cache:
         entries: Sequence[Entry],
         names: Mapping[str, str],
         checksums: Mapping[str, str],
+        hollow: Sequence[Entry],
         done: Callable[[int], object],
     ) -> None:
         """Makes a view complete, once for all processes that want it."""
@@ -135,6 +139,11 @@ class Cache:
                         missing.append(one)
                 done(total_bytes(entries) - total_bytes([one.entry for one in missing]))
                 download(store, missing, done)
+                for entry in hollow:
+                    path = Path(root, names.get(entry.key, entry.key))
+                    path.parent.mkdir(parents=True, exist_ok=True)
+                    path.touch()
+                    os.truncate(path, entry.size)
             (view / _COMPLETE).touch()
 
     def _places(self, store: Store, entries: Sequence[Entry]) -> Iterator[str]:
