@@ -14,7 +14,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -142,6 +142,9 @@ def listing_of(uri: Uri) -> Listing:
     """
     if uri.has_pattern or uri.scheme in ("http", "https"):
         return Listing(find_entries(uri), {}, {})
+    if uri.key and not uri.key.endswith("/"):  # first, as others may not be permitted
+        with suppress(FileNotFoundError):
+            return Listing([open_store(uri).entry(uri.key)], {}, {})
     if (found := find_published(uri)) is not None:
         return _listing(found)
     listing, bases = Listing([], {}, {}), set()

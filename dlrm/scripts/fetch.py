@@ -81,7 +81,7 @@ def fetch(
     """
     from dlrm.remote.publish import listing_of
     from dlrm.remote.store import open_store, total_bytes
-    from dlrm.remote.transfer import download
+    from dlrm.remote.transfer import Wanted, download
     from dlrm.remote.uri import Uri
 
     uri, final = Uri.parse(text), directory.resolve()
@@ -108,11 +108,14 @@ def fetch(
         total(size)
         done(sum(path.stat().st_size for path in whole))
         files = {work / name: entry for name, entry in places.items()}
-        left = [(entry, path) for path, entry in files.items() if path not in whole]
-        for folder in {path.parent for _, path in left}:
+        for folder in {path.parent for path in files}:
             folder.mkdir(parents=True, exist_ok=True)
-        sums = listing.checksums
-        download(open_store(uri), ((e, path, sums.get(e.key)) for e, path in left), done)
+        wanted = [
+            Wanted(entry, str(path), listing.checksums.get(entry.key))
+            for path, entry in files.items()
+            if path not in whole
+        ]
+        download(open_store(uri), wanted, done)
         publish_directory(work, final, replace=False)
     return len(places), size
 
