@@ -58,7 +58,7 @@ def check_local(path: str | os.PathLike, name: str = "") -> None:
     if scheme := _SCHEME.search(text):
         shown = text if "://" in text else text.replace(":/", "://", 1)
         instead = (
-            "use a local path and copy the files with the storage's own tool, or mount the storage "
+            "use a local path, to which dlrm fetch copies the files of URIs, or mount the storage "
             "as a folder"
         )
         if scheme[0].lower() == "file":

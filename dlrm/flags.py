@@ -3,12 +3,13 @@
 import csv
 import difflib
 import io
+import os
 import platform
 import re
 import signal
 import sys
 import types
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
@@ -22,19 +23,17 @@ from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error
 from dlrm.documents import brief, read_yaml
 from dlrm.files import check_all_local, check_local
 from dlrm.manifest import check_lines
-from dlrm.remote.uri import is_uri
+from dlrm.remote.config import CacheConfig
+from dlrm.remote.uri import Uri, is_uri
 from dlrm.settings import Setting, defaults_of, settings_of
 
 Config = TypeVar("Config")
-_CACHE_FLAGS = ("cache_dir", "cache_gib")
 _ALL_COMMANDS = """All commands:
   --config: a YAML file of flags, by name; flags of the command line take precedence
   --version: show the versions of dlrm, torch and Python, and the native parts
   --complete: list the flags, for the completion of a shell
-Commands with flags that may be URIs, such as s3://bucket/folder:
-  --cache_dir: folder of fetched objects, by default ~/.cache/dlrm/remote
-  --cache_gib: size of that folder; by default half of what its disk has left
 """
+_URI_TOO = "; may be a URI"
 # torch.distributed.launch without --use_env passes it to each process; the environment has it.
 _LOCAL_RANK = re.compile(r"--local[-_]rank=\d+")
 
@@ -102,12 +101,12 @@ class ConfigFlags:
         self._types: dict[str, Any] = {}
         self._defaults: dict[str, Any] = {}
         self._define_texts()
-        for topic, config in configs:
+        for topic, config in _with_cache([*configs]):
             kinds, by_default = get_type_hints(config), defaults_of(config)
             for name, own in settings_of(config).items():
                 if name in without or name in self.settings:
                     continue
-                text = (helps or {}).get(name, own.help)
+                text = (helps or {}).get(name, own.help) + _URI_TOO * bool(own.uri)
                 own = replace(own, topic=own.topic or topic, help=text)
                 self.settings[name] = own
                 self._define(name, kinds[name], by_default.get(name, MISSING), own)
@@ -119,10 +118,6 @@ class ConfigFlags:
             self._flags.set_default(name, None if value is MISSING else value)
         self.required = frozenset(n for n in self.settings if self._defaults[n] is MISSING)
         self.uris = {name: own.uri for name, own in self.settings.items() if own.uri}
-        if self.uris:
-            flags.DEFINE_string("cache_dir", None, "folder of fetched objects", self._flags)
-            options: Any = {"flag_values": self._flags, "lower_bound": 0.0}
-            flags.DEFINE_float("cache_gib", None, "its size", **options)
 
     def named(self, **roles: bool) -> frozenset[str]:
         """Returns the flags whose settings have a role, such as `resumable=True`."""
@@ -198,8 +193,6 @@ class ConfigFlags:
             if name in self.required and values.get(name, placed.get(name)) is None:
                 raise UsageError(f"--{name}: expected a value, got none")
         given = {name for name in values if self._flags[name].present}
-        if self.uris:
-            values |= {name: self._flags[name].value for name in _CACHE_FLAGS}
         return Values({**self._defaults, **values, **placed}, frozenset(given | placed.keys()))
 
     def _parsed(self, words: Sequence[str]) -> list[str]:
@@ -272,8 +265,7 @@ class ConfigFlags:
             many = get_origin(self._types[name]) is tuple
             own, rest = (rest, []) if many else (rest[:1], rest[1:])
             if own:
-                if name not in self.uris:
-                    check_all_local((name, word) for word in own)
+                _check_paths(name, name, own, self.uris)
                 values[name] = self._typed(name, own if many else own[0])
         if rest or (self.required & {*self.positional}) - values.keys():
             expected = " and ".join(self.positional)
@@ -557,7 +549,7 @@ def parse_flags(
     values: flags.FlagValues,
     arguments: list[str],
     known_only: bool = False,
-    uris: Container[str] = (),
+    uris: Collection[str] = (),
 ) -> list[str]:
     """Parses flags, those of `--flagfile` too, at the start of a command; returns the rest.
 
@@ -588,9 +580,35 @@ def parse_flags(
         raise ValueError(f"--flagfile: expected text in UTF-8, got byte {error.start}") from None
     except RecursionError:
         raise ValueError("--flagfile: expected files that do not name each other") from None
-    given = (values[name] for name in values if values[name].present and name not in uris)
-    check_all_local((f"--{flag.name}", flag.value) for flag in given)
+    for flag in {values[name] for name in values if values[name].present}:
+        _check_paths(f"--{flag.name}", flag.name, flag.value, uris)
     return rest
+
+
+def _check_paths(shown: str, name: str, value: Any, uris: Collection[str]) -> None:
+    """Raises ValueError for a URI in a flag that takes none, or a wrong one in one that does."""
+    try:
+        if name not in uris:
+            check_all_local([(shown, value)])
+            return
+    except ValueError as error:
+        told = uris and "got a URI" in str(error)
+        more = f"; flags that take URIs: {', '.join(uris)}" if told else ""
+        raise ValueError(f"{error}{more}") from None
+    for item in _items(value):
+        if not is_uri(item) or os.fspath(item).lower().startswith("file:"):
+            check_all_local([(shown, item)])
+            continue
+        try:
+            Uri.parse(item)
+        except ValueError as error:
+            raise ValueError(f"{shown} {error}") from None
+
+
+def _with_cache(configs: list[tuple[str, type]]) -> list[tuple[str, type]]:
+    """Returns configurations with that of the cache, if a setting of theirs may be a URI."""
+    takes = any(own.uri for _, config in configs for own in settings_of(config).values())
+    return [*configs, ("URIs", CacheConfig)] if takes else configs
 
 
 def _check_flag_files(words: list[str], outer: tuple[Path, ...] = ()) -> None:

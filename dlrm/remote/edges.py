@@ -10,6 +10,7 @@ from typing import Any, TextIO
 
 from dlrm.files import MANIFEST
 from dlrm.remote.cache import Cache, with_uris
+from dlrm.remote.config import CacheConfig
 from dlrm.remote.publish import check_publishable, fetched_directory, find_published, publish
 from dlrm.remote.store import find_entries, open_store
 from dlrm.remote.transfer import upload
@@ -62,8 +63,8 @@ def run_locally(
         OSError, ValueError: an object cannot be read or written; the message has its URI.
     """
     show_uris()
-    gib = values.get("cache_gib")
-    cache = Cache.open(values.get("cache_dir"), None if gib is None else int(gib * 2**30))
+    config = CacheConfig(values.get("cache_dir"), values.get("cache_gib"))
+    cache = Cache.open(config.cache_dir, config.limit)
     with ExitStack() as stack:
         changed: dict[str, Any] = {}
         outputs: list[Output] = []

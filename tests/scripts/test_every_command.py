@@ -1,4 +1,4 @@
-"""Every command refuses a URI in every flag of a path, and ends in a line after a signal."""
+"""Every command refuses a URI in flags that take none, and ends in a line after a signal."""
 
 import json
 import multiprocessing
@@ -23,6 +23,7 @@ from dlrm.session import session
 ROOT = Path(__file__).resolve().parents[2]
 URI = "s3://bucket/x"
 MESSAGE = f"{URI}: expected a path of this machine, got a URI (s3://); use a local path"
+OTHER = "ftp://host/x: expected a URI of s3://, "
 NEEDED = {
     "dlrm/scripts/bert/__main__.py": ["--mode=pretrain"],
     "dlrm/deployment/deployer.py": ["--"],
@@ -100,7 +101,14 @@ def answers(command):
         # Flags for numbers, choices or nothing refuse other texts, too.
         if not error or "got a URI" in error or not error_of(line.parse, words, "x"):
             found[name] = error
+            if takes_uris(line, name):
+                found[name] = f"takes: {error or error_of(line.parse, words, 'ftp://host/x')}"
     return found
+
+
+def takes_uris(line, name):
+    task, flag = name.split()[0], name.split()[-1].lstrip("-")
+    return flag in (line.lines[task][1] if isinstance(line, Subcommands) else line).uris
 
 
 def error_of(parse, words, value):
@@ -189,11 +197,13 @@ PATHS = {  # some of the flags that the walk has to find
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_every_flag_of_a_path_refuses_a_uri(command, walked):
+def test_a_flag_of_a_path_takes_uris_or_says_that_it_does_not(command, walked):
     found, _ = walked[command]
     for name, error in found.items():
         flag = name.split()[-1]
-        if flag.lstrip("-").replace("-", "_") in NOT_PATHS:
+        if error.startswith("takes: "):
+            assert error.startswith(f"takes: error: {flag} {OTHER}"), name
+        elif flag.lstrip("-").replace("-", "_") in NOT_PATHS:
             assert not error, name
         else:
             assert error.startswith(f"error: {flag} {MESSAGE}"), name
@@ -223,13 +233,13 @@ def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
     [
         ("dlrm.scripts.main", ("--save_checkpoint_path", URI), "--save_checkpoint_path "),
         ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
-        ("dlrm.scripts.schema", ("--flagfile", "flags"), "--output "),
-        ("dlrm.scripts.checkpoint", ("inspect", URI), "directories "),
-        ("dlrm.scripts.simulate_logs", ("--output", URI), "--output "),
+        ("dlrm.scripts.schema", ("--flagfile", "flags"), "--cache_dir "),
+        ("dlrm.scripts.systems", ("document", URI), "output "),
+        ("dlrm.scripts.demo", ("--output", URI), "--output "),
     ],
 )
 def test_a_command_ends_before_it_writes(module, words, name, tmp_path):
-    (tmp_path / "flags").write_text(f"--input=x\n--label=x\n--output={URI}\n")
+    (tmp_path / "flags").write_text(f"--input=x\n--label=x\n--cache_dir={URI}\n")
     done = forked.run(module, *words, cwd=tmp_path)
     assert done.returncode in (1, 2)
     assert done.stderr.startswith(f"error: {name}{MESSAGE}")

@@ -22,8 +22,10 @@ from dlrm.data.tables.draft import draft
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.samples import Seen, batches_of as drafted_batches
 from dlrm.data.transform.transform import Transform
-from dlrm.files import check_local
+from dlrm.flags import ConfigFlags, UsageError
 from dlrm.preproc.execution.engines import TaskError
+from dlrm.remote.uri import SCHEMES
+from dlrm.scripts.prepare.flags import PrepareConfig
 from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
@@ -239,11 +241,16 @@ def _(tmp):
         assert {"country", "c"} <= names
 
 
-@row("`s3://`, `gs://`, `file://`")
+@row("`s3://`, `gs://`, `az://`, `hdfs://`, `https://`")
 def _(tmp):
-    for path in ("s3://bucket/x", "gs://bucket/x", "file:///x"):
-        with pytest.raises(ValueError, match="--output"):
-            check_local(path, "--output")
+    assert {"s3", "gs", "az", "hdfs", "https"} <= SCHEMES.keys()  # tests/remote reads them
+
+
+@row("`file://`, and schemes that are not known")
+def _(tmp):
+    for path in ("ftp://host/x", "file:///x"):
+        with pytest.raises(UsageError, match=f"--input {path}: expected"):
+            ConfigFlags([("Flags", PrepareConfig)]).parse([f"--input={path}"])
 
 
 @row('quoted cells with delimiters, `""` and line ends')

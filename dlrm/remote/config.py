@@ -1,0 +1,22 @@
+"""Flags of commands that take URIs."""
+
+from dataclasses import dataclass
+
+from dlrm.settings import setting
+
+
+@dataclass(frozen=True)
+class CacheConfig:
+    """Where the objects of URIs are kept; field names are those of the flags."""
+
+    cache_dir: str | None = setting(
+        None, "folder of what is fetched from URIs; default: dlrm/remote in the user's cache"
+    )
+    cache_gib: float | None = setting(
+        None, "size of that folder; default: half of what its disk has left", least=0
+    )
+
+    @property
+    def limit(self) -> int | None:
+        """The size in bytes."""
+        return None if self.cache_gib is None else int(self.cache_gib * 2**30)
