@@ -296,7 +296,7 @@ def fetched_ahead(
                 if asked.get(file) != wanted:
                     asked[file] = wanted
                     count += file.directory.request(file, wanted)
-            if count:
+            if following > place:
                 started.append((following, count))
                 under_way += count
             following += 1

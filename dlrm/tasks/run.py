@@ -11,6 +11,7 @@ from dlrm import __version__
 from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local
 from dlrm.flags import Values
+from dlrm.remote.cache import with_uris
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import last_checkpoint
 
@@ -45,7 +46,7 @@ class Run:
     def recorded(self) -> dict[str, Any]:
         """Returns the configuration of the run, as stored in its checkpoints.
 
-        Paths of data are absolute, so that they are valid in any directory.
+        Paths of data are absolute, so that they are valid in any directory, or URIs.
 
         Raises:
             ValueError: the current folder's path is not in UTF-8.
@@ -53,6 +54,7 @@ class Run:
         flags = dict(self.values)
         flags |= {name: os.path.abspath(flags[name]) for name in _DATA_PATHS if flags.get(name)}
         check_all_local((f"--{name}", flags.get(name)) for name in _DATA_PATHS)
+        flags |= {name: with_uris(flags[name]) for name in _DATA_PATHS if flags.get(name)}
         return {"dlrm_version": __version__, "flags": flags, "dataset": self.dataset}
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from dlrm.data.clicks import bags, layout
+from dlrm.data.clicks import layout
 from dlrm.manifest import BLOCK_BYTES
 from dlrm.remote.blocks import streamed_directory
 from dlrm.remote.cache import Cache
@@ -62,7 +62,7 @@ def _is_streamed(found: Published, name: str) -> bool:
         len(file.get("crc32", "")) == 8 * -(-file.get("bytes", 0) // BLOCK_BYTES) > 8
         and folder != layout.TRANSFORM
         and name.endswith(".bin")
-        and not name.endswith(bags.STARTS_SUFFIX)
+        and not name.endswith(".starts.bin")  # of lists, read as they are opened
     )
 
 
