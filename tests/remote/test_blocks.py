@@ -38,6 +38,7 @@ from dlrm.train.checkpoints.directory import find_checkpoint
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
 
 BLOCK = 4096  # a page, the least that can be freed
+ROWS, BATCH = 5_000, 250
 
 
 @pytest.fixture(autouse=True)
@@ -182,12 +183,12 @@ def test_a_full_disk_is_named_and_the_block_is_not_present(opened, monkeypatch):
 
 def split(path):
     spec = FeatureSpec.default(path, 5, [300, 70_000])
-    return write_synthetic_dataset(path, spec, 9_000, seed=1).directory
+    return write_synthetic_dataset(path, spec, ROWS, seed=1).directory
 
 
 def lists(path):
     path.mkdir()
-    rows = {name: list_testing.drawn(9_000, seed) for seed, name in enumerate(("train", "test"))}
+    rows = {name: list_testing.drawn(ROWS, seed) for seed, name in enumerate(("train", "test"))}
     list_testing.write(path, rows, weights=True)
     return path
 
@@ -199,15 +200,15 @@ def binary(path):
     (path / "model_size.json").write_text(sizes)
     random = np.random.default_rng(0)
     for name in ("train", "test"):
-        rows = np.concatenate([random.integers(0, 2, (9_000, 8), np.int32)], axis=1)
+        rows = np.concatenate([random.integers(0, 2, (ROWS, 8), np.int32)], axis=1)
         rows.tofile(path / f"{name}_data.bin")
-    write_dataset_manifest(path, {"train": 9_000, "test": 9_000}, read_model_size(path), {})
+    write_dataset_manifest(path, {"train": ROWS, "test": ROWS}, read_model_size(path), {})
     return path
 
 
 def batches(directory, kind, shard=None, order=(), **options):
     config = DataConfig(
-        dataset=str(directory), dataset_type=kind, batch_size=500, num_numerical_features=5, **options
+        dataset=str(directory), dataset_type=kind, batch_size=BATCH, num_numerical_features=5, **options
     )
     train = open_datasets(config, shard).train
     order = list(order) or range(len(train))
@@ -220,7 +221,7 @@ def test_batches_are_those_of_the_disk(bucket, tmp_path, make):
     directory, uri = make(tmp_path / "made"), bucket.below("d")
     publish(directory, uri, check_publishable(uri, False))
     kind = "binary" if make is binary else "split"
-    order = batch_order(18, 0, 3, shuffle=True).tolist()
+    order = batch_order(ROWS // BATCH, 0, 3, shuffle=True).tolist()
     small = sum(
         file.stat().st_size
         for file in directory.rglob("*")
@@ -246,13 +247,13 @@ def test_a_process_fetches_its_share_only(bucket, tmp_path):
     directory, uri = split(tmp_path / "made"), bucket.below("d")
     publish(directory, uri, check_publishable(uri, False))
     shard = Shard(World(1, 2), tables=(0,))
-    with local_dataset(Cache.open(limit=200_000), uri) as copy:
-        assert len(list(batches(copy, "split", shard))) == 18
+    with local_dataset(Cache.open(limit=150_000), uri) as copy:
+        assert len(list(batches(copy, "split", shard))) == ROWS // BATCH
         present = {file.name: on_disk([file]) for file in (copy / "train").iterdir()}
     sizes = {file.name: -(-file.stat().st_size // BLOCK) for file in (directory / "train").iterdir()}
     assert present["cat_1.bin"] == 0
     assert present["cat_0.bin"] == sizes["cat_0.bin"]
-    assert sizes["numerical.bin"] > 18  # of each batch the second half
+    assert sizes["numerical.bin"] > ROWS // BATCH // 2  # of each batch the second half
 
 
 def test_a_dataset_that_fits_is_fetched_whole(bucket, tmp_path):
@@ -303,6 +304,7 @@ def test_what_cannot_be_streamed_and_does_not_fit_is_refused(bucket, tmp_path):
         pass
 
 
+@pytest.mark.long
 def test_a_training_is_that_of_the_disk_and_is_resumed(bucket, tmp_path, monkeypatch, capsys):
     from small_dataset import MODEL, RUN, write_dataset
 
