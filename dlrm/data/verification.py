@@ -1,9 +1,8 @@
 """Compares a dataset's files with the checksums of its manifest, when their bytes are first read.
 
 Compared blocks are recorded beside the manifest or, if it is not writable, in the user's cache, and
-are not compared again while a file keeps its size, time and inode. Files that are streamed from a URI
-have their blocks fetched, and compared, when their bytes are read. Only the standard library and
-numpy are imported.
+are not compared again while a file keeps its size, time and inode. Blocks of files that are
+streamed from a URI are also fetched then. Only the standard library and numpy are imported.
 """
 
 import fcntl
@@ -174,13 +173,15 @@ class Verifier:
 
         Args:
             order: the batches.
-            spans: returns the bytes that a batch reads: file, first byte and the one after the last.
+            spans: returns what a batch reads: files, first bytes, and those after the last.
         """
         if self._streamed is None:
             return order
 
         def streamed(index: int) -> Iterator[Span]:
-            return ((f, begin, end) for f, begin, end in spans(index) if isinstance(f, StreamedFile))
+            for file, begin, end in spans(index):
+                if isinstance(file, StreamedFile):
+                    yield file, begin, end
 
         return fetched_ahead(order, streamed, self._streamed.ahead)
 

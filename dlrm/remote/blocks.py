@@ -28,7 +28,6 @@ from dlrm.manifest import BLOCK_BYTES, damaged
 from dlrm.remote.cache import STREAMS, Cache
 from dlrm.remote.publish import Published
 from dlrm.remote.store import Entry, Store, open_store
-from dlrm.remote.uri import Uri
 
 _IN_FLIGHT = 16  # requests of a block each
 _AHEAD_BLOCKS, _AHEAD_BATCHES = 128, 2048  # half a GiB, or less of a small cache

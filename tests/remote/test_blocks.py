@@ -200,16 +200,15 @@ def binary(path):
     (path / "model_size.json").write_text(sizes)
     random = np.random.default_rng(0)
     for name in ("train", "test"):
-        rows = np.concatenate([random.integers(0, 2, (ROWS, 8), np.int32)], axis=1)
+        rows = random.integers(0, 2, (ROWS, 8), np.int32)
         rows.tofile(path / f"{name}_data.bin")
     write_dataset_manifest(path, {"train": ROWS, "test": ROWS}, read_model_size(path), {})
     return path
 
 
 def batches(directory, kind, shard=None, order=(), **options):
-    config = DataConfig(
-        dataset=str(directory), dataset_type=kind, batch_size=BATCH, num_numerical_features=5, **options
-    )
+    options |= {"dataset_type": kind, "batch_size": BATCH, "num_numerical_features": 5}
+    config = DataConfig(dataset=str(directory), **options)
     train = open_datasets(config, shard).train
     order = list(order) or range(len(train))
     for batch in prefetch(train, train.ahead(order)):
@@ -250,7 +249,8 @@ def test_a_process_fetches_its_share_only(bucket, tmp_path):
     with local_dataset(Cache.open(limit=150_000), uri) as copy:
         assert len(list(batches(copy, "split", shard))) == ROWS // BATCH
         present = {file.name: on_disk([file]) for file in (copy / "train").iterdir()}
-    sizes = {file.name: -(-file.stat().st_size // BLOCK) for file in (directory / "train").iterdir()}
+    files = (directory / "train").iterdir()
+    sizes = {file.name: -(-file.stat().st_size // BLOCK) for file in files}
     assert present["cat_1.bin"] == 0
     assert present["cat_0.bin"] == sizes["cat_0.bin"]
     assert sizes["numerical.bin"] > ROWS // BATCH // 2  # of each batch the second half
@@ -325,12 +325,14 @@ def test_a_training_is_that_of_the_disk_and_is_resumed(bucket, tmp_path, monkeyp
         train(uri, *small, *length)
     assert f"note: {uri}: streamed" in capsys.readouterr().out
     local, remote = (find_checkpoint(tmp_path / name) for name in ("local", "remote"))
-    files = [file.relative_to(local) for file in local.rglob("*") if file.suffix in (".bin", ".safetensors")]
+    weights = (".bin", ".safetensors")
+    files = [file.relative_to(local) for file in local.rglob("*") if file.suffix in weights]
     assert len(files) > 3
     for file in files:
         assert (remote / file).read_bytes() == (local / file).read_bytes(), file
     assert read_config(remote)["flags"]["dataset"] == str(uri)
-    texts = [f.read_text() for f in (tmp_path / "remote").rglob("*") if f.suffix in (".json", ".md")]
+    written = (tmp_path / "remote").rglob("*")
+    texts = [file.read_text() for file in written if file.suffix in (".json", ".md")]
     assert not any("/streams/" in text or "secret" in text for text in texts)
     first = json.loads((tmp_path / "remote" / "log.json").read_text().splitlines()[0][5:])
     assert first["data"]["dataset"] == str(uri)
