@@ -7,7 +7,7 @@ from dlrm.settings import setting
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """Where the objects of URIs are kept; field names are those of the flags."""
+    """The folder of fetched objects; field names are those of the flags."""
 
     cache_dir: str | None = setting(
         None,
