@@ -146,7 +146,8 @@ class Verifier:
     def open(self, path: Path) -> Checked | None:
         """Returns the file to touch before its bytes are read; None if there is nothing to compare.
 
-        Bytes of a streamed file are to be copied before the thread touches others of the file.
+        Bytes of a streamed file are to be copied before the thread touches others of the file, or
+        calls `copied`.
 
         Raises:
             ValueError: the manifest does not list the file.
@@ -163,6 +164,11 @@ class Verifier:
             self._opened[name] = CheckedFile(path, self._checksums[name], known)
         file = self._opened[name]
         return None if file.is_done else file
+
+    def copied(self) -> None:
+        """Says that this thread has copied all bytes that it touched, of streamed files."""
+        if self._streamed is not None:
+            self._streamed.release()
 
     def ahead(
         self,

@@ -93,9 +93,9 @@ class StreamedDirectory:
 
     Safe to use from several threads, but not in forked processes.
 
-    A thread that touches blocks of a file holds them until it touches others of the same file, or
-    ends. A reader touches the bytes that it wants of a file once, copies them, and touches the file
-    again for the next ones, so all that it copies is held. Blocks are held before they are found
+    A thread that touches blocks of a file holds them until it touches others of the same file,
+    releases all, or ends. A reader touches the bytes that it wants of a file once and copies them
+    before it does either, so all that it copies is held. Blocks are held before they are found
     present or waited for, and freed under the same lock, so a block that was waited for is still
     there. What is held counts towards the limit, but is never freed: with a small limit more blocks
     stay than it allows.
@@ -143,6 +143,11 @@ class StreamedDirectory:
             waiting = [one for block in blocks if (one := self._started((file, block)))]
         for future in waiting:
             future.result()
+
+    def release(self) -> None:
+        """Lets the blocks be freed that this thread holds, as it has copied what it wants."""
+        with self._lock:
+            self._held.pop(threading.current_thread(), None)
 
     def request(self, file: "StreamedFile", blocks: Iterable[int]) -> int:
         """Starts to fetch those blocks that are not present; returns their number."""

@@ -112,6 +112,12 @@ def test_threads_read_in_any_order_with_room_for_two_blocks(opened):
         thread.join()
     assert not wrong
     assert len(store.reads) > 1000  # blocks were freed, and fetched again
+    del threads, thread  # as they hold nothing any more, there is room again
+    for path in contents:
+        directory.file(path).touch(0, 1)
+        directory.release()
+    directory.file(path).touch(BLOCK, BLOCK + 1)
+    assert on_disk(contents) == 2
 
 
 def test_no_more_blocks_stay_than_the_limit(opened):

@@ -33,7 +33,8 @@ def local_dataset(
     Raises:
         OSError, ValueError: the dataset cannot be read, or does not fit; the message has the URI.
     """
-    capacity, found = cache.capacity(), find_published(uri)
+    is_folder = uri.scheme not in ("http", "https") and not uri.has_pattern
+    capacity, found = cache.capacity(), find_published(uri) if is_folder else None
     if found is None or (size := published_bytes(found)) <= capacity:
         with fetched(cache, uri) as path:
             yield path

@@ -117,7 +117,7 @@ class SplitDataset(BatchedRows):
         ids, lengths, id_weights = self._read_ids(start, stop, samples)
         weights = None if self._weights is None else self._weights.read(start, stop)
         total = None if weights is None else weights.sum(dtype=np.float64)
-        return Batch(
+        batch = Batch(
             torch.from_numpy(numerical),
             torch.from_numpy(ids),
             _labels(self._labels[first:last], self._label_file, first),
@@ -126,6 +126,9 @@ class SplitDataset(BatchedRows):
             weights=None if weights is None else torch.from_numpy(weights[samples].copy()),
             total_weight=None if total is None else torch.tensor(total),
         )
+        if self._verifier is not None:
+            self._verifier.copied()
+        return batch
 
     def ahead(self, order: Sequence[int]) -> Iterable[int]:
         """Returns an order in which batches will be read; see `Dataset.ahead`."""
@@ -266,11 +269,14 @@ class BinaryDataset(BatchedRows):
         rows, first_id = self._rows[start:stop], 1 + self.num_numerical
         numerical = rows[:, 1:first_id].copy().view(np.float32)
         _check_finite(numerical, self._path, start, layout.default_names(self.num_numerical, 0)[1])
-        return Batch(
+        batch = Batch(
             torch.from_numpy(numerical),
             torch.from_numpy(rows[:, first_id:].copy()),
             _labels(rows[:, 0], self._path, start),
         )
+        if self._verifier is not None:
+            self._verifier.copied()
+        return batch
 
 
 def open_binary(
