@@ -23,8 +23,8 @@ from dlrm.settings import REQUIRED, setting
 class ParquetConfig:
     """The Parquet, and the binary rows; field names are those of the flags."""
 
-    src_dir: Path = setting(REQUIRED, "has train/ and test/")
-    dst_dir: Path = setting(REQUIRED, "gets train_data.bin, ...")
+    src_dir: Path = setting(REQUIRED, "has train/ and test/", uri="read")
+    dst_dir: Path = setting(REQUIRED, "gets train_data.bin, ...", uri="replace")
     intermediate_dir: str | None = setting(None, "unused: nothing is written on the way")
     parallel_jobs: int | None = setting(None, "number of processes, up to all cores")
 

@@ -198,7 +198,7 @@ class BatchedRows:
         return self._num_batches
 
     def check_files(self) -> None:
-        """Checks files, see `Dataset.check_files`; does nothing for rows that are not in files."""
+        """Checks files, see `ClickDataset.check_files`; does nothing for rows without files."""
 
     def ahead(self, order: Sequence[int]) -> Iterable[int]:
         """Returns an order in which batches will be read, and has what they need fetched ahead."""

@@ -39,7 +39,9 @@ class ClientConfig:
     http_headers: tuple[str, ...] = setting(
         (), "NAME:VALUE, header of every request", short_name="H", repeated=True
     )
-    input: Path | None = setting(None, "dataset, or log with lines of a label and fields")
+    input: Path | None = setting(
+        None, "dataset, or log with lines of a label and fields", uri="read"
+    )
     split: str = setting("test", "split of the dataset to send")
     inference_data: Path | None = setting(
         None, "directory of a split in the dataset, such as test/"
@@ -58,9 +60,11 @@ class ClientConfig:
         False, "leave out the last batch of a dataset if it is not full"
     )
     fp16: bool = setting(False, "not used: the server states the type that it takes")
-    output: Path | None = setting(None, ".npy file to write the scores to")
-    report: Path | None = setting(None, ".json file to write the measurements to")
-    plot: Path | None = setting(None, "file for a picture of latency against concurrency")
+    output: Path | None = setting(None, ".npy file to write the scores to", uri="replace")
+    report: Path | None = setting(None, ".json file to write the measurements to", uri="replace")
+    plot: Path | None = setting(
+        None, "file for a picture of latency against concurrency", uri="replace"
+    )
 
     @property
     def source(self) -> Path:

@@ -25,10 +25,11 @@ _OF_CHECKPOINT = "that of the checkpoint, if any"
 class DeployConfig:
     """The checkpoint, and NVIDIA's flags; field names are those of the flags."""
 
-    model_checkpoint: str = setting(REQUIRED, "checkpoint, or directory of checkpoints")
+    model_checkpoint: str = setting(REQUIRED, "checkpoint, or directory of checkpoints", uri="read")
     dataset: str | None = setting(
         None,
         "dataset whose rows to compare the exported model on; default: that of the training",
+        uri="read",
     )
     fp16: bool = setting(False, "clients send numerical features as FP16")
     cpu: bool = setting(False, "the same as --triton-no-cuda")

@@ -22,13 +22,18 @@ class ExportConfig:
     """The model, and how it is served; field names are those of the flags."""
 
     checkpoint: str = setting(
-        REQUIRED, "checkpoint, or a run's directory of checkpoints, whose best one is used"
+        REQUIRED,
+        "checkpoint, or a run's directory of checkpoints, whose best one is used",
+        uri="read",
     )
-    save_dir: Path = setting(Path("./triton_models"), "directory of the model repository")
+    save_dir: Path = setting(
+        Path("./triton_models"), "directory of the model repository", uri="add"
+    )
     dataset: Path | None = setting(
         None,
         "dataset whose rows to compare the exported model on; default: that of the training, "
         "or generated rows if it is gone and the checkpoint has its transform",
+        uri="read",
     )
     dataset_type: str | None = setting(
         None, "type of the dataset; default: as in training", choices=("split", "binary")

@@ -35,7 +35,7 @@ NOT_FOR_CLIENTS = "shared-memory,model-repository,trace,logging"  # tritonserver
 class ServerConfig:
     """The models, and the addresses; field names are those of the flags."""
 
-    model_repository: Path = setting(REQUIRED, "directory that export.py wrote")
+    model_repository: Path = setting(REQUIRED, "directory that export.py wrote", uri="read")
     address: str = setting("127.0.0.1", "address to listen on")
     http_port: int = setting(8000, "port of HTTP")
     grpc_port: int = setting(8001, "port of gRPC")

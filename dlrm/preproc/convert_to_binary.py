@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm.data.clicks import names
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.stages.options import OUTPUT_FORMATS, Options, RunConfig, SplitConfig
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, PreparationOptions, RunConfig, SplitConfig
 from dlrm.settings import REQUIRED, setting
 
 if TYPE_CHECKING:
@@ -124,15 +124,19 @@ def _schema(source: Path, first: Path) -> "Schema":
 class ConvertConfig:
     """The Parquet, and the place of the dataset; field names are those of the flags."""
 
-    source: Path = setting(REQUIRED, "Parquet file, or directory of Parquet files")
-    output: Path = setting(REQUIRED, "directory to write the dataset to")
+    source: Path = setting(REQUIRED, "Parquet file, or directory of Parquet files", uri="read")
+    output: Path = setting(REQUIRED, "directory to write the dataset to", uri="replace")
     held_out: float = setting(0.1, "share of the rows, the last ones, for test and validation")
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags(
-        [("Dataset", ConvertConfig), ("Preparation", Options), ("Preparation", RunConfig)],
+        [
+            ("Dataset", ConvertConfig),
+            ("Preparation", PreparationOptions),
+            ("Preparation", RunConfig),
+        ],
         without=("output_ordering", "split_bytes"),
     )
     hint = "the same command resumes the run"

@@ -23,7 +23,7 @@ from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
 from dlrm.remote.store import Entry, Store, find_entries, open_store, total_bytes
 from dlrm.remote.transfer import download
-from dlrm.remote.uri import Uri
+from dlrm.remote.uri import Uri, is_uri
 
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
@@ -216,6 +216,13 @@ def default_folder() -> Path:
 def with_uris(text: str) -> str:
     """Returns a message with URIs in place of paths in a cache."""
     return re.sub(rf"[^\s'\"=,]*{_VIEW}", r"\1://", text)
+
+
+def origin_of(path: str | os.PathLike) -> str:
+    """Returns the URI of what is in a cache, and the absolute path of what is elsewhere."""
+    if is_uri(path):
+        return os.fspath(path).rstrip("/")
+    return with_uris(str(Path(path).resolve()))
 
 
 @contextmanager

@@ -1,23 +1,51 @@
 """Commands that read and write by URI: local paths in place of URIs, and output published."""
 
-import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
-from dlrm.files import MANIFEST
 from dlrm.remote.cache import Cache, with_uris
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.publish import check_publishable, fetched_directory, find_published, publish
-from dlrm.remote.store import find_entries, open_store
-from dlrm.remote.transfer import upload
+from dlrm.remote.output import TOLD_SECONDS, Addition, Output
+from dlrm.remote.publish import listing_of
 from dlrm.remote.uri import Uri, is_uri
 
-READ, WRITE = "read", "write"  # of `setting(uri=...)`
-_TOLD_SECONDS = 1.0
+READ, WRITE, REPLACE, ADD, OWN = "read", "write", "replace", "add", "own"
+
+
+class Role(NamedTuple):
+    """What a command does with a URI, parsed from `setting(uri=...)`: words with commas between.
+
+    "read, *.json" reads the objects of such names, "read" all. "write" writes what may replace
+    another of its kind with --overwrite; "replace, evaluation" replaces an earlier evaluation, and
+    "replace" anything. With "plain" a directory has the layout that other programs read, see
+    `publish_plain`. "add" adds models to a repository, see `Addition`. An "own" URI is left to the
+    command.
+
+    Attributes:
+        act: one of the above.
+        words: the other words.
+    """
+
+    act: str
+    words: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> "Role":
+        act, *words = text.split(", ")
+        return cls(act, tuple(words))
+
+    def output(self, uri: Uri, path: Path, overwrite: bool | None) -> Output | Addition:
+        """Returns the output at a URI that is written to a local path."""
+        if self.act == ADD:
+            return Addition(uri, path)
+        replace: bool | str | None = overwrite
+        if overwrite or self.act == REPLACE:
+            replace = next((word for word in self.words if word != "plain"), True)
+        return Output(uri, path, replace, "plain" in self.words)
 
 
 def uris_among(values: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str, list[Uri]]:
@@ -25,7 +53,7 @@ def uris_among(values: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str,
 
     Args:
         values: flags or keyword arguments.
-        roles: names of those that may be URIs, with `READ` or `WRITE`.
+        roles: names of those that may be URIs, with the texts of `Role`.
 
     Raises:
         ValueError: a URI is wrong; the message has the name.
@@ -38,7 +66,7 @@ def uris_among(values: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str,
             if uris := [Uri.parse(str(item)) for item in items if is_uri(item)]:
                 found[name] = uris
         except ValueError as error:
-            raise ValueError(f"--{name}: {error}") from None
+            raise ValueError(f"--{name} {error}") from None
     return found
 
 
@@ -52,8 +80,8 @@ def run_locally(
     What it prints has the URIs again.
 
     Args:
-        values: the flags, with `cache_dir` and `cache_gib`.
-        roles: names of flags that may be URIs, with `READ` or `WRITE`.
+        values: the flags, with those of `CacheConfig`.
+        roles: names of flags that may be URIs, with the texts of `Role`.
         act: the command; called with the flags that change. 0 and None are success.
 
     Returns:
@@ -67,14 +95,19 @@ def run_locally(
     cache = Cache.open(config.cache_dir, config.limit)
     with ExitStack() as stack:
         changed: dict[str, Any] = {}
-        outputs: list[Output] = []
-        for name, uris in uris_among(values, roles).items():
-            if roles[name] == WRITE:
-                path = stack.enter_context(cache.output(uris[0]))
-                outputs.append(Output(uris[0], path, values.get("overwrite")))
+        outputs: list[Output | Addition] = []
+        found = uris_among(values, roles)
+        for name in sorted(found, key=lambda name: Role.parse(roles[name]).act == READ):
+            role = Role.parse(roles[name])
+            if role.act == OWN:
+                continue
+            if role.act == READ:
+                changed[name] = _local(stack, cache, values[name], role.words)
+            else:  # first, so that what may not be replaced is refused before anything is fetched
+                (uri,) = found[name]
+                path = stack.enter_context(cache.output(uri))
+                outputs.append(role.output(uri, path, values.get("overwrite")))
                 changed[name] = _like(values[name], path)
-            else:
-                changed[name] = _local(stack, cache, values[name])
         code = act(changed)
         if not code:
             for output in outputs:
@@ -82,17 +115,17 @@ def run_locally(
         return code
 
 
-def _local(stack: ExitStack, cache: Cache, value: Any) -> Any:
+def _local(stack: ExitStack, cache: Cache, value: Any, patterns: Sequence[str]) -> Any:
     """Returns a value with local paths in place of URIs."""
     if not isinstance(value, list | tuple):
-        return _like(value, stack.enter_context(fetched(cache, Uri.parse(value))))
+        return _like(value, stack.enter_context(fetched(cache, Uri.parse(value), patterns)))
     paths: list[Any] = []
     for item in value:
         if not is_uri(item):
             paths.append(item)
             continue
         uri = Uri.parse(item)
-        path = stack.enter_context(fetched(cache, uri))
+        path = stack.enter_context(fetched(cache, uri, patterns))
         if uri.has_pattern:  # its folders have names that may encode columns
             paths += [_like(item, file) for file in sorted(path.rglob("*")) if file.is_file()]
         else:
@@ -105,11 +138,16 @@ def _like(value: Any, path: Path) -> Any:
 
 
 @contextmanager
-def fetched(cache: Cache, uri: Uri) -> Iterator[Path]:
+def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Path]:
     """Yields the file or folder of a URI: an object, a published directory, or many objects.
 
+    Args:
+        cache: the cache that it is fetched to.
+        uri: the URI.
+        patterns: names of the files that are wanted; all, if there are none.
+
     Raises:
-        OSError, ValueError: see `Cache.fetched` and `find_published`.
+        OSError, ValueError: see `Cache.fetched` and `listing_of`.
     """
     began, size = time.monotonic(), 0
 
@@ -117,71 +155,11 @@ def fetched(cache: Cache, uri: Uri) -> Iterator[Path]:
         nonlocal size
         size += more
 
-    with ExitStack() as stack:
-        if not uri.has_pattern and uri.scheme not in ("http", "https") and find_published(uri):
-            path = stack.enter_context(fetched_directory(cache, uri, done))
-        else:
-            path = stack.enter_context(cache.fetched(uri, find_entries(uri), done=done))
-        if (seconds := time.monotonic() - began) >= _TOLD_SECONDS:
+    listing = listing_of(uri)
+    with cache.fetched(uri, *(listing.only(patterns) if patterns else listing), done) as path:
+        if (seconds := time.monotonic() - began) >= TOLD_SECONDS:
             print(f"{uri}: {size:,} bytes fetched in {seconds:.1f} s", file=sys.stderr, flush=True)
         yield path
-
-
-class Output:
-    """Output that is written to a local path and published under a URI.
-
-    Args:
-        uri: where to publish it.
-        path: the local path.
-        replace: whether it may replace what is there, see `check_publishable`; None lets a file
-            replace a file.
-
-    Raises:
-        FileExistsError: there is something that may not be replaced.
-        OSError: the store cannot be read.
-    """
-
-    def __init__(self, uri: Uri, path: Path, replace: bool | str | None = None) -> None:
-        self.uri, self.path = uri, path
-        hint = "; --overwrite replaces it" if replace is False else ""
-        try:
-            self._version = check_publishable(uri, replace or False)
-        except FileExistsError as error:
-            raise FileExistsError(f"{error}{hint}") from error
-        if hint and _is_object(uri):
-            raise FileExistsError(f"{uri}: exists{hint}")
-        if path.is_dir():  # complete, of a run that was killed before it was published
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
-
-    def publish(self) -> None:
-        """Publishes what was written, if anything was.
-
-        Raises:
-            FileExistsError: another process has published there meanwhile.
-            OSError: an object cannot be written; what was published before still is.
-        """
-        began = time.monotonic()
-        if self.path.is_file():
-            open_store(self.uri).write(self.uri.key, self.path)
-        elif (self.path / MANIFEST).is_file():
-            publish(self.path, self.uri, self._version)
-        elif self.path.is_dir():
-            files = (path for path in sorted(self.path.rglob("*")) if path.is_file())
-            base = self.uri.folder
-            keys = {f"{base}{path.relative_to(self.path).as_posix()}": path for path in files}
-            upload(open_store(self.uri), keys)
-        else:
-            return
-        if (seconds := time.monotonic() - began) >= _TOLD_SECONDS:
-            print(f"{self.uri}: published in {seconds:.1f} s", file=sys.stderr, flush=True)
-
-
-def _is_object(uri: Uri) -> bool:
-    try:
-        return bool(uri.key) and bool(open_store(uri).entry(uri.key))
-    except FileNotFoundError:
-        return False
 
 
 class _WithUris:

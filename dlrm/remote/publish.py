@@ -6,27 +6,31 @@
 The digest is that of the directory's manifest, so a killed upload goes on where it stopped, two
 versions never mix, and the one write of `URI/manifest.json`, conditional where the store has it,
 changes from the old to the new. A directory that was copied to a URI by other tools, with its files
-beside its manifest, is read too.
+beside its manifest, is read too. `publish_plain` writes that layout, which other programs read: its
+manifest says that it is unfinished until all objects are there.
 """
 
 import hashlib
+import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
 from dlrm.manifest import parse_sealed, read_manifest, sealed_json
 from dlrm.remote.cache import Cache
-from dlrm.remote.store import NEW, Entry, Store, open_store, total_bytes
+from dlrm.remote.store import NEW, Entry, Store, find_entries, open_store, total_bytes
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri
 
-_STORED_IN = "stored_in"
+_STORED_IN, _UNFINISHED = "stored_in", "unfinished"
 _PREFIX = "data-"
+_DATA = re.compile(rf"((?:.*/)?){_PREFIX}[0-9a-f]{{16}}/")  # key of a published file
 _ABANDONED_SECONDS = 24 * 3600  # after its last object, a folder that no manifest names
 
 
@@ -60,19 +64,16 @@ def find_published(uri: Uri) -> Published | None:
         OSError: the store cannot be read, or a listed file is missing.
         ValueError: the manifest is damaged, or a file has another size.
     """
-    store = open_store(uri)
-    try:
-        entry = store.entry(uri.below(MANIFEST).key)
-    except FileNotFoundError as error:
-        if "no such bucket" in str(error):
-            raise
+    store, place = open_store(uri), str(uri.below(MANIFEST))
+    entry, manifest = _manifest_at(uri)
+    if entry is None or not {"kind", "files"} <= manifest.keys():  # of another program
         return None
-    place = str(uri.below(MANIFEST))
-    manifest = parse_sealed(bytes(store.read(entry)), place)
+    if _UNFINISHED in manifest:
+        raise ValueError(f"{uri}: is not complete: it is being written, or its writer was killed")
     folder = manifest.get(_STORED_IN, "")
     if folder:
         check_relative(folder, place)
-    files = manifest.get("files")
+    files = manifest["files"]
     if not isinstance(files, dict):
         raise ValueError(f"{place}: not a manifest of files")
     base = uri.below(folder).folder if folder else uri.folder
@@ -90,6 +91,83 @@ def find_published(uri: Uri) -> Published | None:
     return Published(uri, manifest, entry.version, entries)
 
 
+def _manifest_at(uri: Uri) -> tuple[Entry | None, dict[str, Any]]:
+    """Returns the object of the manifest at a URI, and its content; None where there is none."""
+    store, place = open_store(uri), uri.below(MANIFEST)
+    try:
+        entry = store.entry(place.key)
+    except FileNotFoundError as error:
+        if "no such bucket" in str(error):
+            raise
+        return None, {}
+    return entry, parse_sealed(bytes(store.read(entry)), str(place))
+
+
+class StrangersError(FileExistsError):
+    """There are objects where nothing was published."""
+
+
+class Listing(NamedTuple):
+    """Objects, and the files that show them.
+
+    Attributes:
+        entries: the objects.
+        names: key -> path below the bucket, where it is not the key itself.
+        checksums: key -> checksum, where a manifest has it.
+    """
+
+    entries: list[Entry]
+    names: dict[str, str]
+    checksums: dict[str, str]
+
+    def only(self, patterns: Sequence[str]) -> "Listing":
+        """Returns those whose file has a name of one of the patterns."""
+        kept = [
+            entry
+            for entry in self.entries
+            if any(fnmatch(PurePosixPath(entry.key).name, pattern) for pattern in patterns)
+        ]
+        return self._replace(entries=kept)
+
+
+def listing_of(uri: Uri) -> Listing:
+    """Returns what there is at a URI: an object, a directory that was published, or many.
+
+    The files of published directories below the URI, such as the checkpoints of a run, are in the
+    folders where they were published; those that are not complete are left out.
+
+    Raises:
+        OSError, ValueError: see `find_published` and `find_entries`.
+    """
+    if uri.has_pattern or uri.scheme in ("http", "https"):
+        return Listing(find_entries(uri), {}, {})
+    if (found := find_published(uri)) is not None:
+        return _listing(found)
+    listing, bases = Listing([], {}, {}), set()
+    for entry in find_entries(uri):
+        if inside := _DATA.match(entry.key):
+            bases.add(inside[1])
+        else:
+            listing.entries.append(entry)
+    for base in sorted(bases):
+        pointer = f"{base}{MANIFEST}"
+        if not any(entry.key == pointer for entry in listing.entries):
+            continue
+        found = find_published(replace(uri, key=base))
+        assert found is not None
+        listing.entries[:] = [e for e in listing.entries if e.key != pointer]
+        more = _listing(found)
+        listing.entries.extend(more.entries)
+        listing.names.update(more.names)
+        listing.checksums.update(more.checksums)
+    return listing
+
+
+def _listing(found: Published) -> Listing:
+    names = {entry.key: f"{found.uri.folder}{name}" for name, entry in found.entries.items()}
+    return Listing([*found.entries.values()], names, found.checksums)
+
+
 @contextmanager
 def fetched_directory(
     cache: Cache, uri: Uri, done: Callable[[int], object] = lambda size: None
@@ -103,9 +181,7 @@ def fetched_directory(
     found = find_published(uri)
     if found is None:
         raise FileNotFoundError(f"{uri.below(MANIFEST)}: no such object, so {uri} is not complete")
-    names = {entry.key: f"{uri.folder}{name}" for name, entry in found.entries.items()}
-    entries = [*found.entries.values()]
-    with cache.fetched(replace(uri, key=uri.folder), entries, names, found.checksums, done) as path:
+    with cache.fetched(replace(uri, key=uri.folder), *_listing(found), done) as path:
         yield path
 
 
@@ -123,25 +199,51 @@ def check_publishable(uri: Uri, replace: bool | str) -> str | None:
         FileExistsError: there is something that may not be replaced.
         OSError: the store cannot be read.
     """
-    found = find_published(uri)
-    if found is not None:
-        kind = found.manifest.get("kind")
-        if not replace:
+    entry, manifest = _manifest_at(uri)
+    if entry is not None:
+        kind = manifest.get("kind")
+        if not replace and _UNFINISHED not in manifest:
             raise FileExistsError(f"{uri}: exists and is not empty; name another or remove it")
         if isinstance(replace, str) and kind != replace:
             raise FileExistsError(
                 f"{uri}: expected nothing, or an earlier {replace} to replace, got a "
                 f"{brief(kind)}; name another"
             )
-        return found.version
+        return entry.version
     folder = uri.folder
     others = [e.key for e in open_store(uri).entries(folder) if not _is_ours(e.key, folder)]
     if others:
-        raise FileExistsError(
-            f"{uri}: has objects, such as {others[0]}, but no {MANIFEST}, so it was not written by "
-            "this program and is not replaced; name another"
-        )
+        raise _strangers(uri, others[0])
     return None
+
+
+def _strangers(uri: Uri, key: str) -> StrangersError:
+    return StrangersError(
+        f"{uri}: has objects, such as {key}, but no {MANIFEST}, so it was not written by this "
+        "program and is not replaced; name another"
+    )
+
+
+def check_folder(uri: Uri, replace: bool | str) -> dict[str, str]:
+    """Returns the versions of published directories in a folder, which are all that it has.
+
+    Args:
+        uri: the folder.
+        replace: see `check_publishable`.
+
+    Raises:
+        FileExistsError: there is something that may not be replaced.
+        OSError: the store cannot be read.
+    """
+    entries = (e for e in open_store(uri).entries(uri.folder) if not _DATA.match(e.key))
+    keys = [entry.key.removeprefix(uri.folder) for entry in entries]
+    names = {
+        name for name in {key.partition("/")[0] for key in keys} if f"{name}/{MANIFEST}" in keys
+    }
+    if others := [key for key in keys if key.partition("/")[0] not in names]:
+        raise _strangers(uri, others[0])
+    found = {name: check_publishable(uri.below(name), replace) for name in names if "/" not in name}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def publish(
@@ -183,6 +285,38 @@ def publish(
     only_if = (NEW if version is None else version) if store.protects else None
     store.write(uri.below(MANIFEST).key, text.encode(), only_if)
     _tidy(store, uri, name, before)
+
+
+def publish_plain(
+    directory: Path,
+    uri: Uri,
+    version: str | None,
+    done: Callable[[int], object] = lambda size: None,
+) -> None:
+    """Publishes a finished directory as objects with the names of its files.
+
+    What it replaces cannot be read from the first object on until the last; a killed one leaves a
+    manifest which says so, and the next one replaces it.
+
+    Args:
+        directory, uri, version, done: see `publish`.
+
+    Raises:
+        FileExistsError, OSError: see `publish`.
+    """
+    store = open_store(uri)
+    content = (directory / MANIFEST).read_bytes()
+    manifest = parse_json(content, directory / MANIFEST)
+    _, before = _manifest_at(uri)
+    place, folder = uri.below(MANIFEST).key, before.get(_STORED_IN)
+    old = {f"{folder}/{name}" if folder else name for name in before.get("files", {})}
+    old |= {*before.get(_UNFINISHED, ()), *([f"{folder}/{MANIFEST}"] if folder else [])}
+    text = sealed_json({**manifest, _UNFINISHED: sorted(old)})
+    only_if = (NEW if version is None else version) if store.protects else None
+    claim = store.write(place, text.encode(), only_if)
+    upload(store, {uri.below(name).key: directory / name for name in manifest["files"]}, done)
+    store.write(place, content, claim if store.protects else None)
+    remove_all(store, [uri.below(name).key for name in sorted(old - manifest["files"].keys())])
 
 
 def _tidy(store: Store, uri: Uri, current: str, before: Published | None) -> None:

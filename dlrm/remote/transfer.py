@@ -4,7 +4,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,8 @@ def _copy(
     parts = range(0, max(entry.size, 1), PART_BYTES)
 
     def fetch(begin: int) -> list[str]:
-        content = store.read(entry, begin, min(begin + PART_BYTES, entry.size))
+        with _unread_named():
+            content = store.read(entry, begin, min(begin + PART_BYTES, entry.size))
         os.pwrite(descriptor, content, begin)
         return sums_of(content) if checksum else []
 
@@ -86,6 +87,20 @@ def _copy(
         if checksum is not None:
             check_sums(store, entry, partial, checksum, found)
         os.utime(partial, (entry.modified, entry.modified))
+
+
+class UnreadError(OSError):
+    """An object cannot be read; not an error of writing, which gets the name of the file."""
+
+
+@contextmanager
+def _unread_named() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if type(error) is OSError:
+            raise UnreadError(*error.args) from error
+        raise
 
 
 def sums_of(content: Any) -> list[str]:

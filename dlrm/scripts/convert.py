@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.names import CONVERTED
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.stages.options import PARQUET_VALUES
 from dlrm.settings import REQUIRED, same_setting, setting
@@ -22,8 +23,8 @@ OUTPUT_FORMATS = ("parquet",)
 class ConvertConfig:
     """The dataset, and what is written of it; field names are those of the flags."""
 
-    dataset: Path = setting(REQUIRED, "split-binary dataset to read")
-    output: Path = setting(REQUIRED, "directory to write")
+    dataset: Path = setting(REQUIRED, "split-binary dataset to read", uri="read")
+    output: Path = setting(REQUIRED, "directory to write", uri=f"write, plain, {CONVERTED}")
     output_format: str = setting(OUTPUT_FORMATS[0], "format to write", choices=OUTPUT_FORMATS)
     values: str = setting(
         PARQUET_VALUES[0],

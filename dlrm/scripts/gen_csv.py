@@ -26,8 +26,12 @@ _ROWS_AT_ONCE = 1 << 16
 class GenerateConfig:
     """The random rows, and their place; field names are those of the flags."""
 
-    feature_spec_in: Path = setting(Path(FEATURE_SPEC), "specification with chunks of type csv")
-    output: Path = setting(Path("/data"), "directory to write the files to, new or empty")
+    feature_spec_in: Path = setting(
+        Path(FEATURE_SPEC), "specification with chunks of type csv", uri="read"
+    )
+    output: Path = setting(
+        Path("/data"), "directory to write the files to, new or empty", uri="write"
+    )
     size: int = setting(1000, "number of rows of each split", least=1)
     seed: int = setting(12345, "seed of the random values", least=0)
 

@@ -1,6 +1,7 @@
 """Trains, tests or times a DLRM: dlrm train --dataset DIR ..., or dlrm test
 
-`python -m dlrm.scripts.main --mode train` works alike, and prints the lines of NVIDIA's program.
+`python -m dlrm.scripts.main --mode train` works alike, and prints the lines of NVIDIA's
+program.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded

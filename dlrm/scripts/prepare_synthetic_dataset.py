@@ -30,8 +30,11 @@ class SyntheticConfig:
         None,
         "specification to follow instead of --num_numerical_features and "
         "--synthetic_dataset_table_sizes",
+        uri="read",
     )
-    synthetic_dataset_dir: str = setting("/tmp/dlrm_synthetic_data", "directory to write to")
+    synthetic_dataset_dir: str = setting(
+        "/tmp/dlrm_synthetic_data", "directory to write to", uri="replace"
+    )
     seed: int = setting(12345, "seed of the random values", least=0)
     synthetic_ids: str = setting("uniform", "distribution of the ids over each table", choices=IDS)
 

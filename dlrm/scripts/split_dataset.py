@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 class SplitDatasetConfig:
     """The rows, and the place of the dataset; field names are those of the flags."""
 
-    dataset: Path = setting(REQUIRED, "directory with train_data.bin, ...")
-    output: Path = setting(REQUIRED, "directory to write the dataset to, new or empty")
+    dataset: Path = setting(REQUIRED, "directory with train_data.bin, ...", uri="read")
+    output: Path = setting(REQUIRED, "directory to write the dataset to, new or empty", uri="write")
     batch_size: int = setting(32768, "not used: memory is bounded", least=1)
     numerical_features: int = setting(13, "number of numerical features", least=0)
 

@@ -33,8 +33,8 @@ _CSV_FLAGS = settings_of(CsvConfig).keys() - {"chunk_size", "feature_spec_out"}
 class TranscodeConfig:
     """The files, and the origin of their columns; field names are those of the flags."""
 
-    input: str = setting(REQUIRED, "CSV file, or directory of CSV files")
-    output: str = setting("/data", "directory to write the dataset to, new or empty")
+    input: str = setting(REQUIRED, "CSV file, or directory of CSV files", uri="read")
+    output: str = setting("/data", "directory to write the dataset to, new or empty", uri="write")
     feature_spec_in: str = setting(
         FEATURE_SPEC, "file in --input that describes it; not used with --label"
     )

@@ -42,7 +42,7 @@ from dlrm.train.checkpoints.directory import (
     run_directory,
 )
 from dlrm.train.log import RunLog, StoppedError
-from dlrm.train.reports.console import Line, Saved
+from dlrm.train.reports.console import Line, NvidiaConsole, Saved
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
@@ -76,6 +76,7 @@ class Session:
         values: the flags.
         check: raises errors about the flags of a rank.
         ranks_may_differ: flags that may differ between ranks.
+        console: prints the reports; by default one of the form of `--log_format`.
 
     Raises:
         ValueError, OSError: the user's error; the message names it.
@@ -91,7 +92,9 @@ class Session:
         values: Values,
         check: Callable[[Values, World], object] = lambda values, world: None,
         ranks_may_differ: frozenset[str] = frozenset(),
+        console: NvidiaConsole | None = None,
     ) -> None:
+        self._console = console
         self.values = values = _with_log_path(values)
         set_deterministic(values["deterministic"])
         given = "backend" in values.given
@@ -129,7 +132,7 @@ class Session:
                     "training takes steps"
                 )
             form = values["log_format"], values["verbose"]
-            self.log = RunLog(values["log_path"], world.rank > 0, *form)
+            self.log = RunLog(values["log_path"], world.rank > 0, *form, self._console)
         self.at_the_end.enter_context(self.log)
         _open_trackers(run, self.log)
         check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
@@ -152,7 +155,7 @@ class Session:
         """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
         if run.checkpoint:
             load_checkpoint(run.checkpoint, parameters, world=self.world)
-            self.log.line(f"weights from {run.checkpoint}")
+            self.log.line(f"weights from {run.checkpoint}", short=f"weights: {run.checkpoint}")
         return run.checkpoint is not None
 
     def resume(self, run: Run, trainer: Trainer) -> bool:

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
@@ -31,7 +31,7 @@ from dlrm.train.task import one_after_another, sum_of_losses
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
 
 
-class Batches:
+class ClickLoader:
     """The batches of a data set on a device, in order or shuffled anew every epoch.
 
     Args:
@@ -44,7 +44,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: ClickDataset,
         device: str = "cpu",
         shuffle: bool = False,
         seed: int = 0,
@@ -78,7 +78,7 @@ class LookedUpAhead:
         task: the task that looks them up.
     """
 
-    def __init__(self, loader: Batches, task: "Recommendation"):
+    def __init__(self, loader: ClickLoader, task: "Recommendation"):
         self._loader, self._task, self.num_samples = loader, task, loader.num_samples
 
     def __len__(self) -> int:

@@ -166,7 +166,7 @@ class Sharded:
         shard: part to take of each batch.
     """
 
-    def __init__(self, dataset: "Dataset", shard: Shard) -> None:
+    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
         self._dataset, self._shard = dataset, shard
         self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
         self.categorical_names = dataset.categorical_names
@@ -185,11 +185,11 @@ class Sharded:
         return self._dataset.ahead(order)
 
     def check_files(self) -> None:
-        """Checks the dataset's files; see `Dataset.check_files`."""
+        """Checks the dataset's files; see `ClickDataset.check_files`."""
         self._dataset.check_files()
 
 
-class Dataset(Protocol):
+class ClickDataset(Protocol):
     """One split of a dataset.
 
     Attributes:

@@ -101,7 +101,7 @@ class SplitDataset(BatchedRows):
         self._checked_ids = _checked(verifier, single)
 
     def batch(self, index: int) -> Batch:
-        """Returns a batch; see `Dataset.batch`.
+        """Returns a batch; see `ClickDataset.batch`.
 
         Raises:
             ValueError: a file is damaged, a label is neither 0 nor 1, a numerical is NaN or

@@ -29,8 +29,10 @@ from dlrm.settings import REQUIRED, setting
 class PlacesConfig:
     """The text, and the place of the dataset; field names are those of the flags."""
 
-    source: tuple[Path, ...] = setting(REQUIRED, "files, or directories of files", words=True)
-    output: Path = setting(REQUIRED, "directory to write the dataset to")
+    source: tuple[Path, ...] = setting(
+        REQUIRED, "files, or directories of files", words=True, uri="read"
+    )
+    output: Path = setting(REQUIRED, "directory to write the dataset to", uri="replace")
 
 
 def main(arguments: list[str] | None = None) -> int:

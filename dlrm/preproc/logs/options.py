@@ -8,7 +8,7 @@ from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.data.clicks import names as dataset_names
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.preproc.execution.choice import ENGINES
-from dlrm.preproc.stages.options import Options, SplitConfig
+from dlrm.preproc.stages.options import PreparationOptions, SplitConfig
 from dlrm.settings import setting
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MODES = ("verify", "prepare", "generate_models", "transform")
 
 
 @dataclass(frozen=True)
-class LogOptions(Options):
+class LogOptions(PreparationOptions):
     """Options of preparing logs, besides those of all rows.
 
     Attributes:
@@ -113,8 +113,12 @@ class LogsConfig:
     """A task, its files, and NVIDIA's other flags; field names are those of the flags."""
 
     mode: str = setting("prepare", "task to perform", choices=MODES)
-    input_folder: Path | None = setting(None, "directory of day_0, day_1, ..., or of train.txt")
-    input_file: Path | None = setting(None, "generate_models, transform: one file instead of days")
+    input_folder: Path | None = setting(
+        None, "directory of day_0, day_1, ..., or of train.txt", uri="read"
+    )
+    input_file: Path | None = setting(
+        None, "generate_models, transform: one file instead of days", uri="read"
+    )
     output_folder: Path | None = setting(None, f"prepare: directory in which to write {DATASET}/")
     model_folder: Path | None = setting(
         None, "generate_models, transform: directory of the fitted transform"

@@ -15,7 +15,10 @@ class CheckpointConfig:
 
     command: str = setting(REQUIRED, "inspect, diff, convert, grow or evict", positional=True)
     directories: tuple[Path, ...] = setting(
-        (), "checkpoint to inspect or change, or two of them for diff", positional=True
+        (),
+        "checkpoint to inspect or change, or two of them for diff",
+        positional=True,
+        uri="read",
     )
     json: bool = setting(False, "inspect, diff: print one JSON object, for programs")
     check: bool = setting(False, "inspect: also compare the checksums of tables that are not read")
@@ -26,16 +29,19 @@ class CheckpointConfig:
     atol: float = setting(0.0, "diff: absolute tolerance", least=0)
     weights_only: bool = setting(False, "diff: compare only the model's weights")
     to: str | None = setting(None, "convert: format to write", choices=("nvidia", "dlrm"))
-    output: str | None = setting(None, "convert, grow, evict: directory to write, new or empty")
+    output: str | None = setting(
+        None, "convert, grow, evict: directory to write, new or empty", uri="write"
+    )
     dataset: str | None = setting(
         None,
         "grow: dataset with the new table sizes, whose dictionaries begin with the checkpoint's",
+        uri="read",
     )
     table_sizes: tuple[int, ...] | None = setting(
         None, "grow: new number of rows of each table", least=0
     )
     rows: str | None = setting(
-        None, "evict: CSV file with the header table,row, both counted from 0"
+        None, "evict: CSV file with the header table,row, both counted from 0", uri="read"
     )
     feature_order: str | None = setting(
         None,

@@ -22,10 +22,10 @@ class ModelConfig:
     """The model that scores rows, and its transform; field names are those of the flags."""
 
     checkpoint: str = setting(
-        REQUIRED, "Checkpoint, or directory of checkpoints, whose best one is used"
+        REQUIRED, "Checkpoint, or directory of checkpoints, whose best one is used", uri="read"
     )
     dataset: str | None = setting(
-        None, "Dataset whose fitted transform to apply if the checkpoint has none"
+        None, "Dataset whose fitted transform to apply if the checkpoint has none", uri="read"
     )
     allow_other_transform: bool = setting(
         False,

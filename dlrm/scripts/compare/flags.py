@@ -10,8 +10,12 @@ from dlrm.settings import REQUIRED, setting
 class CompareConfig:
     """The runs, and where they are shown; field names are those of the flags."""
 
-    runs: tuple[Path, ...] = setting(REQUIRED, "runs, or a directory of runs", positional=True)
+    runs: tuple[Path, ...] = setting(
+        REQUIRED, "runs, or a directory of runs", positional=True, uri="read, *.json"
+    )
     sort: str | None = setting(None, "metric or flag to sort by, best first")
     output: Path | None = setting(
-        None, "directory to write the page and the JSON to; an earlier one is replaced"
+        None,
+        "directory to write the page and the JSON to; an earlier one is replaced",
+        uri="replace, plain, comparison",
     )

@@ -12,18 +12,22 @@ class EvaluateConfig:
     """The rows, and what is measured on them; field names are those of the flags."""
 
     input: tuple[str, ...] = setting(
-        (), "Logs, tables or datasets to evaluate on, separated by commas"
+        (), "Logs, tables or datasets to evaluate on, separated by commas", uri="read"
     )
-    against: str | None = setting(None, "Checkpoint of a model to compare on the same rows")
+    against: str | None = setting(
+        None, "Checkpoint of a model to compare on the same rows", uri="read"
+    )
     groups: str | None = setting(
         None,
         "Groups, such as users, for metrics by group: a column of the dataset or table, or a "
         "file, .npy or text with one group per line",
+        uri="read",
     )
     weights: str | None = setting(
         None,
         "Sample weights: `weight`, that of the schema, or a column of the table, or a file, .npy "
         "or text with one number per line",
+        uri="read",
     )
     slices: tuple[str, ...] = setting(
         (),
@@ -50,9 +54,12 @@ class EvaluateConfig:
         None,
         "Directory for a new checkpoint: --checkpoint with the recalibration of --sampling_rate "
         "or --recalibrate, which predict, dlrm.load and the exporter apply",
+        uri="write",
     )
     output: Path | None = setting(
-        None, "Directory to write the page and the JSON to; an earlier one is replaced"
+        None,
+        "Directory to write the page and the JSON to; an earlier one is replaced",
+        uri="replace, plain, evaluation",
     )
     importance: bool = setting(
         False,

@@ -39,7 +39,9 @@ class PlanConfig:
         False,
         "Neither replicate tables nor split them by rows, so that --cuda_graphs can record steps",
     )
-    output: str | None = setting(None, "File to write the plan to, for --placement of the training")
+    output: str | None = setting(
+        None, "File to write the plan to, for --placement of the training", uri="write"
+    )
     overwrite: bool = setting(False, "Replace an earlier file")
 
     def __post_init__(self) -> None:

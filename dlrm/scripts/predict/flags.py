@@ -16,7 +16,7 @@ class PredictConfig:
         REQUIRED,
         "File to write the scores to, in NumPy's format, with a name that ends in .npy; an earlier "
         "file is replaced",
-        uri="write",
+        uri="replace",
     )
     input: str | None = setting(
         None, "Log, table or dataset to score; -: standard input", uri="read"

@@ -29,7 +29,7 @@ from dlrm.settings import REQUIRED, setting
 class OutputConfig:
     """The place of the logs."""
 
-    output: Path = setting(REQUIRED, "directory to write to")
+    output: Path = setting(REQUIRED, "directory to write to", uri="replace, plain")
 
 
 def main(arguments: list[str] | None = None) -> int:

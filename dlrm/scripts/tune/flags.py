@@ -16,10 +16,12 @@ JUDGES = [name for name in SHOWN if math.isinf(METRICS[name].ideal)]
 class TuneConfig:
     """The dataset, and the search; field names are those of the flags."""
 
-    dataset: Path = setting(REQUIRED, "directory of the dataset")
+    dataset: Path = setting(REQUIRED, "directory of the dataset", uri="read")
     output: Path = setting(REQUIRED, "directory for the search's state and results")
     space: Path | None = setting(
-        None, "YAML file of the settings to search; default: a space chosen from the dataset"
+        None,
+        "YAML file of the settings to search; default: a space chosen from the dataset",
+        uri="read",
     )
     trials: int = setting(27, "number of settings to try")
     rungs: int = setting(3, "maximum number of rungs of the halving")

@@ -12,7 +12,7 @@ from dlrm.settings import REQUIRED, same_setting, setting
 class VerifyConfig:
     """The dataset to check; field names are those of the flags."""
 
-    directory: Path = setting(REQUIRED, "dataset to check", positional=True)
+    directory: Path = setting(REQUIRED, "dataset to check", positional=True, uri="read")
     num_numerical_features: int = setting(
         13,
         "number of numerical features of a binary dataset without transform/, which would state it",
