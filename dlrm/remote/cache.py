@@ -3,6 +3,7 @@
     CACHE/objects/<2>/<digest>                     an object's bytes, by URI and version
     CACHE/views/<digest>/<scheme>/<bucket>/<key>   links to them, for one listing of a URI
     CACHE/outputs/<digest>/<name>                  output that is not published yet
+    CACHE/streams/<random>/<scheme>/<bucket>/<key> files whose blocks are fetched, see `blocks.py`
 
 Files are immutable and appear whole, so processes share a cache. The digest of a view is that of
 the listing: an object that changes gives another view, and files that are read keep their content.
@@ -27,7 +28,8 @@ from dlrm.remote.uri import Uri, is_uri
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARE = 0.5  # of the free space of the disk, if no limit is given
-_VIEW = r"/(?:views|outputs)/[0-9a-f]{16}/([a-z0-9]+)/"
+STREAMS = "streams"
+_VIEW = rf"/(?:views|outputs|{STREAMS})/[0-9a-f]{{16}}/([a-z0-9]+)/"
 
 
 @dataclass(frozen=True)
@@ -180,10 +182,17 @@ class Cache:
 
     def _lacks(self, needed: int) -> bool:
         """Returns whether something has to go before so many bytes are added."""
-        used = sum(_size(path) for path in self._objects())
-        free = shutil.disk_usage(self.folder).free
-        limit = (used + free) * _SHARE if self.limit is None else self.limit
-        return used > 0 and (used + needed > limit or needed > free)
+        used, free = self._used(), shutil.disk_usage(self.folder).free
+        return used > 0 and (used + needed > self.capacity() or needed > free)
+
+    def capacity(self) -> int:
+        """Returns the bytes of objects that are kept at most."""
+        if self.limit is not None:
+            return self.limit
+        return int((self._used() + shutil.disk_usage(self.folder).free) * _SHARE)
+
+    def _used(self) -> int:
+        return sum(_size(path) for path in self._objects())
 
     def _objects(self) -> Iterable[Path]:
         return (self.folder / "objects").glob("*/*")

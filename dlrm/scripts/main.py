@@ -37,9 +37,10 @@ def main(
 
 def run(values: Values) -> dict[str, float]:
     """Runs the mode of the flags and returns the summary; see `click_command.run`."""
-    from dlrm.scripts.common import click_command
+    from dlrm.scripts.common import click_command, local_data
 
-    return click_command.run(values)
+    with local_data.with_local_data(values) as own:
+        return click_command.run(own)
 
 
 def start() -> None:

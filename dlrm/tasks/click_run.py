@@ -23,6 +23,7 @@ from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
 from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
+from dlrm.remote.cache import with_uris
 from dlrm.tasks.advice import advice
 from dlrm.tasks.click_memory import agree_on_memory, table_store
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
@@ -90,7 +91,8 @@ class ClickRun(Run):
     @property
     def data_name(self) -> str:
         """The dataset, for messages."""
-        return self.values["dataset"] or f"--dataset_type {self.values['dataset_type']}"
+        dataset = self.values["dataset"]
+        return with_uris(dataset) if dataset else f"--dataset_type {self.values['dataset_type']}"
 
     def recorded(self) -> dict[str, Any]:
         own = {"splits": self.whole.rows(), "roles": roles_of(self.whole).facts()}

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TextIO
 
 from dlrm.files import errors_named
 from dlrm.metrics.table import unit_of
+from dlrm.remote.cache import with_uris
 from dlrm.train.reports.console import NvidiaConsole, open_console, progress_bar
 from dlrm.train.reports.trackers import Outcome, Tracker
 
@@ -75,7 +76,8 @@ class RunLog:
         self.console.line(text, short)
 
     def parameters(self, values: dict[str, Any]) -> None:
-        """Records the flags of the run."""
+        """Records the flags of the run, with URIs in place of paths in the cache."""
+        values = {k: with_uris(v) if isinstance(v, str) else v for k, v in values.items()}
         self._write(type="LOG", step="PARAMETER", data=values)
         for tracker in self.trackers:
             tracker.flags(values)

@@ -1,6 +1,6 @@
 """Interface of datasets to the rest of the package: batches, each a pure function of its index."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -180,6 +180,10 @@ class Sharded:
         """Returns this process's shard of a batch."""
         return self._shard.take(self._dataset.batch(index))
 
+    def ahead(self, order: Sequence[int]) -> Iterable[int]:
+        """Returns an order in which batches will be read; see `Dataset.ahead`."""
+        return self._dataset.ahead(order)
+
     def check_files(self) -> None:
         """Checks the dataset's files; see `ClickDataset.check_files`."""
         self._dataset.check_files()
@@ -220,5 +224,12 @@ class ClickDataset(Protocol):
 
         Raises:
             ValueError: a file is damaged; it is named.
+        """
+        ...
+
+    def ahead(self, order: Sequence[int]) -> Iterable[int]:
+        """Returns an order in which batches will be read.
+
+        What its next batches need is fetched while it is read, if it has to be fetched.
         """
         ...

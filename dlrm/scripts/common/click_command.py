@@ -17,6 +17,7 @@ from dlrm.distributed import World, agreed
 from dlrm.flags import Values
 from dlrm.metrics.clicks import one_class_note
 from dlrm.metrics.table import line_of, metrics_note
+from dlrm.remote.config import CacheConfig
 from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
 from dlrm.scripts.common.dlrm_flags import CommandConfig
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
@@ -34,9 +35,11 @@ from dlrm.train.reports.console import Line, NvidiaConsole
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 
-_RESUMABLE = resumable_of(CommandConfig)
+_RESUMABLE = resumable_of(CommandConfig, CacheConfig)
 # Flags in which the ranks of a run may differ: locations of the same data.
-RANKS_MAY_DIFFER = frozenset(["dataset", "synthetic_dataset_dir", "log_path", "output_dir"])
+RANKS_MAY_DIFFER = frozenset(
+    ["dataset", "synthetic_dataset_dir", "log_path", "output_dir", "cache_dir", "cache_gib"]
+)
 
 
 def run(values: Values) -> dict[str, float]:
