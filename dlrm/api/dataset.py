@@ -11,15 +11,21 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from dlrm.api.defaults import TEST_FRACTION
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.transform.schema import Schema
-from dlrm.files import MANIFEST, check_all_local, check_local
+from dlrm.files import MANIFEST, check_all_local
 from dlrm.preproc.execution.engines import TaskError, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.remote.cache import with_uris
+from dlrm.remote.copies import Copies, check_path, is_fetched, path_in
+from dlrm.remote.output import Output
+from dlrm.remote.uri import Uri
 from dlrm.serving.wording import in_python
 
 _DIVISION = [field.name for field in fields(SplitConfig)]
@@ -31,21 +37,27 @@ class Dataset:
     """A dataset on disk, as `dlrm.fit` and `dlrm train --dataset` read it.
 
     Args:
-        path: the directory of a dataset that this package wrote.
+        path: the directory of a dataset that this package wrote, or its URI.
 
     Attributes:
-        path: the directory.
+        path: the directory; that of a URI is a copy, which stays as long as this object.
+        origin: the directory, or the URI.
         rows: split -> number of rows.
         cardinalities: rows of each embedding table.
         is_temporary: whether the directory is removed together with this object.
 
     Raises:
         FileNotFoundError, ValueError: the dataset does not exist or is damaged.
+        OSError: a URI cannot be read, or its copy does not fit on the disk.
     """
 
     def __init__(self, path: str | os.PathLike) -> None:
-        check_local(path, "path")
-        self.path = Path(path)
+        with Copies() as copies:
+            self._open(copies.path_of(path, "path"))
+            copies.keep_for(self)
+
+    def _open(self, path: Path) -> None:
+        self.path, self.origin = path, with_uris(str(path))
         if self.path.is_file():
             raise ValueError(
                 f"{self.path}: expected a table in memory or a dataset's directory, got a file; "
@@ -60,7 +72,7 @@ class Dataset:
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{split} {count:,}" for split, count in self.rows.items())
-        return f"Dataset({str(self.path)!r}; rows: {rows})"
+        return f"Dataset({self.origin!r}; rows: {rows})"
 
     @classmethod
     def from_arrow(
@@ -85,8 +97,8 @@ class Dataset:
                 are in UTC, unless the schema names another zone.
             schema: the meaning of the columns: a `dlrm.Schema`, the path of a `schema.yaml`, or its
                 content as a dict.
-            output: the directory of the dataset; None writes to a temporary one, which is removed
-                together with this object.
+            output: the directory of the dataset, or a URI; None writes to a temporary one, which is
+                removed together with this object.
             test, validation: tables with the rows of these splits. Without them a random fifth of
                 the rows is used for testing, unless `options` divide the rows otherwise.
             overwrite: replace an earlier dataset at `output`.
@@ -105,11 +117,20 @@ class Dataset:
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
+        options = plain(options)
         with in_python():
             check_types(options, (SplitConfig, TableOptions))
-            check_all_local({"schema": schema, "output": output, **options}.items())
-            temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
+            check_all_local(options.items())
+            check_path(schema, "schema")
+            check_path(output, "output")
+            is_local = output is not None and not is_fetched(output)
+            temporary = None if is_local else tempfile.TemporaryDirectory(prefix="dlrm-")
             path = Path(temporary.name, "dataset") if temporary else Path(output or "")
+            published = None
+            if temporary and output is not None:
+                uri = Uri.parse(output)
+                path = path_in(temporary.name, uri)
+                published = Output(uri, path, layout.KIND if overwrite else False)
             frames = {"train": frame, "test": test, "validation": validation}
             tables = {
                 split: [TableFile(Path(_name(split)), FRAME, frame=table)]
@@ -120,8 +141,10 @@ class Dataset:
             threads = cores or os.cpu_count() or 1
             say = print if verbose else _say_nothing
             _prepare(made, tables, path, threads, overwrite, say)
+            if published:
+                published.publish()
         dataset = cls(path)
-        dataset.is_temporary = temporary is not None
+        dataset.is_temporary = output is None
         if temporary:
             weakref.finalize(dataset, temporary.cleanup)
         return dataset
@@ -207,6 +230,17 @@ def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeErr
     return TypeError(
         f"{function.__name__}(): got {name!r}; expected arguments among {', '.join(known)}"
     )
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings with numbers and arrays of NumPy as Python's own, as searches draw them."""
+    return {name: _plain(value) for name, value in settings.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def check_types(settings: Mapping[str, Any], configs: Iterable[type]) -> None:

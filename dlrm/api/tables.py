@@ -9,11 +9,12 @@ from typing import Any
 from dlrm.api.dataset import Dataset
 from dlrm.data.tables.draft import Draft, draft
 from dlrm.data.tables.frames import open_frame
+from dlrm.remote.uri import is_uri
 from dlrm.serving.wording import warn
 
 
 @dataclass(frozen=True)
-class Roles:
+class ColumnRoles:
     """The columns of a table with roles, as the caller of `dlrm.fit` names them.
 
     Attributes:
@@ -42,6 +43,9 @@ class Roles:
         for name in ("label", "weight", "time"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ValueError(f"{name}: expected the name of a column, got {value!r}")
+        for name in ("weight", "time"):
+            if self.label is not None and getattr(self, name) == self.label:
+                raise ValueError(f"{name}: expected another column than the label {self.label!r}")
 
     def given(self) -> dict[str, Any]:
         """Returns the arguments that the caller gave."""
@@ -77,7 +81,7 @@ def _listed(positive: Any) -> str:
 def opened(
     data: Any,
     schema: Any,
-    roles: Roles,
+    roles: ColumnRoles,
     splits: Mapping[str, Any],
     options: Mapping[str, Any],
     verbose: bool = False,
@@ -99,7 +103,7 @@ def opened(
         if refused := [name for name, value in given.items() if value is not None]:
             raise ValueError(f"{refused[0]}: is for a table in memory; {dataset.path} is a dataset")
         return dataset, None
-    if isinstance(schema, str) and not Path(schema).exists():
+    if isinstance(schema, str) and not is_uri(schema) and not Path(schema).exists():
         advice = "" if Path(schema).suffix else f"; label={schema!r} names the label's column"
         raise FileNotFoundError(f"schema {schema!r}: no such file{advice}")
     if (schema is None) == (roles.label is None):

@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
+from dlrm.api.dataset import OPTIONS, Dataset, check_types, plain, unexpected
 from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
-from dlrm.api.progress import Bar, is_watched
+from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
-from dlrm.api.tables import Roles, opened
+from dlrm.api.tables import ColumnRoles, opened
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
@@ -26,6 +26,9 @@ from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local
 from dlrm.flags import Values
+from dlrm.remote.copies import check_path, is_fetched, path_in
+from dlrm.remote.output import Output
+from dlrm.remote.uri import Uri
 from dlrm.serving.loading import load
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python, warn
@@ -43,7 +46,7 @@ from dlrm.train.checkpoints.results import write_results
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
-from dlrm.train.reports.roles import Roles as RowRoles
+from dlrm.train.reports.roles import Roles
 from dlrm.train.schedule import check_schedule, idle_steps_note
 from dlrm.train.trainer import Trainer
 
@@ -91,10 +94,11 @@ def fit(
     from the numbers of rows (`dlrm.api.defaults`), or from `recipe`.
 
     Args:
-        data: a table in memory (see `Dataset.from_arrow`), a `Dataset`, or a dataset's directory.
-        schema: the meaning of a table's columns: a `dlrm.Schema`, a path or a dict; None drafts a
-            schema from the table, see `dlrm.data.tables.draft.draft`. A dataset already has its
-            schema and takes none.
+        data: a table in memory (see `Dataset.from_arrow`), a `Dataset`, or a dataset's directory or
+            URI.
+        schema: the meaning of a table's columns: a `dlrm.Schema`, a path, a URI or a dict; None
+            drafts a schema from the table, see `dlrm.data.tables.draft.draft`. A dataset already
+            has its schema and takes none.
         label: column of the label, when no schema is given.
         positive: the value of the label that counts as 1, or a list of them with all others as 0;
             None decides by the values. This and the next three are for a table without a schema.
@@ -115,8 +119,9 @@ def fit(
         progress: show a progress bar; None shows one in a terminal and in a notebook. With
             `verbose` there is none.
         verbose: print a line about each stage, test and twentieth of the run.
-        save_checkpoint_path: a new directory for the best and the last checkpoint; None uses a
-            temporary one, removed when the model is garbage-collected.
+        save_checkpoint_path: a new directory for the best and the last checkpoint, or a URI to
+            which they are copied at the end; None uses a temporary one, removed when the model is
+            garbage-collected.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
             model returned is on the CPU.
         recipe: "auto" chooses the open settings from the rows, see `dlrm.api.recipe.auto`.
@@ -143,17 +148,20 @@ def fit(
         FloatingPointError: the loss is NaN or infinite.
         Exception: what `on_test`, `on_step` or a function of `metrics` raises.
     """
+    settings = plain(settings)
     options = {name: settings[name] for name in OPTIONS if name in settings}
     chosen = {name: value for name, value in settings.items() if name in SETTINGS}
     if unknown := [name for name in settings if name not in options and name not in chosen]:
         raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
     with in_python():
         watch = _Watch(Callbacks(on_step, on_test), LabelsAndScores(metrics or {}), progress)
-        roles = Roles(label, positive, weight, groups, time)
+        roles = ColumnRoles(label, positive, weight, groups, time)
         check_setting_types(chosen)
         check_schedule(chosen.get("schedule", "nvidia"), chosen)
+        check_all_local(settings.items())
         paths = {"data": data, "schema": schema, "save_checkpoint_path": save_checkpoint_path}
-        check_all_local({**paths, **settings}.items())
+        for name, value in paths.items():
+            check_path(value, name)
         device, splits = choose_device(base_device), {"test": test, "validation": validation}
         if isinstance(data, Dataset | str | os.PathLike):
             options = {name: value for name, value in options.items() if name not in chosen}
@@ -243,10 +251,10 @@ class _Watch:
     metrics: LabelsAndScores = field(default_factory=LabelsAndScores)
     progress: bool | None = False
 
-    def bar(self, steps: int, log: RunLog) -> Bar:
+    def bar(self, steps: int, log: RunLog) -> ProgressBar:
         """Returns a progress bar, which is not shown where lines are printed."""
         shown = is_watched() if self.progress is None else self.progress
-        return Bar(steps, shown and log.quiet)
+        return ProgressBar(steps, shown and log.quiet)
 
 
 def _train(
@@ -257,12 +265,22 @@ def _train(
     verbose: bool,
     watch: _Watch,
 ) -> Predictor:
-    temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
-    path = Path(temporary.name if temporary else save_checkpoint_path or "")
+    is_local = save_checkpoint_path is not None and not is_fetched(save_checkpoint_path)
+    temporary = None if is_local else tempfile.TemporaryDirectory(prefix="dlrm-")
+    path = Path(temporary.name, "run") if temporary else Path(save_checkpoint_path or "")
+    published = None
+    if temporary and save_checkpoint_path is not None:
+        uri = Uri.parse(save_checkpoint_path)
+        path = path_in(temporary.name, uri)
+        published = Output(uri, path)
     settings = own_settings(values.get("tf32", PrecisionConfig.tf32))
     with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log, settings:
-        results, roles = _trained(dataset, values, device, checkpoints, log, watch)
-        write_results(find_checkpoint(path), {**results, **roles.facts()})
+        try:
+            results, roles = _trained(dataset, values, device, checkpoints, log, watch)
+            write_results(find_checkpoint(path), {**results, **roles.facts()})
+        finally:
+            if published and last_checkpoint(path):
+                published.publish()
     model = load(path)
     if temporary:
         weakref.finalize(model.model, temporary.cleanup)  # which recalibrated models share
@@ -276,7 +294,7 @@ def _trained(
     checkpoints: CheckpointDirectory | None,
     log: RunLog,
     watch: _Watch = _Watch(),
-) -> tuple[dict[str, float], RowRoles]:
+) -> tuple[dict[str, float], Roles]:
     """Trains and returns the summary, and the roles of the rows in it."""
     saved_in = str(checkpoints.path) if checkpoints else None
     own = {"dataset": str(dataset.path), "save_checkpoint_path": saved_in}

@@ -14,16 +14,18 @@ from dlrm.remote.publish import Listing, listing_of
 from dlrm.remote.runs import checkpoint_among
 from dlrm.remote.uri import Uri, is_uri
 
-READ, WRITE, REPLACE, ADD = "read", "write", "replace", "add"
+READ, WRITE, REPLACE, ADD, OWN = "read", "write", "replace", "add", "own"
 
 
 class Role(NamedTuple):
-    """What a command does with a URI, parsed from `setting(uri=...)`: words with commas between.
+    """The use of a URI by a command, parsed from `setting(uri=...)`: words with commas between.
 
-    "read, *.json" reads the objects of such names, "read" all. "write" writes what may replace
+    "read, *.json" reads the objects of such names, and for the others has files of their size
+    without content; "read" reads all. "write" writes what may replace
     another of its kind with --overwrite; "replace, evaluation" replaces an earlier evaluation, and
     "replace" anything. With "plain" a directory has the layout that other programs read, see
-    `publish_plain`. "add" adds models to a repository, see `Addition`.
+    `publish_plain`. "add" adds models to a repository, see `Addition`. An "own" URI is left to the
+    command.
 
     Attributes:
         act: one of the above.
@@ -99,6 +101,8 @@ def run_locally(
         found = uris_among(values, roles)
         for name in sorted(found, key=lambda name: Role.parse(roles[name]).act == READ):
             role = Role.parse(roles[name])
+            if role.act == OWN:
+                continue
             if role.act == READ:
                 changed[name] = local_value(stack, cache, values[name], role.words)
             else:  # first, so that what may not be replaced is refused before anything is fetched
@@ -183,7 +187,7 @@ def _listing(uri: Uri, patterns: Sequence[str]) -> tuple[Listing, Uri]:
     listing = listing_of(uri)
     if patterns:
         return listing.only(patterns), uri
-    if not uri.has_pattern and (best := checkpoint_among(uri, listing.entries)):
+    if not uri.has_pattern and (best := checkpoint_among(uri, *listing[:2])):
         return listing_of(best), best
     return listing, uri
 

@@ -7,9 +7,15 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 
 from dlrm.files import MANIFEST
-from dlrm.remote.publish import check_publishable, publish, publish_plain
+from dlrm.remote.publish import (
+    StrangersError,
+    check_folder,
+    check_publishable,
+    publish,
+    publish_plain,
+)
 from dlrm.remote.store import NEW, open_store
-from dlrm.remote.transfer import download, upload
+from dlrm.remote.transfer import Wanted, download, upload
 from dlrm.remote.uri import Uri
 
 TOLD_SECONDS = 1.0  # of a transfer, from which on it is told
@@ -37,14 +43,24 @@ class Output:
         self.uri, self.path, self._plain = uri, path, plain
         hint = "; --overwrite replaces it" if replace is False else ""
         try:
-            self._version = check_publishable(uri, replace or False)
+            self._version, self._within = self._versions(replace or False)
         except FileExistsError as error:
             raise FileExistsError(f"{error}{hint}") from error
         if hint and _is_object(uri):
             raise FileExistsError(f"{uri}: exists{hint}")
-        if path.is_dir():  # complete, of a run that was killed before it was published
-            shutil.rmtree(path)
-        path.unlink(missing_ok=True)
+        # What a run that was killed has left: its unfinished work stays, for the next one.
+        for complete in (path, *(manifest.parent for manifest in path.glob(f"*/{MANIFEST}"))):
+            if (complete / MANIFEST).is_file():
+                shutil.rmtree(complete)
+        if path.is_file():
+            path.unlink()
+
+    def _versions(self, replace: bool | str) -> tuple[str | None, dict[str, str]]:
+        """Returns the version of what is published there, and those of directories within."""
+        try:
+            return check_publishable(self.uri, replace), {}
+        except StrangersError:
+            return None, check_folder(self.uri, replace)
 
     def publish(self) -> None:
         """Publishes what was written, if anything was.
@@ -57,13 +73,23 @@ class Output:
         if self.path.is_file():
             open_store(self.uri).write(self.uri.key, self.path)
         elif (self.path / MANIFEST).is_file():
+            if self._within:
+                check_publishable(self.uri, False)
             (publish_plain if self._plain else publish)(self.path, self.uri, self._version)
         elif self.path.is_dir():
-            files = (path for path in sorted(self.path.rglob("*")) if path.is_file())
-            upload(open_store(self.uri), {_key(self, path): path for path in files})
+            self._publish_folder()
         else:
             return
         _tell_published(self.uri, began)
+
+    def _publish_folder(self) -> None:
+        """Publishes each directory within that has a manifest, then the other files."""
+        files = {path for path in self.path.rglob("*") if path.is_file()}
+        for manifest in sorted(self.path.glob(f"*/{MANIFEST}")):
+            inside = manifest.parent
+            publish(inside, self.uri.below(inside.name), self._within.get(inside.name))
+            files -= {path for path in files if path.is_relative_to(inside)}
+        upload(open_store(self.uri), {_key(self, path): path for path in sorted(files)})
 
 
 class Addition:
@@ -96,7 +122,7 @@ class Addition:
             file = path / key.removeprefix(uri.folder)
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.name == _CONFIG or "_transform/" in key:
-                wanted.append((entry, file, None))
+                wanted.append(Wanted(entry, str(file)))
         download(store, wanted)
 
     def publish(self) -> None:

@@ -14,7 +14,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -68,7 +68,7 @@ def find_published(uri: Uri) -> Published | None:
     entry, manifest = _manifest_at(uri)
     if entry is None or not {"kind", "files"} <= manifest.keys():  # of another program
         return None
-    if manifest.get(_UNFINISHED):
+    if _UNFINISHED in manifest:
         raise ValueError(f"{uri}: is not complete: it is being written, or its writer was killed")
     folder = manifest.get(_STORED_IN, "")
     if folder:
@@ -103,6 +103,10 @@ def _manifest_at(uri: Uri) -> tuple[Entry | None, dict[str, Any]]:
     return entry, parse_sealed(bytes(store.read(entry)), str(place))
 
 
+class StrangersError(FileExistsError):
+    """There are objects where nothing was published."""
+
+
 class Listing(NamedTuple):
     """Objects, and the files that show them.
 
@@ -110,20 +114,21 @@ class Listing(NamedTuple):
         entries: the objects.
         names: key -> path below the bucket, where it is not the key itself.
         checksums: key -> checksum, where a manifest has it.
+        hollow: objects that are not needed, whose files have their size and no content.
     """
 
     entries: list[Entry]
     names: dict[str, str]
     checksums: dict[str, str]
+    hollow: Sequence[Entry] = ()
 
     def only(self, patterns: Sequence[str]) -> "Listing":
-        """Returns those whose file has a name of one of the patterns."""
-        kept = [
-            entry
-            for entry in self.entries
-            if any(fnmatch(PurePosixPath(entry.key).name, pattern) for pattern in patterns)
-        ]
-        return self._replace(entries=kept)
+        """Returns the same with those hollow whose file has a name of none of the patterns."""
+        parts: tuple[list[Entry], list[Entry]] = [], []
+        for entry in self.entries:
+            name = PurePosixPath(entry.key).name
+            parts[not any(fnmatch(name, pattern) for pattern in patterns)].append(entry)
+        return self._replace(entries=parts[0], hollow=parts[1])
 
 
 def listing_of(uri: Uri) -> Listing:
@@ -137,6 +142,9 @@ def listing_of(uri: Uri) -> Listing:
     """
     if uri.has_pattern or uri.scheme in ("http", "https"):
         return Listing(find_entries(uri), {}, {})
+    if uri.key and not uri.key.endswith("/"):  # first, as others may not be permitted
+        with suppress(FileNotFoundError):
+            return Listing([open_store(uri).entry(uri.key)], {}, {})
     if (found := find_published(uri)) is not None:
         return _listing(found)
     listing, bases = Listing([], {}, {}), set()
@@ -177,7 +185,7 @@ def fetched_directory(
     found = find_published(uri)
     if found is None:
         raise FileNotFoundError(f"{uri.below(MANIFEST)}: no such object, so {uri} is not complete")
-    with cache.fetched(replace(uri, key=uri.folder), *_listing(found), done) as path:
+    with cache.fetched(replace(uri, key=uri.folder), *_listing(found), done=done) as path:
         yield path
 
 
@@ -198,7 +206,7 @@ def check_publishable(uri: Uri, replace: bool | str) -> str | None:
     entry, manifest = _manifest_at(uri)
     if entry is not None:
         kind = manifest.get("kind")
-        if not replace and not manifest.get(_UNFINISHED):
+        if not replace and _UNFINISHED not in manifest:
             raise FileExistsError(f"{uri}: exists and is not empty; name another or remove it")
         if isinstance(replace, str) and kind != replace:
             raise FileExistsError(
@@ -209,11 +217,37 @@ def check_publishable(uri: Uri, replace: bool | str) -> str | None:
     folder = uri.folder
     others = [e.key for e in open_store(uri).entries(folder) if not _is_ours(e.key, folder)]
     if others:
-        raise FileExistsError(
-            f"{uri}: has objects, such as {others[0]}, but no {MANIFEST}, so it was not written by "
-            "this program and is not replaced; name another"
-        )
+        raise _strangers(uri, others[0])
     return None
+
+
+def _strangers(uri: Uri, key: str) -> StrangersError:
+    return StrangersError(
+        f"{uri}: has objects, such as {key}, but no {MANIFEST}, so it was not written by this "
+        "program and is not replaced; name another"
+    )
+
+
+def check_folder(uri: Uri, replace: bool | str) -> dict[str, str]:
+    """Returns the versions of published directories in a folder, which are all that it has.
+
+    Args:
+        uri: the folder.
+        replace: see `check_publishable`.
+
+    Raises:
+        FileExistsError: there is something that may not be replaced.
+        OSError: the store cannot be read.
+    """
+    entries = (e for e in open_store(uri).entries(uri.folder) if not _DATA.match(e.key))
+    keys = [entry.key.removeprefix(uri.folder) for entry in entries]
+    names = {
+        name for name in {key.partition("/")[0] for key in keys} if f"{name}/{MANIFEST}" in keys
+    }
+    if others := [key for key in keys if key.partition("/")[0] not in names]:
+        raise _strangers(uri, others[0])
+    found = {name: check_publishable(uri.below(name), replace) for name in names if "/" not in name}
+    return {name: version for name, version in found.items() if version is not None}
 
 
 def publish(
@@ -278,15 +312,15 @@ def publish_plain(
     content = (directory / MANIFEST).read_bytes()
     manifest = parse_json(content, directory / MANIFEST)
     _, before = _manifest_at(uri)
-    place = uri.below(MANIFEST).key
-    text = sealed_json({**manifest, _UNFINISHED: True})
+    place, folder = uri.below(MANIFEST).key, before.get(_STORED_IN)
+    old = {f"{folder}/{name}" if folder else name for name in before.get("files", {})}
+    old |= {*before.get(_UNFINISHED, ()), *([f"{folder}/{MANIFEST}"] if folder else [])}
+    text = sealed_json({**manifest, _UNFINISHED: sorted(old)})
     only_if = (NEW if version is None else version) if store.protects else None
     claim = store.write(place, text.encode(), only_if)
     upload(store, {uri.below(name).key: directory / name for name in manifest["files"]}, done)
     store.write(place, content, claim if store.protects else None)
-    folder = uri.below(before[_STORED_IN]) if before.get(_STORED_IN) else uri
-    old = {folder.below(name).key for name in before.get("files", {})}
-    remove_all(store, sorted(old - {uri.below(name).key for name in manifest["files"]}))
+    remove_all(store, [uri.below(name).key for name in sorted(old - manifest["files"].keys())])
 
 
 def _tidy(store: Store, uri: Uri, current: str, before: Published | None) -> None:

@@ -5,10 +5,12 @@ last, and `URI/best.json`.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 
 from dlrm.documents import parse_json
 from dlrm.files import MANIFEST
 from dlrm.manifest import parse_sealed
+from dlrm.remote.publish import find_published
 from dlrm.remote.store import Entry, Store, open_store
 from dlrm.remote.uri import Uri
 
@@ -17,12 +19,15 @@ _PROGRESS = "progress.json"  # of a checkpoint
 _STEP = re.compile(rf"(step-[0-9]{{9}})/{re.escape(MANIFEST)}")
 
 
-def checkpoint_among(uri: Uri, entries: list[Entry]) -> Uri | None:
+def checkpoint_among(
+    uri: Uri, entries: Sequence[Entry], names: Mapping[str, str] | None = None
+) -> Uri | None:
     """Returns the URI of a run's best checkpoint, or else of its newest.
 
     Args:
         uri: the URI.
         entries: the objects below it.
+        names: key -> key of the file that it shows, see `dlrm.remote.publish.Listing`.
 
     Returns:
         Its URI; None if there is no whole checkpoint of a run among the objects.
@@ -31,13 +36,17 @@ def checkpoint_among(uri: Uri, entries: list[Entry]) -> Uri | None:
         OSError: the store cannot be read.
         ValueError: a record is damaged, or the best checkpoint is missing.
     """
-    steps = whole_steps(uri, entries)
+    steps = whole_steps(uri, entries, names)
     return uri.below(best_step(open_store(uri), uri, steps)) if steps else None
 
 
-def whole_steps(uri: Uri, entries: list[Entry]) -> dict[str, Entry]:
+def whole_steps(
+    uri: Uri, entries: Sequence[Entry], names: Mapping[str, str] | None = None
+) -> dict[str, Entry]:
     """Returns names and manifests of the whole checkpoints in a listing, by step."""
-    found = ((_STEP.fullmatch(e.key.removeprefix(uri.folder)), e) for e in entries)
+    shown = ((names or {}).get(entry.key, entry.key) for entry in entries)
+    matches = (_STEP.fullmatch(key.removeprefix(uri.folder)) for key in shown)
+    found = zip(matches, entries, strict=True)
     return dict(sorted((match[1], entry) for match, entry in found if match))
 
 
@@ -63,7 +72,10 @@ def best_step(store: Store, uri: Uri, steps: dict[str, Entry]) -> str:
         pointer = {}
     if not pointer or _name(pointer, place) != newest:
         place = uri.below(f"{newest}/{_PROGRESS}")
-        progress = parse_json(bytes(store.read(store.entry(place.key))), str(place))
+        published = find_published(uri.below(newest))
+        if published is None:
+            raise FileNotFoundError(f"{uri.below(newest)}: was removed")
+        progress = parse_json(bytes(store.read(published.entries[_PROGRESS])), str(place))
         pointer = progress.get("best") or pointer
     best = _name(pointer, place) if pointer else newest
     if best not in steps:

@@ -11,6 +11,7 @@ from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.intervals import Difference, Interval
 from dlrm.metrics.judged import ScoredRows, judge
+from dlrm.remote.copies import Copies, is_fetched
 from dlrm.serving.figures import figure
 from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
 from dlrm.serving.rows.config import RECALIBRATIONS, SPLITS
@@ -48,7 +49,8 @@ class Judged:
     """Judges a model: metrics, importance of fields, comparison, recalibration and pictures.
 
     All methods take labelled rows: a table that `logits` accepts, with the column of labels; a
-    `Dataset` or its directory, of which they read a split; or the path of a file of rows.
+    `Dataset` or its directory, of which they read a split; or the path of a file of rows. Paths may
+    be URIs.
     """
 
     def evaluate(
@@ -107,6 +109,8 @@ class Judged:
         from dlrm.serving.importance import Sample, permutation_importance
         from dlrm.serving.predictor import field_names
 
+        if rows < 2:
+            raise ValueError(f"rows: expected 2 or more, got {rows}")
         sample = Sample(rows)
         _taken(self, frame, split, sample.add)
         inputs, labels = sample.rows()
@@ -135,13 +139,21 @@ class Judged:
             of 200 otherwise.
 
         Raises:
-            ValueError: rows cannot be read; see `evaluate`.
+            ValueError: rows cannot be read, see `evaluate`; `other` is no model, or has another
+                label.
         """
+        if not isinstance(other, Judged):
+            raise ValueError(
+                "other: expected a model, as dlrm.load or dlrm.fit returns it, got "
+                f"{type(other).__name__}"
+            )
         if is_frame(frame):  # a stream can be read only once
             readers = [scoring_reader(model.row_transform, True) for model in (self, other)]
             wanted = {column for reader in readers for column in reader.columns}
             frame = open_frame(frame, sorted(wanted)).read_all()
         own, theirs = _scored(self, frame, split), _scored(other, frame, split)
+        if not np.array_equal(own.labels, theirs.labels):
+            raise ValueError("other: expected a model of the same label, got one of other labels")
         both = ScoredRows((own.logits[0], theirs.logits[0]), own.labels)
         return judge(both, _REPLICATES).differences
 
@@ -163,14 +175,15 @@ class Judged:
         """
         if kind not in RECALIBRATIONS:
             raise ValueError(f"kind: expected one of {', '.join(RECALIBRATIONS)}, got {kind!r}")
-        with in_python():
+        with in_python(), Copies() as copies:
+            frame = copies.path_of(frame, "frame") if is_fetched(frame) else frame
             check_fitting()
             rows = _scored(self._with_recalibration(None), frame, split)
             fitted = fit(kind, rows.logits[0], rows.labels)
-        path = None if is_frame(frame) else getattr(frame, "path", frame)
-        if path is not None:
-            is_dataset = os.path.isdir(path)
-            fitted.fitted_to = FittedRows.from_sources([str(path)], split if is_dataset else None)
+            path = None if is_frame(frame) else getattr(frame, "path", frame)
+            if path is not None:
+                part = split if os.path.isdir(path) else None
+                fitted.fitted_to = FittedRows.from_sources([str(path)], part)
         return self._with_recalibration(fitted)
 
     def plot(self: Any, frame: Any = None, split: str = "test") -> Any:
@@ -193,6 +206,7 @@ def _scored(model: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
     return ScoredRows((logits,), labels)
 
 
+@in_python()
 def _taken(
     model: "Predictor", frame: Any, split: str, take: Callable[[Inputs, np.ndarray], T]
 ) -> list[T]:
@@ -205,7 +219,9 @@ def _taken(
 
     shares = shares_of(model.transform)
     if not is_frame(frame) and isinstance(getattr(frame, "path", frame), str | os.PathLike):
-        parts = _of_source(model, getattr(frame, "path", frame), split, take, shares)
+        with Copies() as copies:
+            path = copies.path_of(getattr(frame, "path", frame), "frame")
+            parts = _of_source(model, path, split, take, shares)
     else:
         if not model.row_transform.label_known:
             raise ValueError(f"{model.path}: the model does not say which column has the labels")
@@ -233,5 +249,5 @@ def _of_source(
             raise ValueError(f"{path}: expected rows with labels, got none")
         return take(block.inputs, block.labels)
 
-    config = SourceConfig(split=split, batch_size=model.batch_size)
+    config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
     return [*taken(model, str(path), config, shares, labelled)]

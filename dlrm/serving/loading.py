@@ -11,12 +11,13 @@ from typing import Any
 from dlrm.data.clicks import layout
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.data.transform.transform import Transform
-from dlrm.files import MANIFEST, check_local
+from dlrm.files import MANIFEST
 from dlrm.locks import ReplacedError, unreplaced
 from dlrm.manifest import check_listed, read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
+from dlrm.remote.copies import Copies
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.serving.predictor import Predictor, check_features
 from dlrm.torch_settings import own_settings
@@ -45,9 +46,11 @@ def load(
     """Loads a trained model to score rows with.
 
     Args:
-        checkpoint: a checkpoint, or a run's directory of checkpoints, whose best one is used.
-        dataset: dataset whose fitted transform to apply to raw rows if the checkpoint has none. A
-            checkpoint trained on one of our datasets has its transform, and both must be the same.
+        checkpoint: a checkpoint, or a run's directory of checkpoints, whose best one is used; or
+            the URI of one.
+        dataset: dataset, or its URI, whose fitted transform to apply to raw rows if the checkpoint
+            has none. A checkpoint trained on one of our datasets has its transform, and both must
+            be the same.
         allow_other_transform: whether to accept different transforms, and use the checkpoint's.
         say: called with a line if they differ, or if the dataset has none.
         allow_links: whether the dataset's files may be symbolic links out of it.
@@ -57,8 +60,21 @@ def load(
         ValueError: it is damaged, or the dataset's transform differs; the message names up to three
             differing fields.
     """
-    check_local(checkpoint, "checkpoint")
-    check_local(dataset or "", "dataset")
+    with Copies() as copies:
+        path = copies.path_of(checkpoint, "checkpoint")
+        rows = copies.path_of(dataset, "dataset") if dataset else None
+        made = _loaded(path, rows, allow_other_transform, say, allow_links)
+        copies.keep_for(made.model)  # which recalibrated models share
+    return made
+
+
+def _loaded(
+    checkpoint: Path,
+    dataset: Path | None,
+    allow_other_transform: bool,
+    say: Callable[[str], object],
+    allow_links: bool,
+) -> Predictor:
     for _ in range(_ATTEMPTS):
         with (
             suppress(ReplacedError),

@@ -11,28 +11,30 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.draft import Draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
-from dlrm.files import MANIFEST, check_local, check_outside, staged_directory
+from dlrm.files import MANIFEST, check_outside, staged_directory
 from dlrm.locks import in_use, unreplaced
 from dlrm.metrics.clicks import unscored_text
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
+from dlrm.remote.cache import with_uris
+from dlrm.remote.copies import output_at
 from dlrm.serving.judged import Judged
 from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import FieldNames, Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.raw import Text, inputs_of_text
+from dlrm.serving.rows.raw import TextFields, inputs_of_text
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.serving.shown import html_of, lines_of, summary_of
-from dlrm.serving.wording import warn
+from dlrm.serving.wording import in_python, warn
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.results import read_results
@@ -99,7 +101,7 @@ class Predictor(Judged):
         return html_of(self)
 
     def __repr__(self) -> str:
-        return f"Predictor({str(self.path)!r}: {'; '.join(summary_of(self))})"
+        return f"Predictor({with_uris(str(self.path))!r}: {'; '.join(summary_of(self))})"
 
     def predict(self, rows: Any) -> np.ndarray:
         """Returns the probability of a click for each row, float32 `[rows]`; see `logits`."""
@@ -163,16 +165,21 @@ class Predictor(Judged):
         read it.
 
         Args:
-            directory: directory to write, which appears when it is complete.
+            directory: directory to write, or a URI, which appears when it is complete.
             overwrite: whether to replace a checkpoint, or another directory that this package
                 wrote.
 
         Raises:
             FileExistsError: `directory` exists and may not be replaced.
             FileNotFoundError: the checkpoint that the model was loaded from no longer exists.
-            ValueError: `directory` is a URI, or is inside the checkpoint.
+            OSError: it cannot be written.
+            ValueError: `directory` is a URI of an unknown scheme, or is inside the checkpoint.
         """
-        check_local(directory, "directory")
+        replace = "checkpoint" if overwrite else False
+        with in_python(), output_at(directory, "directory", replace) as path:
+            self._save(path, overwrite)
+
+    def _save(self, directory: Path, overwrite: bool) -> None:
         check_outside(directory, self.path)
         if not overwrite and Path(directory, MANIFEST).is_file():
             raise FileExistsError(
@@ -219,7 +226,7 @@ class Predictor(Judged):
             f"{kept:g} --recalibrated_checkpoint DIR` writes a model that corrects them"
         )
 
-    def logits_of_text(self, text: Text) -> np.ndarray:
+    def logits_of_text(self, text: TextFields) -> np.ndarray:
         """Returns the logits of rows of text."""
         return self.logits_of(inputs_of_text(self.row_transform, text))
 
@@ -291,7 +298,7 @@ def _names_of(config: DLRMConfig, transform: Transform | None) -> FieldNames:
     return default_field_names(config.num_numerical_features, len(config.table_sizes))
 
 
-def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
+def check_dataset(path: str | os.PathLike, dataset: ClickDataset, config: DLRMConfig) -> None:
     """Raises ValueError if the features of a dataset differ from those of the model."""
     check_features(f"{path}: the dataset", dataset.num_numerical, dataset.table_sizes, config)
 

@@ -6,10 +6,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dlrm.data.sources.row_error import RowError
+from dlrm.remote.cache import with_uris
+
 _COMMAND = r"`[^`]*`|python -m [^;,]*"  # whose flags are flags
 _FLAG = re.compile(rf"({_COMMAND})|--(\w+)")
 _FIRST = re.compile(r"--(\w+) ([^\s:]+): ")
-_OTHER_NAMES = {"test_input": "test", "validation_input": "validation", "recalibrate": "kind"}
+_OTHER_NAMES = {
+    "input": "frame",
+    "test_input": "test",
+    "validation_input": "validation",
+    "recalibrate": "kind",
+}
 
 
 @contextmanager
@@ -19,12 +27,17 @@ def in_python() -> Iterator[None]:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
         error.args = tuple(python_text(a) if isinstance(a, str) else a for a in error.args)
+        if isinstance(error, RowError):
+            error.problem = python_text(error.problem)
         raise
 
 
 def python_text(text: str) -> str:
-    """Returns a message with arguments instead of flags, except in the commands that it names."""
-    text = _FIRST.sub(r"--\1=\2: ", text, count=1)
+    """Returns a message with arguments instead of flags, except in the commands that it names.
+
+    URIs are in place of the paths of their copies.
+    """
+    text = _FIRST.sub(r"--\1=\2: ", with_uris(text), count=1)
     return _FLAG.sub(lambda found: found[1] or _OTHER_NAMES.get(found[2], found[2]), text)
 
 

@@ -10,7 +10,7 @@ from dlrm.distributed import World
 from dlrm.flags import Values
 from dlrm.remote.cache import Cache
 from dlrm.remote.config import CacheConfig
-from dlrm.remote.edges import READ, Role, local_value, show_uris, uris_among
+from dlrm.remote.edges import OWN, READ, Role, local_value, show_uris, uris_among
 from dlrm.remote.mirror import Mirror, mirrored
 from dlrm.remote.store import open_store
 from dlrm.remote.transfer import upload
@@ -52,8 +52,7 @@ def enter_local_paths(
     Raises:
         ValueError, OSError: an object cannot be read, or a place may not be written.
     """
-    kept = {name: own for name, own in values.items() if name not in settings_of(CacheConfig)}
-    found = LocalPaths(Values(kept, values.given & kept.keys()))
+    found = LocalPaths(values.without(settings_of(CacheConfig)))
     uris = uris_among(values, roles)
     if not uris:
         return found
@@ -71,6 +70,8 @@ def enter_local_paths(
             found.mirror = stack.enter_context(made)
     for name, own in uris.items():
         role = Role.parse(roles[name])
+        if role.act == OWN:
+            continue
         if role.act == READ:
             changed[name] = local_value(stack, cache, values[name], role.words)
         elif name not in changed:

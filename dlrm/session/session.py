@@ -52,7 +52,7 @@ from dlrm.train.checkpoints.directory import (
     run_directory,
 )
 from dlrm.train.log import RunLog, StoppedError
-from dlrm.train.reports.console import Line, Saved
+from dlrm.train.reports.console import Line, NvidiaConsole, Saved
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
@@ -86,6 +86,7 @@ class Session:
         values: the flags.
         check: raises errors about the flags of a rank.
         ranks_may_differ: flags that may differ between ranks.
+        console: prints the reports; by default one of the form of `--log_format`.
         uris: flags that may be URIs, with their roles; see `dlrm.session.local_paths`.
         trains: whether the command trains.
         complete: fills in further flags, once there are local paths for all URIs.
@@ -104,10 +105,12 @@ class Session:
         values: Values,
         check: Callable[[Values, World], object] = lambda values, world: None,
         ranks_may_differ: frozenset[str] = frozenset(),
+        console: NvidiaConsole | None = None,
         uris: Mapping[str, str] | None = None,
         trains: bool = False,
         complete: Callable[[Values], Values] = lambda values: values,
     ) -> None:
+        self._console = console
         set_deterministic(values["deterministic"])
         given = "backend" in values.given
         self.world = join(values["base_device"], values["backend"], given, values["rank_timeout"])
@@ -159,7 +162,7 @@ class Session:
                     "training takes steps"
                 )
             form = values["log_format"], values["verbose"]
-            self.log = RunLog(values["log_path"], world.rank > 0, *form)
+            self.log = RunLog(values["log_path"], world.rank > 0, *form, self._console)
         self.at_the_end.enter_context(self.log)
         _open_trackers(run, self.log)
         check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
@@ -182,7 +185,7 @@ class Session:
         """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
         if run.checkpoint:
             load_checkpoint(run.checkpoint, parameters, world=self.world)
-            self.log.line(f"weights from {run.checkpoint}")
+            self.log.line(f"weights from {run.checkpoint}", short=f"weights: {run.checkpoint}")
         return run.checkpoint is not None
 
     def resume(self, run: Run, trainer: Trainer) -> bool:

@@ -46,7 +46,7 @@ class Run:
     def recorded(self) -> dict[str, Any]:
         """Returns the configuration of the run, as stored in its checkpoints.
 
-        Paths of data are absolute, so that they are valid in any directory.
+        Paths of data are absolute, so that they are valid in any directory, or URIs.
 
         Raises:
             ValueError: the current folder's path is not in UTF-8.

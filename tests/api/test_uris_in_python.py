@@ -1,6 +1,5 @@
-"""Python functions refuse URIs before any work, and name the argument; nothing is written."""
+"""Python functions refuse wrong URIs before any work, and name the argument; nothing is written."""
 
-import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -19,7 +18,6 @@ CALLS = [
         "save_checkpoint_path",
         lambda path: dlrm.fit(TABLE, label="label", save_checkpoint_path=path),
     ),
-    ("table_store", lambda path: dlrm.fit(TABLE, label="label", table_store=os.fspath(path))),
     ("path", dlrm.Dataset),
     ("output", lambda path: dlrm.Dataset.from_arrow(TABLE, SCHEMA, path)),
     ("schema", lambda path: dlrm.Dataset.from_arrow(TABLE, path)),
@@ -28,13 +26,22 @@ CALLS = [
 ]
 
 
-@pytest.mark.parametrize("kind", [str, Path])  # a Path of s3://bucket is s3:/bucket
+@pytest.mark.parametrize("kind", [str, Path])  # a Path of ftp://host is ftp:/host
 @pytest.mark.parametrize(("name", "call"), CALLS)
-def test_a_uri_is_refused(name, call, kind, tmp_path, monkeypatch):
+def test_a_uri_of_an_unknown_scheme_is_refused(name, call, kind, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    expected = rf"^{name} s3://bucket/x: expected a path of this machine, got a URI \(s3://\); use"
+    expected = rf"^{name} ftp:/+host/x: expected a URI of s3://, .*, or a path, got ftp://$"
     with pytest.raises(ValueError, match=expected):
-        call(kind("s3://bucket/x"))
+        call(kind("ftp://host/x"))
+    with pytest.raises(ValueError, match=rf"^{name} file:///?x: .*leave out file://$"):
+        call(kind("file:///x"))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_setting_takes_no_uri(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="^table_store s3://bucket/x: expected a path of this"):
+        dlrm.fit(TABLE, label="label", table_store="s3://bucket/x")
     assert not list(tmp_path.iterdir())
 
 

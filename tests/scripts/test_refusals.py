@@ -54,6 +54,7 @@ COMMANDS = {
     "dlrm.scripts.compare": (2, ("x",), "--output"),
     "dlrm.scripts.completion": (2, ("bash",), "--config=s3://x"),
     "dlrm.scripts.plan": (1, (), "--ranks=x"),
+    "dlrm.scripts.fetch": (2, ("s3://x/y", "x"), "--cache_gib=x"),
     "dlrm.scripts.gen_csv": (1, (), "--size=x"),
     "dlrm.scripts.split_dataset": (1, (), "--batch_size=x"),
     PREDICT: (1, ("--checkpoint=x", "--input=x", "--output=x"), "--batch_size=x"),

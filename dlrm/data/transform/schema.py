@@ -42,8 +42,9 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.derived import TARGET, Cross, Encoding
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
 from dlrm.documents import brief, read_yaml
-from dlrm.files import check_local, write_atomically
+from dlrm.files import write_atomically
 from dlrm.limits import check_features
+from dlrm.remote.copies import Copies, output_at
 
 VERSION = 1
 NUMERICAL_TYPES = ("number", "decimal")
@@ -528,14 +529,14 @@ class Schema:
         return self.to_dict()
 
     def save(self, path: str | os.PathLike) -> None:
-        """Writes the schema as YAML; the file appears whole.
+        """Writes the schema as YAML to a file or URI, which appears whole.
 
         Raises:
             OSError: it cannot be written.
-            ValueError: `path` is a URI.
+            ValueError: `path` is a URI of an unknown scheme.
         """
-        check_local(path, "path")
-        write_atomically(Path(path), self.text())
+        with output_at(path, "path") as place:
+            write_atomically(place, self.text())
 
     def text(self, comments: Mapping[str, str] | None = None) -> str:
         """Returns the schema as YAML, one line per field.
@@ -572,14 +573,18 @@ class Schema:
 
     @classmethod
     def load(cls, path: str | os.PathLike) -> "Schema":
-        """Reads `schema.yaml`.
+        """Reads `schema.yaml`, or that of a URI.
 
         Raises:
             FileNotFoundError: there is no such file.
             ValueError: it is not a schema; the message names the file, the field and the value.
         """
-        check_local(path, "path")
-        if not Path(path).exists():
+        with Copies() as copies:
+            return cls._load(copies.path_of(path, "path"))
+
+    @classmethod
+    def _load(cls, path: Path) -> "Schema":
+        if not path.exists():
             raise FileNotFoundError(f"{path}: no such schema (--schema)")
         try:
             return cls.from_dict(read_yaml(path))

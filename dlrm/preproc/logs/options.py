@@ -8,7 +8,7 @@ from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.data.clicks import names as dataset_names
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.preproc.execution.choice import ENGINES
-from dlrm.preproc.stages.options import Options, SplitConfig
+from dlrm.preproc.stages.options import PreparationOptions, SplitConfig
 from dlrm.settings import setting
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MODES = ("verify", "prepare", "generate_models", "transform")
 
 
 @dataclass(frozen=True)
-class LogOptions(Options):
+class LogOptions(PreparationOptions):
     """Options of preparing logs, besides those of all rows.
 
     Attributes:
@@ -119,7 +119,9 @@ class LogsConfig:
     input_file: Path | None = setting(
         None, "generate_models, transform: one file instead of days", uri="read"
     )
-    output_folder: Path | None = setting(None, f"prepare: directory in which to write {DATASET}/")
+    output_folder: Path | None = setting(
+        None, f"prepare: directory in which to write {DATASET}/", uri="write"
+    )
     model_folder: Path | None = setting(
         None, "generate_models, transform: directory of the fitted transform"
     )

@@ -17,6 +17,7 @@ from dlrm.flags import Values
 from dlrm.manifest import write_manifest
 from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
 from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
+from dlrm.remote.cache import origin_of, with_uris
 from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.evaluate.columns import Columns, of_dataset, of_files, of_table
 from dlrm.scripts.evaluate.flags import EvaluateConfig
@@ -57,7 +58,7 @@ def run(values: Values) -> None:
     if (note := models[0].sampling_note) and correction is None and not own.recalibrate:
         say(note)
     fields = [name for name in dict.fromkeys(own.slices) if not _is_day(models[0], name)]
-    config = source_config(models[0], values)
+    config = source_config(models[0], values.filled({"label": True}))
     is_dataset = reads_dataset(models[0], sources[0], config)
     columns = _columns(models[0], Path(sources[0], split) if is_dataset else None, own)
     found = collect(models, sources, fields, config, columns.schema, own.importance_rows)
@@ -80,7 +81,7 @@ def run(values: Values) -> None:
             facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
     facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
     for line in lines_of(facts):
-        say(line)
+        say(line, is_prose=True)
     if own.output:
         _write(facts, own.output)
     if correction is not None and own.recalibrated_checkpoint:
@@ -191,16 +192,16 @@ def _facts(
 ) -> dict[str, Any]:
     return {
         "dlrm_version": __version__,
-        "checkpoint": str(models[0].path),
-        "against": str(models[1].path) if len(models) > 1 else None,
-        "sources": found.sources,
+        "checkpoint": with_uris(str(models[0].path)),
+        "against": with_uris(str(models[1].path)) if len(models) > 1 else None,
+        "sources": [with_uris(source) for source in found.sources],
         "split": split,
         "role": _role(models[0], found.sources, split),
         "values": found.shares.line(),
         "fields": found.shares.by_field(),
         "flags_changed": _flags_changed(models),
         "intervals": judgement.method,
-        "notes": _notes(models, found, judgement),
+        "notes": [with_uris(note) for note in _notes(models, found, judgement)],
         **judgement.to_json(),
     }
 
@@ -220,7 +221,7 @@ def _role_in_training(model: Predictor, dataset: str, split: str) -> str | None:
     roles, trained = Roles.from_config(config), config.get("flags", {}).get("dataset")
     if roles is None or trained is None:
         return None
-    return roles.of(split) if Path(trained).resolve() == Path(dataset).resolve() else None
+    return roles.of(split) if origin_of(trained) == origin_of(dataset) else None
 
 
 def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:

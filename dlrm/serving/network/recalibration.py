@@ -22,6 +22,7 @@ from dlrm.command_line import missing_extra
 from dlrm.documents import brief, printable, read_json
 from dlrm.files import MANIFEST, check_outside, link_or_copy, staged_directory
 from dlrm.manifest import check_listed, read_manifest, write_manifest
+from dlrm.remote.cache import origin_of
 from dlrm.train.reports.model_card import MODEL_CARD
 
 FOLDER = "recalibration"  # in a checkpoint
@@ -33,7 +34,7 @@ class FittedRows(NamedTuple):
     """The rows that a recalibration was fitted to.
 
     Attributes:
-        sources: absolute paths of files, or of a dataset; "-" for standard input.
+        sources: absolute paths or URIs of files, or of a dataset; "-" for standard input.
         split: split of the dataset; None for files.
     """
 
@@ -43,7 +44,7 @@ class FittedRows(NamedTuple):
     @classmethod
     def from_sources(cls, sources: Sequence[str], split: str | None) -> "FittedRows":
         """Returns the rows of sources as commands name them."""
-        return cls(tuple(s if s == "-" else str(Path(s).resolve()) for s in sources), split)
+        return cls(tuple(s if s == "-" else origin_of(s) for s in sources), split)
 
     def overlap(self, other: "FittedRows") -> bool:
         """Returns whether both have rows of the same file, or of the same split of a dataset."""

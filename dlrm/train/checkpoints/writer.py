@@ -118,7 +118,7 @@ class CheckpointWriter:
     def _files(self, parameters: Parameters) -> "list[tuple[str, _Rows | dict[str, Tensor]]]":
         """Returns the files that this rank writes, with their contents."""
         by_row, scalars, others = optimizer_state(parameters)
-        low = parameters.low()
+        low = parameters.lower_halves()
         files: list[tuple[str, _Rows | dict[str, Tensor]]] = []
         for part in parameters.table_parts():
             weight, own = part.weight, slice(part.begin, part.end)

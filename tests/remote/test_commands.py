@@ -1,0 +1,365 @@
+"""Commands that read and write by URI."""
+
+import json
+import re
+import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import numpy as np
+import pytest
+
+from dlrm.files import MANIFEST
+from dlrm.manifest import write_manifest
+from dlrm.remote.output import Addition, Output
+from dlrm.remote.publish import check_publishable, find_published, publish, publish_plain
+from dlrm.remote.store import _ObjectStore, find_entries, open_store
+from dlrm.scripts.commands import COMMANDS, run
+
+
+def put(path, uri):
+    """Copies a directory as other tools do, or a file."""
+    store = open_store(uri)
+    if path.is_file():
+        store.write(uri.key, path)
+        return uri
+    for file in (file for file in path.rglob("*") if file.is_file()):
+        store.write(uri.below(file.relative_to(path).as_posix()).key, file)
+    return uri
+
+
+def names(uri):
+    return [entry.key.removeprefix(uri.folder) for entry in find_entries(uri)]
+
+
+def content(uri, name):
+    store = open_store(uri)
+    return bytes(store.read(store.entry(uri.below(name).key)))
+
+
+@pytest.fixture
+def dlrm(capsys):
+    """Returns a function that runs a command, and returns what it printed."""
+
+    def ended(name, *words, code=0):
+        assert run(COMMANDS[name], list(map(str, words))) == code, capsys.readouterr()
+        said = capsys.readouterr()
+        text = said.err if code else said.out
+        assert "remote/views" not in text
+        assert "remote/outputs" not in text
+        return text
+
+    return ended
+
+
+@pytest.fixture
+def model(trained, bucket):
+    """The URI of a run, whose checkpoints were published while it trained."""
+    uri = bucket.below("run")
+    for path in trained.checkpoint.iterdir():
+        if (path / MANIFEST).is_file():
+            publish(path, uri.below(path.name), None)
+        elif path.is_file():
+            put(path, uri.below(path.name))
+    return uri
+
+
+def test_scores_are_those_of_local_files(dlrm, trained, model, bucket, tmp_path):
+    log, scores = put(trained.log, bucket.below("logs/test.tsv")), bucket.below("scores.npy")
+    told = dlrm("predict", f"--checkpoint={model}", f"--input={log}", f"--output={scores}")
+    assert f"{scores}: 1,000 scores (probability) by {model}/step-" in told
+    local = tmp_path / "scores.npy"
+    dlrm(
+        "predict",
+        f"--checkpoint={trained.checkpoint}",
+        f"--input={trained.log}",
+        f"--output={local}",
+    )
+    assert content(bucket, "scores.npy") == local.read_bytes()
+    assert len(np.load(local)) == 1000
+
+
+def test_a_page_and_its_facts_have_uris(dlrm, trained, model, bucket):
+    data, page = put(trained.dataset, bucket.below("data")), bucket.below("page")
+    for _ in range(2):  # an earlier page is replaced
+        dlrm("evaluate", f"--checkpoint={model}", f"--dataset={data}", f"--output={page}")
+    assert names(page) == ["evaluation.html", "evaluation.json", MANIFEST]
+    assert "/cache/" not in content(page, "evaluation.html").decode()
+    facts = json.loads(content(page, "evaluation.json"))
+    assert facts["checkpoint"].startswith(f"{model}/step-")
+    assert facts["sources"] == [str(data)]
+    put(trained.log, bucket.below("other/a.txt"))
+    told = dlrm(
+        *("evaluate", f"--checkpoint={model}", f"--dataset={data}"),
+        *(f"--output={bucket.below('other')}",),
+        code=1,
+    )
+    assert f"error: {bucket}other: has objects, such as other/a.txt, but no manifest" in told
+
+
+@pytest.mark.slow
+def test_an_export_is_added_to_a_repository(dlrm, trained, model, bucket):
+    repository = bucket.below("models")
+    words = [f"--checkpoint={model}", f"--save-dir={repository}", f"--dataset={trained.dataset}"]
+    dlrm("export", *words, "--triton-model-name=a")
+    before = set(names(repository))
+    assert {"a/config.pbtxt", "a/1/model.py", "a/1/manifest.json"} <= before
+    told = dlrm("export", *words, "--triton-model-name=a", code=1)
+    assert f"error: {repository}/a: there is a model of that name; --update adds" in told
+    dlrm("export", *words, "--triton-model-name=a", "--update")
+    dlrm("export", *words, "--triton-model-name=b")
+    added = {name.partition("/")[0] + "/" + name.split("/")[1] for name in names(repository)}
+    assert added == {"a/1", "a/2", "a/config.pbtxt", "b/1", "b/config.pbtxt"}
+    assert before < set(names(repository))
+
+
+def made(path, *files):
+    for name in files:
+        (path / name).parent.mkdir(parents=True, exist_ok=True)
+        (path / name).write_text(name)
+
+
+def test_two_exports_to_one_repository_do_not_mix(bucket, tmp_path):
+    uri = bucket.below("models")
+    first, second = (Addition(uri, tmp_path / name) for name in ("one", "two"))
+    for one in (first, second):
+        made(one.path, f"m/1/{MANIFEST}", "m/1/model.py", "m/config.pbtxt", "m_raw/config.pbtxt")
+        (one.path / "m_raw" / "1").mkdir()
+    first.publish()
+    with pytest.raises(FileExistsError, match=f"{uri}/m/1/{MANIFEST}: another process has written"):
+        second.publish()
+    files = [f"m/1/{MANIFEST}", "m/1/model.py", "m/config.pbtxt"]
+    assert names(uri) == [*files, "m_raw/1/.keep", "m_raw/config.pbtxt"]
+    third = Addition(uri, tmp_path / "three")
+    assert (third.path / "m/1").is_dir()
+    assert (third.path / "m/config.pbtxt").read_text() == "m/config.pbtxt"
+    made(third.path, f"m/2/{MANIFEST}")
+    third.publish()
+    assert names(uri)[:4] == [*files[:2], f"m/2/{MANIFEST}", files[2]]
+
+
+def test_an_export_that_was_killed_is_no_model(bucket, tmp_path):
+    uri = bucket.below("models")
+    put_text(uri, f"m/1/{MANIFEST}", "m/1/model.py")  # config.pbtxt comes last
+    new = Addition(uri, tmp_path / "new")
+    assert not list(new.path.iterdir())
+    made(new.path, f"m/1/{MANIFEST}", "m/config.pbtxt")
+    new.publish()
+    assert content(uri, f"m/1/{MANIFEST}") == f"m/1/{MANIFEST}".encode()
+
+
+def put_text(uri, *names):
+    for name in names:
+        open_store(uri).write(uri.below(name).key, b"old")
+
+
+def test_a_plain_directory_is_unfinished_until_it_is_whole(bucket, tmp_path):
+    uri = bucket.below("page")
+    made(tmp_path, "a", "b")
+    write_manifest(tmp_path, "page")
+    publish_plain(tmp_path, uri, check_publishable(uri, "page"))
+    assert names(uri) == ["a", "b", MANIFEST]
+    (tmp_path / "b").unlink()
+    write_manifest(tmp_path, "page")
+    version = check_publishable(uri, "page")
+    (tmp_path / "a").rename(tmp_path / "elsewhere")  # fails in the middle
+    with pytest.raises(FileNotFoundError):
+        publish_plain(tmp_path, uri, version)
+    with pytest.raises(ValueError, match=f"{uri}: is not complete"):
+        find_published(uri)
+    with pytest.raises(FileExistsError, match="another process"):
+        publish_plain(tmp_path, uri, version)
+    (tmp_path / "elsewhere").rename(tmp_path / "a")
+    publish_plain(tmp_path, uri, check_publishable(uri, False))
+    assert names(uri) == ["a", MANIFEST]
+
+
+def files(path):
+    return {p.relative_to(path).as_posix(): p.read_bytes() for p in path.rglob("*") if p.is_file()}
+
+
+def test_fetch_makes_the_directory_that_was_published(dlrm, bucket, tmp_path, monkeypatch):
+    uri, made_at = bucket.below("d"), tmp_path / "made"
+    made(made_at, "a", "train/b", "train/c")
+    write_manifest(made_at, "dataset")
+    publish(made_at, uri, None)
+    copy = tmp_path / "new" / "copy"
+    read = _ObjectStore.read
+
+    def cut(store, entry, *part):
+        if entry.key.endswith("/c"):
+            raise OSError(f"{store.root}{entry.key}: cut")
+        return read(store, entry, *part)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(_ObjectStore, "read", cut)
+        told = dlrm("fetch", uri, copy, code=1)
+    assert re.fullmatch(rf"error: {uri}/data-\w+/train/c: cut\n", told)
+    assert not copy.exists()
+    kept = {path.name: path.stat().st_ino for path in (tmp_path / "new").rglob("[ab]")}
+    told = dlrm("fetch", uri, copy)
+    assert f"{copy}: 4 files, " in told
+    assert files(copy) == files(made_at)
+    assert {path.name: path.stat().st_ino for path in copy.rglob("[ab]")} == kept
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["copy"]
+    assert "copy: exists and is not empty" in dlrm("fetch", uri, copy, code=1)
+
+
+def test_fetch_takes_prefixes_patterns_and_objects(dlrm, bucket, tmp_path):
+    client = pytest.importorskip("boto3").client("s3")
+    for key in ("logs/", "logs/day=1/a", "logs/day=1/b", "logs/day=2/a"):  # the first by a console
+        client.put_object(Bucket=bucket.authority, Key=key, Body=b"" if key[-1] == "/" else key)
+    dlrm("fetch", bucket.below("logs"), tmp_path / "all")
+    assert sorted(files(tmp_path / "all")) == ["day=1/a", "day=1/b", "day=2/a"]
+    dlrm("fetch", bucket.below("logs/*/a"), tmp_path / "some")
+    assert sorted(files(tmp_path / "some")) == ["day=1/a", "day=2/a"]
+    dlrm("fetch", bucket.below("logs/day=1/b"), tmp_path / "one")
+    assert files(tmp_path / "one") == {"b": b"logs/day=1/b"}
+
+
+def test_fetch_names_what_is_wrong(dlrm, bucket, tmp_path):
+    made(tmp_path, "a")
+    write_manifest(tmp_path, "dataset")
+    publish(tmp_path, bucket.below("d"), None)
+    (entry,) = (e for e in find_entries(bucket) if e.key.endswith("/a"))
+    open_store(bucket).write(entry.key, b"A")
+    told = dlrm("fetch", bucket.below("d"), tmp_path / "copy", code=1)
+    assert f"error: {bucket}{entry.key}: expected CRC-32" in told
+    told = dlrm("fetch", bucket.below("none"), tmp_path / "copy", code=1)
+    assert f"error: {bucket}none: no such object, and none below it" in told
+    told = dlrm("fetch", "gopher://a/b", tmp_path / "copy", code=2)
+    assert told.startswith("error: uri gopher://a/b: expected a URI of s3://, ")
+    assert "'a/b': expected a URI, such as s3://" in dlrm("fetch", "a/b", "c", code=1)
+
+
+def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
+    uri, path = bucket.below("out"), tmp_path / "out"
+    made(path, "binary/a", "note")
+    write_manifest(path / "binary", "dataset")
+    saved = shutil.copytree(path, tmp_path / "saved")
+    Output(uri, tmp_path / "new", False)
+    (output := Output(uri, path, False)).path.mkdir()
+    shutil.copytree(saved, path, dirs_exist_ok=True)
+    output.publish()
+    assert find_published(uri.below("binary")) is not None
+    open_store(uri).remove([uri.below("note").key])
+    with pytest.raises(FileExistsError, match=f"{uri}/binary: exists .*--overwrite replaces it"):
+        Output(uri, path, False)
+    output = Output(uri, path, True)
+    shutil.copytree(saved, path)
+    (path / "binary/a").write_text("new")
+    write_manifest(path / "binary", "dataset")
+    output.publish()
+    assert len([name for name in names(uri) if name.endswith("/a")]) == 1
+    put_text(uri, "other")
+    with pytest.raises(FileExistsError, match=f"{uri}: has objects, such as (note|other), but no"):
+        Output(uri, path, True)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A store that permits nothing, and repeats what it was sent."""
+
+    def do_GET(self):  # noqa: N802  # the library's name
+        content = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_HEAD = do_PUT = do_GET  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_store_that_permits_nothing_is_told_with_what_was_sought(dlrm, monkeypatch, bucket):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        for words in (
+            ["schema", "--input=s3://closed/a.csv", "--label=y", "--output=never.yaml"],
+            ["prepare", "--schema=x", "--input=x", "--output=s3://closed2/data"],
+            ["fetch", "s3://closed3/logs", "never"],
+        ):
+            told = dlrm(*words, code=1)
+            assert re.match(r"error: s3://closed\d?/\S*: no permission \(", told)
+            assert "credentials were looked for in AWS_ACCESS_KEY_ID, AWS_PROFILE or ~/.aws" in told
+            assert "secret-of-the-test" not in told
+            assert told.count("\n") == 1
+        server.shutdown()
+
+
+def test_what_is_wrong_is_named_before_any_work(dlrm, bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path, "a.csv")
+    data = put(tmp_path / "a.csv", bucket.below("a.csv"))
+    words = ["schema", "--label=y", "--output=schema.yaml"]
+    for uri, message in (
+        (bucket.below("b.csv"), f"{bucket}b.csv: no such object, and none below it"),
+        (bucket.below("*.gz"), rf"{bucket}\*.gz: no object of this pattern among 1"),
+        ("s3://no-such-bucket-here/a.csv", "s3://no-such-bucket-here/: no such bucket"),
+        ("dbfs://a/b", "--input dbfs://a/b: expected a URI of s3://.* or a path, got dbfs://"),
+        ("s3://me:secret@b/a", r"--input s3://\.\.\.@b/a: expected no user or password"),
+    ):
+        assert re.match(f"error: {message}", dlrm(*words, f"--input={uri}", code=1))
+    told = dlrm(*words, f"--input={data}", "--cache_gib=1e-9", code=1)
+    assert re.match(rf"error: {data}: needs 5 bytes in \S+, of which 1 may be used \(--cache", told)
+    told = dlrm(
+        "predict", f"--checkpoint={data}", "--input=a.csv", f"--output={bucket}x.npy", code=1
+    )
+    assert told.startswith(f"error: {data}: ")
+    assert not (tmp_path / "schema.yaml").exists()
+
+
+BY_URI = (  # command, words of which {} is the place of the files, and what it writes
+    ("convert", "--dataset={}/data --values=ids --output={}/parquet", "parquet"),
+    ("verify", "{}/data", ""),
+    ("compare", "{}/run --output={}/comparison", "comparison"),
+    ("plan", "--synthetic_dataset_table_sizes=9,8 --output={}/plan", "plan"),
+    ("checkpoint", "inspect {}/run", ""),
+    ("checkpoint", "diff {}/STEP {}/STEP", ""),
+    ("checkpoint", "evict {}/STEP --rows={}/rows.csv --output={}/evicted", "evicted"),
+    ("checkpoint", "convert {}/STEP --to=nvidia --output={}/nvidia", "nvidia"),
+    ("transcode", "--input={}/t.csv --label=y --numerical=a --categorical=c --output={}/t", "t"),
+    (
+        "synthetic",
+        "--synthetic_dataset_num_entries=64 --synthetic_dataset_table_sizes=9 "
+        "--synthetic_dataset_dir={}/random",
+        "random",
+    ),
+    ("simulate", "--rows=400 --days=2 --output={}/raw", "raw"),
+    ("prepare-logs", "--engine=local --input_folder={}/raw --output_folder={}/logs", "logs"),
+    (
+        "convert-to-binary",
+        "--source={}/parquet --output_format=binary --output={}/binary",
+        "binary",
+    ),
+    ("split-dataset", "--dataset={}/binary --numerical_features=3 --output={}/split", "split"),
+)
+VARYING = {MANIFEST, "comparison.json", "report.json", "report.html"}  # have times or places
+
+
+@pytest.mark.slow
+def test_each_command_does_by_uri_what_it_does_with_files(dlrm, trained, tmp_path, bucket):
+    here, there = tmp_path / "here", bucket.below("there")
+    shutil.copytree(trained.dataset, here / "data")
+    shutil.copytree(trained.checkpoint, here / "run")
+    (step,) = (here / "run").glob("step-*")
+    (here / "rows.csv").write_text("table,row\n0,3\n")
+    (here / "t.csv").write_text("y,a,c\n" + "".join(f"{i % 2},{i},c{i % 3}\n" for i in range(60)))
+    put(here, there)
+    for name, line, output in BY_URI:
+        words = line.replace("STEP", f"run/{step.name}").split()
+        for place in (here, there):
+            dlrm(name, *(word.replace("{}", str(place)) for word in words))
+        if (here / output).is_file():
+            assert content(there, output) == (here / output).read_bytes()
+        elif output:
+            dlrm("fetch", there.below(output), tmp_path / output)
+            found, expected = files(tmp_path / output), files(here / output)
+            assert found.keys() == expected.keys()
+            assert all(
+                found[name] == expected[name]
+                for name in found
+                if name.rpartition("/")[2] not in VARYING
+            ), name
