@@ -117,6 +117,8 @@ def test_a_resumed_run_has_the_newest_and_the_best(uri):
         assert [step.name[-2:] for step in steps] == ["10", "30"]
         assert (run.path / "log.json").read_text() == "DLLL {}\n"
         run.saved(steps)
+        wait_until(lambda: run._done)
+        assert files_of(10, 20, 30) <= files_at(uri)  # the last two
         run.saved([*steps, save(run.path, 40, best=10)])
     assert files_at(uri) == files_of(10, 30, 40) | {"best.json", "log.json"}
     with fetched(Cache.open(), uri) as best:

@@ -147,6 +147,21 @@ def run(monkeypatch, tmp_path):
     return lambda *words: main.run(dlrm_flags.parse([*words]))
 
 
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--seeds=1-2"], "--seeds 1-2 --save_checkpoint_path s3://b/run: expected a path of this"),
+        (
+            ["--table_store=rows"],
+            "--table_store rows contradicts --save_checkpoint_path s3://b/run",
+        ),
+    ],
+)
+def test_what_needs_a_directory_of_this_machine_is_refused(flags, run, words, message):
+    with pytest.raises(ValueError, match=message):
+        run(*flags, "--save_checkpoint_path=s3://b/run", *words)
+
+
 @pytest.mark.slow
 def test_a_training_without_a_store_keeps_its_checkpoints(flags, bucket, run, watchers, capsys):
     uri = bucket.below("run")
