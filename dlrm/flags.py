@@ -451,12 +451,12 @@ def run_command(
     def run() -> int | None:
         try:
             values = line.parse(sys.argv[1:] if arguments is None else arguments)
-            roles = _roles(line, values)
+            roles, own = _roles(line, values), values.without(settings_of(CacheConfig))
             if not any(is_uri(v) for n in roles for v in _items(values[n])):
-                return act(values)
+                return act(own)
             from dlrm.remote.edges import run_locally
 
-            return run_locally(values, roles, lambda own: act(values.replaced(own)))
+            return run_locally(values, roles, lambda local: act(own.replaced(local)))
         except HelpAsked as asked:
             show(_with_hint(f"{doc}\n{asked.text or line.help()}", asked))
             return 0
@@ -526,6 +526,11 @@ class Values(dict[str, Any]):
     def replaced(self, others: Mapping[str, Any]) -> "Values":
         """Returns the values with those of `others` in their place."""
         return Values({**self, **others}, self.given)
+
+    def without(self, names: Collection[str]) -> "Values":
+        """Returns the values without some flags."""
+        kept = {name: value for name, value in self.items() if name not in names}
+        return Values(kept, self.given - {*names})
 
     def filled(self, others: Mapping[str, Any]) -> "Values":
         """Returns the values with those of `others` for flags that the user did not give."""

@@ -150,7 +150,7 @@ def run(statement: str, folder: Path) -> None:
 
 def expanded(words: list[str], folder: Path) -> list[str]:
     """Returns words with patterns replaced by the paths that match, as a shell does."""
-    found = [sorted(glob(word, root_dir=folder)) if "*" in word else [word] for word in words]
+    found = [sorted(glob(word, root_dir=folder)) or [word] for word in words]
     return [path for paths in found for path in paths]
 
 

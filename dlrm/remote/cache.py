@@ -16,13 +16,13 @@ import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
 from dlrm.remote.store import Entry, Store, find_entries, open_store, total_bytes
-from dlrm.remote.transfer import download
+from dlrm.remote.transfer import Wanted, download, link
 from dlrm.remote.uri import Uri, is_uri
 
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
@@ -67,6 +67,7 @@ class Cache:
         entries: Sequence[Entry] | None = None,
         names: Mapping[str, str] | None = None,
         checksums: Mapping[str, str] | None = None,
+        hollow: Sequence[Entry] = (),
         done: Callable[[int], object] = lambda size: None,
     ) -> Iterator[Path]:
         """Yields the file, or the folder, with the objects of a URI; it stays within the block.
@@ -76,6 +77,7 @@ class Cache:
             entries: its objects; None lists them.
             names: key -> path in the folder, where it is not the key itself.
             checksums: key -> checksum, see `dlrm.manifest.Checksum`.
+            hollow: objects that are not fetched; their files have their size and no content.
             done: called with the bytes of each object that is there.
 
         Raises:
@@ -83,18 +85,19 @@ class Cache:
             ValueError: an object is damaged.
         """
         entries = find_entries(uri) if entries is None else entries
-        view = self._view(uri, entries)
+        view = self._view(uri, entries, hollow)
         make_directories(view)
         while True:
             with in_use(view) as stays:
                 if stays:
-                    self._fill(view, uri, entries, names or {}, checksums or {}, done)
+                    self._fill(view, uri, entries, names or {}, checksums or {}, hollow, done)
                     yield self.path_in(view, uri)
                     return
             make_directories(view)
 
-    def _view(self, uri: Uri, entries: Sequence[Entry]) -> Path:
+    def _view(self, uri: Uri, entries: Sequence[Entry], hollow: Sequence[Entry]) -> Path:
         listing = [str(uri), *(f"{e.key}\0{e.size}\0{e.version}" for e in entries)]
+        listing += (f"{e.key}\0{e.size}\0" for e in hollow)
         return self.folder / "views" / _digest("\n".join(listing))[:16]
 
     def path_in(self, view: Path, uri: Uri) -> Path:
@@ -108,33 +111,49 @@ class Cache:
         entries: Sequence[Entry],
         names: Mapping[str, str],
         checksums: Mapping[str, str],
+        hollow: Sequence[Entry],
         done: Callable[[int], object],
     ) -> None:
         """Makes a view complete, once for all processes that want it."""
         with _flock(view.with_name(f"{view.name}.lock"), fcntl.LOCK_EX):
             os.utime(view)
-            if (view / _COMPLETE).exists():
+            root = view / uri.scheme / uri.authority
+            paths = [f"{root}/{names.get(entry.key, entry.key)}" for entry in entries]
+            if (view / _COMPLETE).exists() and all(map(_has, paths, entries)):
                 done(total_bytes(entries))
                 return
-            store, root = open_store(uri), view / uri.scheme / uri.authority
-            places = {e.key: self._object(store, e) for e in entries}
-            self.make_room(sum(e.size for e in entries if not places[e.key].exists()), uri)
+            store = open_store(uri)
+            places = [*self._places(store, entries)]
+            every = [
+                Wanted(entry, path, checksums.get(entry.key), place)
+                for entry, path, place in zip(entries, paths, places, strict=True)
+            ]
+            absent = [e for e, place in zip(entries, places, strict=True) if not _has(place, e)]
+            self.make_room(total_bytes(absent), uri)
             with _flock(self.folder / _OBJECTS, fcntl.LOCK_SH):
-                missing = [e for e in entries if not places[e.key].exists()]
-                for folder in {path.parent for path in places.values()}:
-                    folder.mkdir(parents=True, exist_ok=True)
-                done(total_bytes(entries) - total_bytes(missing))
-                download(store, ((e, places[e.key], checksums.get(e.key)) for e in missing), done)
-                for entry in entries:
-                    path = root / names.get(entry.key, entry.key)
+                for folder in {os.path.dirname(path) for path in paths + places}:
+                    os.makedirs(folder, exist_ok=True)
+                missing = []
+                for one, place in zip(every, places, strict=True):
+                    if _has(place, one.entry):
+                        link(place, one.path)
+                    else:
+                        missing.append(one)
+                done(total_bytes(entries) - total_bytes([one.entry for one in missing]))
+                download(store, missing, done)
+                for entry in hollow:
+                    path = Path(root, names.get(entry.key, entry.key))
                     path.parent.mkdir(parents=True, exist_ok=True)
-                    path.unlink(missing_ok=True)
-                    os.link(places[entry.key], path)
+                    path.touch()
+                    os.truncate(path, entry.size)
             (view / _COMPLETE).touch()
 
-    def _object(self, store: Store, entry: Entry) -> Path:
-        digest = _digest(f"{replace(store.root, key=entry.key)}\n{entry.size}\n{entry.version}")
-        return self.folder / "objects" / digest[:2] / digest[2:34]
+    def _places(self, store: Store, entries: Sequence[Entry]) -> Iterator[str]:
+        """Yields the paths of objects."""
+        folder, root = self.folder / "objects", str(store.root)
+        for entry in entries:
+            digest = _digest(f"{root}{entry.key}\n{entry.size}\n{entry.version}")
+            yield f"{folder}/{digest[:2]}/{digest[2:34]}"
 
     def make_room(self, needed: int, uri: Uri) -> None:
         """Removes what has not been used for longest, until so many bytes fit.
@@ -231,6 +250,14 @@ def _flock(path: Path, kind: int) -> Iterator[None]:
     with open(path, "w") as lock:
         fcntl.flock(lock, kind)
         yield
+
+
+def _has(path: str, entry: Entry) -> bool:
+    """Returns whether a file has an object's size, which it may lack after a power failure."""
+    try:
+        return os.stat(path).st_size == entry.size
+    except OSError:
+        return False
 
 
 def _digest(text: str) -> str:

@@ -7,7 +7,7 @@ from dlrm.settings import setting
 
 @dataclass(frozen=True)
 class CacheConfig:
-    """The folder of fetched objects; field names are those of the flags."""
+    """The place and size of the cache; field names are those of the flags."""
 
     cache_dir: str | None = setting(
         None,

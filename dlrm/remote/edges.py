@@ -17,9 +17,10 @@ READ, WRITE, REPLACE, ADD, OWN = "read", "write", "replace", "add", "own"
 
 
 class Role(NamedTuple):
-    """What a command does with a URI, parsed from `setting(uri=...)`: words with commas between.
+    """The use of a URI by a command, parsed from `setting(uri=...)`: words with commas between.
 
-    "read, *.json" reads the objects of such names, "read" all. "write" writes what may replace
+    "read, *.json" reads the objects of such names, and for the others has files of their size
+    without content; "read" reads all. "write" writes what may replace
     another of its kind with --overwrite; "replace, evaluation" replaces an earlier evaluation, and
     "replace" anything. With "plain" a directory has the layout that other programs read, see
     `publish_plain`. "add" adds models to a repository, see `Addition`. An "own" URI is left to the
@@ -156,7 +157,7 @@ def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Pa
         size += more
 
     listing = listing_of(uri)
-    with cache.fetched(uri, *(listing.only(patterns) if patterns else listing), done) as path:
+    with cache.fetched(uri, *(listing.only(patterns) if patterns else listing), done=done) as path:
         if (seconds := time.monotonic() - began) >= TOLD_SECONDS:
             print(f"{uri}: {size:,} bytes fetched in {seconds:.1f} s", file=sys.stderr, flush=True)
         yield path

@@ -15,7 +15,7 @@ from dlrm.remote.publish import (
     publish_plain,
 )
 from dlrm.remote.store import NEW, open_store
-from dlrm.remote.transfer import download, upload
+from dlrm.remote.transfer import Wanted, download, upload
 from dlrm.remote.uri import Uri
 
 TOLD_SECONDS = 1.0  # of a transfer, from which on it is told
@@ -122,7 +122,7 @@ class Addition:
             file = path / key.removeprefix(uri.folder)
             file.parent.mkdir(parents=True, exist_ok=True)
             if file.name == _CONFIG or "_transform/" in key:
-                wanted.append((entry, file, None))
+                wanted.append(Wanted(entry, str(file)))
         download(store, wanted)
 
     def publish(self) -> None:

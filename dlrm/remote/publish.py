@@ -14,7 +14,7 @@ import hashlib
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
@@ -114,20 +114,21 @@ class Listing(NamedTuple):
         entries: the objects.
         names: key -> path below the bucket, where it is not the key itself.
         checksums: key -> checksum, where a manifest has it.
+        hollow: objects that are not needed, whose files have their size and no content.
     """
 
     entries: list[Entry]
     names: dict[str, str]
     checksums: dict[str, str]
+    hollow: Sequence[Entry] = ()
 
     def only(self, patterns: Sequence[str]) -> "Listing":
-        """Returns those whose file has a name of one of the patterns."""
-        kept = [
-            entry
-            for entry in self.entries
-            if any(fnmatch(PurePosixPath(entry.key).name, pattern) for pattern in patterns)
-        ]
-        return self._replace(entries=kept)
+        """Returns the same with those hollow whose file has a name of none of the patterns."""
+        parts: tuple[list[Entry], list[Entry]] = [], []
+        for entry in self.entries:
+            name = PurePosixPath(entry.key).name
+            parts[not any(fnmatch(name, pattern) for pattern in patterns)].append(entry)
+        return self._replace(entries=parts[0], hollow=parts[1])
 
 
 def listing_of(uri: Uri) -> Listing:
@@ -141,6 +142,9 @@ def listing_of(uri: Uri) -> Listing:
     """
     if uri.has_pattern or uri.scheme in ("http", "https"):
         return Listing(find_entries(uri), {}, {})
+    if uri.key and not uri.key.endswith("/"):  # first, as others may not be permitted
+        with suppress(FileNotFoundError):
+            return Listing([open_store(uri).entry(uri.key)], {}, {})
     if (found := find_published(uri)) is not None:
         return _listing(found)
     listing, bases = Listing([], {}, {}), set()
@@ -181,7 +185,7 @@ def fetched_directory(
     found = find_published(uri)
     if found is None:
         raise FileNotFoundError(f"{uri.below(MANIFEST)}: no such object, so {uri} is not complete")
-    with cache.fetched(replace(uri, key=uri.folder), *_listing(found), done) as path:
+    with cache.fetched(replace(uri, key=uri.folder), *_listing(found), done=done) as path:
         yield path
 
 

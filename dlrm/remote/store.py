@@ -6,16 +6,17 @@ are found as those libraries find them. None is in a message, a manifest or a ch
 """
 
 import fnmatch
+import json
 import os
 import random
 import re
 import sys
 import time
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -45,6 +46,9 @@ _SOUGHT = {
 }
 _STORES = {"s3a": "s3", "abfs": "az", "abfss": "az", "https": "http"}  # of synonyms
 _connected_in: set[int] = set()  # processes that have used obstore, before a fork
+_REPLACED = "{}: another process has written it meanwhile"
+_NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
+_REFUSED = r"credential|\b40[13]\b|AccessDenied"
 _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 
 
@@ -183,28 +187,35 @@ class _ObjectStore:
         scheme = _STORES.get(self.root.scheme, self.root.scheme)
         endpoint = {
             "s3": os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""),
+            "gs": os.environ.get("STORAGE_EMULATOR_HOST", ""),
             "http": str(self.root),
         }.get(scheme, "")
         if endpoint.startswith("http://"):  # which the user has chosen
             options["client_options"]["allow_http"] = True
         if scheme == "s3":
             options |= _aws_options(endpoint)
+        if scheme == "gs" and endpoint:
+            fields = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
+            account = {"gcs_base_url": endpoint, "disable_oauth": True, **fields}
+            options["service_account_key"] = json.dumps(account)
         try:
             return from_url(str(self.root).rstrip("/"), **options)
         except Exception as error:  # obstore's have no common class with a meaning
             raise ValueError(f"{self.root}: {_reason(error)}") from error
 
     def entries(self, prefix: str) -> list[Entry]:
-        found: list[Entry] = []
-        with self._named(prefix):
+        def listed() -> list[Entry]:
             # obstore takes a prefix for whole parts of keys.
-            for chunk in self._ops.list(self._store, prefix.rstrip("/") or None, chunk_size=1000):
-                found += map(_entry, chunk)
+            chunks = self._ops.list(self._store, prefix.rstrip("/") or None, chunk_size=1000)
+            return [_entry(facts) for chunk in chunks for facts in chunk]
+
+        with self._named(prefix):
+            found = self._renewed(listed)
         return sorted(entry for entry in found if entry.key.startswith(prefix))
 
     def entry(self, key: str) -> Entry:
         with self._named(key):
-            return _entry(self._ops.head(self._store, key))
+            return _entry(self._renewed(lambda: self._ops.head(self._store, key)))
 
     def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
         end = entry.size if end is None else end
@@ -230,13 +241,15 @@ class _ObjectStore:
         raise AssertionError
 
     def write(self, key: str, content: bytes | Path, only_if: str | None = None) -> str:
-        mode: Any = {None: "overwrite", NEW: "create"}.get(only_if, {"e_tag": only_if})
+        mode: Any = {None: "overwrite", NEW: "create"}.get(only_if) or self._update(key, only_if)
         if only_if is not None and isinstance(content, Path):
             content = content.read_bytes()  # conditions need a request of one part
         for turn in range(_REPEATS + 1):
             with self._named(key):
                 try:
-                    made = self._ops.put(self._store, key, content, mode=mode)
+                    made = self._renewed(
+                        lambda: self._ops.put(self._store, key, content, mode=mode)
+                    )
                     return made["e_tag"] or ""
                 except self._ops.exceptions.GenericError as error:
                     if only_if is not None or turn == _REPEATS:
@@ -245,47 +258,67 @@ class _ObjectStore:
             self._pause(key, turn, failed)
         raise AssertionError
 
+    def _update(self, key: str, version: str | None) -> dict[str, str | None]:
+        """Returns the condition of a write that replaces a version."""
+        if self.root.scheme != "gs":
+            return {"e_tag": version}
+        with self._named(key):  # Google's conditions are by generation
+            facts = self._renewed(lambda: self._ops.head(self._store, key))
+        if facts["e_tag"] != version:
+            raise FileExistsError(_REPLACED.format(replace(self.root, key=key)))
+        return {"version": facts["version"]}
+
     def remove(self, keys: Iterable[str]) -> None:
         for key in keys:
-            with self._named(key):
-                try:
-                    self._ops.delete(self._store, key)
-                except FileNotFoundError:
-                    continue
+            with self._named(key), suppress(FileNotFoundError):
+                self._renewed(partial(self._delete, key))
+
+    def _delete(self, key: str) -> None:
+        self._ops.delete(self._store, key)
 
     def _pause(self, key: str, turn: int, failed: Exception) -> None:
         """Waits before a repeat, and makes a new client where credentials have expired."""
         note = f"note: {replace(self.root, key=key)}: repeated after: {_reason(failed)}"
         print(highlighted(note, sys.stderr), file=sys.stderr, flush=True)
         time.sleep(_FIRST_PAUSE * 2**turn * (0.5 + random.random()))
-        if any(word in str(failed) for word in _EXPIRED):
+        if _has_expired(failed):
             self._store = self._connect()
+
+    def _renewed(self, act: Callable[[], Any]) -> Any:
+        """Returns what a call returns, with a new client where credentials have expired."""
+        try:
+            return act()
+        except self._ops.exceptions.BaseError as error:
+            if not _has_expired(error):
+                raise
+            self._store = self._connect()
+            return act()
 
     @contextmanager
     def _named(self, key: str, reading: bool = False) -> Iterator[None]:
         """Gives errors of obstore their URI, and a class that Python's own have."""
-        errors = self._ops.exceptions
-        uri = replace(self.root, key=key)
         try:
             yield
-        except FileNotFoundError as error:
-            raise _missing(uri, error) from error
-        except (errors.AlreadyExistsError, errors.PreconditionError) as error:
-            if reading:
-                raise OSError(f"{uri}: was replaced by another object while it was read") from error
-            raise FileExistsError(f"{uri}: another process has written it meanwhile") from error
-        except (errors.PermissionDeniedError, errors.UnauthenticatedError) as error:
-            raise _refused(uri, error) from error
-        except errors.BaseError as error:
-            if "NoSuchBucket" in str(error):
-                raise _missing(uri, error) from error
-            if re.search(r"credential|\b40[13]\b|AccessDenied", str(error), re.IGNORECASE):
-                raise _refused(uri, error) from error
-            raise OSError(f"{uri}: {_reason(error)}") from error
-        except OSError as error:
-            if str(uri) in str(error):
+        except (OSError, self._ops.exceptions.BaseError) as error:
+            named = self._error(replace(self.root, key=key), error, reading)
+            if named is error:
                 raise
-            raise type(error)(f"{uri}: {_reason(error)}") from error
+            raise named from error
+
+    def _error(self, uri: Uri, error: Exception, reading: bool) -> Exception:
+        errors = self._ops.exceptions
+        if isinstance(error, FileNotFoundError) or _lacks_bucket(error):
+            return _missing(uri, error)
+        if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
+            if reading:
+                return OSError(f"{uri}: was replaced by another object while it was read")
+            return FileExistsError(_REPLACED.format(uri))
+        refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
+        if isinstance(error, errors.BaseError):
+            if refused or _has_expired(error) or re.search(_REFUSED, str(error), re.IGNORECASE):
+                return _refused(uri, error)
+            return OSError(f"{uri}: {_reason(error)}")
+        return error if str(uri) in str(error) else type(error)(f"{uri}: {_reason(error)}")
 
 
 def _aws_options(endpoint: str) -> dict[str, Any]:
@@ -307,14 +340,25 @@ def _aws_options(endpoint: str) -> dict[str, Any]:
     return options
 
 
+def _has_expired(error: Exception) -> bool:
+    text = str(error)
+    return any(word in text for word in _EXPIRED) or "400 Bad Request: \n" in text  # of a HEAD
+
+
 def _entry(facts: Any) -> Entry:
     modified = facts["last_modified"].timestamp()
     version = facts.get("e_tag") or f"size {facts['size']}, time {modified}"
+    if re.fullmatch(r"\w+", version):  # in listings of Azure
+        version = f'"{version}"'
     return Entry(facts["path"], facts["size"], version, modified)
 
 
+def _lacks_bucket(error: BaseException) -> bool:
+    return any(word in str(error) for word in _NO_BUCKET)
+
+
 def _missing(uri: Uri, error: BaseException) -> FileNotFoundError:
-    if "NoSuchBucket" in str(error) or "bucket does not exist" in str(error):
+    if _lacks_bucket(error):
         return FileNotFoundError(f"{uri.root}: no such bucket")
     return FileNotFoundError(f"{uri}: no such object")
 

@@ -4,47 +4,77 @@ import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from dlrm.files import staged_file
 from dlrm.manifest import BLOCK_BYTES, damaged
-from dlrm.remote.store import Entry, Store
+from dlrm.remote.store import Entry, Store, total_bytes
 
 IN_FLIGHT = 32  # requests; 10,000 small objects of a local server took as long with 64
 PART_BYTES = 2 * BLOCK_BYTES  # of a large object, in one request
+_BATCH = 32  # small objects of a task
+
+
+class Wanted(NamedTuple):
+    """An object to fetch.
+
+    Attributes:
+        entry: the object.
+        path: a new file for its bytes.
+        checksum: see `dlrm.manifest.Checksum`; None where no manifest has it.
+        whole: a second name, which the file gets when it is whole.
+    """
+
+    entry: Entry
+    path: str
+    checksum: str | None = None
+    whole: str | None = None
 
 
 def download(
-    store: Store,
-    wanted: Iterable[tuple[Entry, Path, str | None]],
-    done: Callable[[int], object] = lambda size: None,
+    store: Store, wanted: Sequence[Wanted], done: Callable[[int], object] = lambda size: None
 ) -> None:
-    """Copies objects to files, which appear whole, each with the object's time.
+    """Copies objects to files, each with the object's time.
+
+    Nothing waits until they are on the disk: after a power failure a file may be shorter.
 
     Args:
         store: the bucket.
-        wanted: objects, files and, where a manifest has them, checksums, see
-            `dlrm.manifest.Checksum`.
-        done: called with the bytes of each object that is there.
+        wanted: objects and files, whose folders exist.
+        done: called with the bytes of objects that are there.
 
     Raises:
-        OSError: an object is gone, was replaced, or cannot be read or written; the message has its
-            URI, or the file.
+        OSError: an object is gone, was replaced, or cannot be read or stored; the message has its
+            URI.
         ValueError: a checksum differs; the message has the URI and the bytes.
     """
 
-    def copy(work: tuple[Entry, Path, str | None]) -> int:
-        entry, path, checksum = work
-        _copy(store, entry, path, checksum, pool)
-        return entry.size
+    def copy(some: Sequence[Wanted]) -> int:
+        for one in some:
+            _copy(store, one, pool)
+        return total_bytes([one.entry for one in some])
 
     small = ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="fetch")
     with ThreadPoolExecutor(IN_FLIGHT, thread_name_prefix="parts") as pool, small:
-        for size in _all(small, copy, wanted):
+        for size in _all(small, copy, _batches(wanted)):
             done(size)
+
+
+def _batches(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
+    """Yields what one thread fetches: of many small objects several, since a task takes time."""
+    most = max(1, min(_BATCH, len(wanted) // (4 * IN_FLIGHT)))
+    batch: list[Wanted] = []
+    size = 0
+    for one in wanted:
+        batch.append(one)
+        size += one.entry.size
+        if len(batch) >= most or size >= PART_BYTES:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _all(
@@ -66,41 +96,62 @@ def _all(
             future.cancel()
 
 
-def _copy(
-    store: Store, entry: Entry, path: Path, checksum: str | None, pool: ThreadPoolExecutor
-) -> None:
-    parts = range(0, max(entry.size, 1), PART_BYTES)
+def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
+    entry, path, checksum, whole = wanted
 
     def fetch(begin: int) -> list[str]:
-        with _unread_named():
-            content = store.read(entry, begin, min(begin + PART_BYTES, entry.size))
-        os.pwrite(descriptor, content, begin)
+        content = store.read(entry, begin, min(begin + PART_BYTES, entry.size))
+        write_at(descriptor, content, begin)
         return sums_of(content) if checksum else []
 
-    with staged_file(path, one_of_many=True) as partial:
-        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        descriptor = _new_file(path)
         try:
-            sums = [fetch(0)] if len(parts) == 1 else pool.map(fetch, parts)
-            found = "".join(crc for part in sums for crc in part)
+            if entry.size <= PART_BYTES:
+                sums = fetch(0)
+            else:
+                parts = pool.map(fetch, range(0, entry.size, PART_BYTES))
+                sums = [crc for part in parts for crc in part]
+            if checksum is not None:
+                check_sums(store, entry, Path(path), checksum, "".join(sums))
+            os.utime(descriptor, (entry.modified, entry.modified))
         finally:
             os.close(descriptor)
-        if checksum is not None:
-            check_sums(store, entry, partial, checksum, found)
-        os.utime(partial, (entry.modified, entry.modified))
-
-
-class UnreadError(OSError):
-    """An object cannot be read; not an error of writing, which gets the name of the file."""
-
-
-@contextmanager
-def _unread_named() -> Iterator[None]:
-    try:
-        yield
+        if whole is not None:
+            link(path, whole)
     except OSError as error:
-        if type(error) is OSError:
-            raise UnreadError(*error.args) from error
-        raise
+        if error.errno is None:  # of the store
+            raise
+        uri, folder = replace(store.root, key=entry.key), os.path.dirname(whole or path)
+        raise OSError(f"{uri}: cannot be stored in {folder}: {error.strerror}") from error
+
+
+def _new_file(path: str) -> int:
+    """Creates a file; what a killed process left is removed, since it may have other names."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
+    try:
+        return os.open(path, flags, 0o644)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o644)
+
+
+def link(target: str, path: str) -> None:
+    """Gives a file a second name, which may be another file's so far."""
+    try:
+        os.link(target, path)
+    except FileExistsError:
+        with suppress(FileNotFoundError):  # another process does the same
+            os.unlink(path)
+        os.link(target, path)
+
+
+def write_at(descriptor: int, content: Any, begin: int) -> None:
+    """Writes all bytes of a buffer from a place in a file on."""
+    view = memoryview(content)
+    while view:
+        written = os.pwrite(descriptor, view, begin)
+        view, begin = view[written:], begin + written
 
 
 def sums_of(content: Any) -> list[str]:

@@ -81,7 +81,7 @@ def fetch(
     """
     from dlrm.remote.publish import listing_of
     from dlrm.remote.store import open_store, total_bytes
-    from dlrm.remote.transfer import download
+    from dlrm.remote.transfer import Wanted, download
     from dlrm.remote.uri import Uri
 
     uri, final = Uri.parse(text), directory.resolve()
@@ -98,9 +98,9 @@ def fetch(
         there = {path for path in work.rglob("*") if path.is_file()}
         whole = set()
         for path in there:
-            entry = places.get(path.relative_to(work).as_posix())
+            listed = places.get(path.relative_to(work).as_posix())
             status = path.stat()
-            if entry and (status.st_size, status.st_mtime) == (entry.size, entry.modified):
+            if listed and (status.st_size, status.st_mtime) == (listed.size, listed.modified):
                 whole.add(path)
             else:  # of another version, or left by a process that was killed
                 path.unlink()
@@ -108,11 +108,14 @@ def fetch(
         total(size)
         done(sum(path.stat().st_size for path in whole))
         files = {work / name: entry for name, entry in places.items()}
-        wanted = [(entry, path) for path, entry in files.items() if path not in whole]
-        for folder in {path.parent for _, path in wanted}:
+        for folder in {path.parent for path in files}:
             folder.mkdir(parents=True, exist_ok=True)
-        sums = listing.checksums
-        download(open_store(uri), ((e, path, sums.get(e.key)) for e, path in wanted), done)
+        wanted = [
+            Wanted(entry, str(path), listing.checksums.get(entry.key))
+            for path, entry in files.items()
+            if path not in whole
+        ]
+        download(open_store(uri), wanted, done)
         publish_directory(work, final, replace=False)
     return len(places), size
 

@@ -3,6 +3,8 @@
 import json
 import re
 import shutil
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
 import pytest
@@ -43,7 +45,8 @@ def dlrm(capsys):
         assert run(COMMANDS[name], list(map(str, words))) == code, capsys.readouterr()
         said = capsys.readouterr()
         text = said.err if code else said.out
-        assert "/cache/" not in text
+        assert "remote/views" not in text
+        assert "remote/outputs" not in text
         return text
 
     return ended
@@ -251,3 +254,112 @@ def test_a_folder_of_datasets_is_replaced_one_by_one(bucket, tmp_path):
     put_text(uri, "other")
     with pytest.raises(FileExistsError, match=f"{uri}: has objects, such as (note|other), but no"):
         Output(uri, path, True)
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """A store that permits nothing, and repeats what it was sent."""
+
+    def do_GET(self):  # noqa: N802  # the library's name
+        content = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+        self.send_response(403)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+    do_HEAD = do_PUT = do_GET  # noqa: N815
+
+    def log_message(self, *_):
+        pass
+
+
+def test_a_store_that_permits_nothing_is_told_with_what_was_sought(dlrm, monkeypatch, bucket):
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
+        for words in (
+            ["schema", "--input=s3://closed/a.csv", "--label=y", "--output=never.yaml"],
+            ["prepare", "--schema=x", "--input=x", "--output=s3://closed2/data"],
+            ["fetch", "s3://closed3/logs", "never"],
+        ):
+            told = dlrm(*words, code=1)
+            assert re.match(r"error: s3://closed\d?/\S*: no permission \(", told)
+            assert "credentials were looked for in AWS_ACCESS_KEY_ID, AWS_PROFILE or ~/.aws" in told
+            assert "secret-of-the-test" not in told
+            assert told.count("\n") == 1
+        server.shutdown()
+
+
+def test_what_is_wrong_is_named_before_any_work(dlrm, bucket, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    made(tmp_path, "a.csv")
+    data = put(tmp_path / "a.csv", bucket.below("a.csv"))
+    words = ["schema", "--label=y", "--output=schema.yaml"]
+    for uri, message in (
+        (bucket.below("b.csv"), f"{bucket}b.csv: no such object, and none below it"),
+        (bucket.below("*.gz"), rf"{bucket}\*.gz: no object of this pattern among 1"),
+        ("s3://no-such-bucket-here/a.csv", "s3://no-such-bucket-here/: no such bucket"),
+        ("dbfs://a/b", "--input dbfs://a/b: expected a URI of s3://.* or a path, got dbfs://"),
+        ("s3://me:secret@b/a", r"--input s3://\.\.\.@b/a: expected no user or password"),
+    ):
+        assert re.match(f"error: {message}", dlrm(*words, f"--input={uri}", code=1))
+    told = dlrm(*words, f"--input={data}", "--cache_gib=1e-9", code=1)
+    assert re.match(rf"error: {data}: needs 5 bytes in \S+, of which 1 may be used \(--cache", told)
+    told = dlrm(
+        "predict", f"--checkpoint={data}", "--input=a.csv", f"--output={bucket}x.npy", code=1
+    )
+    assert told.startswith(f"error: {data}: ")
+    assert not (tmp_path / "schema.yaml").exists()
+
+
+BY_URI = (  # command, words of which {} is the place of the files, and what it writes
+    ("convert", "--dataset={}/data --values=ids --output={}/parquet", "parquet"),
+    ("verify", "{}/data", ""),
+    ("compare", "{}/run --output={}/comparison", "comparison"),
+    ("plan", "--synthetic_dataset_table_sizes=9,8 --output={}/plan", "plan"),
+    ("checkpoint", "inspect {}/run", ""),
+    ("checkpoint", "diff {}/STEP {}/STEP", ""),
+    ("checkpoint", "evict {}/STEP --rows={}/rows.csv --output={}/evicted", "evicted"),
+    ("checkpoint", "convert {}/STEP --to=nvidia --output={}/nvidia", "nvidia"),
+    ("transcode", "--input={}/t.csv --label=y --numerical=a --categorical=c --output={}/t", "t"),
+    (
+        "synthetic",
+        "--synthetic_dataset_num_entries=64 --synthetic_dataset_table_sizes=9 "
+        "--synthetic_dataset_dir={}/random",
+        "random",
+    ),
+    ("simulate", "--rows=400 --days=2 --output={}/raw", "raw"),
+    ("prepare-logs", "--engine=local --input_folder={}/raw --output_folder={}/logs", "logs"),
+    (
+        "convert-to-binary",
+        "--source={}/parquet --output_format=binary --output={}/binary",
+        "binary",
+    ),
+    ("split-dataset", "--dataset={}/binary --numerical_features=3 --output={}/split", "split"),
+)
+VARYING = {MANIFEST, "comparison.json", "report.json", "report.html"}  # have times or places
+
+
+@pytest.mark.slow
+def test_each_command_does_by_uri_what_it_does_with_files(dlrm, trained, tmp_path, bucket):
+    here, there = tmp_path / "here", bucket.below("there")
+    shutil.copytree(trained.dataset, here / "data")
+    shutil.copytree(trained.checkpoint, here / "run")
+    (step,) = (here / "run").glob("step-*")
+    (here / "rows.csv").write_text("table,row\n0,3\n")
+    (here / "t.csv").write_text("y,a,c\n" + "".join(f"{i % 2},{i},c{i % 3}\n" for i in range(60)))
+    put(here, there)
+    for name, line, output in BY_URI:
+        words = line.replace("STEP", f"run/{step.name}").split()
+        for place in (here, there):
+            dlrm(name, *(word.replace("{}", str(place)) for word in words))
+        if (here / output).is_file():
+            assert content(there, output) == (here / output).read_bytes()
+        elif output:
+            dlrm("fetch", there.below(output), tmp_path / output)
+            found, expected = files(tmp_path / output), files(here / output)
+            assert found.keys() == expected.keys()
+            assert all(
+                found[name] == expected[name]
+                for name in found
+                if name.rpartition("/")[2] not in VARYING
+            ), name

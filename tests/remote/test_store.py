@@ -93,3 +93,18 @@ def test_a_forked_child_reads(bucket):
         store = open_store(bucket)
         os._exit(0 if bytes(store.read(store.entry("a"))) == b"content" else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_google_storage_holds_conditions_by_generation(endpoint, store_uri, monkeypatch):
+    monkeypatch.setenv("STORAGE_EMULATOR_HOST", endpoint.url)
+    store = open_store(Uri("gs", store_uri.authority))
+    version = store.write("a", b"1", NEW)
+    second = store.write("a", b"2", version)
+    for condition in (NEW, version):
+        with pytest.raises(FileExistsError, match="gs://.*/a: another process"):
+            store.write("a", b"3", condition)
+    assert store.entry("a").version == store.entries("")[0].version == second
+    assert bytes(store.read(store.entry("a"))) == b"2"
+    missing = Uri("gs", "none")
+    with pytest.raises(FileNotFoundError, match=f"{missing}: no such bucket"):
+        open_store(missing).entries("")

@@ -119,7 +119,9 @@ class LogsConfig:
     input_file: Path | None = setting(
         None, "generate_models, transform: one file instead of days", uri="read"
     )
-    output_folder: Path | None = setting(None, f"prepare: directory in which to write {DATASET}/")
+    output_folder: Path | None = setting(
+        None, f"prepare: directory in which to write {DATASET}/", uri="write"
+    )
     model_folder: Path | None = setting(
         None, "generate_models, transform: directory of the fitted transform"
     )

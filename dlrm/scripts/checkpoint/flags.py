@@ -18,7 +18,7 @@ class CheckpointConfig:
         (),
         "checkpoint to inspect or change, or two of them for diff",
         positional=True,
-        uri="read",
+        uri="read, *",  # also all checkpoints of a run
     )
     json: bool = setting(False, "inspect, diff: print one JSON object, for programs")
     check: bool = setting(False, "inspect: also compare the checksums of tables that are not read")
