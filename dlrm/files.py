@@ -403,6 +403,14 @@ def sync_tree(directory: Path) -> None:
         sync(Path(parent))
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Links a file under another name, or copies it if it cannot be linked."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
 def make_directories(path: Path) -> None:
     """Creates a directory and missing ones above it, and waits until their names are on disk.
 

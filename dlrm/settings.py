@@ -124,6 +124,11 @@ def resumable_of(*configs: type) -> frozenset[str]:
     return frozenset(name for name, own in settings_of(*configs).items() if own.resumable)
 
 
+def uris_of(*configs: type) -> dict[str, str]:
+    """Returns the settings that may be URIs, with their roles."""
+    return {name: own.uri for name, own in settings_of(*configs).items() if own.uri}
+
+
 def defaults_of(*configs: type) -> dict[str, Any]:
     """Returns the default of each setting."""
     return {

@@ -56,7 +56,8 @@ def run(values: Values) -> dict[str, float]:
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
-    with Session(values) as session:
+    trains = values["mode"] in bert_flags.TRAINING
+    with Session(values, uris=bert_flags.FLAGS.uris, trains=trains) as session:
         divided = network_run.join_pipelines(session, bert_flags.TRAINING)
         with session.agreed():
             text_run = _open(session.values, divided)

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
@@ -205,6 +206,14 @@ class Cache:
                     if path.stat().st_nlink == 1:
                         path.unlink()
 
+    def output_folder(self, uri: Uri) -> Path:
+        """Returns the folder with what is not published under a URI yet."""
+        return self.folder / "outputs" / _digest(str(uri))[:16]
+
+    def output_path(self, uri: Uri) -> Path:
+        """Returns the path that `output` yields."""
+        return self.output_folder(uri) / uri.scheme / uri.authority / uri.key.rstrip("/")
+
     @contextmanager
     def output(self, uri: Uri) -> Iterator[Path]:
         """Yields the local place of output that is published under a URI, for this process alone.
@@ -214,8 +223,7 @@ class Cache:
         Raises:
             BlockingIOError: another process writes output for the URI.
         """
-        folder = self.folder / "outputs" / _digest(str(uri))[:16]
-        place = folder / uri.scheme / uri.authority / uri.key.rstrip("/")
+        place, folder = self.output_path(uri), self.output_folder(uri)
         make_directories(place.parent)
         with ExitStack() as stack:
             try:
@@ -235,6 +243,11 @@ def default_folder() -> Path:
 def with_uris(text: str) -> str:
     """Returns a message with URIs in place of paths in a cache."""
     return re.sub(rf"[^\s'\"=,]*{_VIEW}", r"\1://", text)
+
+
+def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags with URIs in place of paths in a cache."""
+    return {name: with_uris(own) if isinstance(own, str) else own for name, own in values.items()}
 
 
 def origin_of(path: str | os.PathLike) -> str:

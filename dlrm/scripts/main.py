@@ -32,7 +32,7 @@ def main(
     if values is not None:
         from dlrm.session.session import exit_with  # torch takes seconds to import
 
-        exit_with(lambda: run(values), values["save_checkpoint_path"])
+        exit_with(lambda: run(values), values)
 
 
 def run(values: Values) -> dict[str, float]:

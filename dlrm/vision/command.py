@@ -50,7 +50,8 @@ def run(values: Values) -> dict[str, float]:
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
-    with Session(values) as session:
+    trains = values["mode"] in TRAINING
+    with Session(values, uris=cnn_flags.FLAGS.uris, trains=trains) as session:
         divided = network_run.join_pipelines(session, TRAINING)
         with session.agreed():
             image_run = _open(session.values, divided)

@@ -17,6 +17,7 @@ from dlrm.locks import remove_unused
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.table import SHOWN
 from dlrm.model.ensemble import Ensemble
+from dlrm.remote.uri import is_uri
 from dlrm.serving.loading import load_one
 from dlrm.serving.predictor import Predictor
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
@@ -109,6 +110,11 @@ def _check(values: Values) -> None:
         raise ValueError(f"{given} contradicts --seed {values['seed']}")
     if not values["save_checkpoint_path"]:
         raise ValueError(f"{given} needs --save_checkpoint_path, where the models are saved")
+    if is_uri(values["save_checkpoint_path"]):
+        raise ValueError(
+            f"{given} --save_checkpoint_path {values['save_checkpoint_path']}: expected a path of "
+            "this machine"
+        )
     if not values.config(DataConfig).has_clicks or not values["dataset"]:
         raise ValueError(f"{given} needs --dataset, whose test rows judge the models")
     if (processes := launch().size) > 1:

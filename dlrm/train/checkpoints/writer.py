@@ -232,11 +232,3 @@ def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
             return content.write(path)
         write_tensors(content, path)
         return checksum(path)
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Links a file under another name, or copies it if it cannot be linked."""
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
