@@ -445,8 +445,6 @@ def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[
     """
     check_local(path)
     final = Path(path)
-    if not final.parent.is_dir():
-        raise FileNotFoundError(f"{final}: there is no directory {final.parent}")
     lock = None
     while lock is None:  # another process may take a file without a lock for an abandoned one
         partial = final.with_name(f"{_prefix(final)}{new_suffix()}")

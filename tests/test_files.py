@@ -116,11 +116,6 @@ def test_a_killed_writer_leaves_nothing_at_the_final_name(tmp_path):
     assert not final.exists()
 
 
-def test_a_file_in_a_missing_directory_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="a/file: there is no directory .*/a$"):
-        write_atomically(tmp_path / "a" / "file", "text")
-
-
 def test_write_atomically_replaces_the_text_and_leaves_no_other_file(tmp_path):
     for text in ("old", "new"):
         write_atomically(tmp_path / "file", text)
