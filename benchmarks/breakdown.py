@@ -40,7 +40,7 @@ from train import (
 )
 
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.tasks.recommendation import Batches
+from dlrm.tasks.recommendation import ClickLoader
 
 LOADER, REST = "loader wait", "Python and the autograd engine"
 PARTS = {  # beginnings of operators' names; the innermost that fits decides
@@ -70,7 +70,7 @@ PARTS = {  # beginnings of operators' names; the innermost that fits decides
 }
 
 
-class WatchedBatches(Batches):
+class WatchedBatches(ClickLoader):
     """Batches, the wait for each of which the profiler sees."""
 
     def batches(self, epoch: int = 0, start: int = 0):

@@ -39,7 +39,7 @@ from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -151,7 +151,7 @@ def ours(config: DLRMConfig, datasets: Datasets, optimizer: str, dtype) -> Calla
         trainer = Trainer(
             task, optimizers=optimizers, schedule=lambda step: LR, config=training, log=log
         )
-        trainer.fit(Batches(datasets.train), Batches(datasets.test))
+        trainer.fit(ClickLoader(datasets.train), ClickLoader(datasets.test))
 
     return run
 

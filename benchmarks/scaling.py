@@ -19,11 +19,14 @@ import contextlib
 import multiprocessing
 import os
 import statistics
+import sys
 import tempfile
 import time
 from dataclasses import replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -34,7 +37,8 @@ from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World, exchange
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.pages.pictures import write_picture
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.optim.config import OptimizerConfig
@@ -55,7 +59,7 @@ class Training:
             synthetic_dataset_num_entries=batch * 1_000_000,
         )
         shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
-        self.batches = Batches(open_datasets(data, shard).train)
+        self.batches = ClickLoader(open_datasets(data, shard).train)
         self.task, self.exposed = task, 0.0
         settings = TrainConfig(max_steps=1, print_freq=1_000_000)
         optimizers = task.optimizers(OptimizerConfig(), one_look_up=True)
@@ -201,7 +205,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--plot", help="picture to draw, as scaling.png")
+    parser.add_argument("--plot", type=Path, help="picture to draw, as scaling.png")
     options = parser.parse_args()
     print(f"{options.workload}, torch {torch.__version__}, {os.cpu_count()} cores, gloo, ", end="")
     print(f"1 thread a process, {options.rounds} rounds of {options.steps} steps\n")
@@ -215,18 +219,15 @@ def main() -> None:
     for dtype in options.dtype or ["fp32", "bf16"]:
         lines += measure(options, dtype)
         print("\n".join(lines[-4:]), flush=True)
-    if options.plot:
-        _draw(lines, options.plot)
+    draw = partial(_draw, lines)
+    if options.plot and (problem := write_picture(options.plot, draw)):
+        sys.exit(f"no picture: {problem}")
 
 
-def _draw(lines: list[str], path: str) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
+def _draw(lines: list[str], figure: Any) -> None:
     cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-    figure, axis = pyplot.subplots(figsize=(7, 4), layout="constrained")
+    figure.set_size_inches(7, 4)
+    axis = figure.subplots()
     bars = [(f"{c[0]} {c[1]}", float(c[6])) for c in cells if c[1] != "alone"]
     axis.bar([name for name, _ in bars], [value for _, value in bars])
     for index, (_, value) in enumerate(bars):
@@ -234,7 +235,6 @@ def _draw(lines: list[str], path: str) -> None:
     axis.axhline(1, color="gray", linestyle="--")
     axis.set_ylabel("efficiency: of so many times one process")
     axis.set_ylim(0, 1.15)
-    figure.savefig(path, dpi=120)
 
 
 if __name__ == "__main__":

@@ -53,9 +53,9 @@ from dlrm.store.row_store import RowStore
 from dlrm.tasks.click_memory import table_store
 from dlrm.tasks.planning.costs import costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.planning.planner import Limits, plan
+from dlrm.tasks.planning.planner import Limits, plan_placement
 from dlrm.tasks.planning.workload import Workload
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -148,7 +148,7 @@ class Training:
         model = task.model
         shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
         made = open_datasets(data, shard).train
-        self.batches = Batches(Ready(made, made.num_samples) if ready else made)
+        self.batches = ClickLoader(Ready(made, made.num_samples) if ready else made)
         self.trainer = Trainer(
             task,
             optimizers=task.optimizers(OptimizerConfig(case.optimizer), case.hotness is None),
@@ -216,7 +216,7 @@ def compare(case: Case, num_ranks: int, rounds: int, steps: int) -> None:
     """Prints bytes and steps of both placements."""
     found = {
         "balanced": case.config.placed(num_ranks),
-        "auto": plan(case.workload, Limits(num_ranks), CPU),
+        "auto": plan_placement(case.workload, Limits(num_ranks), CPU),
     }
     teams = {name: Team(case, placement) for name, placement in found.items()}
     seconds: dict[str, list[float]] = {name: [] for name in teams}
@@ -315,7 +315,7 @@ class FromStore:
         )
         self._trainer.log.quiet = True
         data = Zipf(config.table_sizes, 2048, steps)
-        self._batches = Batches(data, slots=task.slots(trains=True))
+        self._batches = ClickLoader(data, slots=task.slots(trains=True))
         self._store, self._pipe = store, pipe
 
     def serve(self) -> None:

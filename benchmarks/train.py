@@ -51,7 +51,7 @@ from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.ops.layers import fused_linear_dtypes, matrix_product
 from dlrm.published.runner import processor
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
@@ -224,7 +224,7 @@ def ours(
     data: DataConfig,
     dtype: torch.dtype,
     log: RunLog,
-    batches: type[Batches] = Batches,
+    batches: type[ClickLoader] = ClickLoader,
     optimizer: str = "sgd",
 ) -> Callable[[int], object]:
     """The same for this package's trainer, which reports its steps to `log`."""
@@ -245,7 +245,7 @@ def ours(
             log=log,
             accumulate=task.accumulate,
         )
-        trainer.fit(batches(datasets.train, data.device), Batches(datasets.test, data.device))
+        trainer.fit(batches(datasets.train, data.device), ClickLoader(datasets.test, data.device))
 
     return run
 

@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.prefetch import prefetch
@@ -38,7 +38,7 @@ _BATCH = 2048
 _TRAINED_BATCHES = 150
 
 
-def open_train(directory: Path, verify_data: str) -> Dataset:
+def open_train(directory: Path, verify_data: str) -> ClickDataset:
     config = DataConfig(dataset=str(directory), batch_size=_BATCH, verify_data=verify_data)
     return open_datasets(config).train
 
@@ -52,7 +52,7 @@ def read_seconds(directory: Path, verify_data: str) -> float:
     return time.perf_counter() - began
 
 
-def train_seconds(task: Recommendation, train: Dataset) -> float:
+def train_seconds(task: Recommendation, train: ClickDataset) -> float:
     """Seconds of training on all rows, by those of some batches."""
     optimizers = task.optimizers(OptimizerConfig("adam", "adam"), one_look_up=True)
     for optimizer in optimizers:

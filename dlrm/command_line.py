@@ -80,15 +80,27 @@ class _StandardOutput(io.FileIO):
             raise OSError(error.errno, error.strerror, "standard output") from None
 
 
+def show(text: str) -> None:
+    """Prints a text that was asked for, such as a help.
+
+    The process ends silently if the reader of a pipe, such as `head`, closes it.
+    """
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    print(text, flush=True)
+
+
 def name_standard_output() -> None:
-    """Gives errors of printing a name, unless the caller has replaced `sys.stdout`."""
+    """Gives errors of printing a name, unless the caller has replaced `sys.stdout`.
+
+    Characters that its encoding lacks, such as a dash in ASCII, are escaped.
+    """
     old = sys.stdout
     if type(old) is io.TextIOWrapper and old.fileno() == 1:
         old.flush()
         sys.stdout = io.TextIOWrapper(
             io.BufferedWriter(_StandardOutput(old)),
             old.encoding,
-            old.errors,
+            "backslashreplace",
             line_buffering=old.line_buffering,
             write_through=old.write_through,
         )

@@ -186,6 +186,17 @@ def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
     return _of_type(value, path, expected)
 
 
+def line_of_key(path: str | os.PathLike, key: str) -> int | None:
+    """Returns the line of a key of the map in a YAML file that `read_yaml` reads, or None."""
+    loader = _loader()(read_bytes(path, MAX_YAML_BYTES).decode("utf-8-sig"))
+    try:
+        document: Any = loader.get_single_node()
+        pairs = document.value
+        return next((own.start_mark.line + 1 for own, _ in pairs if own.value == key), None)
+    finally:
+        loader.dispose()
+
+
 def _of_type(value: Any, path: str | os.PathLike, expected: type) -> Any:
     if not isinstance(value, expected):
         raise ValueError(f"{path}: expected {_NAMES[expected]}, got {brief(value)}")

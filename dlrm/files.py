@@ -403,6 +403,14 @@ def sync_tree(directory: Path) -> None:
         sync(Path(parent))
 
 
+def link_or_copy(source: str, target: str) -> None:
+    """Links a file under another name, or copies it if it cannot be linked."""
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)
+
+
 def make_directories(path: Path) -> None:
     """Creates a directory and missing ones above it, and waits until their names are on disk.
 
@@ -437,8 +445,6 @@ def staged_file(path: str | os.PathLike, one_of_many: bool = False) -> Iterator[
     """
     check_local(path)
     final = Path(path)
-    if not final.parent.is_dir():
-        raise FileNotFoundError(f"{final}: there is no directory {final.parent}")
     lock = None
     while lock is None:  # another process may take a file without a lock for an abandoned one
         partial = final.with_name(f"{_prefix(final)}{new_suffix()}")

@@ -6,7 +6,6 @@ import io
 import os
 import platform
 import re
-import signal
 import sys
 import types
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
@@ -19,8 +18,8 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from absl import flags
 
 import dlrm
-from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error
-from dlrm.documents import brief, read_yaml
+from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error, show
+from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local, check_local
 from dlrm.manifest import check_lines
 from dlrm.remote.config import CacheConfig
@@ -180,11 +179,7 @@ class ConfigFlags:
         try:
             rest = self._parsed(words)
             if path := self._flags["config"].value:
-                own = list(self._words_of(path))
-                try:
-                    rest = self._parsed([*own, *words])
-                except ValueError as error:
-                    raise ValueError(f"{path}: {error}") from None
+                rest = self._parsed([*self._words_of(path), *words])
             values = {n: self._value(n) for n in self._types if n not in self.positional}
             placed = self._placed(rest)
         except (ValueError, OSError) as error:
@@ -202,15 +197,25 @@ class ConfigFlags:
             self._flags[name].unparse()
         return parse_flags(self._flags, ["", *words], self._pass_on, self.uris)[1:]
 
-    def _words_of(self, path: str) -> Iterator[str]:
-        """Yields the flags of a YAML file that the command line does not have."""
+    def _words_of(self, path: str) -> list[str]:
+        """Returns the flags of a YAML file that the command line does not have."""
+        given = {name for name in self._flags if self._flags[name].present}
+        words: dict[str, list[str]] = {}
         for key, value in read_yaml(path).items():
             name = str(key).replace("-", "_")
-            if name not in self.settings or name in self.positional:
-                near = did_you_mean(name, self._flags)
-                raise ValueError(f"{path}: unknown flag {brief(key)}{near}")
-            if not self._flags[name].present and value is not None:
-                yield from self._words_for(f"{path}: {key}", name, value)
+            try:
+                if name not in self.settings or name in self.positional:
+                    near = "" if name in self._flags else did_you_mean(name, self._flags)
+                    raise ValueError(f"unknown flag {brief(key)}{near}")
+                if name in words:
+                    raise ValueError(f"{brief(key)} is a duplicate key, as - stands for _")
+                words[name] = [] if value is None else [*self._words_for(str(key), name, value)]
+                self._parsed(words[name])
+                self._value(name)
+            except ValueError as error:
+                line = line_of_key(path, str(key))
+                raise ValueError(f"{path}: {f'line {line}: ' if line else ''}{error}") from None
+        return [word for name, own in words.items() if name not in given for word in own]
 
     def _words_for(self, place: str, name: str, value: Any) -> Iterator[str]:
         own = self.settings[name]
@@ -453,10 +458,10 @@ def run_command(
 
             return run_locally(values, roles, lambda local: act(own.replaced(local)))
         except HelpAsked as asked:
-            _show_help(f"{doc}\n{asked.text or line.help()}", asked)
+            show(_with_hint(f"{doc}\n{asked.text or line.help()}", asked))
             return 0
         except TextAsked as asked:
-            print(asked.text)
+            show(asked.text)
             return 0
         except UsageError as error:
             return say_error(error, code if usage is None else usage)
@@ -490,20 +495,20 @@ def parsed_or_help(
     try:
         return parse([word for word in arguments if not _LOCAL_RANK.fullmatch(word)])
     except HelpAsked as asked:
-        _show_help(help_text(), asked)
-        return None
+        text = _with_hint(help_text(), asked)
     except TextAsked as asked:
-        print(asked.text)
-        return None
+        text = asked.text
     except ValueError as error:
         fail(error)
+    if code := exit_code_of(lambda: show(text)):
+        sys.exit(code)
+    return None
 
 
-def _show_help(text: str, asked: HelpAsked) -> None:
-    """Prints a help; the process ends if the reader of a pipe, such as `head`, closes it."""
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+def _with_hint(text: str, asked: HelpAsked) -> str:
+    """Returns a help with the flags that every command has, or with the flag that shows them."""
     hint = "Try --helpfull to get a list of all flags."
-    print(f"{text}\n\n{help_of_all() if asked.full else hint}")
+    return f"{text}\n\n{help_of_all() if asked.full else hint}"
 
 
 class Values(dict[str, Any]):

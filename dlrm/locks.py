@@ -73,10 +73,15 @@ def try_lock(path: Path, create: bool = True) -> int | None:
 
     Returns:
         Its descriptor; None if another process has locked or removed it.
+
+    Raises:
+        FileNotFoundError: it is to be created in a directory that does not exist.
     """
     try:
         descriptor, created = _open(path, create)
     except FileNotFoundError:
+        if create and not path.parent.is_dir():
+            raise
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -85,7 +85,8 @@ def setting(
             is an argument without a name. The items of a list have commas between, unless it is
             `repeated`, with a flag for each item, or `words`, with a word for each after a flag. A
             checkpoint determines settings that are `architecture`, and a resumed run may change
-            those that are `resumable`. `uri` is "read" or "write" where the value may be a URI.
+            those that are `resumable`. `uri` says what happens where the value is a URI, such as
+            "read" or "write"; see `dlrm.remote.edges.Role`.
     """
     names = None if choices is None else tuple(choices)
     return field(default=default, metadata={"setting": Setting(help, choices=names, **others)})
@@ -121,6 +122,11 @@ def architecture_of(*configs: type) -> tuple[str, ...]:
 def resumable_of(*configs: type) -> frozenset[str]:
     """Returns the names of the settings that a resumed run may change."""
     return frozenset(name for name, own in settings_of(*configs).items() if own.resumable)
+
+
+def uris_of(*configs: type) -> dict[str, str]:
+    """Returns the settings that may be URIs, with their roles."""
+    return {name: own.uri for name, own in settings_of(*configs).items() if own.uri}
 
 
 def defaults_of(*configs: type) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.model.config import DLRMConfig
 from dlrm.model.layouts import make_tables
 from dlrm.tasks.click_task import ClickTask
-from dlrm.tasks.recommendation import Batches
+from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -53,5 +53,5 @@ if __name__ == "__main__":
     optimizers = task.optimizers(OptimizerConfig(embedding_optimizer="adam", mlp_optimizer="adam"))
     length, rate = TrainConfig(epochs=2), lambda step: 0.01
     trainer = Trainer(task, optimizers=optimizers, schedule=rate, config=length)
-    results = trainer.fit(Batches(data.train, shuffle=True), Batches(data.test))
+    results = trainer.fit(ClickLoader(data.train, shuffle=True), ClickLoader(data.test))
     print(f"test AUC: {results['best_auc']:.4f}")

@@ -15,7 +15,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.model.config import DLRMConfig
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
@@ -60,7 +60,7 @@ def main(folder: Path) -> float:
         checkpoints=CheckpointDirectory(checkpoints, attached=dataset / "transform"),
         run={"flags": asdict(architecture), "dataset": {"table sizes": data.train.table_sizes}},
     )
-    results = trainer.fit(Batches(data.train, shuffle=True), Batches(data.test))
+    results = trainer.fit(ClickLoader(data.train, shuffle=True), ClickLoader(data.test))
 
     # The best checkpoint scores rows as they are in the CSV file.
     rows = [{"hour": 9, "price": 20, "site": site, "device": "phone"} for site in ("s0", "s9")]

@@ -116,11 +116,6 @@ def test_a_killed_writer_leaves_nothing_at_the_final_name(tmp_path):
     assert not final.exists()
 
 
-def test_a_file_in_a_missing_directory_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="a/file: there is no directory .*/a$"):
-        write_atomically(tmp_path / "a" / "file", "text")
-
-
 def test_write_atomically_replaces_the_text_and_leaves_no_other_file(tmp_path):
     for text in ("old", "new"):
         write_atomically(tmp_path / "file", text)
@@ -326,3 +321,8 @@ def test_an_array_whose_last_bytes_cannot_be_written_is_an_error(tmp_path):
     sender.close()
     assert receiver.recv() == errno.EFBIG  # numpy.save reports nothing
     process.join()
+
+
+def test_a_missing_directory_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        write_atomically(tmp_path / "nowhere" / "file", "text")

@@ -14,7 +14,7 @@ import pytest
 from tables_testing import prepare
 
 from dlrm.pages import Bar, Section, Tile, document, note, table
-from dlrm.pages.charts import Line, chart
+from dlrm.pages.charts import ChartLine, chart
 from dlrm.preproc.execution.engines import local_engine
 from dlrm.scripts.compare import __main__ as compare
 
@@ -56,12 +56,19 @@ def test_everything_on_a_page_is_escaped():
     parts = [
         note(NASTY),
         table([("", [NASTY, "a", "b"])], rows, NASTY, sortable=False),
-        chart(NASTY, NASTY, NASTY, [Line(NASTY, [0, 1], [1, 2])], NASTY),
+        chart(NASTY, NASTY, NASTY, [ChartLine(NASTY, [0, 1], [1, 2])], NASTY),
         chart(NASTY, NASTY, NASTY, [], NASTY),
     ]
     text = document(NASTY, [NASTY], [Tile(NASTY, NASTY, NASTY)], [Section(NASTY, parts)])
     assert "<script" not in text
     assert text.count(html.escape(NASTY).replace("&#x27;", "&#39;")) == 23
+
+
+def test_a_very_long_name_is_shortened_in_the_head_of_its_row():
+    text = str(table([("", ["name", "a"])], [["x" * 3000, "1"], ["y" * 200, "2"]], "names"))
+    assert "... (3,000 characters) ..." in text
+    assert "x" * 101 not in text
+    assert "y" * 200 in text
 
 
 def test_columns_of_words_are_on_the_left_and_long_ones_wrap():
@@ -72,7 +79,7 @@ def test_columns_of_words_are_on_the_left_and_long_ones_wrap():
 
 
 def test_a_chart_draws_intervals_and_a_histogram_below_its_lines():
-    line = Line(
+    line = ChartLine(
         "model", [0.2, 0.8], [0.1, 0.9], False, True, [(0.0, 0.3), (0.7, 1.0)], [0, 0.5, 1], [3, 1]
     )
     text = chart("Title", "x", "y", [line], "Told.", (0, 1, 0, 1))

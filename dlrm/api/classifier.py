@@ -34,11 +34,12 @@ from dlrm.api.training import SETTINGS, fit
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.schema import Schema
-from dlrm.documents import brief
 from dlrm.serving.predictor import probability
 
 _OWN = ("categorical", "numerical", "recipe", "base_device", "random_state")
 _PARAMETERS = (*_OWN, *(name for name in SETTINGS if name != "seed"))
+_KINDS = ("numerical", "categorical")
+_MISSING = ("None", "nan", "NaT", "<NA>")
 _SET_ASIDE_FROM = 10_000  # rows from which a tenth is set aside to choose the weights on
 _IMPORTANCE_ROWS = 5_000
 
@@ -114,6 +115,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
         table = _labelled(frame, label, codes)
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, frame, ensure_non_negative=True)
+            if not weights.any():
+                raise ValueError("sample_weight: expected a weight above 0, got zeros alone")
             table = table.append_column(weight, pa.array(weights))
         self.schema_ = self._schema(X, table, names)
         test = None if eval_set is None else self._test_table(eval_set, *names)
@@ -164,49 +167,76 @@ class Classifier(ClassifierMixin, BaseEstimator):
         """Returns rows as an Arrow table, with columns x0, x1, ... from an array."""
         if hasattr(X, "toarray"):
             raise ValueError("X: sparse matrices are not supported; X.toarray() is a dense one")
+        if hasattr(X, "collect"):
+            raise ValueError(
+                f"X: expected rows in memory, got {type(X).__name__}; X.collect() reads them"
+            )
         if is_frame(X):
             table = open_frame(X, None, "X").read_all()
+            if not table.num_columns:
+                raise ValueError("X: expected columns, got none")
             validate_data(self, table, reset=reset, skip_check_array=True)
         else:
             dtype = None if hasattr(X, "dtype") else "numeric"
             X = validate_data(self, X, reset=reset, dtype=dtype, ensure_all_finite="allow-nan")
             table = pa.table({f"x{i}": _array(column, i) for i, column in enumerate(X.T)})
-        for name in self._columns("categorical", table):
-            table = table.set_column(
-                table.column_names.index(name), name, _as_text(table.column(name))
-            )
+        for name in self._columns("categorical", table, is_frame(X)):
+            column = _as_text(table.column(name), name)
+            table = table.set_column(table.column_names.index(name), name, column)
         return table
 
-    def _columns(self, kind: str, table: pa.Table) -> list[str]:
-        """Returns the names of the columns that `categorical` or `numerical` lists."""
-        names = table.column_names
-        listed = [f"x{one}" if isinstance(one, int) else one for one in getattr(self, kind) or ()]
-        if unknown := [name for name in listed if name not in names]:
-            raise ValueError(f"{kind}: {unknown[0]!r} is no column of X, which has {names}")
-        return listed
+    def _columns(self, kind: str, table: pa.Table, named: bool) -> list[str]:
+        """Returns the names of the columns that `categorical` or `numerical` lists.
+
+        Args:
+            kind: the parameter.
+            table: rows of X.
+            named: whether X has names, so that a number is one, and not a position.
+        """
+        given: Any = getattr(self, kind)
+        found = []
+        for one in [given] if isinstance(given, str | Integral) else () if given is None else given:
+            is_position = isinstance(one, Integral) and not (named or isinstance(one, bool))
+            name = f"x{one}" if is_position else str(one)
+            if name not in table.column_names:
+                raise ValueError(
+                    f"{kind}: {one!r} is no column of X, which has {table.column_names}"
+                )
+            found.append(name)
+        return list(dict.fromkeys(found))
 
     def _codes(self, y: Any, frame: pa.Table) -> np.ndarray:
         """Returns 0 or 1 for each row, and sets the classes."""
         y = column_or_1d(y, warn=True)
         check_consistent_length(frame, y)
+        if not len(y):
+            raise ValueError("X, y: expected rows, got none")
+        if y.dtype == object:
+            _check_one_type(y)
         check_classification_targets(y)
-        self.classes_, codes = np.unique(y, return_inverse=True)
-        if len(self.classes_) > 2:
+        classes, codes = np.unique(y, return_inverse=True)
+        if len(classes) > 2:
             raise ValueError(
                 "Only binary classification is supported. The type of the target is "
-                f"{type_of_target(y)}; y has {len(self.classes_)} classes. "
+                f"{type_of_target(y)}; y has {len(classes)} classes. "
                 "sklearn.multiclass.OneVsRestClassifier(dlrm.Classifier()) trains a model for each"
             )
-        if len(self.classes_) < 2:
-            raise ValueError(f"y: expected two classes, got 1 class: {self.classes_[0]}")
+        if len(classes) < 2:
+            raise ValueError(f"y: expected two classes, got 1 class: {classes[0]}")
+        self.classes_ = classes  # after the checks: an earlier model keeps its own
         return codes
 
     def _test_table(self, eval_set: Any, label: str, weight: str | None) -> pa.Table:
-        pair = eval_set[0] if isinstance(eval_set, list) else eval_set
-        if not isinstance(pair, tuple) or len(pair) != 2:
-            raise ValueError(f"eval_set: expected a pair (X, y), got {brief(eval_set)}")
-        frame, y = self._frame(pair[0], reset=False), column_or_1d(pair[1])
+        pairs = eval_set if isinstance(eval_set, list) else [eval_set]
+        if len(pairs) != 1 or not isinstance(pairs[0], tuple) or len(pairs[0]) != 2:
+            got = [type(one).__name__ for one in eval_set] if hasattr(eval_set, "__len__") else ""
+            raise ValueError(
+                f"eval_set: expected one pair (X, y), got {type(eval_set).__name__} {got}".rstrip()
+            )
+        frame, y = self._frame(pairs[0][0], reset=False), column_or_1d(pairs[0][1])
         check_consistent_length(frame, y)
+        if not len(y):
+            raise ValueError("eval_set: expected rows, got none")
         known = np.isin(y, self.classes_)
         if not known.all():
             raise ValueError(
@@ -221,7 +251,8 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def _schema(self, X: Any, table: pa.Table, names: tuple[str, str | None]) -> Schema:
         """Returns the meaning of the columns: numbers in an array, else as drafted."""
         label, weight = names
-        if is_frame(X) or any(pa.types.is_string(one) for one in table.schema.types):
+        is_text = {one.name: pa.types.is_string(one.type) for one in table.schema}
+        if is_frame(X) or any(is_text.values()):
             found = draft(table.to_batches(), label, weight=weight)
             if note := found.note():
                 warnings.warn(f"the schema drafted from X {note}", stacklevel=3)
@@ -229,12 +260,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
         else:
             facts = {"version": 1, "label": {"column": label}}
             facts |= {"weight": weight} if weight else {}
-            facts["numerical"] = [_number(one) for one in table.column_names if one not in names]
-        chosen = {kind: self._columns(kind, table) for kind in ("numerical", "categorical")}
-        for kind, named in chosen.items():
-            moved = {one for columns in chosen.values() for one in columns}
-            kept = [field for field in facts.get(kind, ()) if _column_of(field) not in moved]
-            facts[kind] = kept + [_number(n) if kind == "numerical" else n for n in named]
+        if not is_frame(X):
+            numbers = [name for name in is_text if not is_text[name] and name not in names]
+            ids = [one for one in facts.get("categorical", ()) if _column_of(one) not in numbers]
+            facts |= {"numerical": [_number(name) for name in numbers], "categorical": ids}
+        chosen = {kind: self._columns(kind, table, is_frame(X)) for kind in _KINDS}
+        if both := set(chosen["numerical"]) & set(chosen["categorical"]):
+            raise ValueError(f"categorical, numerical: {min(both)!r} is in both")
+        moved = {one for columns in chosen.values() for one in columns}
+        for kind, columns in chosen.items():
+            drafted = {_column_of(field): field for field in facts.get(kind, ())}
+            kept = [field for name, field in drafted.items() if name not in moved]
+            make = _number if kind == "numerical" else str
+            facts[kind] = kept + [drafted.get(name, make(name)) for name in columns]
         return Schema.from_dict({name: value for name, value in facts.items() if value != []})
 
     def _settings(self, rows: int, tested: bool) -> dict[str, Any]:
@@ -274,18 +312,38 @@ def _labelled(frame: pa.Table, label: str, codes: np.ndarray) -> pa.Table:
     return frame.append_column(label, pa.array(codes))
 
 
+def _check_one_type(y: np.ndarray) -> None:
+    """Raises ValueError if labels that are objects of Python have several types, or are missing."""
+    first: Any = None
+    for row, one in enumerate(y):
+        if not isinstance(one, str) and str(one) in _MISSING:
+            raise ValueError(f"y: row {row}: expected a class, got {one}")
+        first = one if row == 0 else first
+        if isinstance(one, str) != isinstance(first, str):
+            raise ValueError(
+                f"y: row {row}: expected a class of one type, as {first!r}, got {one!r}"
+            )
+
+
 def _array(column: np.ndarray, index: int) -> pa.Array:
     try:
         return pa.array(column, from_pandas=True)
-    except pa.ArrowException as error:
+    except (pa.ArrowException, OverflowError) as error:
         raise ValueError(f"X: column {index}: expected numbers or text ({error})") from None
 
 
-def _as_text(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _as_text(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
     """Returns the values of a categorical column as text; NaN is a missing value."""
+    if pa.types.is_list(column.type):  # a field of several values has its own
+        return column
     if pa.types.is_floating(column.type):
         column = pc.if_else(pc.is_nan(column), None, column)
-    return column.cast(pa.string())
+    try:
+        return column.cast(pa.string())
+    except pa.ArrowException:
+        raise ValueError(
+            f"categorical: {name!r}: expected values that have a text, got the type {column.type}"
+        ) from None
 
 
 def _number(column: str) -> dict[str, str]:

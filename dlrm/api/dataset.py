@@ -11,6 +11,8 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
+
 from dlrm.api.defaults import TEST_FRACTION
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import FRAME, TableFile
@@ -115,6 +117,7 @@ class Dataset:
         """
         if unknown := [name for name in options if name not in OPTIONS]:
             raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
+        options = plain(options)
         with in_python():
             check_types(options, (SplitConfig, TableOptions))
             check_all_local(options.items())
@@ -227,6 +230,17 @@ def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeErr
     return TypeError(
         f"{function.__name__}(): got {name!r}; expected arguments among {', '.join(known)}"
     )
+
+
+def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns settings with numbers and arrays of NumPy as Python's own, as searches draw them."""
+    return {name: _plain(value) for name, value in settings.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 
 def check_types(settings: Mapping[str, Any], configs: Iterable[type]) -> None:

@@ -2,6 +2,7 @@
 
 import sys
 from types import TracebackType
+from typing import Any
 
 from tqdm import auto
 
@@ -15,7 +16,7 @@ def is_watched() -> bool:
     return sys.stderr.isatty() or "tqdm.notebook" in kinds
 
 
-class Bar:
+class ProgressBar:
     """A bar of training steps, with the last loss and the metrics of the last test.
 
     Args:
@@ -27,7 +28,7 @@ class Bar:
         self._bar = auto.tqdm(total=total, desc="train", unit="step", disable=not shown)
         self._figures: dict[str, str] = {}
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "ProgressBar":
         return self
 
     def __exit__(
@@ -48,9 +49,9 @@ class Bar:
         )
 
     def _showing(self, function: OnStep | None, names: list[str]) -> OnStep:
-        def called(step: int, values: dict[str, float]) -> bool:
+        def called(step: int, values: dict[str, float]) -> Any:
             self._figures |= {title(n): f"{values[n]:.4f}" for n in names if n in values}
             self._bar.set_postfix(self._figures, refresh=False)
-            return function is not None and function(step, values) is True
+            return None if function is None else function(step, values)
 
         return called

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from dlrm.api.defaults import training_defaults
 from dlrm.command_line import flags_of
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.model.config import FUSED_TYPES
 from dlrm.model.layers.choices import PLAIN_MLP
 from dlrm.train.schedule import OF_NVIDIA
@@ -49,7 +49,7 @@ class DatasetFacts(NamedTuple):
     click_rate: float
 
     @classmethod
-    def from_dataset(cls, train: Dataset) -> "DatasetFacts":
+    def from_dataset(cls, train: ClickDataset) -> "DatasetFacts":
         """Returns the facts of a dataset's training rows, read in batches of `BATCH_SIZE`.
 
         Raises:
@@ -186,7 +186,7 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
     return names
 
 
-def _click_rate(train: Dataset) -> float:
+def _click_rate(train: ClickDataset) -> float:
     """Returns the share of label 1 in batches spread over the rows, or more, until both occur."""
     step = max(len(train) * train.batch_size // _MOST_LABELS, 1)
     clicks = count = 0

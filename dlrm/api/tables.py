@@ -14,7 +14,7 @@ from dlrm.serving.wording import warn
 
 
 @dataclass(frozen=True)
-class Roles:
+class ColumnRoles:
     """The columns of a table with roles, as the caller of `dlrm.fit` names them.
 
     Attributes:
@@ -43,6 +43,9 @@ class Roles:
         for name in ("label", "weight", "time"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise ValueError(f"{name}: expected the name of a column, got {value!r}")
+        for name in ("weight", "time"):
+            if self.label is not None and getattr(self, name) == self.label:
+                raise ValueError(f"{name}: expected another column than the label {self.label!r}")
 
     def given(self) -> dict[str, Any]:
         """Returns the arguments that the caller gave."""
@@ -78,7 +81,7 @@ def _listed(positive: Any) -> str:
 def opened(
     data: Any,
     schema: Any,
-    roles: Roles,
+    roles: ColumnRoles,
     splits: Mapping[str, Any],
     options: Mapping[str, Any],
     verbose: bool = False,

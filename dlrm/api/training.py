@@ -14,11 +14,11 @@ from typing import Any
 
 import torch
 
-from dlrm.api.dataset import OPTIONS, Dataset, check_types, unexpected
+from dlrm.api.dataset import OPTIONS, Dataset, check_types, plain, unexpected
 from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
-from dlrm.api.progress import Bar, is_watched
+from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
-from dlrm.api.tables import Roles, opened
+from dlrm.api.tables import ColumnRoles, opened
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
@@ -46,7 +46,7 @@ from dlrm.train.checkpoints.results import write_results
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.log import RunLog
 from dlrm.train.reports.callbacks import Callbacks, LabelsAndScores, OnStep, OwnMetrics
-from dlrm.train.reports.roles import Roles as RowRoles
+from dlrm.train.reports.roles import Roles
 from dlrm.train.schedule import check_schedule, idle_steps_note
 from dlrm.train.trainer import Trainer
 
@@ -148,13 +148,14 @@ def fit(
         FloatingPointError: the loss is NaN or infinite.
         Exception: what `on_test`, `on_step` or a function of `metrics` raises.
     """
+    settings = plain(settings)
     options = {name: settings[name] for name in OPTIONS if name in settings}
     chosen = {name: value for name, value in settings.items() if name in SETTINGS}
     if unknown := [name for name in settings if name not in options and name not in chosen]:
         raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
     with in_python():
         watch = _Watch(Callbacks(on_step, on_test), LabelsAndScores(metrics or {}), progress)
-        roles = Roles(label, positive, weight, groups, time)
+        roles = ColumnRoles(label, positive, weight, groups, time)
         check_setting_types(chosen)
         check_schedule(chosen.get("schedule", "nvidia"), chosen)
         check_all_local(settings.items())
@@ -250,10 +251,10 @@ class _Watch:
     metrics: LabelsAndScores = field(default_factory=LabelsAndScores)
     progress: bool | None = False
 
-    def bar(self, steps: int, log: RunLog) -> Bar:
+    def bar(self, steps: int, log: RunLog) -> ProgressBar:
         """Returns a progress bar, which is not shown where lines are printed."""
         shown = is_watched() if self.progress is None else self.progress
-        return Bar(steps, shown and log.quiet)
+        return ProgressBar(steps, shown and log.quiet)
 
 
 def _train(
@@ -293,7 +294,7 @@ def _trained(
     checkpoints: CheckpointDirectory | None,
     log: RunLog,
     watch: _Watch = _Watch(),
-) -> tuple[dict[str, float], RowRoles]:
+) -> tuple[dict[str, float], Roles]:
     """Trains and returns the summary, and the roles of the rows in it."""
     saved_in = str(checkpoints.path) if checkpoints else None
     own = {"dataset": str(dataset.path), "save_checkpoint_path": saved_in}

@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache
 from itertools import islice
@@ -198,7 +198,11 @@ class BatchedRows:
         return self._num_batches
 
     def check_files(self) -> None:
-        """Checks files, see `Dataset.check_files`; does nothing for rows that are not in files."""
+        """Checks files, see `ClickDataset.check_files`; does nothing for rows without files."""
+
+    def ahead(self, order: Sequence[int]) -> Iterable[int]:
+        """Returns an order in which batches will be read, and has what they need fetched ahead."""
+        return order
 
     def rows(self, index: int) -> tuple[int, int]:
         """Returns the first row of a batch, and the row after its last.

@@ -14,7 +14,7 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 import dlrm
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import Datasets, open_datasets
 from dlrm.data.sources.row_error import RowError
@@ -116,7 +116,7 @@ def _version(options: "ExportConfig", directory: Path) -> int:
                 "--triton-model-name names another"
             )
         return asked or 1
-    repository.read_config(directory)
+    repository.read_triton_config(directory)
     last = max((int(path.name) for path in directory.glob("[0-9]*")), default=0)
     if asked is not None and asked <= last:
         raise ValueError(
@@ -244,7 +244,7 @@ def _reference(
     return Reference(dataset, split, inputs, labels, logits)
 
 
-def _split_with_rows(datasets: Datasets) -> tuple[str, Dataset]:
+def _split_with_rows(datasets: Datasets) -> tuple[str, ClickDataset]:
     """Returns the first split with rows: the test split, or else others; training has rows."""
     others = (("test", datasets.test), ("validation", datasets.validation))
     found = ((name, rows) for name, rows in others if rows is not None and rows.num_samples)
@@ -259,7 +259,7 @@ def _configs(name: str, export: Export) -> dict[str, ModelConfig]:
     if serving.raw and not serving.runs_on.script:
         configs[f"{name}_transform"] = repository.transform_config(name, *sizes, serving)
         configs[f"{name}_raw"] = repository.ensemble_config(name, serving)
-    return {**configs, name: repository.model_config(name, *sizes, serving)}
+    return {**configs, name: repository.triton_config(name, *sizes, serving)}
 
 
 def _write_new(options: "ExportConfig", export: Export, version: int) -> list[str]:
@@ -284,7 +284,7 @@ def _write_update(options: "ExportConfig", export: Export, version: int) -> list
     """Writes a further version of a model, with the inputs and outputs of the others."""
     name = options.triton_model_name
     top = options.save_dir / name
-    before, after = repository.read_config(top), _configs(name, export)[name]
+    before, after = repository.read_triton_config(top), _configs(name, export)[name]
     for field in ("backend", "platform", "input", "output"):
         old, new = str(getattr(before, field)), str(getattr(after, field))
         if old != new:

@@ -35,7 +35,7 @@ _HERE = Path(__file__).resolve().parent
 _PACKAGE = Path(dlrm.__file__).resolve().parent
 
 
-def model_config(name: str, num_numerical: int, num_tables: int, serving: Serving) -> ModelConfig:
+def triton_config(name: str, num_numerical: int, num_tables: int, serving: Serving) -> ModelConfig:
     """Returns the configuration of the model that takes ids."""
     config = _config(name, serving)
     platform = serving.runs_on
@@ -177,7 +177,7 @@ def write_config(directory: Path, config: ModelConfig) -> None:
                 path.write_bytes(np.ones(tuple(value.dims), np.int32).tobytes())
 
 
-def read_config(directory: Path) -> ModelConfig:
+def read_triton_config(directory: Path) -> ModelConfig:
     """Reads `config.pbtxt`.
 
     Raises:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -22,6 +22,7 @@ from dlrm.data.verification import Verifier
 from dlrm.files import errors_named, write_array
 from dlrm.metrics.clicks import click_metrics
 from dlrm.metrics.latency import Latency
+from dlrm.pages.pictures import write_picture
 from dlrm.serving.predictor import inputs_of
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.server.names import RAW
@@ -101,8 +102,9 @@ def _run(options: "ClientConfig") -> list[Figures]:
     if options.report:
         with errors_named(options.report):
             options.report.write_text(json.dumps([asdict(f) for f in measured], indent=1) + "\n")
-    if options.plot:
-        draw(options.plot, measured, options)
+    draw = partial(_draw, measured, options)
+    if options.plot and (problem := write_picture(options.plot, draw)):
+        raise ValueError(f"--plot {options.plot}: {problem}")
     return measured
 
 
@@ -265,14 +267,10 @@ def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
     return click_metrics(torch.from_numpy(scores), torch.from_numpy(labels))["auc"]
 
 
-def draw(path: Path, measured: list[Figures], options: "ClientConfig") -> None:
+def _draw(measured: list[Figures], options: "ClientConfig", figure: Any) -> None:
     """Draws latency, and throughput, against concurrency."""
-    import matplotlib as mpl
-
-    mpl.use("agg")
-    from matplotlib import pyplot as plt
-
-    figure, latency = plt.subplots(figsize=(7, 4.5), layout="constrained")
+    figure.set_size_inches(7, 4.5)
+    latency = figure.subplots()
     concurrency = [figures.concurrency for figures in measured]
     for name in ("p50", "p95", "p99"):
         values = [getattr(figures, f"{name}_ms") for figures in measured]
@@ -286,7 +284,6 @@ def draw(path: Path, measured: list[Figures], options: "ClientConfig") -> None:
     throughput.set(ylabel="rows/s", ylim=(0, None))
     throughput.legend(loc="lower right")
     latency.set_title(f"{options.triton_model_name}, {options.batch_size} rows, {options.protocol}")
-    figure.savefig(path, dpi=120)
 
 
 def _positive(flag: str, value: Any) -> int:

@@ -28,7 +28,7 @@ from dlrm.language.data.squad import (
 from dlrm.language.largest_batch import largest_batch
 from dlrm.language.sources import ReadWhenAsked, SameBatch, made_up, open_sources
 from dlrm.language.task import PreTraining, QuestionAnswering, SequenceClassification
-from dlrm.session import network_flags, network_run as network
+from dlrm.session import network_flags, network_run
 from dlrm.session.all_checkpoints import checkpoints_of, load_tested, name_of, validate_all
 from dlrm.session.network_run import EmptyLoader, NetworkRun
 from dlrm.session.session import Session
@@ -56,8 +56,9 @@ def run(values: Values) -> dict[str, float]:
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
-    with Session(values) as session:
-        divided = network.join_pipelines(session, bert_flags.TRAINING)
+    trains = values["mode"] in bert_flags.TRAINING
+    with Session(values, uris=bert_flags.FLAGS.uris, trains=trains) as session:
+        divided = network_run.join_pipelines(session, bert_flags.TRAINING)
         with session.agreed():
             text_run = _open(session.values, divided)
         # Ranks drop out different activations.
@@ -113,8 +114,8 @@ def _open(values: Values, pipelines: Pipelines) -> TextRun:
         rows = values["batches_per_step"] * values["batch_size"] * replicas.size
         values = Values({**values, "synthetic_dataset_num_entries": rows}, values.given)
         sources = open_sources(values, vocab_is_fixed)
-    plan = network_flags.divide_batch(values, replicas.size)
-    network.divide(task, values, pipelines, plan)
+    division = network_flags.divide_batch(values, replicas.size)
+    network_run.divide(task, values, pipelines, division)
     return TextRun(
         values=values,
         world=world,
@@ -124,7 +125,7 @@ def _open(values: Values, pipelines: Pipelines) -> TextRun:
         checkpoint=checkpoint,
         dataset=_fingerprint(values, sources.train),
         may_change=bert_flags.RESUME_MAY_CHANGE,
-        plan=plan,
+        division=division,
         train=sources.train,
         test=sources.test,
         scorer=scorer,
@@ -244,8 +245,8 @@ def _notices(run: TextRun) -> Iterator[str]:
     shape = values.config(BertConfig).shape
     known = SIZES[values["size"]] == shape
     name = values["size"] if known else f"{shape.num_layers} x {shape.hidden_size}"
-    yield network.device_line(run, f"BERT {name} for {values['task']}")
-    yield from network.common_notices(run)
+    yield network_run.device_line(run, f"BERT {name} for {values['task']}")
+    yield from network_run.common_notices(run)
     for name, source in (("train", run.train), ("test", run.test)):
         if source is not None:
             mean = float(np.mean(source.lengths))
@@ -289,7 +290,7 @@ def _loader(run: TextRun, source: TextSource, batch_size: int, train: bool) -> A
         drop_last=train,
         window=window,
         cut=not of_one_shape,
-        parts=run.plan.accumulation if train else 1,
+        parts=run.division.accumulation if train else 1,
         seed=values["seed"],
         world=run.pipelines.replicas,
     )
@@ -305,8 +306,8 @@ def _test_loader(run: TextRun) -> Loader:
 def _train(run: TextRun, session: Session) -> dict[str, float]:
     values = run.values
     assert run.train is not None
-    train = _loader(run, run.train, run.plan.global_batch, train=True)
-    config = network.train_config(run, len(train))
+    train = _loader(run, run.train, run.division.global_batch, train=True)
+    config = network_run.train_config(run, len(train))
     num_steps = values["total_steps"] or config.epochs * len(train)
     if values["total_steps"]:
         stop = min(num_steps, config.max_steps or num_steps)
@@ -316,14 +317,14 @@ def _train(run: TextRun, session: Session) -> dict[str, float]:
     if (own := config.num_steps(len(train))) < num_steps:
         session.log.line(f"the run has {own} of the {num_steps} steps of the learning rate's curve")
 
-    trainer = network.trainer(run, session, train, config, num_steps)
+    trainer = network_run.trainer(run, session, train, config, num_steps)
     if session.resume(run, trainer):
         pass  # it has its weights
     elif values["phase"] == 2 and run.checkpoint:
         _begin_phase_2(trainer, run.checkpoint, values["seed"], session.log)
     else:
         session.load_weights(run, trainer.parameters)
-    return network.train(run, session, trainer, train, _test_loader(run))
+    return network_run.train(run, session, trainer, train, _test_loader(run))
 
 
 def _begin_phase_2(trainer: Trainer, checkpoint: Path, seed: int, log: RunLog) -> None:
@@ -385,7 +386,7 @@ def _benchmark_inference(run: TextRun, session: Session) -> dict[str, float]:
     unread = values["latency"] == "minimum"
     if unread and isinstance(loader, TextLoader):
         loader = ReadWhenAsked(loader, world.device)
-    return network.time_inference(run, session.log, loader, "sequences", with_reading=unread)
+    return network_run.time_inference(run, session.log, loader, "sequences", with_reading=unread)
 
 
 _MODES = {

@@ -26,7 +26,7 @@ from dlrm.model.layers.packed import Adapters, mean_of_members
 from dlrm.model.layouts import make_tables
 from dlrm.model.score import Score, interactions
 from dlrm.model.tables.joint import LookUp
-from dlrm.model.tables.layout import Jagged, TableParameters, Tables
+from dlrm.model.tables.layout import Bags, TableParameters, Tables
 from dlrm.ops.library import is_native_on_cpu
 from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
@@ -320,7 +320,7 @@ class DLRM(nn.Module):
         if self.store is None:  # otherwise these are slots
             categorical = self._hashed(categorical, lengths)
         pooling = self._pooling or "sum"
-        bags = Jagged(categorical, lengths, id_weights, pooling, samples_by_rank)
+        bags = Bags(categorical, lengths, id_weights, pooling, samples_by_rank)
         if lengths is not None and self._pooling is None:
             bags = self._as_sums(bags)
         with part(LOOKUP):
@@ -329,7 +329,7 @@ class DLRM(nn.Module):
                 found.append(self.wide.look_up(bags, torch.float32, graph))
             return found
 
-    def _as_sums(self, bags: Jagged) -> Jagged:
+    def _as_sums(self, bags: Bags) -> Bags:
         """Returns bags of tables with mixed poolings, whose means become weighted sums."""
         assert bags.lengths is not None
         counts = torch.where(self.mean_tables, bags.lengths, 1).clamp(min=1)
@@ -340,7 +340,7 @@ class DLRM(nn.Module):
 
     def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns the rows of a joint table that a batch looks up; see `Tables.rows`."""
-        return self.embeddings.rows(Jagged(self._hashed(categorical, lengths), lengths))
+        return self.embeddings.rows(Bags(self._hashed(categorical, lengths), lengths))
 
     def _hashed(self, categorical: Tensor, lengths: Tensor | None) -> Tensor:
         """Returns ids, modulo the rows of their table with `hash_indices`."""

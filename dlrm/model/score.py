@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.choices import DCN, NO_EMBEDDING, interaction_names
 from dlrm.model.layers.composition import compose
-from dlrm.model.layers.cross import Cross
+from dlrm.model.layers.cross import CrossLayers
 from dlrm.model.layers.hooks import has_hooks
 from dlrm.model.layers.interaction import Interaction, NativeDot
 from dlrm.model.layers.mlp import MLP, is_plain
@@ -60,12 +60,12 @@ class Score(nn.Module):
 
 def interactions(
     config: DLRMConfig, dense_vectors: int, seed: int
-) -> tuple[Interaction, Cross | None]:
+) -> tuple[Interaction, CrossLayers | None]:
     """Returns the interaction of the top MLP, and the cross layers that enter the last layer."""
     embedded = config.numerical_embedding != NO_EMBEDDING
     num_fields = config.num_numerical_features if embedded else 0
     shape = dense_vectors + num_fields + len(config.table_sizes), config.embedding_dim
-    cross = partial(Cross, layers=config.cross_layers, rank=config.cross_rank, seed=seed)
+    cross = partial(CrossLayers, layers=config.cross_layers, rank=config.cross_rank, seed=seed)
     names = interaction_names(config.interaction_op)
     if DCN not in names or config.cross_structure == "stacked":
         return compose(names, *shape, cross, seed), None

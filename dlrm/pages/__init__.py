@@ -9,13 +9,14 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from dlrm.documents import printable
+from dlrm.documents import cell, printable
 
 if TYPE_CHECKING:
     from jinja2 import Environment
     from markupsafe import Markup
 
 _LONG = 40  # characters up to which a cell has one line
+_LONGEST = 200  # characters up to which the header of a row is not shortened
 _NUMERIC = "0123456789+-–<["  # first characters of numbers
 _WIDTHS = {"%": 1.6, "+": 1.4, **dict.fromkeys(" .,-[]", 0.62)}  # in widths of a digit
 Head = Sequence[tuple[str, Sequence[str]]]  # a group of columns: its title, and theirs
@@ -102,17 +103,23 @@ def table(
 
     Args:
         head: groups of columns; their titles are shown if there are several.
-        rows: cells; None is a dash. The first cell of a row is its header.
+        rows: cells; None is a dash. The first cell of a row is its header, such as the name of a
+            field, and is shortened in the middle if it is long.
         caption: caption of the table, and its name for screen readers.
         full: whether the table takes the width of its section, and bars what texts leave.
         sortable: whether pressing a head sorts the rows, by a script.
     """
+    rows = [[_header(first), *others] for first, *others in rows]
     columns = [*zip(*rows, strict=True)]
     widths = [
         max((_width(c.text) for c in one if isinstance(c, Bar)), default=0) for one in columns
     ]
     kinds = [_kind(one) for one in columns]
     return part("table", head, rows, widths, kinds, caption, full, sortable)
+
+
+def _header(first: Cell) -> Cell:
+    return cell(first, _LONGEST) if isinstance(first, str) and len(first) > _LONGEST else first
 
 
 def _width(text: str) -> float:

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from markupsafe import Markup
 
 COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
-_REFERENCE = "#5c5c5c"
+REFERENCE = "#5c5c5c"
 _WIDTH, _HEIGHT, _TOP, _RIGHT = 400, 190, 10, 14  # of the picture, and of what it draws in
 _BOTTOM = _TOP + _HEIGHT
 _COUNTS = 44  # height of histograms below the lines
@@ -18,7 +18,7 @@ _CHARACTER = 7  # width of a label's character, in units of the picture
 Limits = tuple[float, float, float, float]
 
 
-class Line(NamedTuple):
+class ChartLine(NamedTuple):
     """A line of a chart.
 
     Attributes:
@@ -44,7 +44,7 @@ def chart(
     title: str,
     x_name: str,
     y_name: str,
-    lines: Sequence[Line],
+    lines: Sequence[ChartLine],
     told: str,
     limits: Limits | None = None,
 ) -> "Markup":
@@ -66,7 +66,7 @@ def chart(
     left = 24 + _CHARACTER * max(len(number(y)) for y in ticks(y0, y1))
     frame = _Frame((x0, x1, y0, y1), left, _BOTTOM + (_COUNTS + 8 if most else 0))
     drawn = [
-        _drawn(line, _REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], frame)
+        _drawn(line, REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], frame)
         | {"filled": [_steps(line, frame, _COUNTS / most)] if len(line.counts) else []}
         for index, line in enumerate(lines)
         if len(line.x)
@@ -123,7 +123,7 @@ def _labels(frame: _Frame) -> list[_Label]:
     ]
 
 
-def _drawn(line: Line, colour: str, frame: _Frame) -> dict[str, Any]:
+def _drawn(line: ChartLine, colour: str, frame: _Frame) -> dict[str, Any]:
     """Returns what a template draws of a line."""
     at = [frame.place(x, y) for x, y in zip(line.x, line.y, strict=True)]
     ranges = [(*frame.place(x, low), frame.place(x, high)[1]) for x, (low, high) in _ranges(line)]
@@ -137,11 +137,11 @@ def _drawn(line: Line, colour: str, frame: _Frame) -> dict[str, Any]:
     }
 
 
-def _ranges(line: Line) -> list[tuple[float, tuple[float, float]]]:
+def _ranges(line: ChartLine) -> list[tuple[float, tuple[float, float]]]:
     return [*zip(line.x, line.ends, strict=True)] if line.ends else []
 
 
-def _steps(line: Line, frame: _Frame, scale: float) -> str:
+def _steps(line: ChartLine, frame: _Frame, scale: float) -> str:
     """Returns the outline of a histogram that stands on the floor."""
     edges = [frame.place(x, 0)[0] for x in line.edges]
     tops = (

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm.data.clicks import names
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.stages.options import OUTPUT_FORMATS, Options, RunConfig, SplitConfig
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, PreparationOptions, RunConfig, SplitConfig
 from dlrm.settings import REQUIRED, setting
 
 if TYPE_CHECKING:
@@ -132,7 +132,11 @@ class ConvertConfig:
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags(
-        [("Dataset", ConvertConfig), ("Preparation", Options), ("Preparation", RunConfig)],
+        [
+            ("Dataset", ConvertConfig),
+            ("Preparation", PreparationOptions),
+            ("Preparation", RunConfig),
+        ],
         without=("output_ordering", "split_bytes"),
     )
     hint = "the same command resumes the run"

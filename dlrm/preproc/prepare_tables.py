@@ -13,9 +13,9 @@ from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import open_work_folder, remove_work_folder
 from dlrm.preproc.stages.pipeline import input_facts, summary
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.preproc.tables.pipeline import Inputs, prepare
+from dlrm.preproc.tables.pipeline import InputFiles, prepare
 
 
 def prepare_tables(
@@ -53,7 +53,7 @@ def prepare_tables(
         EngineError: tasks could not be run.
     """
     began = time.perf_counter()
-    inputs = _inputs(options, tables) if query is None else Inputs([], query=query)
+    inputs = _inputs(options, tables) if query is None else InputFiles([], query=query)
     in_memory = any(file.kind == FRAME for file in inputs.files)
     on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
     facts = options.facts() | input_facts(on_disk)
@@ -67,7 +67,7 @@ def prepare_tables(
             say(f"resuming the run in {work.path.parent}")
         try:
             with engine() as running:
-                result = prepare(Run(running, work, options, say), inputs)
+                result = prepare(PreparationRun(running, work, options, say), inputs)
                 work.publish()
         except EngineError as error:
             hint = f"finished tasks are kept in {work.path.parent}: the same command resumes there"
@@ -90,7 +90,7 @@ def prepare_tables(
     return result
 
 
-def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) -> Inputs:
+def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) -> InputFiles:
     files = [file for split in layout.SPLITS for file in tables.get(split, ())]
     given: set[tuple[Path, Kind]] = set()
     for file in files:
@@ -102,7 +102,7 @@ def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) ->
         shown = ", ".join(f"{path.name} ({kind})" for kind, path in kinds.items())
         raise ValueError(f"--input: expected files of one kind, got {shown}")
     if set(tables) <= {"train"}:
-        return Inputs(files)
+        return InputFiles(files)
     division = options.division
     for name in ("test_fraction", "validation_fraction", "test_from", "split_column"):
         if getattr(division, name):
@@ -110,4 +110,4 @@ def _inputs(options: TableOptions, tables: Mapping[str, Sequence[TableFile]]) ->
                 f"--{name}: expected no --test_input and --validation_input beside it, got both"
             )
     splits = [place for place, name in enumerate(layout.SPLITS) for _ in tables.get(name, ())]
-    return Inputs(files, tuple(splits))
+    return InputFiles(files, tuple(splits))

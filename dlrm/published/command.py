@@ -24,9 +24,9 @@ from dlrm.published import compare, results, show, tables
 from dlrm.published.catalogue import CATALOGUE, DOCUMENTS, select
 from dlrm.published.documents.benchmark_row import BenchmarkRow, find
 from dlrm.published.documents.translation import translate
-from dlrm.published.jobs import MOST, Options, check_command, plan
+from dlrm.published.jobs import MOST, RunOptions, check_command, plan_jobs
 from dlrm.published.results import finished, read
-from dlrm.published.runner import run
+from dlrm.published.runner import run_job
 from dlrm.settings import REQUIRED, setting
 
 
@@ -125,7 +125,7 @@ class DocumentConfig:
 
 def command_line() -> Subcommands:
     """Returns the command line."""
-    running = (("Run", Options), ("Run", ResultsConfig), ("Run", KeepConfig))
+    running = (("Run", RunOptions), ("Run", ResultsConfig), ("Run", KeepConfig))
     tasks: dict[str, tuple[str, Sequence[type], Sequence[tuple[str, type]]]] = {
         "list": ("list rows, one a line", (ListConfig,), ()),
         "show": ("show everything known of a row", (RowConfig,), ()),
@@ -211,7 +211,7 @@ def _run(options: Values) -> int:
         try:
             if row.measure != "run":
                 raise ValueError(f"{row.id} compares runs: run it by itself")
-            jobs += plan(row, _options(options))
+            jobs += plan_jobs(row, _options(options))
         except (ValueError, OSError) as error:
             if len(chosen) == 1:
                 raise
@@ -219,7 +219,7 @@ def _run(options: Values) -> int:
             passed += 1
     failed = 0
     for job in jobs:
-        records = run(job, options["results"], options["keep"])
+        records = run_job(job, options["results"], options["keep"])
         good = finished(records)[: job.repeats]
         failed += job.repeats - len(good)
         for result in tables.results(good):
@@ -280,10 +280,10 @@ def _seeds(options: Values) -> int:
     row = find(CATALOGUE, options["row"])
     single = _options(options, repeats=1)
 
-    def of_seed(name: str) -> Callable[[int], tuple[BenchmarkRow, Options]]:
+    def of_seed(name: str) -> Callable[[int], tuple[BenchmarkRow, RunOptions]]:
         """Returns the row of a seed if the catalogue has one, else the row with another seed."""
 
-        def column(seed: int) -> tuple[BenchmarkRow, Options]:
+        def column(seed: int) -> tuple[BenchmarkRow, RunOptions]:
             own = re.sub(r"/seed-\d+/", f"/seed-{seed}/", name)
             if own in CATALOGUE and f"--seed={seed}" in CATALOGUE[own].flags:
                 return CATALOGUE[own], single
@@ -359,9 +359,9 @@ def _matching(name: str) -> list[BenchmarkRow]:
     return [find(CATALOGUE, name)]
 
 
-def _options(options: Values, repeats: int | None = None) -> Options:
+def _options(options: Values, repeats: int | None = None) -> RunOptions:
     own = {} if repeats is None else {"repeats": repeats}
-    return options.config(Options, **own)
+    return options.config(RunOptions, **own)
 
 
 def _to_stderr(line: str) -> None:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import trend_gap
-from dlrm.published.jobs import Job, Options, plan
+from dlrm.published.jobs import Job, RunOptions, plan_jobs
 from dlrm.published.results import Record, check_comparable, finished
-from dlrm.published.runner import run
+from dlrm.published.runner import run_job
 from dlrm.published.tables import figure_of
 
 _TRAINING = ("train", "pretrain", "finetune", "benchmark_training")
@@ -29,7 +29,7 @@ def completed(
     Raises:
         FailedRunError: fewer runs than the job's repeats gave a value.
     """
-    records = run(job, path, keep, say)
+    records = run_job(job, path, keep, say)
     good = finished(records)[: job.repeats]
     if len(good) < job.repeats:
         errors = [record["error"] for record in records if record["exit_code"]]
@@ -46,7 +46,7 @@ def trend(
     steps: int,
     bound: float | None,
     change: Sequence[str],
-    options: Options,
+    options: RunOptions,
     path: Path,
     keep: Path | None,
     say: Callable[[str], object],
@@ -60,7 +60,7 @@ def trend(
             precision, else 3e-2.
         change: flags of the first row only, so that a row can be compared with itself.
         options: of both runs.
-        path, keep, say: see `run`.
+        path, keep, say: see `run_job`.
 
     Raises:
         ValueError: a row does not train, both are the same, or they train on different data or
@@ -103,14 +103,14 @@ def _precision(flags: Sequence[str]) -> str:
     return given[-1] if given else "--precision=fp32"
 
 
-def _one_place(row: BenchmarkRow, options: Options) -> Job:
+def _one_place(row: BenchmarkRow, options: RunOptions) -> Job:
     if len(options.grid) > 1:
         raise ValueError(f"--grid {','.join(options.grid)}: expected one place")
-    return plan(row, options)[0]
+    return plan_jobs(row, options)[0]
 
 
 def seeds(
-    columns: Sequence[Callable[[int], tuple[BenchmarkRow, Options]]],
+    columns: Sequence[Callable[[int], tuple[BenchmarkRow, RunOptions]]],
     numbers: Sequence[int],
     names: Sequence[str],
     path: Path,
@@ -123,7 +123,7 @@ def seeds(
         columns: a seed's row, and how it is run.
         numbers: the seeds.
         names: what the columns are, such as "Mixed precision".
-        path, keep, say: see `run`.
+        path, keep, say: see `run_job`.
     """
     values: dict[str, list[float]] = {}
     jobs = [[_one_place(*column(seed)) for column in columns] for seed in numbers]
@@ -154,7 +154,11 @@ def seeds_table(numbers: Sequence[int], values: dict[str, list[float]]) -> str:
 
 
 def scaled(
-    row: BenchmarkRow, options: Options, path: Path, keep: Path | None, say: Callable[[str], object]
+    row: BenchmarkRow,
+    options: RunOptions,
+    path: Path,
+    keep: Path | None,
+    say: Callable[[str], object],
 ) -> list[Record]:
     """Runs a row at each place of a grid, of which one is a single device; returns the results.
 
@@ -168,7 +172,7 @@ def scaled(
             f"--grid {','.join(options.grid) or '(none)'}: expected 1n1d and other places, since "
             "the others are compared with it"
         )
-    jobs = plan(row, options)
+    jobs = plan_jobs(row, options)
     if jobs[0].rule.quantity != "throughput":
         raise ValueError(f"{row.id}: expected a row that is measured by its throughput")
     if emulated := [job.label for job in jobs if job.setting["emulated"]]:

@@ -29,7 +29,7 @@ MOST = 10**6  # of a number in a flag
 
 
 @dataclass(frozen=True)
-class Options:
+class RunOptions:
     """Holds what a user asks for besides the row; field names are those of the flags.
 
     Attributes:
@@ -86,7 +86,7 @@ class Job:
         return RULES[self.row.rule]
 
 
-def plan(row: BenchmarkRow, options: Options) -> list[Job]:
+def plan_jobs(row: BenchmarkRow, options: RunOptions) -> list[Job]:
     """Returns a job for each place of the grid.
 
     Raises:
@@ -119,7 +119,7 @@ def plan(row: BenchmarkRow, options: Options) -> list[Job]:
 
 
 def _job(
-    row: BenchmarkRow, nodes: int, devices: int, replicas: int, threads: int, options: Options
+    row: BenchmarkRow, nodes: int, devices: int, replicas: int, threads: int, options: RunOptions
 ) -> Job:
     import torch  # takes seconds, and the help needs none
 
@@ -242,7 +242,7 @@ def _replicas(nodes: int, devices: int, capacity: int) -> int:
     return max(count for count in range(1, most + 1) if devices % count == 0)
 
 
-def _check_data(row: BenchmarkRow, options: Options) -> None:
+def _check_data(row: BenchmarkRow, options: RunOptions) -> None:
     if options.dataset is not None:
         if row.data is None:
             raise ValueError(f"--dataset: {row.id} makes its own data")
@@ -259,7 +259,7 @@ def _check_data(row: BenchmarkRow, options: Options) -> None:
     )
 
 
-def _check_flags(row: BenchmarkRow, options: Options) -> None:
+def _check_flags(row: BenchmarkRow, options: RunOptions) -> None:
     """Refuses flags that the catalogue sets itself, and rows whose checkpoint is not named."""
     names = [flag.lstrip("-").partition("=")[0] for flag in options.flags]
     for name, instead in (("log_path", "--keep DIR keeps the logs"), ("mode", "rows have a mode")):

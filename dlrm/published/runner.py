@@ -29,7 +29,7 @@ _LAUNCHER = re.compile(
 )
 
 
-def run(
+def run_job(
     job: Job, path: Path, keep: Path | None, say: Callable[[str], object] = print
 ) -> list[Record]:
     """Runs the missing repeats of a job and returns all its results, failures included.

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dlrm.published.catalogue import DOCUMENTS, select
 from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import RULES
-from dlrm.published.documents.translation import Record, translate
+from dlrm.published.documents.translation import TranslatedFlag, translate
 from dlrm.scripts.commands import program_of
 
 _WIDTH = 100
@@ -93,7 +93,7 @@ def _field(name: str, text: str) -> str:
     )
 
 
-def _flag_line(flag: Record) -> str:
+def _flag_line(flag: TranslatedFlag) -> str:
     printed = f"{flag.name} {flag.value}".strip()
     origin = "" if flag.origin == "printed" else f"  ({flag.origin})"
     return f"  {printed:<50} {flag.status:<13} {flag.text}{origin}"

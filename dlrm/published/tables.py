@@ -1,18 +1,23 @@
 """Tables of results beside what the documents published: Markdown, CSV and HTML."""
 
 import csv
-import html
 import io
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from dlrm.command_line import missing_extra
+from dlrm import pages
+from dlrm.pages import Section, Tile
+from dlrm.pages.charts import ChartLine, chart
 from dlrm.published.catalogue import CATALOGUE, DOCUMENTS
 from dlrm.published.documents.benchmark_row import BenchmarkRow, Figure
 from dlrm.published.documents.measurement import RULES, Measured, measured
 from dlrm.published.results import Record, finished, setting_of
+
+if TYPE_CHECKING:
+    from markupsafe import Markup
 
 COLUMNS = (
     *("row", "num_nodes", "devices_per_node", "batch_per_device", "published", "ours", "unit"),
@@ -75,7 +80,7 @@ def results(records: Iterable[Record]) -> list[Result]:
             found.append(Result(CATALOGUE[name], newest[-1], figure_of(CATALOGUE[name], newest)))
     by_family: dict[str, list[Result]] = defaultdict(list)
     for result in found:
-        by_family[_family(result)].append(result)
+        by_family[_family(result.row)].append(result)
     return [scaled for family in by_family.values() for scaled in _scaled(family)]
 
 
@@ -95,10 +100,10 @@ def figure_of(row: BenchmarkRow, group: Sequence[Record]) -> Measured:
     return measured([record["values"] for record in group], rule)
 
 
-def _family(result: Result) -> str:
-    """Results of a family differ in their places only."""
-    head, _, last = result.row.id.rpartition("/")
-    return head if last == result.row.grid else result.row.id
+def _family(row: BenchmarkRow) -> str:
+    """Returns the family of a row: its rows differ in their places only."""
+    head, _, last = row.id.rpartition("/")
+    return head if last == row.grid else row.id
 
 
 def _scaled(family: Sequence[Result]) -> list[Result]:
@@ -253,77 +258,44 @@ def as_csv(table: Sequence[dict[str, str]]) -> str:
 
 
 def as_html(title: str, table: Sequence[dict[str, str]], found: Sequence[Result]) -> str:
-    """Returns one page that needs no other file: the table, and a plot of what scales.
-
-    Raises:
-        ValueError: matplotlib is not installed.
-    """
+    """Returns one page that needs no other file: charts of what scales, and the table."""
     columns = _used(table)
-    head = "".join(f"<th>{html.escape(name)}</th>" for name in columns)
-    body = "\n".join(
-        f"<tr>{''.join(f'<td>{html.escape(row[name])}</td>' for name in columns)}</tr>"
-        for row in table
-    )
-    return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width">'
-        f"<title>{html.escape(title)}</title>\n<style>"
-        "body{font:15px system-ui,sans-serif;margin:2rem;max-width:90rem}"
-        "table{border-collapse:collapse;font-variant-numeric:tabular-nums}"
-        "th,td{border-bottom:1px solid #ccc;padding:.3rem .6rem;text-align:left;"
-        "vertical-align:top}th{position:sticky;top:0;background:#fff}svg{max-width:100%;height:auto}"
-        f"</style></head>\n<body><h1>{html.escape(title)}</h1>\n{plot(found)}\n"
-        f"<table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table>\n</body></html>\n"
-    )
+    rows = [[row[name] for name in columns] for row in table]
+    sections = [Section("Rows", [pages.table([("", columns)], rows, title, full=True)])]
+    if charts := [_chart(*one) for one in _curves(found).items()]:
+        sections.insert(0, Section("Efficiency by devices", [pages.grid(charts)]))
+    tiles = [Tile("rows", str(len(table))), Tile("measured", str(len(found)))]
+    return pages.document(title, [], tiles, sections)
 
 
-def plot(found: Sequence[Result]) -> str:
-    """Returns throughput by number of devices, ours and published, as SVG; "" without results."""
-    lines = _curves(found)
-    if not lines:
-        return ""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError(f"--format html: {missing_extra(error, 'plots')}") from None
-    matplotlib.use("svg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(9, 5))
-    for name, points in lines.items():
+def _chart(family: str, curves: dict[str, list[tuple[int, float]]]) -> "Markup":
+    """Returns a chart of the throughput of a device, over that with the fewest devices."""
+    lines = []
+    for name, points in curves.items():
         devices, values = zip(*sorted(points), strict=True)
-        style = "-o" if name.endswith("(ours)") else ":s"
-        axes.plot(devices, values, style, label=name, markersize=4)
-    axes.set(xscale="log", yscale="log", xlabel="devices", ylabel="throughput, samples a second")
-    axes.set_title("Throughput by devices: measured (lines) and published (dotted)")
-    axes.legend(fontsize=7)
-    axes.grid(alpha=0.3)
-    text = io.StringIO()
-    nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(text, format="svg", bbox_inches="tight", metadata=nothing)
-    pyplot.close(figure)
-    picture = text.getvalue()
-    return picture[picture.index("<svg") :]
+        shares = [v / d * devices[0] / values[0] for d, v in zip(devices, values, strict=True)]
+        lines.append(ChartLine(name, devices, shares, dots=True))
+    told = f"Throughput of a device, over that with the fewest devices: {', '.join(curves)}"
+    return chart(family, "devices", "efficiency", lines, told)
 
 
-def _curves(found: Sequence[Result]) -> dict[str, list[tuple[int, float]]]:
-    """Throughput of each family that ran, ours and published, by number of devices."""
-    lines: dict[str, list[tuple[int, float]]] = defaultdict(list)
-    families = {}
+def _curves(found: Sequence[Result]) -> dict[str, dict[str, list[tuple[int, float]]]]:
+    """Returns throughput by devices of each family that ran at several places, ours and others."""
+    lines: dict[str, dict[str, list[tuple[int, float]]]] = {}
     for result in found:
         record = result.record
         measures = record["quantity"] == "throughput" and not record["emulated"]
         if measures and not record["smoke"] and not _changed(record):
-            family = families[result.row.id] = _family(result)
-            lines[f"{family} (ours)"].append((result.place[1], result.figure.value))
+            family = lines.setdefault(_family(result.row), {})
+            family.setdefault("ours", []).append((result.place[1], result.figure.value))
     for row in CATALOGUE.values():
-        family = row.id.rpartition("/")[0] if row.id.endswith(f"/{row.grid}") else row.id
-        if family in families.values():
+        if (curves := lines.get(_family(row))) is not None:
             for published in row.published:
                 if published.quantity == "throughput":
-                    name = f"{family} ({published.system or 'published'})"
-                    lines[name].append((row.processes, published.value))
-    return lines
+                    points = curves.setdefault(published.system or "published", [])
+                    points.append((row.processes, published.value))
+    several = {f: {n: p for n, p in one.items() if len(p) > 1} for f, one in lines.items()}
+    return {family: curves for family, curves in several.items() if "ours" in curves}
 
 
 def title_of(source: str) -> str:

@@ -3,6 +3,7 @@
     CACHE/objects/<digest>                         an object's bytes, by URI and version
     CACHE/views/<digest>/<scheme>/<bucket>/<key>   links to them, for one listing of a URI
     CACHE/outputs/<digest>/<name>                  output that is not published yet
+    CACHE/streams/<random>/<scheme>/<bucket>/<key> files whose blocks are fetched, see `blocks.py`
 
 Files are immutable and appear whole, so processes share a cache. The digest of a view is that of
 the listing: an object that changes gives another view, and files that are read keep their content.
@@ -17,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
@@ -27,7 +29,8 @@ from dlrm.remote.uri import Uri, is_uri
 _COMPLETE, _OBJECTS = ".complete", "objects.lock"
 _AT_ONCE = fcntl.LOCK_EX | fcntl.LOCK_NB
 _SHARE = 0.5  # of the free space of the disk, if no limit is given
-_VIEW = r"/(?:views|outputs)/[0-9a-f]{16}/([a-z0-9]+)/"
+STREAMS = "streams"
+_VIEW = rf"/(?:views|outputs|{STREAMS})/[0-9a-f]{{16}}/([a-z0-9]+)/"
 
 
 @dataclass(frozen=True)
@@ -180,10 +183,17 @@ class Cache:
 
     def _lacks(self, needed: int) -> bool:
         """Returns whether something has to go before so many bytes are added."""
-        used = sum(_size(path) for path in self._objects())
-        free = shutil.disk_usage(self.folder).free
-        limit = (used + free) * _SHARE if self.limit is None else self.limit
-        return used > 0 and (used + needed > limit or needed > free)
+        used, free = self._used(), shutil.disk_usage(self.folder).free
+        return used > 0 and (used + needed > self.capacity() or needed > free)
+
+    def capacity(self) -> int:
+        """Returns the bytes of objects that are kept at most."""
+        if self.limit is not None:
+            return self.limit
+        return int((self._used() + shutil.disk_usage(self.folder).free) * _SHARE)
+
+    def _used(self) -> int:
+        return sum(_size(path) for path in self._objects())
 
     def _objects(self) -> Iterable[Path]:
         return (self.folder / "objects").glob("*")
@@ -196,6 +206,14 @@ class Cache:
                     if path.stat().st_nlink == 1:
                         path.unlink()
 
+    def output_folder(self, uri: Uri) -> Path:
+        """Returns the folder with what is not published under a URI yet."""
+        return self.folder / "outputs" / _digest(str(uri))[:16]
+
+    def output_path(self, uri: Uri) -> Path:
+        """Returns the path that `output` yields."""
+        return self.output_folder(uri) / uri.scheme / uri.authority / uri.key.rstrip("/")
+
     @contextmanager
     def output(self, uri: Uri) -> Iterator[Path]:
         """Yields the local place of output that is published under a URI, for this process alone.
@@ -205,8 +223,7 @@ class Cache:
         Raises:
             BlockingIOError: another process writes output for the URI.
         """
-        folder = self.folder / "outputs" / _digest(str(uri))[:16]
-        place = folder / uri.scheme / uri.authority / uri.key.rstrip("/")
+        place, folder = self.output_path(uri), self.output_folder(uri)
         make_directories(place.parent)
         with ExitStack() as stack:
             try:
@@ -226,6 +243,11 @@ def default_folder() -> Path:
 def with_uris(text: str) -> str:
     """Returns a message with URIs in place of paths in a cache."""
     return re.sub(rf"[^\s'\"=,]*{_VIEW}", r"\1://", text)
+
+
+def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns flags with URIs in place of paths in a cache."""
+    return {name: with_uris(own) if isinstance(own, str) else own for name, own in values.items()}
 
 
 def origin_of(path: str | os.PathLike) -> str:

@@ -10,10 +10,15 @@ class CacheConfig:
     """The place and size of the cache; field names are those of the flags."""
 
     cache_dir: str | None = setting(
-        None, "folder of what is fetched from URIs; default: dlrm/remote in the user's cache"
+        None,
+        "folder of what is fetched from URIs; default: dlrm/remote in the user's cache",
+        resumable=True,
     )
     cache_gib: float | None = setting(
-        None, "size of that folder; default: half of what its disk has left", least=0
+        None,
+        "size of that folder; default: half of what its disk has left",
+        least=0,
+        resumable=True,
     )
 
     @property

@@ -55,9 +55,9 @@ class Copies:
         weakref.finalize(owner, self._stack.pop_all().close)
 
 
-def is_fetched(path: object) -> bool:
+def is_fetched(path: Any) -> bool:
     """Returns whether a value is a URI; `file://` is refused as a path."""
-    return is_uri(path) and not os.fspath(path).lower().startswith("file:")  # type: ignore[arg-type]
+    return is_uri(path) and not os.fspath(path).lower().startswith("file:")
 
 
 def check_path(path: Any, name: str) -> None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple, TextIO
 from dlrm.remote.cache import Cache, with_uris
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.output import TOLD_SECONDS, Addition, Output
-from dlrm.remote.publish import listing_of
+from dlrm.remote.publish import Listing, listing_of
+from dlrm.remote.runs import checkpoint_among
 from dlrm.remote.uri import Uri, is_uri
 
 READ, WRITE, REPLACE, ADD, OWN = "read", "write", "replace", "add", "own"
@@ -103,7 +104,7 @@ def run_locally(
             if role.act == OWN:
                 continue
             if role.act == READ:
-                changed[name] = _local(stack, cache, values[name], role.words)
+                changed[name] = local_value(stack, cache, values[name], role.words)
             else:  # first, so that what may not be replaced is refused before anything is fetched
                 (uri,) = found[name]
                 path = stack.enter_context(cache.output(uri))
@@ -116,8 +117,17 @@ def run_locally(
         return code
 
 
-def _local(stack: ExitStack, cache: Cache, value: Any, patterns: Sequence[str]) -> Any:
-    """Returns a value with local paths in place of URIs."""
+def local_value(stack: ExitStack, cache: Cache, value: Any, patterns: Sequence[str] = ()) -> Any:
+    """Returns a value with local paths in place of URIs, which stay until `stack` ends.
+
+    Args:
+        stack: ends when the files are not needed any more.
+        cache, patterns: see `fetched`.
+        value: a URI or a path, or several.
+
+    Raises:
+        OSError, ValueError: see `fetched`.
+    """
     if not isinstance(value, list | tuple):
         return _like(value, stack.enter_context(fetched(cache, Uri.parse(value), patterns)))
     paths: list[Any] = []
@@ -142,6 +152,8 @@ def _like(value: Any, path: Path) -> Any:
 def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Path]:
     """Yields the file or folder of a URI: an object, a published directory, or many objects.
 
+    Of a run's checkpoints it is the best one, or else the newest, unless `patterns` are given.
+
     Args:
         cache: the cache that it is fetched to.
         uri: the URI.
@@ -156,11 +168,28 @@ def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Pa
         nonlocal size
         size += more
 
-    listing = listing_of(uri)
-    with cache.fetched(uri, *(listing.only(patterns) if patterns else listing), done=done) as path:
+    with ExitStack() as stack:
+        listing, place = _listing(uri, patterns)
+        try:
+            path = stack.enter_context(cache.fetched(place, *listing, done=done))
+        except FileNotFoundError:
+            if place == uri:
+                raise
+            listing, place = _listing(uri, patterns)  # a better one is there, and that one pruned
+            path = stack.enter_context(cache.fetched(place, *listing, done=done))
         if (seconds := time.monotonic() - began) >= TOLD_SECONDS:
             print(f"{uri}: {size:,} bytes fetched in {seconds:.1f} s", file=sys.stderr, flush=True)
         yield path
+
+
+def _listing(uri: Uri, patterns: Sequence[str]) -> tuple[Listing, Uri]:
+    """Returns the objects to fetch, and the URI that has them."""
+    listing = listing_of(uri)
+    if patterns:
+        return listing.only(patterns), uri
+    if not uri.has_pattern and (best := checkpoint_among(uri, *listing[:2])):
+        return listing_of(best), best
+    return listing, uri
 
 
 class _WithUris:

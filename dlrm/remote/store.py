@@ -36,6 +36,7 @@ _RETRIES = {
         "base": 2,
     },
 }
+_IMPATIENT = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}
 _SOUGHT = {
     "s3": "AWS_ACCESS_KEY_ID, AWS_PROFILE or ~/.aws (with boto3), a web identity, and the role of "
     "the container or machine",
@@ -108,18 +109,23 @@ class Store(Protocol):
         """Deletes objects; those that are gone already are no error."""
 
 
-def open_store(uri: Uri) -> Store:
+def open_store(uri: Uri, patient: bool = True) -> Store:
     """Returns the store of a URI's bucket; connections are kept within a process, not over forks.
+
+    Args:
+        uri: the URI.
+        patient: whether failed requests are repeated for minutes, which is said; otherwise for
+            seconds.
 
     Raises:
         ValueError: the library for it is missing, or the settings in the environment contradict
             each other.
     """
-    return _opened(replace(uri, key=""), os.getpid())
+    return _opened(replace(uri, key=""), os.getpid(), patient)
 
 
 @lru_cache(maxsize=16)
-def _opened(root: Uri, process: int) -> Store:
+def _opened(root: Uri, process: int, patient: bool) -> Store:
     if root.scheme == "hdfs":
         from dlrm.remote.hdfs import open_hdfs
 
@@ -129,7 +135,7 @@ def _opened(root: Uri, process: int) -> Store:
 
         return ForkedStore(root)
     _connected_in.add(process)
-    return _ObjectStore(root)
+    return _ObjectStore(root, patient)
 
 
 def find_entries(uri: Uri) -> list[Entry]:
@@ -170,8 +176,10 @@ def _pattern(key: str) -> str:
 class _ObjectStore:
     """A bucket, by obstore; see `Store`."""
 
-    def __init__(self, root: Uri) -> None:
+    def __init__(self, root: Uri, patient: bool) -> None:
         self.root = root
+        self._retries = _RETRIES if patient else {**_RETRIES, **_IMPATIENT}
+        self._patient, self._repeats = patient, _REPEATS if patient else 1
         self.protects = root.scheme not in ("http", "https")
         try:
             import obstore
@@ -183,7 +191,7 @@ class _ObjectStore:
     def _connect(self) -> Any:
         from obstore.store import from_url
 
-        options: dict[str, Any] = {"client_options": dict(_WAIT), "retry_config": _RETRIES}
+        options: dict[str, Any] = {"client_options": dict(_WAIT), "retry_config": self._retries}
         scheme = _STORES.get(self.root.scheme, self.root.scheme)
         endpoint = {
             "s3": os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL", ""),
@@ -224,7 +232,7 @@ class _ObjectStore:
         options: Any = {"range": (begin, end)}
         if self.protects and not entry.version.startswith("size "):
             options["if_match"] = entry.version
-        for turn in range(_REPEATS + 1):
+        for turn in range(self._repeats + 1):
             with self._named(entry.key, reading=True):
                 try:
                     content = self._ops.get(self._store, entry.key, options=options).bytes()
@@ -235,7 +243,7 @@ class _ObjectStore:
                     )
                 except self._ops.exceptions.GenericError as error:
                     failed = error
-                if turn == _REPEATS:
+                if turn == self._repeats:
                     raise failed
             self._pause(entry.key, turn, failed)
         raise AssertionError
@@ -244,7 +252,7 @@ class _ObjectStore:
         mode: Any = {None: "overwrite", NEW: "create"}.get(only_if) or self._update(key, only_if)
         if only_if is not None and isinstance(content, Path):
             content = content.read_bytes()  # conditions need a request of one part
-        for turn in range(_REPEATS + 1):
+        for turn in range(self._repeats + 1):
             with self._named(key):
                 try:
                     made = self._renewed(
@@ -252,7 +260,7 @@ class _ObjectStore:
                     )
                     return made["e_tag"] or ""
                 except self._ops.exceptions.GenericError as error:
-                    if only_if is not None or turn == _REPEATS:
+                    if only_if is not None or turn == self._repeats:
                         raise
                     failed = error
             self._pause(key, turn, failed)
@@ -278,8 +286,9 @@ class _ObjectStore:
 
     def _pause(self, key: str, turn: int, failed: Exception) -> None:
         """Waits before a repeat, and makes a new client where credentials have expired."""
-        note = f"note: {replace(self.root, key=key)}: repeated after: {_reason(failed)}"
-        print(highlighted(note, sys.stderr), file=sys.stderr, flush=True)
+        if self._patient:
+            note = f"note: {replace(self.root, key=key)}: repeated after: {_reason(failed)}"
+            print(highlighted(note, sys.stderr), file=sys.stderr, flush=True)
         time.sleep(_FIRST_PAUSE * 2**turn * (0.5 + random.random()))
         if _has_expired(failed):
             self._store = self._connect()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from dlrm.command_line import end_while_imported, say_error
+from dlrm.command_line import end_while_imported, exit_code_of, say_error, show
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
@@ -109,12 +109,11 @@ def main(arguments: list[str] | None = None) -> int:
         return run(COMMANDS[name], own)
     texts = {"--help": help_text, "-h": help_text, "--version": _version, "--complete": _names}
     if name not in texts:
-        near = "".join(
-            f"; did you mean {one}?" for one in difflib.get_close_matches(name, COMMANDS, 1)
-        )
+        known = difflib.get_close_matches(name.lower(), [*COMMANDS, *texts], 1)
+        near = "".join(f"; did you mean {one}?" for one in known)
         return say_error(f"{name}: no command of dlrm{near or '; dlrm --help lists them'}", 2)
-    print(texts[name]())
-    return 0
+    text = texts[name]()
+    return exit_code_of(lambda: show(text))
 
 
 def run(command: Command, arguments: list[str]) -> int:

@@ -10,6 +10,7 @@ The script asks `dlrm COMMAND --complete` for the flags, so that it fits every v
 import sys
 from dataclasses import dataclass
 
+from dlrm.command_line import show
 from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.settings import REQUIRED, setting
 
@@ -67,7 +68,7 @@ def _run(values: Values) -> None:
     shell = values["shell"]
     if shell not in _SCRIPTS:
         raise UsageError(f"{shell}: expected one of {', '.join(_SCRIPTS)}")
-    print(_SCRIPTS[shell], end="")
+    show(_SCRIPTS[shell].rstrip())
 
 
 if __name__ == "__main__":

@@ -98,9 +98,9 @@ def fetch(
         there = {path for path in work.rglob("*") if path.is_file()}
         whole = set()
         for path in there:
-            entry = places.get(path.relative_to(work).as_posix())
+            listed = places.get(path.relative_to(work).as_posix())
             status = path.stat()
-            if entry and (status.st_size, status.st_mtime) == (entry.size, entry.modified):
+            if listed and (status.st_size, status.st_mtime) == (listed.size, listed.modified):
                 whole.add(path)
             else:  # of another version, or left by a process that was killed
                 path.unlink()

@@ -1,6 +1,7 @@
 """Trains, tests or times a DLRM: dlrm train --dataset DIR ..., or dlrm test
 
-`python -m dlrm.scripts.main --mode train` works alike, and prints the lines of NVIDIA's program.
+`python -m dlrm.scripts.main --mode train` works alike, and prints the lines of NVIDIA's
+program.
 """
 
 import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
@@ -31,14 +32,15 @@ def main(
     if values is not None:
         from dlrm.session.session import exit_with  # torch takes seconds to import
 
-        exit_with(lambda: run(values), values["save_checkpoint_path"])
+        exit_with(lambda: run(values), values)
 
 
 def run(values: Values) -> dict[str, float]:
     """Runs the mode of the flags and returns the summary; see `click_command.run`."""
-    from dlrm.scripts.common import click_command
+    from dlrm.scripts.common import click_command, local_data
 
-    return click_command.run(values)
+    with local_data.with_local_data(values) as own:
+        return click_command.run(own)
 
 
 def start() -> None:

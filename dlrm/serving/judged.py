@@ -109,6 +109,8 @@ class Judged:
         from dlrm.serving.importance import Sample, permutation_importance
         from dlrm.serving.predictor import field_names
 
+        if rows < 2:
+            raise ValueError(f"rows: expected 2 or more, got {rows}")
         sample = Sample(rows)
         _taken(self, frame, split, sample.add)
         inputs, labels = sample.rows()
@@ -137,13 +139,21 @@ class Judged:
             of 200 otherwise.
 
         Raises:
-            ValueError: rows cannot be read; see `evaluate`.
+            ValueError: rows cannot be read, see `evaluate`; `other` is no model, or has another
+                label.
         """
+        if not isinstance(other, Judged):
+            raise ValueError(
+                "other: expected a model, as dlrm.load or dlrm.fit returns it, got "
+                f"{type(other).__name__}"
+            )
         if is_frame(frame):  # a stream can be read only once
             readers = [scoring_reader(model.row_transform, True) for model in (self, other)]
             wanted = {column for reader in readers for column in reader.columns}
             frame = open_frame(frame, sorted(wanted)).read_all()
         own, theirs = _scored(self, frame, split), _scored(other, frame, split)
+        if not np.array_equal(own.labels, theirs.labels):
+            raise ValueError("other: expected a model of the same label, got one of other labels")
         both = ScoredRows((own.logits[0], theirs.logits[0]), own.labels)
         return judge(both, _REPLICATES).differences
 
@@ -196,6 +206,7 @@ def _scored(model: "Predictor", frame: Any, split: str = "test") -> ScoredRows:
     return ScoredRows((logits,), labels)
 
 
+@in_python()
 def _taken(
     model: "Predictor", frame: Any, split: str, take: Callable[[Inputs, np.ndarray], T]
 ) -> list[T]:
@@ -238,5 +249,5 @@ def _of_source(
             raise ValueError(f"{path}: expected rows with labels, got none")
         return take(block.inputs, block.labels)
 
-    config = SourceConfig(split=split, batch_size=model.batch_size)
+    config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
     return [*taken(model, str(path), config, shares, labelled)]

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.draft import Draft
@@ -30,7 +30,7 @@ from dlrm.serving.network.recalibration import Recalibration, add_recalibration
 from dlrm.serving.rows.config import BATCH_SIZE
 from dlrm.serving.rows.inputs import FieldNames, Inputs, check_inputs
 from dlrm.serving.rows.python_rows import frame_of
-from dlrm.serving.rows.raw import Text, inputs_of_text
+from dlrm.serving.rows.raw import TextFields, inputs_of_text
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 from dlrm.serving.shown import html_of, lines_of, summary_of
@@ -226,7 +226,7 @@ class Predictor(Judged):
             f"{kept:g} --recalibrated_checkpoint DIR` writes a model that corrects them"
         )
 
-    def logits_of_text(self, text: Text) -> np.ndarray:
+    def logits_of_text(self, text: TextFields) -> np.ndarray:
         """Returns the logits of rows of text."""
         return self.logits_of(inputs_of_text(self.row_transform, text))
 
@@ -298,7 +298,7 @@ def _names_of(config: DLRMConfig, transform: Transform | None) -> FieldNames:
     return default_field_names(config.num_numerical_features, len(config.table_sizes))
 
 
-def check_dataset(path: str | os.PathLike, dataset: Dataset, config: DLRMConfig) -> None:
+def check_dataset(path: str | os.PathLike, dataset: ClickDataset, config: DLRMConfig) -> None:
     """Raises ValueError if the features of a dataset differ from those of the model."""
     check_features(f"{path}: the dataset", dataset.num_numerical, dataset.table_sizes, config)
 

@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
-from dlrm.pages.charts import Line, chart
+from dlrm.pages.charts import ChartLine, chart
 from dlrm.remote.cache import with_uris
 from dlrm.train.checkpoints.checkpoint import read_config
-from dlrm.train.checkpoints.runs import Run, read_run
+from dlrm.train.checkpoints.runs import SavedRun, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def html_of(model: "Predictor") -> str:
     return f"<style>{_STYLE}</style><div class='dlrm-model'>{''.join(map(str, parts))}</div>"
 
 
-def run_of(model: "Predictor") -> Run | None:
+def run_of(model: "Predictor") -> SavedRun | None:
     """Returns the run of a model; None if its checkpoint is gone or does not describe it."""
     try:
         return read_run(model.path)
@@ -74,15 +74,15 @@ def run_of(model: "Predictor") -> Run | None:
         return None
 
 
-def _curves(run: Run) -> list[str]:
+def _curves(run: SavedRun) -> list[str]:
     """Returns charts of the training loss and of the metric that chooses."""
     charts = []
     if len(run.curve) > 1:
-        loss = Line("training", *points(run.curve, "loss"))
-        tested = Line(run.roles.chooses, *points(run.tests, "log_loss"), dots=True)
+        loss = ChartLine("training", *points(run.curve, "loss"))
+        tested = ChartLine(run.roles.chooses, *points(run.tests, "log_loss"), dots=True)
         charts.append(chart("Loss", "step", "log loss", [loss, tested], "The loss of each step."))
     if len(run.tests) > 1 and all("auc" in entry for entry in run.tests):
-        line = Line(run.roles.chooses, *points(run.tests, "auc"), dots=True)
+        line = ChartLine(run.roles.chooses, *points(run.tests, "auc"), dots=True)
         told = f"Last: {run.tests[-1]['auc']:.4f}."
         charts.append(chart("AUC of the rows that choose", "step", "AUC", [line], told))
     return [str(one) for one in charts]

@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm.command_line import say
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources.column_names import check_columns
@@ -21,7 +21,7 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import TableFile, find_tables, kind_of
 from dlrm.data.tables.kinds.cells import Cells
-from dlrm.data.tables.kinds.text import Text as TextKind
+from dlrm.data.tables.kinds.text import Text
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
@@ -35,7 +35,7 @@ from dlrm.serving.predictor import (
 )
 from dlrm.serving.rows.config import SourceConfig
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.serving.rows.raw import Text, inputs_of_text, read_lines
+from dlrm.serving.rows.raw import TextFields, inputs_of_text, read_lines
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
 
@@ -105,7 +105,7 @@ def _reads_lines(predictor: Predictor, path: Path) -> bool:
     A log may also be a table of a columnar kind, which its name shows.
     """
     transform, kind = predictor.transform, kind_of(path)
-    is_text = kind is None or isinstance(kind, TextKind)
+    is_text = kind is None or isinstance(kind, Text)
     return transform is None or (transform.is_log and is_text)
 
 
@@ -208,16 +208,17 @@ class _Taking(Generic[T]):
                 yield self.take(SourceBlock(inputs, labels_of(rows), inputs_of, rows.extra))
             except RowError as error:
                 error.where = where(error.row)
-                if labelled and error.column == label:
+                if labelled and self.config.label is None and error.column == label:
                     error.problem += "; --nolabel scores rows without their labels"
                 raise
             except ValueError as error:
-                raise ValueError(f"{file.path}: {error}") from None
+                named = str(error).startswith(f"{file.path}: ")
+                raise ValueError(str(error) if named else f"{file.path}: {error}") from None
         if note := spans.note(file.path, text):
             say(note)
 
 
-def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> Dataset:
+def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> ClickDataset:
     """Opens the split of a dataset, which must match the model."""
     datasets = open_datasets(
         DataConfig(
@@ -230,7 +231,7 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> Dataset:
             allow_links=config.allow_links,
         )
     )
-    dataset: Dataset | None = getattr(datasets, config.split)
+    dataset: ClickDataset | None = getattr(datasets, config.split)
     if dataset is None:
         raise ValueError(f"{path}: has no {config.split} split")
     check_dataset(path, dataset, model)
@@ -238,7 +239,7 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> Dataset:
     return dataset
 
 
-def _inputs_of_text(text: Text, model: Predictor) -> Inputs:
+def _inputs_of_text(text: TextFields, model: Predictor) -> Inputs:
     return inputs_of_text(model.row_transform, text)
 
 

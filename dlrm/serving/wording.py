@@ -6,12 +6,18 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from dlrm.data.sources.row_error import RowError
 from dlrm.remote.cache import with_uris
 
 _COMMAND = r"`[^`]*`|python -m [^;,]*"  # whose flags are flags
 _FLAG = re.compile(rf"({_COMMAND})|--(\w+)")
 _FIRST = re.compile(r"--(\w+) ([^\s:]+): ")
-_OTHER_NAMES = {"test_input": "test", "validation_input": "validation", "recalibrate": "kind"}
+_OTHER_NAMES = {
+    "input": "frame",
+    "test_input": "test",
+    "validation_input": "validation",
+    "recalibrate": "kind",
+}
 
 
 @contextmanager
@@ -21,6 +27,8 @@ def in_python() -> Iterator[None]:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
         error.args = tuple(python_text(a) if isinstance(a, str) else a for a in error.args)
+        if isinstance(error, RowError):
+            error.problem = python_text(error.problem)
         raise
 
 

@@ -32,15 +32,15 @@ class NetworkRun(Run):
     """The inputs of all modes of a network's command; see `Run`.
 
     Attributes:
-        plan: division of the global batch.
+        division: replicas and micro-batches of the global batch.
         pipelines: division of the network's parts among the processes.
     """
 
-    plan: BatchDivision
+    division: BatchDivision
     pipelines: Pipelines
 
     def recorded(self) -> dict[str, Any]:
-        return super().recorded() | {"global_batch": self.plan.global_batch}
+        return super().recorded() | {"global_batch": self.division.global_batch}
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
         same_batch = {"the global batch (see --replicas)": run.get("global_batch")}
@@ -55,7 +55,7 @@ def join_pipelines(session: Session, training_modes: Sequence[str]) -> Pipelines
     return pipelines(world, parts, values["rank_timeout"])
 
 
-def divide(task: NetworkTask, values: Values, divided: Pipelines, plan: BatchDivision) -> None:
+def divide(task: NetworkTask, values: Values, divided: Pipelines, division: BatchDivision) -> None:
     """Reduces a network to the part of this process, if the processes form pipelines.
 
     Raises:
@@ -64,32 +64,32 @@ def divide(task: NetworkTask, values: Values, divided: Pipelines, plan: BatchDiv
     parts, schedule = divided.parts.size, values["pipeline_schedule"]
     if parts == 1:
         return
-    if schedule == "1f1b" and plan.accumulation < parts:
+    if schedule == "1f1b" and division.accumulation < parts:
         raise ValueError(
             f"--pipeline_schedule 1f1b: expected {parts} micro-batches or more for {parts} parts, "
-            f"got {plan.accumulation}; raise --gradient_accumulation_steps, or use gpipe"
+            f"got {division.accumulation}; raise --gradient_accumulation_steps, or use gpipe"
         )
     task.divide(divided.parts, values["pipeline_splits"], schedule)
 
 
 def device_line(run: NetworkRun, model: str) -> str:
     """Returns a line about the run: device, network, precision and batch."""
-    task, world, plan = run.task, run.world, run.plan
+    task, world, division = run.task, run.world, run.division
     half = str(task.precision.dtype(world.device)).removeprefix("torch.")
     threads = f" ({torch.get_num_threads()} threads)" if world.device == "cpu" else ""
     return (
         f"device: {world.device}{threads}  processes: {world.size}  model: {model} "
         f"({task.num_parameters:,} parameters)  products: {half}  batch: "
-        f"{run.values['batch_size']} x {plan.accumulation} x {run.pipelines.replicas.size} = "
-        f"{plan.global_batch}"
+        f"{run.values['batch_size']} x {division.accumulation} x {run.pipelines.replicas.size} = "
+        f"{division.global_batch}"
     )
 
 
 def common_notices(run: NetworkRun) -> Iterator[str]:
     """Returns lines about differences from what the flags suggest."""
     values, task = run.values, run.task
-    if run.plan.note:
-        yield run.plan.note
+    if run.division.note:
+        yield run.division.note
     if values["precision"] in ("16.16", "16.32") and values["half_dtype"] is None:
         half = task.precision.dtype(run.world.device)
         yield (
@@ -102,7 +102,7 @@ def common_notices(run: NetworkRun) -> Iterator[str]:
 def _pipeline_notice(run: NetworkRun) -> str:
     """Returns a line about the parts of the network and their processes."""
     values, world = run.values, run.world
-    schedule, count = values["pipeline_schedule"], run.plan.accumulation
+    schedule, count = values["pipeline_schedule"], run.division.accumulation
     parts = partition(run.task.stages(), values["pipeline_splits"])
     names = [f"{next(iter(part))} ({len(part)} stages)" for part in parts]
     if run.pipelines.parts.size == 1:
@@ -132,9 +132,9 @@ class EmptyLoader:
 
 
 def train_config(run: NetworkRun, steps_per_epoch: int) -> TrainConfig:
-    """Returns the length of training, with the plan's micro-batches and `--ckpts_per_epoch`."""
+    """Returns the length of training, with the division's micro-batches and `--ckpts_per_epoch`."""
     values = run.values
-    config = values.config(TrainConfig, gradient_accumulation_steps=run.plan.accumulation)
+    config = values.config(TrainConfig, gradient_accumulation_steps=run.division.accumulation)
     if values["ckpts_per_epoch"]:
         freq = max(1, round(steps_per_epoch / values["ckpts_per_epoch"]))
         config = replace(config, checkpoint_freq=freq)

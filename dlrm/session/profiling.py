@@ -9,7 +9,7 @@ from torch.autograd import DeviceType
 from torch.autograd.profiler_util import FunctionEvent
 from torch.profiler import ProfilerAction, ProfilerActivity, profile
 
-from dlrm.command_line import missing_extra
+from dlrm.pages.pictures import write_picture
 
 LEAST_WARMUP = 5  # steps until libraries have chosen their kernels and graphs are recorded
 _LONGEST = 10  # number of printed operators
@@ -181,28 +181,20 @@ def draw_step(events: Sequence[FunctionEvent], path: Path) -> str | None:
     Returns:
         None, or the reason why nothing was drawn.
     """
-    try:
-        import matplotlib
-    except ImportError as error:
-        return f"note: no picture of the profile: {missing_extra(error, 'plots')}"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     rows, kinds = timeline(events), (*_CATEGORIES, _REST)
     order = sorted(rows, key=lambda row: (row[0], kinds.index(row[1])), reverse=True)
-    figure, axis = pyplot.subplots(figsize=(12, 1.5 + 0.4 * len(order)), layout="constrained")
-    labels = []
-    for height, (where, kind) in enumerate(order):
-        pieces = rows[where, kind]
-        axis.broken_barh(pieces, (height - 0.4, 0.8), color=f"C{kinds.index(kind)}")
-        labels.append(f"{where}: {kind} ({sum(ms for _, ms in pieces):.2f} ms)")
-    axis.set_yticks(range(len(order)), labels)
-    axis.set_xlabel("ms since the step began")
-    axis.grid(alpha=0.3, axis="x")
-    try:
-        figure.savefig(path, dpi=120)
-    except OSError as error:
-        return f"note: no picture of the profile: {error}"
-    finally:
-        pyplot.close(figure)
-    return None
+
+    def draw(figure: Any) -> None:
+        figure.set_size_inches(12, 1.5 + 0.4 * len(order))
+        axis = figure.subplots()
+        labels = []
+        for height, (where, kind) in enumerate(order):
+            pieces = rows[where, kind]
+            axis.broken_barh(pieces, (height - 0.4, 0.8), color=f"C{kinds.index(kind)}")
+            labels.append(f"{where}: {kind} ({sum(ms for _, ms in pieces):.2f} ms)")
+        axis.set_yticks(range(len(order)), labels)
+        axis.set_xlabel("ms since the step began")
+        axis.grid(alpha=0.3, axis="x")
+
+    problem = write_picture(path, draw)
+    return f"note: no picture of the profile: {problem}" if problem else None

@@ -6,14 +6,20 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 
-from dlrm.command_line import Terminated, name_standard_output, terminable, unwritten_output
+from dlrm.command_line import (
+    Terminated,
+    name_standard_output,
+    say_error,
+    terminable,
+    unwritten_output,
+)
 from dlrm.distributed import (
     OtherRankError,
     World,
@@ -27,6 +33,10 @@ from dlrm.distributed import (
 )
 from dlrm.documents import one_line
 from dlrm.flags import Values
+from dlrm.remote.cache import values_with_uris
+from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
+from dlrm.remote.uri import is_uri
+from dlrm.session.local_paths import enter_local_paths, local_checkpoints
 from dlrm.session.profiling import StepProfiler
 from dlrm.tasks.run import USER_ERRORS, Run
 from dlrm.train.checkpoints.checkpoint import (
@@ -42,7 +52,7 @@ from dlrm.train.checkpoints.directory import (
     run_directory,
 )
 from dlrm.train.log import RunLog, StoppedError
-from dlrm.train.reports.console import Line, Saved
+from dlrm.train.reports.console import Line, NvidiaConsole, Saved
 from dlrm.train.reports.curves import draw_curves
 from dlrm.train.reports.model_card import MODEL_CARD
 from dlrm.train.reports.trackers import open_trackers
@@ -76,6 +86,10 @@ class Session:
         values: the flags.
         check: raises errors about the flags of a rank.
         ranks_may_differ: flags that may differ between ranks.
+        console: prints the reports; by default one of the form of `--log_format`.
+        uris: flags that may be URIs, with their roles; see `dlrm.session.local_paths`.
+        trains: whether the command trains.
+        complete: fills in further flags, once there are local paths for all URIs.
 
     Raises:
         ValueError, OSError: the user's error; the message names it.
@@ -91,18 +105,37 @@ class Session:
         values: Values,
         check: Callable[[Values, World], object] = lambda values, world: None,
         ranks_may_differ: frozenset[str] = frozenset(),
+        console: NvidiaConsole | None = None,
+        uris: Mapping[str, str] | None = None,
+        trains: bool = False,
+        complete: Callable[[Values], Values] = lambda values: values,
     ) -> None:
-        self.values = values = _with_log_path(values)
+        self._console = console
         set_deterministic(values["deterministic"])
         given = "backend" in values.given
         self.world = join(values["base_device"], values["backend"], given, values["rank_timeout"])
+        self.at_the_end = ExitStack()
+        try:
+            with self.agreed():
+                local = enter_local_paths(self.at_the_end, values, uris or {}, trains, self.world)
+            self._mirror = local.mirror
+            with self.agreed():
+                self.values = _with_log_path(complete(local.values))
+            self._check(check, ranks_may_differ)
+        except BaseException:
+            self.at_the_end.__exit__(*sys.exc_info())
+            raise
+
+    def _check(
+        self, check: Callable[[Values, World], object], ranks_may_differ: frozenset[str]
+    ) -> None:
+        values = self.values
         with self.agreed():
             check(values, self.world)
         shared = {f"--{k}": v for k, v in values.items() if k not in ranks_may_differ}
         check_same(shared, self.world)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
         self._profiler: StepProfiler | None = None
-        self.at_the_end = ExitStack()
 
     def __enter__(self) -> "Session":
         return self
@@ -129,13 +162,13 @@ class Session:
                     "training takes steps"
                 )
             form = values["log_format"], values["verbose"]
-            self.log = RunLog(values["log_path"], world.rank > 0, *form)
+            self.log = RunLog(values["log_path"], world.rank > 0, *form, self._console)
         self.at_the_end.enter_context(self.log)
         _open_trackers(run, self.log)
         check_same({f"the dataset's {name}": v for name, v in run.dataset.items()}, world)
         self.dog = self.at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
         self.checkpoints = self._checkpoints(run) if run.trains else None
-        self.log.parameters(dict(values))
+        self.log.parameters(values_with_uris(values))
         for line in lines:
             self.log.line(*((line,) if isinstance(line, str) else line))
         if values["profile"]:
@@ -152,7 +185,7 @@ class Session:
         """Loads and reports `--load_checkpoint_path`; returns whether it is given."""
         if run.checkpoint:
             load_checkpoint(run.checkpoint, parameters, world=self.world)
-            self.log.line(f"weights from {run.checkpoint}")
+            self.log.line(f"weights from {run.checkpoint}", short=f"weights: {run.checkpoint}")
         return run.checkpoint is not None
 
     def resume(self, run: Run, trainer: Trainer) -> bool:
@@ -189,6 +222,9 @@ class Session:
             values.get("async_checkpoint", False),
             self.dog.beat,
         )
+        if self._mirror is not None:
+            checkpoints.saved = self._mirror.saved
+            self._mirror.add_log(values["log_path"])
         new_or_resumed(checkpoints, values["resume"])
         self.at_the_end.callback(checkpoints.release)
         return checkpoints
@@ -226,19 +262,21 @@ def _profiler(run: Run, log: RunLog) -> StepProfiler:
     )
 
 
-def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
+def exit_with(run: Callable[[], object], values: Values) -> None:
     """Runs a command and ends the process with its exit code.
 
-    Exit codes: 0; 1 after an error, which is printed on one line; 75 a training stopped by SIGTERM;
-    76 a rank hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard; 143 terminated
-    before or after the training. Of several ranks SIGTERM ends one at once, since a rank that waits
-    for another would not end for an exception.
+    Exit codes: 0; 1 after an error, which is printed on one line; 74 a training whose last
+    checkpoint is not at its URI (`dlrm.remote.mirror`); 75 a training stopped by SIGTERM; 76 a rank
+    hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard; 143 terminated before or after
+    the training. Of several ranks SIGTERM ends one at once, since a rank that waits for another
+    would not end for an exception.
 
     Args:
         run: the command.
-        checkpoints: directory of its checkpoints, if it saves any.
+        values: its flags.
     """
     code: int | str = 0
+    at_once = False  # without waiting for threads that wait for a store
     name_standard_output()
     try:
         with terminable(at_once=launch().size > 1):
@@ -251,6 +289,9 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
         code = STOPPED
         if _rank() == 0:
             print(stopped, file=sys.stderr, flush=True)
+    except NotUploadedError as error:
+        code, at_once = NOT_UPLOADED, True
+        say_error(error, code)
     except USER_ERRORS as error:
         code = _named(one_line(unwritten_output() or error))
     except torch.OutOfMemoryError as error:
@@ -269,6 +310,8 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
             raise
     except (KeyboardInterrupt, Terminated) as stop:
         code, how = (143, "terminated") if isinstance(stop, Terminated) else (130, "interrupted")
+        at_once = is_uri(values["save_checkpoint_path"])
+        checkpoints = local_checkpoints(values)
         last = last_checkpoint(checkpoints) if checkpoints else None
         saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a training)"
         kept = f"--resume goes on from {last}" if last else f"nothing was saved{saves}"
@@ -277,7 +320,16 @@ def exit_with(run: Callable[[], object], checkpoints: str | None) -> None:
     if dist.is_initialized():
         # A failed rank goes first where others wait for it: they end as its connections close.
         shutdown(World(dist.get_rank(), dist.get_world_size()), None if code == 0 else _PATIENCE)
+    if at_once:
+        _end_at_once(code)
     sys.exit(code)
+
+
+def _end_at_once(code: int | str) -> NoReturn:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, AttributeError):
+            stream.flush()
+    os._exit(int(code))
 
 
 def _named(reason: str) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import Dataset, Shard
+from dlrm.data.clicks.batch import ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
 from dlrm.data.transform.difference import compare_transforms
@@ -23,15 +23,16 @@ from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
 from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
+from dlrm.remote.cache import with_uris
 from dlrm.tasks.advice import advice
 from dlrm.tasks.click_memory import agree_on_memory, table_store
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
 from dlrm.tasks.config import ADAM_SWITCHES, AUTO_PRODUCTS, PRODUCTS, RESUMABLE, TORCH, ClickConfig
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.machines import machine_of
-from dlrm.tasks.planning.planner import Limits, mean_ids, plan
+from dlrm.tasks.planning.planner import Limits, mean_ids, plan_placement
 from dlrm.tasks.planning.workload import Workload
-from dlrm.tasks.recommendation import Batches, LookedUpAhead, Recommendation, check_optimizer
+from dlrm.tasks.recommendation import ClickLoader, LookedUpAhead, Recommendation, check_optimizer
 from dlrm.tasks.run import USER_ERRORS, Run, known_checkpoint, saved_flags, with_saved_flags
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
@@ -90,7 +91,8 @@ class ClickRun(Run):
     @property
     def data_name(self) -> str:
         """The dataset, for messages."""
-        return self.values["dataset"] or f"--dataset_type {self.values['dataset_type']}"
+        dataset = self.values["dataset"]
+        return with_uris(dataset) if dataset else f"--dataset_type {self.values['dataset_type']}"
 
     def recorded(self) -> dict[str, Any]:
         own = {"splits": self.whole.rows(), "roles": roles_of(self.whole).facts()}
@@ -128,18 +130,18 @@ class ClickRun(Run):
         device, roles = self.world.device, roles_of(datasets)
         trained, tested = (self.task.slots(trains) for trains in (True, False))
         order = self.config.data.shuffle_batch_order, self.config.data.seed
-        batches = Batches(datasets.train, device, *order, trained)
+        batches = ClickLoader(datasets.train, device, *order, trained)
         named = datasets.named()
         reports = named[roles.reports] if roles.reports else None
         stale = self.config.step.overlap == "stale"
         return SplitBatches(
             LookedUpAhead(batches, self.task) if stale else batches,
-            Batches(named[roles.chooses], device, slots=tested),
-            Batches(reports, device, slots=tested) if reports else None,
+            ClickLoader(named[roles.chooses], device, slots=tested),
+            ClickLoader(reports, device, slots=tested) if reports else None,
             roles,
         )
 
-    def trainer_arguments(self, train: Dataset) -> dict[str, Any]:
+    def trainer_arguments(self, train: ClickDataset) -> dict[str, Any]:
         """Returns the arguments of a `Trainer` besides its reports and checkpoints.
 
         Args:
@@ -286,7 +288,7 @@ class _Opening:
         if architecture.placement == AUTO and world.size > 1:
             workload = replace(self._workload(architecture), lookups=mean_ids(whole.train))
             limits = Limits(world.size, fixed_shapes=self.config.step.cuda_graphs)
-            placement = plan(workload, limits, machine_of(world.device))
+            placement = plan_placement(workload, limits, machine_of(world.device))
         else:
             placement = architecture.placed(world.size)
         if self._workload(architecture).optimizer is not None:
@@ -317,7 +319,7 @@ class _Opening:
         workload, tables = self._workload(architecture), self.config.tables
         agree_on_memory(workload, self.world, fixed, placement, tables)
 
-    def _unrecorded(self, read: Dataset, placement: Placement) -> str | None:
+    def _unrecorded(self, read: ClickDataset, placement: Placement) -> str | None:
         """Returns the reason why no rank uses --cuda_graphs, or None if all do or none is to."""
         why_not = None
         with agreed(self.world, *USER_ERRORS):
@@ -384,14 +386,14 @@ class _Opening:
         return frozenset(self.resumable - length)
 
 
-def _poolings(checkpoint: Path | None, data: Dataset) -> tuple[str | None, ...] | None:
+def _poolings(checkpoint: Path | None, data: ClickDataset) -> tuple[str | None, ...] | None:
     """Returns the poolings of the checkpoint's training data, otherwise of this dataset."""
     saved = read_config(checkpoint)["dataset"].get("poolings") if checkpoint else None
     return data.poolings if saved is None else tuple(saved)
 
 
 def _why_not_recorded(
-    values: Values, world: World, data: Dataset, placement: Placement
+    values: Values, world: World, data: ClickDataset, placement: Placement
 ) -> str | None:
     """Returns the reason why this rank cannot use --cuda_graphs, or None if it can."""
     if world.device == "cpu":

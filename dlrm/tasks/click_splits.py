@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.datasets import Datasets
-from dlrm.tasks.recommendation import Batches, LookedUpAhead
+from dlrm.tasks.recommendation import ClickLoader, LookedUpAhead
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 
 
@@ -21,9 +21,9 @@ class SplitBatches(NamedTuple):
         roles: names of the latter two.
     """
 
-    train: Batches | LookedUpAhead
-    chooses: Batches
-    reports: Batches | None
+    train: ClickLoader | LookedUpAhead
+    chooses: ClickLoader
+    reports: ClickLoader | None
     roles: Roles = OF_NVIDIA
 
 
@@ -62,7 +62,7 @@ def set_aside_note(datasets: Datasets, keeps_best: bool) -> str | None:
     )
 
 
-def fingerprint(data: Dataset) -> dict[str, Any]:
+def fingerprint(data: ClickDataset) -> dict[str, Any]:
     """Returns values that identify a data set, independent of its location and type."""
     ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
     tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]

@@ -11,7 +11,7 @@ from dlrm.distributed.placement import Placement
 from dlrm.model.tables.placement import AUTO, PLACEMENTS
 from dlrm.tasks.planning.changes import smaller_dim, smaller_optimizer, smaller_tables, stored
 from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.planning.planner import Limits, plan
+from dlrm.tasks.planning.planner import Limits, plan_placement
 from dlrm.tasks.planning.workload import Workload, table_bytes
 
 GIB = 2**30
@@ -142,7 +142,7 @@ def alternatives(
                 yield f"{count} processes with a GPU like this each (torchrun)"
                 break
     if num_ranks > 1 and config.placement != AUTO:
-        planned = plan(workload, Limits(num_ranks), _ANY)
+        planned = plan_placement(workload, Limits(num_ranks), _ANY)
         if _shortage(planned, workload, devices) is None:
             yield f"--placement {AUTO}"
     if "table_store" not in fixed and [*devices] == [*hosts]:  # GPUs have no store

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.layout import field_names
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import bin_edges, ordered
@@ -19,7 +19,7 @@ ROWS = 1 << 17  # training rows from which missing edges are fitted
 
 
 def fit_edges(
-    model: DLRM, train: Dataset, transform: Path | None = None, world: World = World()
+    model: DLRM, train: ClickDataset, transform: Path | None = None, world: World = World()
 ) -> str | None:
     """Sets the edges of a new model's bins, if it has any.
 
@@ -61,7 +61,7 @@ def fit_edges(
     )
 
 
-def _edges(train: Dataset, known: Sequence[np.ndarray], bins: int) -> list[np.ndarray]:
+def _edges(train: ClickDataset, known: Sequence[np.ndarray], bins: int) -> list[np.ndarray]:
     """Returns the known edges, at most `bins + 1`, and fits the missing ones."""
     missing = [field for field, edges in enumerate(known) if len(edges) < 2]
     result = [_thinned(edges, bins + 1) for edges in known]
@@ -92,7 +92,7 @@ def _thinned(edges: np.ndarray, most: int) -> np.ndarray:
     return edges[np.round(np.linspace(0, len(edges) - 1, most)).astype(int)]
 
 
-def _first_rows(train: Dataset) -> np.ndarray:
+def _first_rows(train: ClickDataset) -> np.ndarray:
     """Returns the numericals of the first `ROWS` rows, or of all rows if there are fewer."""
     parts, count = [], 0
     for index in range(len(train)):

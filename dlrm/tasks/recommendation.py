@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
-from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.prefetch import batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
@@ -31,7 +31,7 @@ from dlrm.train.task import one_after_another, sum_of_losses
 _SAMPLES_OF_A_READ, _BATCHES_OF_A_READ = 8192, 16  # at most, but always one batch
 
 
-class Batches:
+class ClickLoader:
     """The batches of a data set on a device, in order or shuffled anew every epoch.
 
     Args:
@@ -44,7 +44,7 @@ class Batches:
 
     def __init__(
         self,
-        dataset: Dataset,
+        dataset: ClickDataset,
         device: str = "cpu",
         shuffle: bool = False,
         seed: int = 0,
@@ -60,7 +60,8 @@ class Batches:
         """Yields the batches of an epoch from the `start`-th on."""
         order = batch_order(len(self), epoch, self.seed, self.shuffle)
         at_once = min(max(_SAMPLES_OF_A_READ // self.dataset.batch_size, 1), _BATCHES_OF_A_READ)
-        found = prefetch(self.dataset, order[start:].tolist(), self.device, at_once=at_once)
+        indices = self.dataset.ahead(order[start:].tolist())
+        found = prefetch(self.dataset, indices, self.device, at_once=at_once)
         return self.slots.ahead(found) if self.slots else found
 
     def repeated(self, count: int) -> Generator[Batch, None, None]:
@@ -77,7 +78,7 @@ class LookedUpAhead:
         task: the task that looks them up.
     """
 
-    def __init__(self, loader: Batches, task: "Recommendation"):
+    def __init__(self, loader: ClickLoader, task: "Recommendation"):
         self._loader, self._task, self.num_samples = loader, task, loader.num_samples
 
     def __len__(self) -> int:

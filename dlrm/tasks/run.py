@@ -11,7 +11,7 @@ from dlrm import __version__
 from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local
 from dlrm.flags import Values
-from dlrm.remote.cache import with_uris
+from dlrm.remote.cache import values_with_uris
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import last_checkpoint
 
@@ -54,8 +54,11 @@ class Run:
         flags = dict(self.values)
         flags |= {name: os.path.abspath(flags[name]) for name in _DATA_PATHS if flags.get(name)}
         check_all_local((f"--{name}", flags.get(name)) for name in _DATA_PATHS)
-        flags |= {name: with_uris(flags[name]) for name in _DATA_PATHS if flags.get(name)}
-        return {"dlrm_version": __version__, "flags": flags, "dataset": self.dataset}
+        return {
+            "dlrm_version": __version__,
+            "flags": values_with_uris(flags),
+            "dataset": self.dataset,
+        }
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
         """Returns the settings that a resumed run must keep, by name.

@@ -17,14 +17,13 @@ import numpy as np
 
 from dlrm.data.clicks.layout import TRANSFORM
 from dlrm.data.transform.difference import check_extends
-from dlrm.files import staged_directory
+from dlrm.files import link_or_copy, staged_directory
 from dlrm.manifest import read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.initial import Initial
 from dlrm.train.checkpoints.description import DESCRIPTION, describe
 from dlrm.train.checkpoints.saved_model import SavedModel
 from dlrm.train.checkpoints.saved_rows import STORES
-from dlrm.train.checkpoints.writer import link_or_copy
 
 
 def grow_tables(

@@ -198,12 +198,14 @@ class SessionConfig:
         "log.json in that directory",
         topic="Checkpoints and files",
         resumable=True,
+        uri="write",
     )
     tensorboard: str | None = setting(
         None,
         "Directory to write TensorBoard events to: flags, scalars, curves and the model card",
         topic="Checkpoints and files",
         resumable=True,
+        uri="write",
     )
     mlflow: str | None = setting(
         None,
@@ -225,10 +227,13 @@ class CheckpointConfig:
     """
 
     load_checkpoint_path: str | None = setting(
-        None, "Checkpoint, or directory of checkpoints, to load", resumable=True
+        None, "Checkpoint, or directory of checkpoints, to load", resumable=True, uri="read"
     )
     save_checkpoint_path: str | None = setting(
-        None, "Directory in which to save the best and the last checkpoint", resumable=True
+        None,
+        "Directory in which to save the best and the last checkpoint",
+        resumable=True,
+        uri="write",
     )
     keep_checkpoints: int = setting(
         1, "Number of latest checkpoints to keep besides the best", least=1, resumable=True

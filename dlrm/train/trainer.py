@@ -26,7 +26,7 @@ from dlrm.train.log import Loader, RunLog, StoppedError
 from dlrm.train.optim.base import finish_updates, set_learning_rate
 from dlrm.train.precision import LossScaler
 from dlrm.train.progress import LossWindow, Progress, StepReport
-from dlrm.train.reports.callbacks import Callbacks, OnStep
+from dlrm.train.reports.callbacks import Callbacks, OnStep, ends
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 from dlrm.train.task import Accumulate, Task, one_after_another
 
@@ -239,8 +239,8 @@ class Trainer:
             return False
         values = {name: value for name, value in entry.items() if name != "step"}
         try:
-            return function(self.progress.step, values) is True
-        except Exception:
+            return ends(function(self.progress.step, values))
+        except BaseException:  # also Ctrl-C
             self._save_alone()
             raise
 

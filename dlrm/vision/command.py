@@ -16,7 +16,7 @@ from dlrm.distributed import Pipelines
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.manifest import crc32
-from dlrm.session import network_flags, network_run as network
+from dlrm.session import network_flags, network_run
 from dlrm.session.all_checkpoints import checkpoints_of, name_of, validate_all
 from dlrm.session.network_run import EmptyLoader, NetworkRun
 from dlrm.session.session import Session
@@ -50,8 +50,9 @@ def run(values: Values) -> dict[str, float]:
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
-    with Session(values) as session:
-        divided = network.join_pipelines(session, TRAINING)
+    trains = values["mode"] in TRAINING
+    with Session(values, uris=cnn_flags.FLAGS.uris, trains=trains) as session:
+        divided = network_run.join_pipelines(session, TRAINING)
         with session.agreed():
             image_run = _open(session.values, divided)
         # Ranks drop out different activations.
@@ -63,8 +64,8 @@ def run(values: Values) -> dict[str, float]:
 
 
 def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
-    plan = network_flags.divide_batch(values, pipelines.replicas.size)
-    values = cnn_flags.resolved(values, plan.global_batch)
+    division = network_flags.divide_batch(values, pipelines.replicas.size)
+    values = cnn_flags.resolved(values, division.global_batch)
     _check(values)
     checkpoint = values["load_checkpoint_path"] and find_checkpoint(values["load_checkpoint_path"])
     validated = values["mode"] == "validate"
@@ -95,7 +96,7 @@ def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
     )
     if values["init_checkpoint"]:
         load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
-    network.divide(task, values, pipelines, plan)
+    network_run.divide(task, values, pipelines, division)
     return NetworkRun(
         values=values,
         world=pipelines.world,
@@ -105,7 +106,7 @@ def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
         checkpoint=checkpoint,
         dataset=_fingerprint(values),
         may_change=cnn_flags.RESUME_MAY_CHANGE,
-        plan=plan,
+        division=division,
     )
 
 
@@ -145,8 +146,8 @@ def _shown(classes: Sequence[str]) -> str:
 def _notices(run: NetworkRun) -> Iterator[str]:
     """Yields notices about the run, and where it differs from what the flags suggest."""
     values = run.values
-    yield network.device_line(run, values["model"])
-    yield from network.common_notices(run)
+    yield network_run.device_line(run, values["model"])
+    yield from network_run.common_notices(run)
     for flag in ("mixup_alpha", "cutmix_lambda"):
         if values["data"] == "synthetic" and flag in values.given:
             yield (
@@ -204,20 +205,20 @@ def _loader(run: NetworkRun, split: str, batch_size: int) -> Loader:
 
 def _train(run: NetworkRun, session: Session) -> dict[str, float]:
     values = run.values
-    train = _loader(run, "train", run.plan.global_batch)
+    train = _loader(run, "train", run.division.global_batch)
     tested = not (values["no_validation"] or values["mode"] == "benchmark_training")
     test = _loader(run, "test", values["test_batch_size"]) if tested else EmptyLoader()
     config = _train_config(run, len(train))
 
-    trainer = network.trainer(run, session, train, config, config.epochs * len(train))
+    trainer = network_run.trainer(run, session, train, config, config.epochs * len(train))
     if not session.resume(run, trainer):
         session.load_weights(run, trainer.parameters)
         trainer.progress.step = trainer.progress.tested_step = values["start_epoch"] * len(train)
-    return network.train(run, session, trainer, train, test)
+    return network_run.train(run, session, trainer, train, test)
 
 
 def _train_config(run: NetworkRun, steps_per_epoch: int) -> TrainConfig:
-    values, config = run.values, network.train_config(run, steps_per_epoch)
+    values, config = run.values, network_run.train_config(run, steps_per_epoch)
     if values["mode"] != "benchmark_training":
         return config
     steps = config.max_steps or 120
@@ -251,7 +252,7 @@ def _validate(run: NetworkRun, session: Session) -> dict[str, float]:
 def _benchmark_inference(run: NetworkRun, session: Session) -> dict[str, float]:
     session.load_weights(run, Parameters(run.task.model))
     loader = _loader(run, "test", run.values["batch_size"] * run.world.size)
-    return network.time_inference(run, session.log, loader, "images")
+    return network_run.time_inference(run, session.log, loader, "images")
 
 
 _MODES = {

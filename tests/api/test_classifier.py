@@ -103,6 +103,32 @@ def test_frames_have_the_columns_that_the_user_names():
     assert named.schema_.numerical_names == ["price", "noise", "size"]
 
 
+@pytest.mark.parametrize("named", ["2", [2], [2, 2], np.array([2])])
+def test_columns_are_named_by_their_numbers_too(named):
+    frame, y = rows(200)
+    array = np.column_stack([frame["price"], frame["noise"], np.arange(200) % 4])
+    numbered = pd.DataFrame(array)  # with the columns 0, 1 and 2
+    made = dlrm.Classifier(epochs=np.int64(1), categorical=named, base_device="cpu")
+    assert made.fit(numbered, y).schema_.categorical_names == ["2"]
+    if not isinstance(named, str):
+        array[:, 1] = np.arange(200) % 3  # few whole numbers, which a draft would take for ids
+        schema = made.fit(array, y).schema_
+        assert (schema.numerical_names, schema.categorical_names) == (["x0", "x1"], ["x2"])
+
+
+def test_categorical_lists_stay_lists_and_a_column_has_one_role():
+    frame, y = rows(200)
+    frame["tags"] = [["a", "b"], ["b"], ["c"], []] * 50
+    made = dlrm.Classifier(epochs=1, categorical=["tags"], base_device="cpu").fit(frame, y)
+    assert any("max_length" in field for field in made.schema_.to_dict()["categorical"])
+    assert made.predict_proba(frame[:3]).shape == (3, 2)
+    with pytest.raises(ValueError, match="categorical, numerical: 'price' is in both"):
+        dlrm.Classifier(categorical=["price"], numerical=["price"]).fit(frame, y)
+    frame["facts"] = [{"a": 1}] * 200
+    with pytest.raises(ValueError, match="categorical: 'facts': expected values that have a text"):
+        dlrm.Classifier(categorical=["facts"]).fit(frame, y)
+
+
 def test_an_evaluation_set_chooses_the_weights_and_can_stop_early():
     frame, y = rows(2000)
     eval_frame, eval_y = rows(500, 1)
@@ -152,7 +178,17 @@ def test_searches_folds_and_calibration_take_it():
             r"eval_set: y\[0\] is maybe, which is none of",
         ),
         ({"eval_set": (rows(60)[0][["price"]], rows(60)[1])}, "feature names should match"),
-        ({"eval_set": 3}, "eval_set: expected a pair"),
+        ({"eval_set": 3}, "eval_set: expected one pair"),
+        ({"eval_set": []}, r"eval_set: expected one pair \(X, y\), got list"),
+        ({"eval_set": [rows(60), rows(60)]}, "eval_set: expected one pair"),
+        ({"eval_set": (rows(60)[0][:0], [])}, "eval_set: expected rows, got none"),
+        ({"X": rows(60)[0][:0], "y": []}, "X, y: expected rows, got none"),
+        ({"X": rows(60)[0][[]]}, "X: expected columns, got none"),
+        ({"X": pl.from_pandas(rows(60)[0]).lazy()}, r"X: .* got LazyFrame; X.collect\(\) reads"),
+        ({"X": np.array([[10**30], [2]] * 30, object)}, "X: column 0: expected numbers or text"),
+        ({"y": np.array(["a", None] * 30, object)}, "y: row 1: expected a class, got None"),
+        ({"y": np.array(["a", 1] * 30, object)}, "y: row 1: .* of one type, as 'a', got 1"),
+        ({"sample_weight": np.zeros(60)}, "sample_weight: expected a weight above 0, got zeros"),
     ],
 )
 def test_what_cannot_be_trained_on_is_named(change, message):
@@ -165,6 +201,9 @@ def test_sparse_matrices_and_other_columns_are_refused(fitted):
     sparse = pytest.importorskip("scipy.sparse")
     with pytest.raises(ValueError, match="sparse matrices are not supported"):
         dlrm.Classifier().fit(sparse.eye(4).tocsr(), [0, 1, 0, 1])
+    with pytest.raises(ValueError, match="expected two classes"):
+        fitted.fit(rows(5)[0], ["yes"] * 5)
+    assert set(fitted.predict(rows(50)[0])) == {"no", "yes"}, "the earlier model stays"
     with pytest.raises(ValueError, match="feature names should match"):
         fitted.predict(rows(5)[0].rename(columns={"shop": "store"}))
     with pytest.raises(ValueError, match="'size' is no column of X"):

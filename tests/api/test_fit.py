@@ -276,6 +276,11 @@ def test_nothing_is_printed_unless_asked(capfd):
         ({"schema": None, "label": ["bought", "shop"]}, ValueError, "^label: .* one column, got"),
         ({"schema": None, "label": "user"}, ValueError, "^column user: .*; positive, .* several"),
         ({"schema": None, "label": "bought", "time": 3}, ValueError, "^time: .* column, got 3"),
+        (
+            {"schema": None, "label": "bought", "weight": "bought"},
+            ValueError,
+            "^weight: expected another column than the label 'bought'$",
+        ),
         ({"time": "price"}, ValueError, "^time: is for a table without a schema"),
         ({"on_test": 3}, ValueError, "^on_test: expected a function, got 3"),
         ({"metrics": {"auc": max}}, ValueError, "^metrics: expected a name .*, got 'auc'"),
@@ -292,6 +297,7 @@ def test_arguments_that_do_not_fit_are_named(arguments, error, message):
 
 def test_lists_and_whole_numbers_are_taken_for_tuples_and_floats(dataset):
     settings = {**SETTINGS, "bottom_mlp_sizes": [8, 4], "lr": 1, "dropout": 0, "ema_decay": None}
+    settings |= {"batch_size": np.int64(64), "lr": np.float32(1), "top_mlp_sizes": np.array([8, 1])}
     settings |= {"schedule": "linear", "precision": "fp32"}  # also names of a training's parts
     assert "test_auc" in dlrm.fit(dataset, base_device="cpu", max_steps=1, **settings).results
 

@@ -6,6 +6,7 @@ from multiprocessing import get_context
 
 import numpy as np
 import pandas as pd
+import polars as pl
 import pyarrow as pa
 import pytest
 
@@ -210,3 +211,41 @@ def test_what_users_need_is_what_the_package_lists():
     assert {"fit", "load", "Dataset", "Schema"} <= set(names)
     assert not [name for name in names if name in ("importlib", "files", "host_cores", "Any")]
     assert all(getattr(dlrm, name).__doc__ for name in names if not name.startswith("_"))
+
+
+@pytest.mark.parametrize(
+    ("judge", "message"),
+    [
+        (lambda model, rows: model.evaluate(rows.assign(click=2)), r"row 0, .* \(positive, or"),
+        (lambda model, rows: model.predict(pl.from_pandas(rows).lazy()), "rows: .*; its collect"),
+        (lambda model, rows: model.importance(rows, rows=0), "^rows: expected 2 or more, got 0$"),
+        (lambda model, rows: model.compare(None, rows), "^other: expected a model, .* NoneType$"),
+    ],
+)
+def test_what_cannot_be_judged_is_named_in_the_words_of_python(judge, message, model, later):
+    with pytest.raises(ValueError, match=message):
+        judge(model, later)
+
+
+def test_a_file_without_labels_is_named_once_and_a_wrong_label_without_a_flag(
+    model, later, tmp_path
+):
+    file = tmp_path / "rows.parquet"
+    later.drop(columns="click").to_parquet(file)
+    with pytest.raises(ValueError, match=f"^{file}: expected rows with labels, got none$"):
+        model.evaluate(file)
+    later.assign(click=2).to_parquet(file)
+    with pytest.raises(ValueError, match="row 0, column click: expected a label .* got '2'$"):
+        model.evaluate(file)
+
+
+def test_a_missing_file_of_rows_is_named_by_its_argument(model):
+    with pytest.raises(FileNotFoundError, match=r"no such file or directory \(frame\)$"):
+        model.evaluate("nowhere.csv")
+
+
+def test_models_of_other_labels_are_not_compared(model, later):
+    schema = {"label": {"column": "click", "positive": "false"}, "numerical": ["price"]}
+    other = dlrm.fit(later, schema, embedding_dim=4, max_steps=1, **SETTINGS)
+    with pytest.raises(ValueError, match="^other: expected a model of the same label"):
+        model.compare(other, later)

@@ -5,6 +5,7 @@ import sys
 import numpy as np
 import pandas as pd
 import pytest
+import torch
 from sklearn.metrics import average_precision_score
 
 import dlrm
@@ -43,27 +44,42 @@ def test_functions_see_each_test_and_line_and_end_the_training(dataset):
 
 
 def test_a_training_that_on_step_ends_is_tested(dataset):
-    watched = {"on_step": lambda step, _: step > 5, "on_test": lambda step, _: seen.append(step)}
+    watched = {
+        "on_step": lambda step, _: np.int64(step) > 5,
+        "on_test": lambda step, _: seen.append(step),
+    }
     seen = []
     model = dlrm.fit(dataset, **watched, **{**SETTINGS, "test_freq": 40})
     assert seen == [6]
     assert "test_auc" in model.results
 
 
+@pytest.mark.parametrize("kind", [KeyError, KeyboardInterrupt])
 @pytest.mark.parametrize("name", ["on_step", "on_test"])
-def test_a_function_that_raises_ends_the_run_whole(name, dataset, tmp_path):
+def test_a_function_that_raises_ends_the_run_whole(name, kind, dataset, tmp_path):
     def fails(step, values):
-        raise KeyError("a fault of the program")
+        raise kind("a fault of the program")
 
-    with pytest.raises(KeyError, match="a fault of the program"):
+    with pytest.raises(kind, match="a fault of the program"):
         dlrm.fit(dataset, save_checkpoint_path=tmp_path / "run", **{name: fails}, **SETTINGS)
     saved = dlrm.load(tmp_path / "run")
     assert int(saved.path.name.removeprefix("step-")) == (6 if name == "on_step" else 10)
     assert np.isfinite(saved.predict([{"price": 1.0, "item": 3}])).all()
 
 
+def test_a_function_that_would_never_run_is_refused(dataset):
+    def yields(step, values):
+        yield values
+
+    with pytest.raises(ValueError, match="^on_test: expected a function that neither yields nor"):
+        dlrm.fit(dataset, on_test=yields, **SETTINGS)
+
+
 def test_metrics_of_the_program_are_reported_and_kept(dataset, tmp_path):
-    own = {"precision": average_precision_score, "none": lambda labels, scores: np.nan}
+    own = {
+        "precision": average_precision_score,
+        "none": lambda labels, scores: torch.tensor(np.nan),
+    }
     seen = []
     model = dlrm.fit(
         dataset,

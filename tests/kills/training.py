@@ -23,7 +23,7 @@ from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts.checkpoint.description import describe_run
 from dlrm.session import session
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,
     best_checkpoint,
@@ -116,7 +116,7 @@ def begin(run, config, keep, in_background=False, world=World(), beat=lambda ste
         beat=beat,
     )
     session.resume(task.trainer, log, lambda run: {})
-    batches = [Batches(Sharded(data, shard)) for data in (Clicks(12, 1), Clicks(2, 2))]
+    batches = [ClickLoader(Sharded(data, shard)) for data in (Clicks(12, 1), Clicks(2, 2))]
     return task.trainer, batches
 
 

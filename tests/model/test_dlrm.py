@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from dlrm.distributed import World
 from dlrm.model.config import EMBEDDING_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.tables.layout import Jagged
+from dlrm.model.tables.layout import Bags
 
 SMALL = DLRMConfig(
     table_sizes=(7, 100, 3, 41),
@@ -104,7 +104,7 @@ def test_bags_are_pooled_in_every_layout(embedding_type, pooling, device):
             position += length
             if pooling == "mean" and length:
                 pooled[sample, table] /= length
-    actual = model.embeddings.pool(Jagged(ids, lengths, pooling=pooling), torch.float32)
+    actual = model.embeddings.pool(Bags(ids, lengths, pooling=pooling), torch.float32)
     torch.testing.assert_close(actual, pooled)
     reference = built(device, dataclasses.replace(SMALL, pooling=pooling), seed=5)
     logits = [m(numerical, ids, lengths) for m in (model, reference)]

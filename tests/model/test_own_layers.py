@@ -205,3 +205,18 @@ def test_the_call_that_tells_the_shape_changes_no_statistics():
     norm = build(top_mlp="normalized").top_mlp[0].module
     assert (norm.running_var == 1).all()
     assert norm.training
+
+
+def test_a_decorator_without_a_name_is_refused():
+    with pytest.raises(ValueError, match="^interaction_op: expected a name in parentheses before"):
+        dlrm.register_interaction(torch.nn.Module)
+
+
+def test_a_module_that_is_not_initialized_is_refused():
+    @dlrm.register_top_mlp("wrong")
+    class Wrong(torch.nn.Module):
+        def __init__(self, num_inputs, sizes):
+            pass
+
+    with pytest.raises(ValueError, match=r"^top_mlp wrong: expected .* super\(\).__init__\(\)$"):
+        build(top_mlp="wrong")

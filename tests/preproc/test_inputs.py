@@ -21,7 +21,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import open_binary
 from dlrm.preproc import prepare_logs
-from dlrm.preproc.execution.work_folder import Progress
+from dlrm.preproc.execution.work_folder import ProgressLine
 from dlrm.preproc.logs import pipeline
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
@@ -348,7 +348,7 @@ def test_on_a_terminal_a_line_shows_rows_speed_and_time_left(monkeypatch, capsys
     now = iter([100.0, 102.0, 104.0])
     monkeypatch.setattr("time.perf_counter", lambda: next(now, 104.0))
     monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
-    progress = Progress("count", 4, sizes=[10_000_000] * 4, rows=[1000] * 4)
+    progress = ProgressLine("count", 4, sizes=[10_000_000] * 4, rows=[1000] * 4)
     progress([])
     progress([0, 2])
     shown = capsys.readouterr().err.split("\r")

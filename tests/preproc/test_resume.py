@@ -21,7 +21,7 @@ from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.stages.pipeline import input_facts
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
@@ -33,7 +33,7 @@ def prepare(engine, raw, output, restart=False, replace=True, **options):
     days = find_days(raw)
     facts = options.facts() | input_facts(days)
     with open_work_folder(output / "dataset", facts, replace, restart) as work:
-        pipeline.prepare(Run(engine, work, options, lambda text: None), days)
+        pipeline.prepare(PreparationRun(engine, work, options, lambda text: None), days)
         work.publish()
 
 

@@ -1,5 +1,7 @@
 """Servers with the interface of S3, on this machine."""
 
+import io
+import re
 import sys
 import uuid
 
@@ -9,13 +11,40 @@ from dlrm.remote.uri import Uri
 
 
 @pytest.fixture(scope="session")
-def s3_endpoint():
-    """The address of moto's server, which keeps objects in memory."""
+def s3_server():
+    """moto's server, which keeps objects in memory, while it runs."""
     server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", 0)
     server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
+    yield server
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint(s3_server):
+    """The address of the server."""
+    host, port = s3_server.get_host_and_port()
+    return f"http://{host}:{port}"
+
+
+@pytest.fixture
+def watchers(s3_server, monkeypatch):
+    """Functions that see the method and the path of each request; a true result refuses it."""
+    answer, functions = s3_server._server.app, []
+
+    def watched(environ, start_response):
+        method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
+        if environ["QUERY_STRING"] == "delete":
+            body = environ["wsgi.input"].read(int(environ["CONTENT_LENGTH"]))
+            environ["wsgi.input"] = io.BytesIO(body)
+            method, path = "DELETE", f"{path}/{re.search(b'<Key>(.*?)</Key>', body)[1].decode()}"
+        refusals = [watch(method, path) for watch in functions]
+        if any(refusals):
+            start_response("503 Service Unavailable", [])
+            return [b""]
+        return answer(environ, start_response)
+
+    monkeypatch.setattr(s3_server._server, "app", watched)
+    return functions
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from dlrm.serving.loading import load_model
 from dlrm.train.checkpoints.checkpoint import Parameters, save_checkpoint
 from dlrm.train.checkpoints.diff import difference, statistics
 from dlrm.train.checkpoints.nvidia import read_nvidia, write_nvidia
-from dlrm.train.checkpoints.saved_model import Rows, read_saved, write_saved
+from dlrm.train.checkpoints.saved_model import SavedRows, read_saved, write_saved
 
 NATURAL, BY_SIZE, MAPPED = [0, 1, 2, 3], [1, 3, 0, 2], [3, 0, 2, 1]
 FLAGS_2020 = {"loss_scale": 1024, "interaction_op": "dot", "lr": 28.0, "hash_indices": False}
@@ -493,7 +493,7 @@ def test_large_tables_are_read_in_parts(tmp_path, monkeypatch):
     changed[4] *= 3
     values.tofile(tmp_path / "a.bin")
     changed.tofile(tmp_path / "b.bin")
-    one, other = Rows(tmp_path / "a.bin", 7, 5), Rows(tmp_path / "b.bin", 7, 5)
+    one, other = SavedRows(tmp_path / "a.bin", 7, 5), SavedRows(tmp_path / "b.bin", 7, 5)
     assert [len(block) for block in one.blocks()] == [2, 2, 2, 1]
     apart = difference(one, other)
     assert (apart.rows, apart.of, apart.first, apart.max_abs) == (1, 7, 4, 48)

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -56,7 +58,13 @@ def test_the_help_lists_every_command(capsys):
 
 
 @pytest.mark.parametrize(
-    ("word", "advice"), [("trian", "did you mean train?"), ("fly", "dlrm --help lists them")]
+    ("word", "advice"),
+    [
+        ("trian", "did you mean train?"),
+        ("TRAIN", "did you mean train?"),
+        ("help", "did you mean --help?"),
+        ("fly", "dlrm --help lists them"),
+    ],
 )
 def test_an_unknown_command_is_one_line(word, advice, capsys):
     assert main([word]) == 2
@@ -101,6 +109,26 @@ def test_a_folder_of_the_name_is_no_obstacle(tmp_path):
     done = python("-m", "dlrm", "--version", cwd=tmp_path)
     assert done.stdout.startswith(f"dlrm {__version__} (torch ")
     assert done.returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["train", "--version"], ["completion", "bash"]])
+def test_a_text_that_nobody_reads_ends_in_silence_and_a_full_disk_in_a_line(words):
+    read, write = os.pipe()
+    os.close(read)
+    with os.fdopen(write) as closed:
+        done = python("-m", "dlrm", *words, capture_output=False, stdout=closed, stderr=-1)
+    assert (done.returncode, done.stderr) == (-signal.SIGPIPE, "")
+    with open("/dev/full", "w") as full:
+        done = python("-m", "dlrm", *words, capture_output=False, stdout=full, stderr=-1)
+    assert done.returncode == 1
+    assert re.fullmatch(r"error: \[Errno 28] .* 'standard output'\n", done.stderr)
+
+
+def test_a_terminal_without_a_character_gets_its_code():
+    name_output = "from dlrm.command_line import name_standard_output; name_standard_output()"
+    code = f"{name_output}; print('0 \u2013 1')"
+    done = python("-c", code, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"})
+    assert (done.stdout, done.stderr) == ("0 \\u2013 1\n", "")
 
 
 COMPLETE = f"""

@@ -39,6 +39,9 @@ def test_a_dataset_and_its_log_have_the_metrics_of_scikit_learn(trained, rows, t
         assert done.returncode == 0, done.stderr
         assert "AUC by DeLong, all others by a bootstrap of 20 over rows" in done.stdout
         facts = json.loads((output / "evaluation.json").read_text())
+        first_words = {line.partition("  ")[0] for line in done.stdout.splitlines()}
+        assert {"AUC", "log loss", "gain in the top 1 %"} <= first_words
+        assert not {*facts["models"][0]} & first_words - {"calibration"}
         for name, value in expected.items():
             found = facts["models"][0][name]
             assert found["value"] == pytest.approx(value, rel=1e-5)

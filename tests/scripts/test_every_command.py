@@ -231,7 +231,7 @@ def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
 @pytest.mark.parametrize(
     ("module", "words", "name"),
     [
-        ("dlrm.scripts.main", ("--save_checkpoint_path", URI), "--save_checkpoint_path "),
+        ("dlrm.scripts.main", ("--placement", URI), "--placement "),
         ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
         ("dlrm.scripts.schema", ("--flagfile", "flags"), "--cache_dir "),
         ("dlrm.scripts.systems", ("document", URI), "output "),

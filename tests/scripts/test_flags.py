@@ -86,6 +86,8 @@ LATER = {
 }
 
 OURS = {
+    "cache_dir": None,
+    "cache_gib": None,
     "mlp_products": "auto",
     "embedding_l2": 0.0,
     "embedding_l2_mode": "all",

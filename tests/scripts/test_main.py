@@ -80,7 +80,7 @@ def test_the_short_form_says_what_runs_and_what_can_follow(command, capsys, data
     assert "DLL " in capsys.readouterr().out
     command("--mode=test", "--load_checkpoint_path=run", short, model=[], training=[])
     out = capsys.readouterr().out
-    assert re.search(r"^average_test_throughput +[\d.e+]+ samples/s$", out, re.MULTILINE)
+    assert re.search(r"^average test throughput +[\d.e+]+ samples/s$", out, re.MULTILINE)
     assert "DLL " not in out
 
 

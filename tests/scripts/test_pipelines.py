@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from dlrm.distributed import Pipelines, World
 from dlrm.language import command as bert, flags as bert_flags
-from dlrm.session import network_run as network
+from dlrm.session import network_run
 from dlrm.session.network_flags import BatchDivision, pipeline_parts
 from dlrm.vision import command as cnn, flags as cnn_flags
 
@@ -142,4 +142,4 @@ def test_1f1b_with_fewer_micro_batches_than_parts_is_refused():
     values = cnn_flags.parse(["--pipeline_splits=b1/2/relu", "--pipeline_schedule=1f1b"])
     divided = Pipelines(World(0, 2), World(), World(0, 2))
     with pytest.raises(ValueError, match="1f1b: expected 2 micro-batches or more .* got 1"):
-        network.divide(None, values, divided, BatchDivision(4, 1))
+        network_run.divide(None, values, divided, BatchDivision(4, 1))

@@ -15,7 +15,6 @@ from dlrm.api.recipe import DatasetFacts, auto
 from dlrm.model.config import DLRMConfig
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
-from dlrm.scripts.common.seeds import train_seeds
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
@@ -41,10 +40,7 @@ def train(dataset, tmp_path, monkeypatch):
         words = [f"--dataset={dataset}", f"--save_checkpoint_path={name}", *SHORT, *words]
         flags = dlrm_flags.make_flags(defaults)
         values = dlrm_flags.parse(words, flags)
-        if values["seeds"]:
-            train_seeds(values, main.run)
-        else:
-            main.run(values)
+        main.run(values)
         return find_checkpoint(tmp_path / name)
 
     return run
@@ -140,9 +136,12 @@ def test_a_recipe_trains_beside_a_store(train):
     assert (flags["embedding_l2_mode"], flags["embedding_l2"] > 0) == ("looked_up", True)
 
 
-def test_seeds_by_the_recipe_have_a_store_each(train, tmp_path):
+def test_seeds_by_the_recipe_have_a_store_each(train, tmp_path, capsys):
     store = ["--table_memory=20MB", "--table_store=store"]
-    train("runs", "--recipe=auto", "--seeds=1-2", *store)
+    train("runs", "--recipe=auto", "--seeds=1-2", "--log_format=short", *store)
+    lines = capsys.readouterr().out.splitlines()
+    for start in ("recipe ", "train ", "seed 1 ", "seed 2 ", "mean of 2 ", "saved ", "next "):
+        assert sum(line.startswith(start) for line in lines) == 1, (start, lines)
     alone = train("alone", "--recipe=auto", "--seed=2", "--embedding_l2_mode=looked_up")
     expected = read_saved(alone)
     found = read_saved(find_checkpoint(tmp_path / "runs" / "seed-2"))

@@ -157,7 +157,11 @@ def test_logs_take_the_options_of_logs(tmp_path):
     simulate(Simulation(rows=300, days=2, num_numerical=2, num_categorical=3), tmp_path / "raw")
     common = (*LOGS_ONLY, "--engine=local", "--cores=1")
     words = ("--schema=criteo", "--input=raw", "--output=a", *common)
-    forked.succeed("dlrm.scripts.prepare", *words, cwd=tmp_path)
+    *_, before, command = forked.succeed(
+        "dlrm.scripts.prepare", *words, cwd=tmp_path
+    ).stdout.splitlines()
+    assert before == "train on it with"
+    assert command.startswith("  dlrm train --dataset a/binary_dataset --recipe auto ")
     words = ("--input_folder=raw", "--output_folder=b", *common)
     assert forked.run("dlrm.preproc.prepare_logs", *words, cwd=tmp_path).returncode == 0
     for name in ("train_data.bin", "test_data.bin", "transform/transform.json"):

@@ -21,8 +21,8 @@ from dlrm.data.clicks.writer import SplitWriter
 from dlrm.flags import parse_flags
 from dlrm.manifest import sealed_json
 from dlrm.scripts.tune.__main__ import main
-from dlrm.scripts.tune.folds import Part, write_part
-from dlrm.scripts.tune.halving import Rung, plan
+from dlrm.scripts.tune.folds import FoldPart, write_part
+from dlrm.scripts.tune.halving import Rung, plan_rungs
 from dlrm.scripts.tune.space import Space
 
 TUNE = "dlrm.scripts.tune"
@@ -88,7 +88,7 @@ def test_a_trial_is_a_training_by_its_settings(searched, dataset, tmp_path):
     trial = next(one for one in facts["trials"] if one["settings"].get("epochs") == 2)
     rung, ((metrics,)) = list(trial["results"].items())[-1]
     share = facts["rungs"][int(rung) - 1]["share"]
-    write_part(dataset, Part(0, 1, 0.2, "random", share, 1), tmp_path / "part")
+    write_part(dataset, FoldPart(0, 1, 0.2, "random", share, 1), tmp_path / "part")
     steps = 2 * -(-dlrm.Dataset(tmp_path / "part").rows["train"] // 128)
     model = dlrm.fit(
         tmp_path / "part",
@@ -185,7 +185,7 @@ def test_damaged_rows_of_a_killed_search_are_written_again(
 ):
     shutil.copytree(searched, tmp_path / "out")
     min((tmp_path / "out/results").iterdir()).unlink()
-    part = Part(0, 1, 0.2, "random", 0.25, 1)
+    part = FoldPart(0, 1, 0.2, "random", 0.25, 1)
     directory = tmp_path / "out/parts" / part.name
     write_part(dataset, part, directory)
     flip(directory / "train/label.bin", random.Random(1))
@@ -372,10 +372,10 @@ def test_a_value_of_another_type_is_refused_before_a_trial_runs(facts, message):
 
 
 def test_rungs_end_with_all_there_is():
-    assert plan(27, 3, 3, 1) == [Rung(27, 1, 3**-2), Rung(9, 1, 3**-1), Rung(3, 1, 1.0)]
-    assert plan(9, 3, 3, 5) == [Rung(9, 1, 1.0), Rung(3, 2, 1.0), Rung(1, 5, 1.0)]
-    assert plan(8, 3, 3, 2) == [Rung(8, 1, 1.0), Rung(3, 2, 1.0)]
-    assert plan(4, 1, 3, 1) == [Rung(4, 1, 1.0)]
+    assert plan_rungs(27, 3, 3, 1) == [Rung(27, 1, 3**-2), Rung(9, 1, 3**-1), Rung(3, 1, 1.0)]
+    assert plan_rungs(9, 3, 3, 5) == [Rung(9, 1, 1.0), Rung(3, 2, 1.0), Rung(1, 5, 1.0)]
+    assert plan_rungs(8, 3, 3, 2) == [Rung(8, 1, 1.0), Rung(3, 2, 1.0)]
+    assert plan_rungs(4, 1, 3, 1) == [Rung(4, 1, 1.0)]
 
 
 def test_settings_are_drawn_from_the_space_alone():
@@ -437,7 +437,7 @@ def test_each_row_is_judged_in_one_fold(numbered, tmp_path):
     judged = []
     for fold in range(3):
         path = tmp_path / str(fold)
-        write_part(numbered, Part(fold, 3, 0.5, "random", 1.0, 7), path)
+        write_part(numbered, FoldPart(fold, 3, 0.5, "random", 1.0, 7), path)
         train, test = rows_of(path)
         np.testing.assert_array_equal(np.sort(np.concatenate([train, test])), np.arange(1000))
         assert (np.diff(train) > 0).all()
@@ -449,7 +449,7 @@ def test_each_row_is_judged_in_one_fold(numbered, tmp_path):
 def test_rungs_fit_more_and_more_rows_and_judge_by_the_same(numbered, tmp_path):
     parts = []
     for share in (0.3, 1.0):
-        write_part(numbered, Part(0, 1, 0.2, "random", share, 7), tmp_path / str(share))
+        write_part(numbered, FoldPart(0, 1, 0.2, "random", share, 7), tmp_path / str(share))
         parts.append(rows_of(tmp_path / str(share)))
     (few, judged), (many, again) = parts
     np.testing.assert_array_equal(judged, again)
@@ -457,7 +457,7 @@ def test_rungs_fit_more_and_more_rows_and_judge_by_the_same(numbered, tmp_path):
     assert len(many) == 800
     assert set(few) < set(many)
     assert 190 < len(few) < 290
-    write_part(numbered, Part(0, 1, 0.2, "last", 1.0, 7), tmp_path / "last")
+    write_part(numbered, FoldPart(0, 1, 0.2, "last", 1.0, 7), tmp_path / "last")
     train, test = rows_of(tmp_path / "last")
     np.testing.assert_array_equal(train, np.arange(800))
     np.testing.assert_array_equal(test, np.arange(800, 1000))

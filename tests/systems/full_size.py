@@ -20,11 +20,11 @@ _TASKS = {"pretrain": PreTraining, "squad": QuestionAnswering, "mrpc": SequenceC
 
 
 def resolved(row: BenchmarkRow):
-    """Returns the flag values of a network's row, recipe included, and its batch plan."""
+    """Returns the flag values of a network's row, recipe included, and its batch division."""
     if row.command == "cnn":
         values = cnn_flags.parse(row.arguments())
-        plan = network_flags.divide_batch(values, row.processes)
-        return cnn_flags.resolved(values, plan.global_batch), plan
+        division = network_flags.divide_batch(values, row.processes)
+        return cnn_flags.resolved(values, division.global_batch), division
     values, _ = bert_flags.resolved(bert_flags.parse([*row.arguments(), "--base_device=cpu"]))
     bert_flags.check(values)
     values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)

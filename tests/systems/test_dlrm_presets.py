@@ -9,7 +9,7 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.model.layers.cross import Cross
+from dlrm.model.layers.cross import CrossLayers
 from dlrm.scripts.common import dlrm_flags
 from dlrm.tasks.presets import DLRM_PRESETS
 from dlrm.train.config import TrainConfig
@@ -76,7 +76,7 @@ def test_mlperfs_dcnv2_has_the_published_layers():
     values = dlrm_flags.parse(["--preset=mlperf_dcnv2", *small])
     model = build(values)
     assert model.embeddings.weight.shape == (sum(min(size, 50) for size in sizes), 128)
-    assert isinstance(model.interact, Cross)
+    assert isinstance(model.interact, CrossLayers)
     shapes = [[tuple(weight.shape) for weight in layer.weights] for layer in model.interact.layers]
     assert shapes == [[(512, 3456), (3456, 512)]] * 3
     assert [layer.bias.numel() for layer in model.interact.layers] == [3456] * 3

@@ -55,30 +55,30 @@ CLICK_PARAMETERS = {  # rows of all tables
 }
 
 
-def check_network(row, values, plan, stages):
+def check_network(row, values, division, stages):
     for config in (PrecisionConfig, ExecutionConfig, NetworkOptimizerConfig, CurveConfig):
         values.config(config)
     values.config(TrainConfig)
     parts = partition(stages, values["pipeline_splits"])
     assert len(parts) == len(values["pipeline_splits"]) + 1
-    assert plan.accumulation == values["gradient_accumulation_steps"]  # as many processes as asked
+    assert division.accumulation == values["gradient_accumulation_steps"]  # processes as asked
 
 
 @pytest.mark.parametrize("row", of_command("cnn"))
 def test_an_image_network_builds_at_full_size(row):
-    values, plan = resolved(row)
+    values, division = resolved(row)
     values.config(Augmentation)
     values.config(ImageLossConfig)
     cnn._check(values)
     network = values.config(NetworkConfig)
     stages, count = image_network(network)
     assert count == IMAGE_PARAMETERS[network.model, network.group_dim, network.expand_ratio]
-    check_network(row, values, plan, stages)
+    check_network(row, values, division, stages)
 
 
 @pytest.mark.parametrize("row", of_command("bert"))
 def test_a_language_network_builds_at_full_size(row):
-    values, plan = resolved(row)
+    values, division = resolved(row)
     config = values.config(BertConfig)
     stages, count = language_network(values["task"], config)
     assert count == language_parameters(values["task"], config)
@@ -88,7 +88,7 @@ def test_a_language_network_builds_at_full_size(row):
     )
     key = (values["task"], config.shape.num_layers, config.vocab_size)
     assert count == LANGUAGE_PARAMETERS.get(key, count)
-    check_network(row, values, plan, stages)
+    check_network(row, values, division, stages)
 
 
 @pytest.mark.parametrize("row", of_command("main", "dist_main"))
@@ -119,8 +119,8 @@ def test_a_click_model_builds_at_full_size(row):
     ],
 )
 def test_rates_and_batches_are_those_of_the_inventory(name, global_batch, lr, length, predictions):
-    values, plan = resolved(CATALOGUE[name])
-    assert plan.global_batch == global_batch
+    values, division = resolved(CATALOGUE[name])
+    assert division.global_batch == global_batch
     assert values["lr"] == pytest.approx(lr)
     assert values["max_seq_length"] == length
     if predictions:

@@ -53,9 +53,9 @@ TRAININGS = {
 @pytest.mark.parametrize("name", TRAININGS)
 def test_rates_batches_and_cuts_are_those_of_the_inventory(name):
     row = ROWS[f"ipu/{name}"]
-    values, plan = resolved(row)
+    values, division = resolved(row)
     global_batch, rate, cuts = TRAININGS[name]
-    assert plan.global_batch == global_batch
+    assert division.global_batch == global_batch
     assert values["lr"] == pytest.approx(rate, rel=5e-3)
     assert cuts == values["layers_per_stage" if row.command == "bert" else "pipeline_splits"]
     if values["optimizer"] == "rmsprop_tf":

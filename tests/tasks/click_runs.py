@@ -13,7 +13,7 @@ from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World, gather
 from dlrm.model.config import DLRMConfig
 from dlrm.ops import join_float32
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.precision import LossScaler
@@ -108,14 +108,16 @@ def batches_of(trainer, run):
     spec = FeatureSpec.default(".", 4, [beyond * size for size in SIZES])
     hotness = run.hotness and [run.hotness]
     return (
-        Batches(Sharded(SyntheticDataset(spec, split, rows, BATCH, seed=1, hotness=hotness), shard))
+        ClickLoader(
+            Sharded(SyntheticDataset(spec, split, rows, BATCH, seed=1, hotness=hotness), shard)
+        )
         for split, rows in (("train", run.rows), ("test", 100))
     )
 
 
 def tables_of(trainer):
     """Returns whole tables, joined from the pieces of all ranks; checks that copies agree."""
-    low, found = trainer.parameters.low(), []
+    low, found = trainer.parameters.lower_halves(), []
     for part in trainer.parameters.table_parts():
         own = slice(part.begin, part.end)
         values = part.weight.detach()[own].float()

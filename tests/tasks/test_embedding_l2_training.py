@@ -10,7 +10,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.config import ClickConfig
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.log import RunLog, StoppedError
@@ -35,7 +35,9 @@ def task(**changes):
 def data(hotness=None, scale=1):
     spec = FeatureSpec.default(".", 4, [size * scale for size in SIZES])
     return (
-        Batches(SyntheticDataset(spec, split, rows, BATCH, seed=1, hotness=hotness and [hotness]))
+        ClickLoader(
+            SyntheticDataset(spec, split, rows, BATCH, seed=1, hotness=hotness and [hotness])
+        )
         for split, rows in (("train", BATCH * STEPS), ("test", 40))
     )
 

@@ -16,7 +16,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World, gather
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.cuda_graph import GraphedCallable
 from dlrm.train.optim.base import set_learning_rate
@@ -167,7 +167,7 @@ def test_metrics_are_those_of_scikit_learn(directory, weighted):
     data = DataConfig(str(directory), test_batch_size=64, sample_weights=weighted)
     task, test = Recommendation(config(table_poolings=POOLINGS[0])), open_datasets(data).test
     rows = list_testing.drawn(200, 1)
-    found = task.evaluate(Batches(test))
+    found = task.evaluate(ClickLoader(test))
     logits = torch.cat([task.infer(test.batch(index)) for index in range(len(test))])
     chances, weights = torch.sigmoid(logits.double()).numpy(), rows.weights if weighted else None
     labels, kept = rows.labels, {"sample_weight": weights}
@@ -216,7 +216,7 @@ def train(world: World, run: Run):
     )
     losses = []
     trainer.log.step = lambda epoch, step, values, number: losses.append(values.get("loss"))
-    summary = trainer.fit(Batches(datasets.train), Batches(datasets.test))
+    summary = trainer.fit(ClickLoader(datasets.train), ClickLoader(datasets.test))
     own = zip(
         task.model.tables_by_rank[world.rank],
         (table.clone() for table in task.model.embeddings.tables()),

@@ -9,7 +9,7 @@ import torch
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.planning.costs import costs, step_seconds
 from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.planning.planner import EVEN, Limits, changes_that_fit, plan, shortage
+from dlrm.tasks.planning.planner import EVEN, Limits, changes_that_fit, plan_placement, shortage
 from dlrm.tasks.planning.report import report
 from dlrm.tasks.planning.workload import Workload, table_bytes
 from dlrm.tasks.recommendation import Recommendation
@@ -34,7 +34,7 @@ def unevenness(placement, workload):
 def test_ranks_hold_the_same_bytes_and_steps_are_no_slower(ranks, optimizer, machine):
     for config in (DLRMConfig(CRITEO), SKEWED):
         workload = Workload(config, 4096, optimizer)
-        found = plan(workload, Limits(ranks), machine)
+        found = plan_placement(workload, Limits(ranks), machine)
         assert unevenness(found, workload) <= EVEN
         whole = config.placed(ranks)
         predicted = [step_seconds(costs(p, workload, machine)) for p in (found, whole)]
@@ -47,7 +47,7 @@ def test_a_table_that_is_looked_up_more_often_is_divided():
     workload = Workload(
         dataclasses.replace(SKEWED, table_sizes=(500,) * 4), 4096, lookups=(30, 1, 1, 1)
     )
-    found = plan(workload, Limits(2), CPU)
+    found = plan_placement(workload, Limits(2), CPU)
     ranks = {piece.rank for piece in found.pieces if piece.table == 0}
     assert ranks in ({0, 1}, {None})
     whole = workload.config.placed(2)
@@ -58,18 +58,18 @@ def test_a_table_that_is_looked_up_more_often_is_divided():
 def test_a_step_that_is_recorded_has_neither_copies_nor_divided_rows():
     for optimizer in ("sgd", "row_wise_adagrad"):
         workload = Workload(DLRMConfig(CRITEO), 65536, optimizer)
-        found = plan(workload, Limits(8, fixed_shapes=True), GPU)
+        found = plan_placement(workload, Limits(8, fixed_shapes=True), GPU)
         assert all(piece.has_all_rows and not piece.replicated for piece in found.pieces)
 
 
 def test_other_layouts_have_whole_tables():
     config = dataclasses.replace(SKEWED, embedding_type="joint_sparse")
-    assert plan(Workload(config, 4096), Limits(4), CPU).is_whole
+    assert plan_placement(Workload(config, 4096), Limits(4), CPU).is_whole
 
 
 def test_the_same_plan_comes_again():
     workload = Workload(DLRMConfig(CRITEO), 65536)
-    assert plan(workload, Limits(8), GPU) == plan(workload, Limits(8), GPU)
+    assert plan_placement(workload, Limits(8), GPU) == plan_placement(workload, Limits(8), GPU)
 
 
 def test_traffic_is_that_of_vectors_and_their_gradients():
@@ -83,7 +83,7 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
     config = DLRMConfig((1 << 20,) * 4, embedding_dim=256, bottom_mlp_sizes=(256,))  # 4 GiB
     workload = Workload(config, 1024, "adam")
     limits = Limits(2, 5 << 30)
-    placement = plan(workload, limits, GPU)
+    placement = plan_placement(workload, limits, GPU)
     lacking = shortage(placement, workload, limits, GPU)
     values = {"adam": 3, "adagrad": 2, "row_wise_adagrad": 1, "sgd": 1}  # for each weight
     each = 2 * 2**20 * 4 * 256 * values["adam"]
@@ -108,17 +108,19 @@ def test_what_does_not_fit_says_by_how_much_and_what_would():
 
 def test_a_smaller_batch_is_proposed_where_activations_are_what_lacks_memory():
     workload = Workload(SKEWED, 1 << 20)
-    needed = max(cost.memory.total for cost in costs(plan(workload, Limits(1), CPU), workload, CPU))
+    needed = max(
+        cost.memory.total for cost in costs(plan_placement(workload, Limits(1), CPU), workload, CPU)
+    )
     limits = Limits(1, needed * 3 // 4)
     (change,) = (c for c in changes_that_fit(workload, limits, CPU) if "batch" in c)
     batch_size = int(change.removeprefix("--batch_size "))
     for size, fits in ((batch_size, True), (2 * batch_size, False)):
         smaller = dataclasses.replace(workload, batch_size=size)
-        assert (not shortage(plan(smaller, limits, CPU), smaller, limits, CPU)) == fits
+        assert (not shortage(plan_placement(smaller, limits, CPU), smaller, limits, CPU)) == fits
 
 
 def test_a_plan_can_be_trained(ranks):
-    placement = plan(Workload(SKEWED, 64), Limits(2), CPU)
+    placement = plan_placement(Workload(SKEWED, 64), Limits(2), CPU)
     assert ranks(2).call(logits, [(placement,)] * 2) == [None, None]
 
 

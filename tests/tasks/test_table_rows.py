@@ -12,7 +12,7 @@ from dlrm.tasks.recommendation import Recommendation
 from dlrm.tasks.table_rows import evict_rows, grow_tables
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from dlrm.train.checkpoints.diff import weights_of
-from dlrm.train.checkpoints.saved_model import Rows, read_saved
+from dlrm.train.checkpoints.saved_model import SavedRows, read_saved
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -82,7 +82,9 @@ def everything(trainer, path):
     """Saves a trainer; returns all weights and state."""
     weights = weights_of(saved(trainer, path)).items()
     return {
-        name: np.concatenate([*value.blocks()]) if isinstance(value, Rows) else np.asarray(value)
+        name: np.concatenate([*value.blocks()])
+        if isinstance(value, SavedRows)
+        else np.asarray(value)
         for name, value in weights
     }
 

@@ -16,7 +16,7 @@ from dlrm.store.memory import memory_of
 from dlrm.tasks.click_memory import table_store
 from dlrm.tasks.click_splits import SplitBatches
 from dlrm.tasks.planning.workload import Workload
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
 from dlrm.train.checkpoints.saved_model import read_saved
@@ -83,8 +83,8 @@ class Run:
             for split, rows in (("train", BATCH * STEPS), ("test", 40))
         )
         self.batches = SplitBatches(
-            Batches(train, slots=self.task.slots(trains=True)),
-            Batches(test, slots=self.task.slots()),
+            ClickLoader(train, slots=self.task.slots(trains=True)),
+            ClickLoader(test, slots=self.task.slots()),
             None,
         )
 

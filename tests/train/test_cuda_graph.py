@@ -17,7 +17,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.cuda_graph import CudaRecorder, GraphedCallable, why_none_records
 from dlrm.train.ema import EMA
@@ -81,7 +81,7 @@ def train(
         recorder=recorder,
     )
     trainer.log.quiet = True
-    trainer.fit(Batches(train_set, world.device), Batches(test_set, world.device))
+    trainer.fit(ClickLoader(train_set, world.device), ClickLoader(test_set, world.device))
     weights = {**task.model.state_dict(), **trainer.parameters.average}
     return trainer.progress.history, weights, trainer.scaler.num_skipped()
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from dlrm.pages.pictures import write_picture
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.progress import LossWindow, Progress, StepReport
@@ -83,3 +84,15 @@ def test_every_run_has_a_picture(steps, tmp_path, curves):
     assert drawn is None
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert "no step" in draw_curves([], [], "auc", "log_loss", tmp_path / "none.png")
+
+
+@pytest.mark.usefixtures("curves")
+def test_a_picture_is_written_whole_or_not_at_all(tmp_path):
+    nowhere, path = tmp_path / "missing" / "a.png", tmp_path / "a.png"
+    assert str(nowhere) in write_picture(nowhere, lambda figure: figure.subplots())
+    path.write_bytes(b"before")
+    with pytest.raises(ZeroDivisionError):
+        write_picture(path, lambda figure: 1 / 0)
+    assert [(one, one.read_bytes()) for one in tmp_path.iterdir()] == [(path, b"before")]
+    assert write_picture(path, lambda figure: figure.subplots()) is None
+    assert path.read_bytes().startswith(b"\x89PNG")

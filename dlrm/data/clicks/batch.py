@@ -1,6 +1,6 @@
 """Interface of datasets to the rest of the package: batches, each a pure function of its index."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -166,7 +166,7 @@ class Sharded:
         shard: part to take of each batch.
     """
 
-    def __init__(self, dataset: "Dataset", shard: Shard) -> None:
+    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
         self._dataset, self._shard = dataset, shard
         self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
         self.categorical_names = dataset.categorical_names
@@ -180,12 +180,16 @@ class Sharded:
         """Returns this process's shard of a batch."""
         return self._shard.take(self._dataset.batch(index))
 
+    def ahead(self, order: Sequence[int]) -> Iterable[int]:
+        """Returns an order in which batches will be read; see `Dataset.ahead`."""
+        return self._dataset.ahead(order)
+
     def check_files(self) -> None:
-        """Checks the dataset's files; see `Dataset.check_files`."""
+        """Checks the dataset's files; see `ClickDataset.check_files`."""
         self._dataset.check_files()
 
 
-class Dataset(Protocol):
+class ClickDataset(Protocol):
     """One split of a dataset.
 
     Attributes:
@@ -220,5 +224,12 @@ class Dataset(Protocol):
 
         Raises:
             ValueError: a file is damaged; it is named.
+        """
+        ...
+
+    def ahead(self, order: Sequence[int]) -> Iterable[int]:
+        """Returns an order in which batches will be read.
+
+        What its next batches need is fetched while it is read, if it has to be fetched.
         """
         ...

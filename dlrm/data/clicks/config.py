@@ -55,7 +55,7 @@ class DataConfig:
         ValueError: an impossible value; the message names the flag, the expectation and the value.
     """
 
-    dataset: str | None = setting(None, "Directory of the dataset", resumable=True)
+    dataset: str | None = setting(None, "Directory of the dataset", resumable=True, uri="read")
     dataset_type: str = setting(
         "split",
         "Type of the dataset; memmap and parametric are other names of split. synthetic_random "

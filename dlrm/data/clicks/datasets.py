@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import ListField
-from dlrm.data.clicks.batch import Dataset, Shard, Sharded
+from dlrm.data.clicks.batch import ClickDataset, Shard, Sharded
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.random_samples import RandomDataset
@@ -16,9 +16,9 @@ from dlrm.data.verification import Verifier
 
 
 class _Splits(NamedTuple):
-    train: Dataset
-    test: Dataset
-    validation: Dataset | None
+    train: ClickDataset
+    test: ClickDataset
+    validation: ClickDataset | None
 
 
 class Datasets(_Splits):
@@ -31,20 +31,20 @@ class Datasets(_Splits):
         set_aside: the last training rows, which are not in `train`; None if none are set aside.
     """
 
-    set_aside: Dataset | None
+    set_aside: ClickDataset | None
 
     def __new__(
         cls,
-        train: Dataset,
-        test: Dataset,
-        validation: Dataset | None,
-        set_aside: Dataset | None = None,
+        train: ClickDataset,
+        test: ClickDataset,
+        validation: ClickDataset | None,
+        set_aside: ClickDataset | None = None,
     ) -> "Datasets":
         made = super().__new__(cls, train, test, validation)
         made.set_aside = set_aside
         return made
 
-    def named(self) -> dict[str, Dataset]:
+    def named(self) -> dict[str, ClickDataset]:
         """Returns the splits that there are, by name."""
         splits = {**self._asdict(), "set_aside": self.set_aside}
         return {name: dataset for name, dataset in splits.items() if dataset is not None}

@@ -23,7 +23,7 @@ class RandomDataset(SyntheticDataset):
     """
 
     def batch(self, index: int) -> Batch:
-        """Returns a batch; see `Dataset.batch`. Labels are fractions, not 0 or 1."""
+        """Returns a batch; see `ClickDataset.batch`. Labels are fractions, not 0 or 1."""
         start, stop = self.rows(index)
         random = np.random.Generator(np.random.SFC64([*self._seed, index]))
         categorical, lengths = self._draw_ids(random, stop - start)

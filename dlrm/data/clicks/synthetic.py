@@ -93,7 +93,7 @@ class SyntheticDataset(BatchedRows):
         self._device = torch.device(device)
 
     def batch(self, index: int) -> Batch:
-        """Returns a batch; see `Dataset.batch`."""
+        """Returns a batch; see `ClickDataset.batch`."""
         start, stop = self.rows(index)
         seed = [*self._seed, index]
         if self._device.type == "cpu":

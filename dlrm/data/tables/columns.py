@@ -125,14 +125,14 @@ def distinct_of(
 
     Text that is not UTF-8 is noted, and escaped in the values.
     """
-    raw, codes = places_of(name, array)
+    raw, codes = dictionary_encoded(name, array)
     distinct, problems = utf_8(raw)
     if faults is not None:
         faults.add_places(name, codes, problems, len(distinct))
     return distinct, codes
 
 
-def places_of(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
+def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
     """Returns the distinct values, whose text may be any bytes, and the index of each row's."""
     kind = array.type
     if pa.types.is_null(kind):

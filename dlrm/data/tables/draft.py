@@ -217,6 +217,8 @@ def _check_weight(summary: Summary) -> None:
         )
     if summary.numbers.count and summary.numbers.least < 0:
         raise ValueError(f"{where}: expected weights of 0 or more, got {summary.numbers.least:.9g}")
+    if summary.numbers.count and not summary.numbers.most:
+        raise ValueError(f"{where}: expected a weight above 0, got zeros alone")
 
 
 def _summaries(

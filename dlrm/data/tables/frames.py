@@ -19,9 +19,12 @@ from dlrm.data.tables.kinds.types import plain_array, plain_field
 from dlrm.files import staged_file
 
 GROUP_ROWS = 1 << 17  # rows of a written row group
-_HINTS = dict.fromkeys(
-    ("ndarray", "list", "dict"), "; pandas.DataFrame(...) of it gives columns their names"
-)
+_HINTS = {
+    "LazyFrame": "; its collect() reads the rows",
+    **dict.fromkeys(
+        ("ndarray", "list", "dict"), "; pandas.DataFrame(...) of it gives columns their names"
+    ),
+}
 
 
 def is_frame(value: Any) -> bool:

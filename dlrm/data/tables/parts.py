@@ -15,7 +15,7 @@ from dlrm.data.tables.kinds.text import LINE
 _BLOCK_BYTES = 1 << 20
 
 
-class Part(NamedTuple):
+class FilePart(NamedTuple):
     """Groups [begin, end) of the rows of a file, such as row groups of Parquet.
 
     Attributes:
@@ -107,7 +107,7 @@ class Part(NamedTuple):
         return self._kind.open(self.path, self.source)
 
 
-def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[Part]:
+def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[FilePart]:
     """Divides files into parts of whole groups, in the order of their rows.
 
     Args:
@@ -117,7 +117,7 @@ def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[P
     Raises:
         ValueError: a file is of another kind, or damaged; the message names it.
     """
-    parts: list[Part] = []
+    parts: list[FilePart] = []
     first_row = 0
     for number, (path, file) in enumerate(files):
         staged = path.resolve() != file.path.resolve()
@@ -132,7 +132,7 @@ def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[P
             if size >= part_bytes or group + 1 == opened.num_groups:
                 place = (number, begin, group + 1, first_row, of_file, rows, size)
                 parts.append(
-                    Part(str(path), str(file.path), *place, partition, staged, kind=kind.name)
+                    FilePart(str(path), str(file.path), *place, partition, staged, kind=kind.name)
                 )
                 first_row, of_file = first_row + rows, of_file + rows
                 begin, size, rows = group + 1, 0, 0

@@ -21,10 +21,10 @@ from dlrm.data.tables.columns import (
     as_text,
     canonical_texts,
     column_of,
+    dictionary_encoded,
     distinct_of,
     kind_of_values,
     numbers_of_json,
-    places_of,
     plain_texts,
     text_column,
     utf_8,
@@ -176,7 +176,7 @@ class RowReader:
             faults.add(name, array.is_null().to_numpy(zero_copy_only=False), _no_id(of_texts))
             if pa.types.is_integer(array.type):
                 return _ids(of_texts, array, faults), None
-        raw, codes = places_of(name, array)
+        raw, codes = dictionary_encoded(name, array)
         if field.type == "id":  # a dictionary may have a null of its own
             faults.add(name, codes < 0, _no_id(of_texts))
         numbers = not of_texts.plain and numbers_of_json(batch, name)

@@ -11,7 +11,7 @@ from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.sources.csv_cells import number_parser
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.columns import as_text, places_of, plain_texts, utf_8
+from dlrm.data.tables.columns import as_text, dictionary_encoded, plain_texts, utf_8
 from dlrm.data.tables.distinct import Distinct, Moments, Signal
 from dlrm.data.tables.kinds.types import is_list
 from dlrm.data.tables.lists import lists_of
@@ -162,7 +162,7 @@ class Summary:
 
     def _add_values(self, kind: str, array: pa.Array, positives: np.ndarray) -> None:
         """Adds the distinct values of an array by how often they occur."""
-        raw, codes = places_of(self.name, array)
+        raw, codes = dictionary_encoded(self.name, array)
         counts = np.bincount(codes[codes >= 0], minlength=len(raw))
         of_labels = np.bincount(codes[(codes >= 0) & positives], minlength=len(raw))
         if kind in (TEXT, BOOLEANS):

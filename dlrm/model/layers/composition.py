@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.model.layers.choices import DCN, is_own
-from dlrm.model.layers.cross import Cross
+from dlrm.model.layers.cross import CrossLayers
 from dlrm.model.layers.interaction import INTERACTIONS, Interaction
 from dlrm.model.layers.own import OwnInteraction
 
@@ -15,7 +15,7 @@ _ALIGNED = 8  # a composition is padded to a multiple of this many columns
 
 
 def compose(
-    names: Sequence[str], num_vectors: int, dim: int, cross: partial[Cross], seed: int
+    names: Sequence[str], num_vectors: int, dim: int, cross: partial[CrossLayers], seed: int
 ) -> Interaction:
     """Returns the interaction of one name, or the composition of several.
 

@@ -8,7 +8,7 @@ from dlrm.model.layers.initialize import fill_normal, generator
 from dlrm.model.layers.interaction import Interaction
 
 
-class Cross(Interaction):
+class CrossLayers(Interaction):
     """Layers x' = x0 * (W x + b) + x, where x0 is the concatenation of a sample's vectors.
 
     Each layer raises the degree of the products by one. W is `[width, width]`, or, with low rank,

@@ -75,6 +75,10 @@ def register_top_mlp(name: str) -> Callable[[Made], Made]:
 
 
 def _register(setting: str, name: str) -> Callable[[Made], Made]:
+    if not isinstance(name, str):
+        raise ValueError(
+            f"{setting}: expected a name in parentheses before the class, got {name!r}"
+        )
     if not name.isidentifier() or hasattr(nn.ModuleDict, name) or name in BUILT_IN[setting]:
         raise ValueError(
             f"{setting} {name!r}: expected an identifier that names neither a layer of the package "
@@ -153,6 +157,8 @@ class OwnLayer(nn.Module):
         if not isinstance(self.module, nn.Module):
             got = type(self.module).__name__
             raise ValueError(f"{self.title}: expected a torch.nn.Module, got {got}")
+        if "_parameters" not in vars(self.module):
+            raise ValueError(f"{self.title}: expected an __init__ that calls super().__init__()")
         for name, weight in self.module.named_parameters():
             if not isinstance(weight, nn.UninitializedParameter) and weight.dtype != torch.float32:
                 raise ValueError(

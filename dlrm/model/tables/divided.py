@@ -21,7 +21,7 @@ from dlrm.distributed import World, exchange, gather_rows, part
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.model.tables.layout import Jagged, TableParameters, Tables, Vectors
+from dlrm.model.tables.layout import Bags, TableParameters, Tables, Vectors
 
 
 class DividedEmbedding(Tables):
@@ -73,15 +73,15 @@ class DividedEmbedding(Tables):
             read=self.placement.tables_by_rank()[self.world.rank],
         )
 
-    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
-        """See `Tables`; tables that are only copied are looked up for own samples alone."""
+    def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
+        """See `Tables`; tables that are only replicated are looked up for own samples alone."""
         batch = len(bags.ids if bags.lengths is None else bags.lengths)
         samples_by_rank = bags.samples_by_rank
         own = part(batch, self.world.rank, self.world.size)
         if samples_by_rank is not None:
             begin = sum(samples_by_rank[: self.world.rank])
             own = slice(begin, begin + samples_by_rank[self.world.rank])
-        copied = [
+        replicated = [
             group(bags, own, dtype, self.world).unflatten(2, (-1, self._layout.atom)).flatten(1, 2)
             for group in self._own()
             if group.replicated
@@ -89,12 +89,12 @@ class DividedEmbedding(Tables):
         looked_up = self._looked_up(bags, batch, dtype)
         sent = looked_up.view(batch, looked_up.shape[1] // self._layout.atom, self._layout.atom)
         received = exchange(sent, self._layout.atoms_by_rank, self.world, samples_by_rank)
-        return lambda: self._layout.assembled(received(), copied)
+        return lambda: self._layout.assembled(received(), replicated)
 
     def _own(self) -> "list[_Group]":
         return cast("list[_Group]", list(self.groups))
 
-    def _looked_up(self, bags: Jagged, batch: int, dtype: torch.dtype) -> Tensor:
+    def _looked_up(self, bags: Bags, batch: int, dtype: torch.dtype) -> Tensor:
         """Returns the vectors of all pieces except copies, concatenated, `[batch, columns]`."""
         if not self._held:
             return self._no_atoms.to(dtype).expand(batch, 0)
@@ -132,19 +132,19 @@ class _Group(nn.Module):
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
         # A bad id is mapped to the first or last piece, whose look-up reports it.
-        low = [p.rows[0] if p.rows[0] else lowest for p in pieces]
-        high = [p.rows[1] if p.rows[1] < p.shape[0] else greatest for p in pieces]
+        begins = [p.rows[0] if p.rows[0] else lowest for p in pieces]
+        ends = [p.rows[1] if p.rows[1] < p.shape[0] else greatest for p in pieces]
         self._columns: Tensor
         self._wanted: Tensor
         self._first: Tensor
-        self._low: Tensor
-        self._high: Tensor
+        self._begins: Tensor
+        self._ends: Tensor
         for name, values in {
             "_columns": columns,
             "_wanted": [column in columns for column in range(len(read))],
             "_first": [piece.rows[0] for piece in pieces],
-            "_low": low,
-            "_high": high,
+            "_begins": begins,
+            "_ends": ends,
         }.items():
             self.register_buffer(name, torch.tensor(values, device=world.device), persistent=False)
 
@@ -156,7 +156,7 @@ class _Group(nn.Module):
             for piece, offset in zip(self.pieces, offsets, strict=False)
         ]
 
-    def forward(self, bags: Jagged, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
+    def forward(self, bags: Bags, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
         """Returns the vectors of some samples, `[samples, pieces, width]`."""
         own = (
             self._one_each(bags, samples) if bags.lengths is None else self._several(bags, samples)
@@ -172,17 +172,17 @@ class _Group(nn.Module):
             return _OfCopies.apply(weight, look_up, world)
         return look_up(weight)
 
-    def _one_each(self, bags: Jagged, samples: slice) -> Jagged:
+    def _one_each(self, bags: Bags, samples: slice) -> Bags:
         ids = bags.ids[samples]
         if not self._all:
             ids = ids.index_select(1, self._columns)
         if not self.bounded:
-            return Jagged(ids)
+            return Bags(ids)
         ids = ids.long()
-        here = (ids >= self._low) & (ids < self._high)
-        return Jagged((ids - self._first)[here], here.to(torch.int8))
+        here = (ids >= self._begins) & (ids < self._ends)
+        return Bags((ids - self._first)[here], here.to(torch.int8))
 
-    def _several(self, bags: Jagged, samples: slice) -> Jagged:
+    def _several(self, bags: Bags, samples: slice) -> Bags:
         ids, lengths, weights, pooling, _ = bags
         assert lengths is not None
         if self._all and not self.bounded and samples == slice(0, len(lengths)):
@@ -191,10 +191,10 @@ class _Group(nn.Module):
         wanted[samples] = self._wanted
         here = wanted.flatten().repeat_interleave(lengths.flatten().long(), output_size=len(ids))
         ids, weights = ids[here], None if weights is None else weights[here]
-        own = Jagged(ids, lengths[samples].index_select(1, self._columns), weights, pooling)
+        own = Bags(ids, lengths[samples].index_select(1, self._columns), weights, pooling)
         return self._within_bounds(own) if self.bounded else own
 
-    def _within_bounds(self, bags: Jagged) -> Jagged:
+    def _within_bounds(self, bags: Bags) -> Bags:
         """Drops the ids of rows that other pieces hold."""
         ids, lengths, weights, pooling, _ = bags
         assert lengths is not None
@@ -203,10 +203,10 @@ class _Group(nn.Module):
         if pooling == "mean":  # over all ids of the bag
             share = lengths.flatten().clamp(min=1).float().reciprocal()[bag_of]
             pooling, weights = "sum", share if weights is None else share * weights
-        here = (ids >= self._low[piece]) & (ids < self._high[piece])
+        here = (ids >= self._begins[piece]) & (ids < self._ends[piece])
         lengths = bag_of[here].bincount(minlength=lengths.numel()).view(lengths.shape)
         ids = (ids - self._first[piece])[here]
-        return Jagged(ids, lengths, None if weights is None else weights[here], pooling)
+        return Bags(ids, lengths, None if weights is None else weights[here], pooling)
 
 
 class _OfCopies(torch.autograd.Function):
@@ -259,7 +259,7 @@ class _Layout:
         sent = [(rank, place) for rank in ranks for place in self._places(placement, rank)]
         rounds = _rounds([place for _, place in sent])
         arrival = [sent[source] for one in rounds for _, source in sorted(one.items())]
-        # A rank sends each place at most once: it holds one piece of a table that is not copied.
+        # A rank sends each place at most once: it holds one piece of each table that it sends.
         numbers = {atom: number for number, atom in enumerate(arrival)}
         self.atoms_by_rank = [
             [numbers[rank, place] for place in self._places(placement, rank)] for rank in ranks
@@ -282,9 +282,9 @@ class _Layout:
             for column in range(*piece.columns, self.atom)
         ]
 
-    def assembled(self, received: Tensor, copied: Sequence[Tensor]) -> Tensor:
+    def assembled(self, received: Tensor, replicated: Sequence[Tensor]) -> Tensor:
         """Returns `[samples, tables, dim]` from atoms `[samples, n, atom]`."""
-        source = torch.cat([received, *copied], 1) if copied else received
+        source = torch.cat([received, *replicated], 1) if replicated else received
         if not self._plain:
             source = _Assembled.apply(source, self)
         return source.reshape(len(source), self._tables, self._dim)

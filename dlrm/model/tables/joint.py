@@ -12,7 +12,7 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.model.layers.hooks import has_hooks, is_hooked
 from dlrm.model.tables.initial import Initial
-from dlrm.model.tables.layout import Jagged, TableParameters, Tables, Vectors, WholeTables
+from dlrm.model.tables.layout import Bags, TableParameters, Tables, Vectors, WholeTables
 
 
 class JointEmbedding(WholeTables):
@@ -75,7 +75,7 @@ class JointEmbedding(WholeTables):
         alone = self.native and not replaced and not has_hooks(self)
         return (self.weight, self.table_offsets) if alone else None
 
-    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
+    def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
         alone = not graph and bags.lengths is None and self.world.size == 1
         found = self._without_graph(bags.ids, dtype) if alone else None
         return found or super().look_up(bags, dtype)
@@ -90,7 +90,7 @@ class JointEmbedding(WholeTables):
         vectors = ops.joint_embedding(weight.detach(), ids, self.table_offsets, dtype=dtype)
         return LookUp(self, ids, vectors)
 
-    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+    def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
         if not self.native:
             self.check(bags.ids, bags.lengths)
         return bags.pooled(self.weight, self.table_offsets, dtype, self.native)

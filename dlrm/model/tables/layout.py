@@ -20,7 +20,7 @@ TableParameters = list[tuple[nn.Parameter, Mapping[int, Piece]]]
 Vectors = Callable[[], Tensor]  # waits, and returns them
 
 
-class Jagged(NamedTuple):
+class Bags(NamedTuple):
     """The ids of a look-up.
 
     Attributes:
@@ -57,7 +57,7 @@ class Jagged(NamedTuple):
 class Tables(nn.Module):
     """Base of the layouts: the tables, or the pieces of tables, that a process holds."""
 
-    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
+    def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
         """Looks up, and starts to send every process the vectors of its samples.
 
         Args:
@@ -71,7 +71,7 @@ class Tables(nn.Module):
         """
         raise NotImplementedError
 
-    def rows(self, bags: Jagged) -> Tensor:
+    def rows(self, bags: Bags) -> Tensor:
         """Returns the rows of a joint table that a batch looks up, `[look-ups]` int64.
 
         An id outside its table may give any row. Divided tables have no such rows.
@@ -142,15 +142,15 @@ class WholeTables(Tables):
         """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
         raise NotImplementedError
 
-    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+    def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
         """Does the same as `forward` for bags with lengths; see `ops.joint_embedding_bag`."""
         raise NotImplementedError
 
-    def look_up(self, bags: Jagged, dtype: torch.dtype, graph: bool = True) -> Vectors:
+    def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
         own = self(bags.ids, dtype=dtype) if bags.lengths is None else self.pool(bags, dtype)
         return exchange(own, self.tables_by_rank, self.world, bags.samples_by_rank)
 
-    def rows(self, bags: Jagged) -> Tensor:
+    def rows(self, bags: Bags) -> Tensor:
         begins = self.table_offsets[:-1]
         if bags.lengths is None:
             return (bags.ids + begins).flatten()
@@ -164,7 +164,7 @@ class WholeTables(Tables):
         device.
 
         Args:
-            ids, lengths: see `Jagged`.
+            ids, lengths: see `Bags`.
             name: name of the operator, for the message.
         """
         if lengths is not None:

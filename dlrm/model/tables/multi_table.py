@@ -11,7 +11,7 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
+from dlrm.model.tables.layout import Bags, TableParameters, Tables, WholeTables
 
 
 class MultiTableEmbedding(WholeTables):
@@ -50,7 +50,7 @@ class MultiTableEmbedding(WholeTables):
         vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
         return self._stack(vectors, len(ids), dtype)
 
-    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+    def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
         ids, lengths, weights, pooling, _ = bags
         assert lengths is not None
         self.check(ids, lengths)

@@ -9,7 +9,7 @@ from dlrm import ops
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.model.tables.initial import Initial
-from dlrm.model.tables.layout import Jagged, TableParameters, Tables, WholeTables
+from dlrm.model.tables.layout import Bags, TableParameters, Tables, WholeTables
 from dlrm.store.layout import RowBlock
 
 
@@ -69,7 +69,7 @@ class StoredEmbedding(WholeTables):
     def wide_twin(self) -> Tables:
         return StoredEmbedding(slots=self.slots, **self._of_twin())
 
-    def rows(self, bags: Jagged) -> Tensor:
+    def rows(self, bags: Bags) -> Tensor:
         """Returns the records in the store of the rows that a batch looks up, `[look-ups]` int64.
 
         Raises:
@@ -86,7 +86,7 @@ class StoredEmbedding(WholeTables):
         )
         return found.view(*slots.shape, self.dim)
 
-    def pool(self, bags: Jagged, dtype: torch.dtype) -> Tensor:
+    def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
         assert bags.lengths is not None
         slots = bags._replace(lengths=bags.lengths.reshape(-1, 1))
         found = slots.pooled(self.weight, self.slot_offsets, dtype)

@@ -339,7 +339,7 @@ def _shown(value: Any) -> str:
     return "not there" if value is None else str(value)
 
 
-class Progress:
+class ProgressLine:
     """A line on the terminal, or one per minute in a file: rows, speed and time left of a stage."""
 
     def __init__(

@@ -23,7 +23,7 @@ from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
 from dlrm.preproc.stages.options import RunConfig
 from dlrm.preproc.stages.pipeline import input_facts, summary
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import PreparationRun
 
 
 def run(values: Values) -> None:
@@ -149,7 +149,7 @@ def _transform(values: Values) -> None:
 @contextmanager
 def _opened(
     values: Values, output: Path, files: list[Path], facts: dict[str, Any]
-) -> Iterator[Run]:
+) -> Iterator[PreparationRun]:
     """Opens the work folder of an output, and starts the engine."""
     options = _options(values)
     replace = values["write_mode"] == "overwrite"
@@ -159,7 +159,7 @@ def _opened(
             say(f"going on with what {work.path.parent} has")
         try:
             with _engine(values, output) as engine:
-                yield Run(engine, work, options, say)
+                yield PreparationRun(engine, work, options, say)
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.path.parent}: the same command resumes it"
             raise type(error)(f"{error} ({hint})") from error

@@ -8,7 +8,7 @@ from dlrm.data.choices import CRITEO_TRANSFORMS, described
 from dlrm.data.clicks import names as dataset_names
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.preproc.execution.choice import ENGINES
-from dlrm.preproc.stages.options import Options, SplitConfig
+from dlrm.preproc.stages.options import PreparationOptions, SplitConfig
 from dlrm.settings import setting
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ MODES = ("verify", "prepare", "generate_models", "transform")
 
 
 @dataclass(frozen=True)
-class LogOptions(Options):
+class LogOptions(PreparationOptions):
     """Options of preparing logs, besides those of all rows.
 
     Attributes:

@@ -38,7 +38,7 @@ from dlrm.preproc.stages.pipeline import Divided, count, quarantine, transform, 
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.shuffle_files import remove_unfinished
 from dlrm.preproc.stages.source import Target
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import PreparationRun
 
 UNLABELLED = "unlabelled"
 _SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless given
@@ -48,7 +48,10 @@ _NOTE = "The last day is held out: its first half is test, the rest validation. 
 
 
 def prepare(
-    run: Run, files: Sequence[Path], num_days: int | None = None, unlabelled: Path | None = None
+    run: PreparationRun,
+    files: Sequence[Path],
+    num_days: int | None = None,
+    unlabelled: Path | None = None,
 ) -> dict[str, Any]:
     """Writes a whole dataset; returns its cardinalities, and the totals of each split.
 
@@ -82,7 +85,7 @@ def prepare(
 
 
 def _counted_days(
-    run: Run, files: Sequence[Path], num_days: int | None
+    run: PreparationRun, files: Sequence[Path], num_days: int | None
 ) -> tuple[list[Split], list[dict[str, Any]]]:
     """Unpacks and cuts the input, and reads every line once."""
     options: LogOptions = run.options
@@ -105,7 +108,9 @@ def _counted_days(
     return splits, counted
 
 
-def _numbered(run: Run, name: str, files: Sequence[Path], log_format: LogFormat) -> list[Split]:
+def _numbered(
+    run: PreparationRun, name: str, files: Sequence[Path], log_format: LogFormat
+) -> list[Split]:
     """Unpacks the input and reads every line once, only to count rows."""
     splits = _splits(run, name, _unpacked(run, files, name))
     divider = Divider(run.options.division, run.options.schema, 0)
@@ -116,7 +121,7 @@ def _numbered(run: Run, name: str, files: Sequence[Path], log_format: LogFormat)
     return splits
 
 
-def _unpacked(run: Run, files: Sequence[Path], name: str) -> list[Day]:
+def _unpacked(run: PreparationRun, files: Sequence[Path], name: str) -> list[Day]:
     """Returns the days of the files, with compressed ones unpacked into the work folder."""
     packed = [path for path in files if path.suffix in SUFFIXES]
     paths = {path: path for path in files}
@@ -137,7 +142,7 @@ def _unpack(item: tuple[str, str]) -> dict[str, Any]:
     return unpack(*item)
 
 
-def _cut(run: Run, day: Day, num_days: int) -> list[Day]:
+def _cut(run: PreparationRun, day: Day, num_days: int) -> list[Day]:
     """Cuts a file into days of equally many lines; the first days get one more for a remainder."""
     with run.stage("cut") as stage:
         chunks = _splits(run, "cut", [day])
@@ -165,7 +170,7 @@ def _count_lines(split: Split) -> dict[str, Any]:
     return {"lines": count_lines(split)}
 
 
-def _splits(run: Run, name: str, days: Sequence[Day]) -> list[Split]:
+def _splits(run: PreparationRun, name: str, days: Sequence[Day]) -> list[Split]:
     """Cuts days into splits: those of a resumed run, or new ones."""
     stored = run.work.result(f"{name}.splits")
     if stored is None:
@@ -184,7 +189,7 @@ def _splits(run: Run, name: str, days: Sequence[Day]) -> list[Split]:
     return [Split(**split) for split in stored]
 
 
-def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:
+def _transform_unlabelled(run: PreparationRun, path: Path) -> dict[str, dict[str, int]]:
     """Transforms a log without labels, in the order of its lines."""
     log_format = replace(run.options.log_format, labelled=False)
     splits = _numbered(run, UNLABELLED, [path], log_format)
@@ -194,12 +199,14 @@ def _transform_unlabelled(run: Run, path: Path) -> dict[str, dict[str, int]]:
     return transform(run, divided, [target], UNLABELLED)
 
 
-def _divided(run: Run, log_format: LogFormat, divider: Ranges, splits: Sequence[Split]) -> Divided:
+def _divided(
+    run: PreparationRun, log_format: LogFormat, divider: Ranges, splits: Sequence[Split]
+) -> Divided:
     source, rows = LogSource(run.options.schema, log_format), divider.count(splits)
     return Divided(source, divider, splits, rows, np.zeros((*rows.shape, 0), np.int64))
 
 
-def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> None:
+def fit_days(run: PreparationRun, files: Sequence[Path], num_days: int | None = None) -> None:
     """Fits a transform only, as `--mode generate_models` does."""
     if run.work.result("described") is None:
         splits, counted = _counted_days(run, files, num_days)
@@ -211,7 +218,7 @@ def fit_days(run: Run, files: Sequence[Path], num_days: int | None = None) -> No
 
 
 def transform_days(
-    run: Run, files: Sequence[Path], half: str, directory: Path, labelled: bool
+    run: PreparationRun, files: Sequence[Path], half: str, directory: Path, labelled: bool
 ) -> dict[str, int]:
     """Applies a fitted transform to days or half their rows, as `--mode transform` does.
 

@@ -18,7 +18,7 @@ from dlrm.data.transform.values import NUMBER, TEXT, canonical_text
 from dlrm.preproc.stages.counting import counted_columns
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
 from dlrm.preproc.stages.division import TRAIN
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import PreparationRun
 
 _MOST_NEGATIVES = 100  # labels other than the positive one that the transform keeps
 _MOST_LISTED = 10
@@ -26,7 +26,7 @@ _GROUPS = 12
 
 
 def fit(
-    run: Run,
+    run: PreparationRun,
     counted: Sequence[dict[str, Any]],
     directory: Path,
     columns: Sequence[str] = (),
@@ -105,7 +105,7 @@ def label_counts(counted: Sequence[dict[str, Any]]) -> dict[str, int]:
     return dict(sorted(labels.items(), key=lambda item: (-item[1], item[0])))
 
 
-def _kinds(run: Run, counted: Sequence[dict[str, Any]]) -> list[str]:
+def _kinds(run: PreparationRun, counted: Sequence[dict[str, Any]]) -> list[str]:
     """Returns the kind of each categorical field's values: numbers, or anything else as text."""
     schema: Schema = run.options.schema
     of_json = set(run.work.result("numbers") or ())
@@ -135,7 +135,7 @@ def _array(values: Sequence[str]) -> np.ndarray:
 
 
 def fit_counted(
-    run: Run,
+    run: PreparationRun,
     counted: Sequence[int],
     rows: int,
     columns: Sequence[CountedColumn],
@@ -182,7 +182,7 @@ def fit_counted(
     return fitted
 
 
-def count_buckets(run: Run, size: int, bucket_bytes: int) -> int:
+def count_buckets(run: PreparationRun, size: int, bucket_bytes: int) -> int:
     """Returns the number of buckets of values, such that one task can merge a bucket's counts.
 
     Args:

@@ -18,7 +18,7 @@ _STAGES = 2  # version of the results of tasks, for runs to resume
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
+class PreparationOptions:
     """Options of preparation. All except `split_bytes` and `max_bad_lines` change the output.
 
     Field names are those of the flags.

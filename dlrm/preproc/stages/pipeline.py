@@ -37,7 +37,7 @@ from dlrm.preproc.stages.fitting import (
 )
 from dlrm.preproc.stages.shuffle_files import bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.stages.source import Source, Target
-from dlrm.preproc.stages.stage import QUARANTINE, Run
+from dlrm.preproc.stages.stage import QUARANTINE, PreparationRun
 from dlrm.preproc.stages.tasks import create_files, transform_split, write_bucket
 
 _BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
@@ -54,7 +54,7 @@ def input_facts(files: Sequence[Path]) -> dict[str, str]:
 
 
 def count(
-    run: Run,
+    run: PreparationRun,
     source: Source,
     divider: Divider | Ranges,
     parts: Sequence[Any],
@@ -83,7 +83,9 @@ def count(
     return counted
 
 
-def quarantine(run: Run, parts: Sequence[Any], counted: Sequence[dict[str, Any]]) -> None:
+def quarantine(
+    run: PreparationRun, parts: Sequence[Any], counted: Sequence[dict[str, Any]]
+) -> None:
     """Writes the rows that were left out, one file per source; refuses if they are too many.
 
     A line has the location of the row, the reason, and its text.
@@ -143,7 +145,7 @@ class Divided(NamedTuple):
 
 
 def write_dataset(
-    run: Run,
+    run: PreparationRun,
     divided: Divided,
     counted: Sequence[dict[str, Any]],
     files: report.Files,
@@ -201,7 +203,7 @@ def _check_splits(rows: np.ndarray, divider: Divider) -> None:
 
 
 def _specification(
-    run: Run, fitted: Transform, totals: dict[str, dict[str, int]], names: Sequence[str]
+    run: PreparationRun, fitted: Transform, totals: dict[str, dict[str, int]], names: Sequence[str]
 ) -> FeatureSpec | None:
     """Returns the specification of a dataset; None in NVIDIA's binary format, which has none."""
     if run.options.output_format == "binary":
@@ -219,7 +221,7 @@ def _specification(
 
 
 def transform(
-    run: Run,
+    run: PreparationRun,
     divided: Divided,
     targets: list[Target],
     name: str = "transform",
@@ -280,7 +282,7 @@ def transform(
     return totals
 
 
-def _shuffle_buckets(run: Run, name: str, targets: Sequence[Target]) -> int:
+def _shuffle_buckets(run: PreparationRun, name: str, targets: Sequence[Target]) -> int:
     """Returns the number of buckets of rows, such that one task can sort a bucket."""
     if (buckets := run.work.result(f"{name}.buckets")) is None:
         rows = max(target.rows for target in targets)
@@ -291,7 +293,7 @@ def _shuffle_buckets(run: Run, name: str, targets: Sequence[Target]) -> int:
     return buckets
 
 
-def _shuffle(run: Run, target: Target, job: TransformJob) -> None:
+def _shuffle(run: PreparationRun, target: Target, job: TransformJob) -> None:
     with run.stage("shuffle") as stage:
         stage.rows = target.rows
         if run.work.result("shuffled") is None:
@@ -325,7 +327,7 @@ def metadata_of(totals: dict[str, dict[str, int]], names: Sequence[str]) -> dict
 
 
 def finish_dataset(
-    run: Run,
+    run: PreparationRun,
     spec: FeatureSpec | None,
     totals: dict[str, dict[str, int]],
     cardinalities: Sequence[int],
@@ -358,7 +360,7 @@ def finish_dataset(
     return result
 
 
-def _checksums(run: Run) -> dict[str, str]:
+def _checksums(run: PreparationRun) -> dict[str, str]:
     """Returns checksums of every large file, computed by the engine."""
     output = run.work.output
     names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]

@@ -27,7 +27,7 @@ from dlrm.preproc.stages.column_statistics import (
 )
 from dlrm.preproc.stages.report_page import page
 from dlrm.preproc.stages.source import Part
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import PreparationRun
 
 JSON, HTML = "report.json", "report.html"
 _MOST_SLICES = 31  # compared with the training rows
@@ -72,7 +72,7 @@ class Files(NamedTuple):
 
 
 def facts(
-    run: Run,
+    run: PreparationRun,
     files: Files,
     parts: Sequence[Part],
     counted: Sequence[dict[str, Any]],
@@ -151,7 +151,7 @@ def _slices(
 
 
 def _load(
-    run: Run,
+    run: PreparationRun,
     parts: Sequence[Part],
     fitted: Transform,
     splits: Sequence[str],

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dlrm.preproc.execution.engines import Engine
-from dlrm.preproc.execution.work_folder import Progress, WorkFolder
+from dlrm.preproc.execution.work_folder import ProgressLine, WorkFolder
 
 QUARANTINE = "quarantine"  # directory of rows that were left out
 
 
 @dataclass
-class Run:
+class PreparationRun:
     """The context of all stages: the engine of tasks, the folder of results, and the output."""
 
     engine: Engine
@@ -36,7 +36,7 @@ class Run:
 class Stage:
     """A running stage, and the message for its end."""
 
-    run: Run
+    run: PreparationRun
     name: str
     rows: int | None = None
     size: int = 0
@@ -50,7 +50,7 @@ class Stage:
         rows: Sequence[int] | None = None,
     ) -> list[dict[str, Any]]:
         """Runs a task on items, of `sizes` in bytes and of `rows`, and shows the progress."""
-        progress = Progress(self.name, len(items), sizes, rows)
+        progress = ProgressLine(self.name, len(items), sizes, rows)
         try:
             return self.run.work.run(self.run.engine, name, task, items, progress)
         finally:

@@ -7,11 +7,11 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.division import facts
-from dlrm.preproc.stages.options import Options, SplitConfig
+from dlrm.preproc.stages.options import PreparationOptions, SplitConfig
 
 
 @dataclass(frozen=True)
-class TableOptions(Options):
+class TableOptions(PreparationOptions):
     """Options of preparing tables, besides those of all rows.
 
     Attributes:

@@ -20,13 +20,13 @@ from dlrm.data.tables.files import FRAME, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.tables.parts import Part, parts_of
+from dlrm.data.tables.parts import FilePart, parts_of
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.stages.division import Divider
 from dlrm.preproc.stages.pipeline import Divided, count, quarantine, write_dataset
 from dlrm.preproc.stages.report import Files
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource
 
@@ -37,7 +37,7 @@ _MOST_NOTES = 3  # about files whose rows extend over several lines
 
 
 @dataclass(frozen=True)
-class Inputs:
+class InputFiles:
     """The files of tables, and the split of each file's rows; no splits if rows determine them.
 
     Spark first writes the files of a query.
@@ -56,7 +56,7 @@ class Inputs:
         return f"{self.files[0].path}{more}"
 
 
-def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
+def prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     """Writes a whole dataset; returns its cardinalities, and the totals of each split.
 
     Args:
@@ -78,7 +78,7 @@ def prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
         raise ValueError(message if known else f"{inputs.name}: {message}") from error
 
 
-def _prepare(run: Run, inputs: Inputs) -> dict[str, Any]:
+def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     options: TableOptions = run.options
     inputs, origin = _from_spark(run, inputs)
     parts = _parts(run, inputs)
@@ -106,7 +106,7 @@ def _name(file: TableFile) -> str:
     return path.as_posix()
 
 
-def _from_spark(run: Run, inputs: Inputs) -> tuple[Inputs, dict[str, Any]]:
+def _from_spark(run: PreparationRun, inputs: InputFiles) -> tuple[InputFiles, dict[str, Any]]:
     """Returns the files of a query, which Spark writes once per run, and facts for the manifest."""
     if inputs.query is None:
         return inputs, {}
@@ -126,7 +126,7 @@ def _columns(options: TableOptions) -> list[str]:
     return list(dict.fromkeys([*options.schema.columns, *filter(None, named)]))
 
 
-def _parts(run: Run, inputs: Inputs) -> list[Part]:
+def _parts(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
     """Divides the input into parts: those of the resumed run, or new ones."""
     stored = run.work.result("count.splits")
     if stored is None:
@@ -143,10 +143,10 @@ def _parts(run: Run, inputs: Inputs) -> list[Part]:
         part_bytes = options.split_bytes or min(max(even, smallest), largest)
         stored = parts_of(staged, part_bytes)
         run.work.finish("count.splits", stored)
-    return [Part(*part) for part in stored]
+    return [FilePart(*part) for part in stored]
 
 
-def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, TableFile]]:
+def _staged(run: PreparationRun, files: Sequence[TableFile]) -> list[tuple[Path, TableFile]]:
     """Returns the files to read, and their origins: text and frames are copied to Parquet."""
     options: TableOptions = run.options
     columns = _columns(options)
@@ -185,7 +185,7 @@ def _staged(run: Run, files: Sequence[TableFile]) -> list[tuple[Path, TableFile]
 
 
 def _staged_frame(
-    run: Run, file: TableFile, columns: list[str], target: Path
+    run: PreparationRun, file: TableFile, columns: list[str], target: Path
 ) -> tuple[Path, TableFile]:
     time = run.options.schema.time  # a frame's times rarely have a zone, and its program is at hand
     utc = time.column if time is not None and time.zone is None else None

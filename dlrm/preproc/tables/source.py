@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.kinds.text import PROBLEM
-from dlrm.data.tables.parts import Part
+from dlrm.data.tables.parts import FilePart
 from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.source import Read, Rejected
@@ -28,7 +28,7 @@ class TableSource:
     others: Sequence[str] = ()
 
     def read(
-        self, part: Part, rejected: list[Rejected] | None, facts: dict[str, Any] | None = None
+        self, part: FilePart, rejected: list[Rejected] | None, facts: dict[str, Any] | None = None
     ) -> Iterator[Read]:
         """Yields the rows of a part; see `Source`."""
         part.check()

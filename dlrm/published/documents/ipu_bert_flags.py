@@ -8,8 +8,8 @@ from dlrm.published.documents.ipu_flags import (
     ALL_PARTS,
     MEMORY,
     SUMS,
+    FlagValues,
     Option,
-    Values,
     ignored,
     mapped,
     switch,
@@ -22,13 +22,13 @@ _SIZES = {
 }
 
 
-def _task(values: Values) -> str:
+def _task(values: FlagValues) -> str:
     if values["--task"] == "PRETRAINING":
         return "--mode=pretrain --data_format=popart"
     return "--mode=inference_benchmark --task=squad"
 
 
-def _size(values: Values) -> str:
+def _size(values: FlagValues) -> str:
     names = ("--num-layers", "--hidden-size", "--attention-heads")
     asked = tuple(values[name] for name in names)
     if asked in _SIZES:
@@ -39,20 +39,20 @@ def _size(values: Values) -> str:
     )
 
 
-def _length(values: Values) -> str:
+def _length(values: FlagValues) -> str:
     length = values["--sequence-length"]
     phase = f" --phase={1 if length == '128' else 2}" if values["--task"] == "PRETRAINING" else ""
     return f"--max_seq_length={length}{phase}"
 
 
-def _layers(values: Values) -> str:
+def _layers(values: FlagValues) -> str:
     parts = values["--layers-per-ipu"].split()
     if len(parts) == 1:  # so many on each
         parts *= max(1, int(values["--num-layers"]) // int(parts[0]))
     return f"--layers_per_stage={','.join(parts)}"
 
 
-def _accumulation(values: Values) -> str:
+def _accumulation(values: FlagValues) -> str:
     """Returns the given factor, or the one that yields the global batch."""
     if "--gradient-accumulation-factor" in values:
         return f"--gradient_accumulation_steps={values['--gradient-accumulation-factor']}"
@@ -151,7 +151,7 @@ BERT = {
 }
 
 
-def bert_defaults(given: Values) -> dict[str, str]:
+def bert_defaults(given: FlagValues) -> dict[str, str]:
     """Returns the defaults of bert.py.
 
     Raises:

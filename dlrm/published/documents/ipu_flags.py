@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-Values = Mapping[str, str]  # of all flags of a command, by full name
+FlagValues = Mapping[str, str]  # of all flags of a command, by full name
 
 
 @dataclass(frozen=True)
@@ -26,14 +26,14 @@ class Option:
     """
 
     status: str
-    ours: str | Callable[[Values], str] = ""
+    ours: str | Callable[[FlagValues], str] = ""
     why: str = ""
     count: int | None = 1
     choices: Mapping[str, str] | None = None
     rough: Mapping[str, str] = field(default_factory=dict)
 
 
-def mapped(ours: str | Callable[[Values], str] = "", why: str = "", **more: Any) -> Option:
+def mapped(ours: str | Callable[[FlagValues], str] = "", why: str = "", **more: Any) -> Option:
     """Returns the translation of a flag with the same meaning here."""
     return Option("mapped", ours, why, **more)
 
@@ -81,7 +81,7 @@ _MODELS = {
 }
 
 
-def _model(values: Values) -> str:
+def _model(values: FlagValues) -> str:
     asked = values["--model"], values.get("--model-size", "")
     if asked not in _MODELS:
         known = ", ".join(" ".join(pair) for pair in _MODELS)
@@ -89,7 +89,7 @@ def _model(values: Values) -> str:
     return f"--model={_MODELS[asked]}"
 
 
-def _checkpoints(values: Values) -> str:
+def _checkpoints(values: FlagValues) -> str:
     count = values["--ckpts-per-epoch"]
     return f"--ckpts_per_epoch={count}" + (f" {_SAVED}" if float(count) else "")
 
@@ -171,7 +171,7 @@ _RESNET_RATES = {"SGD": "-8", "momentum": "-11"}  # exponents of the rate of a s
 _EFFICIENTNET_RATES = {"SGD": "-7", "momentum": "-10", "RMSprop": "-14"}
 
 
-def validation_defaults(given: Values) -> dict[str, str]:
+def validation_defaults(given: FlagValues) -> dict[str, str]:
     """Returns the defaults of both CNN programs."""
     efficientnet = given.get("--model") == "efficientnet"
     pixels = {"4": "380"}.get(given.get("--model-size", ""), "224") if efficientnet else "224"
@@ -183,7 +183,7 @@ def validation_defaults(given: Values) -> dict[str, str]:
     return found | {"--batch-norm": "false", "--groups": "4" if efficientnet else "32"}
 
 
-def train_defaults(given: Values) -> dict[str, str]:
+def train_defaults(given: FlagValues) -> dict[str, str]:
     """Returns the defaults of train.py.
 
     Raises:

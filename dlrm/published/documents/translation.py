@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from dlrm.published.documents import ipu_bert_flags, ipu_flags
-from dlrm.published.documents.ipu_flags import Option, Values
+from dlrm.published.documents.ipu_flags import FlagValues, Option
 
 
 @dataclass(frozen=True)
-class Record:
+class TranslatedFlag:
     """Result of translating a flag.
 
     Attributes:
@@ -48,7 +48,7 @@ class Translation:
     processes: int
     nodes: int
     dataset: str | None
-    records: tuple[Record, ...]
+    records: tuple[TranslatedFlag, ...]
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class _Program:
 
     command: str
     options: Mapping[str, Option]
-    defaults: Callable[[Values], dict[str, str]]
+    defaults: Callable[[FlagValues], dict[str, str]]
     configs: Mapping[str, str]
     mode: tuple[str, ...]
     replicas: str | None
@@ -199,19 +199,22 @@ def _configured(asked: str | None, program: _Program) -> _Given:
 
 
 def _entries(
-    given: _Given, origin: str, options: Mapping[str, Option], values: Values
-) -> Iterator[tuple[Record, str]]:
+    given: _Given, origin: str, options: Mapping[str, Option], values: FlagValues
+) -> Iterator[tuple[TranslatedFlag, str]]:
     """Yields a record of each flag, and our flags for it."""
     last = {name: index for index, (name, _) in enumerate(given)}
     for index, (name, value) in enumerate(given):
         if last[name] != index or values[name] != value:
             again = "printed again later; the last counts" if last[name] != index else ""
             why = again or f"{values[name]} is given on the command line"
-            yield Record(name, value, "ignored", why, origin), ""
+            yield TranslatedFlag(name, value, "ignored", why, origin), ""
             continue
         ours = _ours(options[name], name, values)
         status, why = _status(options[name], value, ours)
-        yield Record(name, value, status, "; ".join(filter(None, (ours, why))), origin), ours
+        yield (
+            TranslatedFlag(name, value, status, "; ".join(filter(None, (ours, why))), origin),
+            ours,
+        )
 
 
 def _status(option: Option, value: str, ours: str) -> tuple[str, str]:
@@ -223,7 +226,7 @@ def _status(option: Option, value: str, ours: str) -> tuple[str, str]:
     return option.status, "" if ours and option.status == "mapped" else option.why
 
 
-def _ours(option: Option, name: str, values: Values) -> str:
+def _ours(option: Option, name: str, values: FlagValues) -> str:
     """Our flags for a flag, separated by spaces."""
     value = values[name]
     if option.choices is not None:
@@ -235,7 +238,7 @@ def _ours(option: Option, name: str, values: Values) -> str:
     return option.ours.format(value.replace(" ", ","))
 
 
-def _dataset(values: Values, program: _Program, name: str) -> str | None:
+def _dataset(values: FlagValues, program: _Program, name: str) -> str | None:
     if "true" in (values.get("--synthetic-data"), values.get("--generated-data")):
         return None
     if name == "validation.py":

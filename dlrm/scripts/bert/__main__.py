@@ -18,7 +18,7 @@ def main(arguments: list[str]) -> None:
     if values is not None:
         from dlrm.session.session import exit_with  # torch takes seconds to import
 
-        exit_with(lambda: _run(values), values["save_checkpoint_path"])
+        exit_with(lambda: _run(values), values)
 
 
 def _run(values: Values) -> dict[str, float]:

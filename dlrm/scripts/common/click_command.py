@@ -17,26 +17,31 @@ from dlrm.distributed import World, agreed
 from dlrm.flags import Values
 from dlrm.metrics.clicks import one_class_note
 from dlrm.metrics.table import line_of, metrics_note
+from dlrm.remote.config import CacheConfig
+from dlrm.remote.uri import is_uri
 from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
 from dlrm.scripts.common.dlrm_flags import CommandConfig
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.seeds import train_seeds
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.session.session import VARIES, Session, held_checkpoint
-from dlrm.settings import resumable_of
+from dlrm.settings import resumable_of, uris_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_run import ClickRun
-from dlrm.tasks.config import ADAM_SWITCHES, ClickConfig
-from dlrm.tasks.recommendation import Batches
+from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS, ClickConfig
+from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.log import Watched
-from dlrm.train.reports.console import Line
+from dlrm.train.reports.console import Line, NvidiaConsole
 from dlrm.train.schedule import idle_steps_note, short_run_advice
 from dlrm.train.trainer import Trainer
 
-_RESUMABLE = resumable_of(CommandConfig)
+_RESUMABLE = resumable_of(CommandConfig, CacheConfig)
+_URIS = uris_of(CommandConfig, *(config for _, config in CLICK_CONFIGS))
 # Flags in which the ranks of a run may differ: locations of the same data.
-RANKS_MAY_DIFFER = frozenset(["dataset", "synthetic_dataset_dir", "log_path", "output_dir"])
+RANKS_MAY_DIFFER = frozenset(
+    ["dataset", "synthetic_dataset_dir", "log_path", "output_dir", "cache_dir", "cache_gib"]
+)
 
 
 def run(values: Values) -> dict[str, float]:
@@ -48,16 +53,33 @@ def run(values: Values) -> dict[str, float]:
         StoppedError: the training was stopped by a signal.
     """
     if values["seeds"]:
-        return train_seeds(values, run)
-    values, chosen = with_recipe(values)
-    with Session(values, _check, RANKS_MAY_DIFFER) as session:
+        return train_seeds(values, _run, _next_commands(values))
+    return _run(values)
+
+
+def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, float]:
+    if values["table_store"] is not None and is_uri(values["save_checkpoint_path"]):
+        raise ValueError(
+            f"--table_store {values['table_store']} contradicts --save_checkpoint_path "
+            f"{values['save_checkpoint_path']}: checkpoints refer to the store of this machine"
+        )
+    chosen: list[Line] = []
+
+    def complete(values: Values) -> Values:
+        filled, line = with_recipe(values)
+        chosen.extend([line] if line else [])
+        return filled
+
+    trains = values["mode"] == "train"
+    session = Session(values, _check, RANKS_MAY_DIFFER, console, _URIS, trains, complete)
+    with session:
         values, world = session.values, session.world
         torch.manual_seed(values["seed"] + world.rank)  # of dropout, which differs between ranks
         held = held_checkpoint(values["load_checkpoint_path"], world)
         checkpoint = session.at_the_end.enter_context(held)
         opened = ClickRun.open(values, world, checkpoint, values["mode"], _RESUMABLE)
         click_run = session.at_the_end.enter_context(opened)
-        session.watch(click_run, _notices(click_run, chosen))
+        session.watch(click_run, _notices(click_run, *chosen))
         with bad_ids_named(click_run.whole, click_run.data_name):
             summary = _MODES[values["mode"]](click_run, session)
         session.log.summary(summary)
@@ -104,7 +126,7 @@ def _check(values: Values, world: World) -> None:
         )
 
 
-def _notices(run: ClickRun, chosen: Line | None) -> Iterator[str | Line]:
+def _notices(run: ClickRun, chosen: Line | None = None) -> Iterator[str | Line]:
     """Returns lines about the run, and about flags that are accepted but have no effect.
 
     Args:
@@ -201,14 +223,16 @@ def _describe(run: ClickRun) -> Line:
     train, steps = datasets.train, len(datasets.train)
     total = run.config.train.num_steps(steps)
     epochs = f" ({_counted(f'{total / steps:.3g}', 'epoch')})" if total >= steps else ""
-    shortly = (
-        f"train: {train.num_samples:,} rows, {total:,} steps of {run.values['batch_size']:,} rows"
-        f"{epochs}, {weights:,} parameters, {_place(world)}"
-    )
+    model = f"{weights:,} parameters, {_place(world)}"
+    shortly = {
+        "train": f"train: {train.num_samples:,} rows, {total:,} steps of "
+        f"{run.values['batch_size']:,} rows{epochs}, {model}",
+        "test": f"test: {splits['test']:,} rows, {model}",
+    }
     return Line(
         f"device: {device}  parameters: {weights:,} ({len(train.table_sizes)} tables, "
         f"{rows:,} rows)  rows: {shown}",
-        shortly if run.trains else None,
+        shortly.get(run.values["mode"]),
     )
 
 
@@ -287,7 +311,7 @@ def _load_weights(run: ClickRun, session: Session) -> None:
 def _test(run: ClickRun, session: Session) -> dict[str, float]:
     data, task, log = run.own_part().test, run.task, session.log
     _load_weights(run, session)
-    test = Batches(data, run.world.device, slots=task.slots())
+    test = ClickLoader(data, run.world.device, slots=task.slots())
     with agreed(run.world, ValueError):
         if not test.num_samples:
             raise ValueError(f"{run.values['dataset']}: the test split has no rows")

@@ -5,14 +5,14 @@ from contextlib import closing
 from itertools import cycle, islice
 from typing import Any
 
-from dlrm.data.clicks.batch import Batch, Dataset
+from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.flags import Values
 from dlrm.metrics.latency import Latency
 from dlrm.serving.network.platforms import RUNTIMES
 from dlrm.serving.network.runtimes import open_runtimes
-from dlrm.tasks.recommendation import Batches, Recommendation
+from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.benchmark import measure_inference
 from dlrm.train.cuda_graph import CALLS_BEFORE
 from dlrm.train.log import RunLog
@@ -22,7 +22,7 @@ _HEAD = f"{'batch':>6}  {'runtime':<12}{'p50 ms':>10}{'p95 ms':>10}{'p99 ms':>10
 
 
 def inference_benchmark(
-    task: Recommendation, test: Dataset, values: Values, log: RunLog
+    task: Recommendation, test: ClickDataset, values: Values, log: RunLog
 ) -> dict[str, float]:
     """Returns latencies and throughput; keys without a runtime are those of the native model.
 
@@ -81,7 +81,7 @@ def _latency(predict: Callable[[Batch], Any], size: int, values: Values, device:
         warmup = max(warmup, CALLS_BEFORE + 1)  # recording is not measured
     steps = warmup + values["inference_benchmark_steps"]
     config = values.config(DataConfig, device=device, test_batch_size=size)
-    batches = Batches(open_datasets(config).test, device)
+    batches = ClickLoader(open_datasets(config).test, device)
     # Batches are read before timing starts, since reading would use the same cores.
     with closing(batches.repeated(min(steps, -(-_HELD_ROWS // size)))) as repeated:
         held = list(repeated)

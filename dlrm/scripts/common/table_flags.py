@@ -6,7 +6,7 @@ from typing import Any
 from dlrm.data.choices import TABLE_KINDS
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import Values
-from dlrm.preproc.stages.options import Options, RunConfig
+from dlrm.preproc.stages.options import PreparationOptions, RunConfig
 from dlrm.settings import setting, settings_of
 
 TEXT_FLAGS = tuple(settings_of(TextFormat))
@@ -23,7 +23,7 @@ class FilesConfig:
     )
 
 
-PREPARATION = (("Preparation", Options), ("Preparation", RunConfig))
+PREPARATION = (("Preparation", PreparationOptions), ("Preparation", RunConfig))
 
 
 def text_format(values: Values) -> TextFormat:
@@ -33,5 +33,5 @@ def text_format(values: Values) -> TextFormat:
 
 
 def preparation(values: Values) -> dict[str, Any]:
-    """Returns the fields of `Options` that the flags determine."""
-    return {name: values[name] for name in settings_of(Options) if name in values}
+    """Returns the fields of `PreparationOptions` that the flags determine."""
+    return {name: values[name] for name in settings_of(PreparationOptions) if name in values}

@@ -11,10 +11,10 @@ from dlrm.files import check_replaceable, staged_directory
 from dlrm.manifest import write_manifest
 from dlrm.metrics.table import TESTED, cost, title
 from dlrm.pages import Cell, Section, Sorted, Tile, document, grid, note, table
-from dlrm.pages.charts import Line, chart
+from dlrm.pages.charts import ChartLine, chart
 from dlrm.remote.cache import with_uris
 from dlrm.scripts.compare.flags import CompareConfig
-from dlrm.train.checkpoints.runs import Run, different_flags, find_runs, left_out, read_run
+from dlrm.train.checkpoints.runs import SavedRun, different_flags, find_runs, left_out, read_run
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def run(options: CompareConfig) -> None:
         say(f"page: {options.output / HTML}")
 
 
-def metric_columns(runs: Sequence[Run]) -> list[str]:
+def metric_columns(runs: Sequence[SavedRun]) -> list[str]:
     """Returns the metrics to show: of the best tests, of rows that report, then the speed."""
     tested = list(dict.fromkeys(name for one in runs for name in one.tested))
     known = {name for one in runs for name in one.metrics}
@@ -71,7 +71,7 @@ def metric_columns(runs: Sequence[Run]) -> list[str]:
     return [*tested, *(name for name in (*reported, _SPEED) if name in known)]
 
 
-def roles_note(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
+def roles_note(runs: Sequence[SavedRun], columns: Sequence[str]) -> str | None:
     """Returns a line about the rows that the metrics are of; None if no run was tested."""
     tested = [one for one in runs if one.tested]
     if not tested:
@@ -83,7 +83,7 @@ def roles_note(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
     return f"metrics of the best test, on {chooses} rows: {CHOSEN}{never}"
 
 
-def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Run]:
+def _sorted(runs: list[SavedRun], key: str | None, columns: Sequence[str]) -> list[SavedRun]:
     """Returns runs sorted by a metric, best first, or by a flag; those without it come last."""
     if key is None:
         return runs
@@ -91,7 +91,7 @@ def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Ru
     if key not in known:
         raise ValueError(f"--sort {key}: expected a metric or a flag, such as {', '.join(columns)}")
 
-    def place(one: Run) -> tuple[Any, ...]:
+    def place(one: SavedRun) -> tuple[Any, ...]:
         value = one.metrics.get(key, one.flags.get(key))
         if isinstance(value, int | float):
             if key in one.flags:
@@ -102,12 +102,12 @@ def _sorted(runs: list[Run], key: str | None, columns: Sequence[str]) -> list[Ru
     return sorted(runs, key=place)
 
 
-def lines_of(runs: Sequence[Run], columns: Sequence[str]) -> list[str]:
+def lines_of(runs: Sequence[SavedRun], columns: Sequence[str]) -> list[str]:
     """Returns a table with a line per run: its metrics and the flags in which runs differ."""
     return aligned(*_cells(runs, columns))
 
 
-def _cells(runs: Sequence[Run], columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def _cells(runs: Sequence[SavedRun], columns: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     flags = different_flags(runs)
     heads = ["run", "steps", "best_step", *columns, *(f"--{name}" for name in flags)]
     rows = [
@@ -129,7 +129,7 @@ def _flag(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
+def page(runs: Sequence[SavedRun], columns: Sequence[str]) -> str:
     """Returns the page: tiles, the sortable table and the curves."""
     shown = runs[:_MOST_CURVES]
     name = f"Curves of the first {_MOST_CURVES} runs" if len(runs) > len(shown) else "Curves"
@@ -152,7 +152,7 @@ def page(runs: Sequence[Run], columns: Sequence[str]) -> str:
     )
 
 
-def _tiles(runs: Sequence[Run], columns: Sequence[str]) -> list[Tile]:
+def _tiles(runs: Sequence[SavedRun], columns: Sequence[str]) -> list[Tile]:
     """Returns the number of runs, and the best run with its metrics."""
     tiles = [Tile("runs", f"{len(runs):,}")]
     tested = [one for one in runs if one.tested]
@@ -166,7 +166,7 @@ def _tiles(runs: Sequence[Run], columns: Sequence[str]) -> list[Tile]:
     return tiles + [Tile(_head(name), _short(name, best.metrics[name]), of_best) for name in names]
 
 
-def _table(runs: Sequence[Run], columns: Sequence[str]) -> "Markup":
+def _table(runs: Sequence[SavedRun], columns: Sequence[str]) -> "Markup":
     heads, rows = _cells(runs, columns)
     heads = ["run", "steps", "best step", *map(_head, heads[3:])]
     metrics = range(3, 3 + len(columns))
@@ -196,17 +196,17 @@ def _short(name: str, value: float | None) -> str:
     return "–" if value is None else f"{value:,.0f}" if name == _SPEED else f"{value:.4f}"
 
 
-def _tested(runs: Sequence[Run], columns: Sequence[str]) -> str | None:
+def _tested(runs: Sequence[SavedRun], columns: Sequence[str]) -> str | None:
     """Returns the first metric of any run's tests."""
     return next((n for n in columns if any(n in e for r in runs for e in r.tests)), None)
 
 
-def _lines(runs: Sequence[Run], name: str, kind: str) -> list[Line]:
+def _lines(runs: Sequence[SavedRun], name: str, kind: str) -> list[ChartLine]:
     lines = []
     for one in runs:
         entries = [entry for entry in getattr(one, kind) if entry.get(name) is not None]
         lines.append(
-            Line(
+            ChartLine(
                 one.name,
                 [e["step"] for e in entries],
                 [e[name] for e in entries],
@@ -216,7 +216,7 @@ def _lines(runs: Sequence[Run], name: str, kind: str) -> list[Line]:
     return lines
 
 
-def _told(runs: Sequence[Run], metric: str) -> str:
+def _told(runs: Sequence[SavedRun], metric: str) -> str:
     return "; ".join(
         f"{one.name}: best test {metric} {_number(metric, one.metrics.get(metric))}" for one in runs
     )

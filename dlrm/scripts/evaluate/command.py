@@ -58,7 +58,7 @@ def run(values: Values) -> None:
     if (note := models[0].sampling_note) and correction is None and not own.recalibrate:
         say(note)
     fields = [name for name in dict.fromkeys(own.slices) if not _is_day(models[0], name)]
-    config = source_config(models[0], values)
+    config = source_config(models[0], values.filled({"label": True}))
     is_dataset = reads_dataset(models[0], sources[0], config)
     columns = _columns(models[0], Path(sources[0], split) if is_dataset else None, own)
     found = collect(models, sources, fields, config, columns.schema, own.importance_rows)
@@ -81,7 +81,7 @@ def run(values: Values) -> None:
             facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
     facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
     for line in lines_of(facts):
-        say(line)
+        say(line, is_prose=True)
     if own.output:
         _write(facts, own.output)
     if correction is not None and own.recalibrated_checkpoint:

@@ -4,7 +4,7 @@ from typing import Any
 
 from dlrm.command_line import aligned
 from dlrm.metrics.intervals import decimals
-from dlrm.metrics.table import TESTED
+from dlrm.metrics.table import TESTED, title
 
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
@@ -22,7 +22,7 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
     if "recalibration" in facts:
         kind, judged = facts["recalibration"]["kind"], facts["recalibration"]["judged"]
         changed = ("log_loss", "normalized_entropy", "calibration", "ece")
-        shown = "  ".join(f"{name} {interval_text(judged[name])}" for name in changed)
+        shown = "  ".join(f"{title(name)} {interval_text(judged[name])}" for name in changed)
         lines += ["", f"recalibrated ({kind}, judged on the half it was not fitted to): {shown}"]
     if facts.get("importance"):
         rows = [
@@ -54,7 +54,7 @@ def metric_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
     heads = ["metric", "value", "95 % interval"]
     if len(facts["models"]) > 1:
         heads += ["other", "difference", "95 % interval", "p"]
-    return heads, [[name, *metric_cells(facts, name)] for name in facts["models"][0]]
+    return heads, [[title(name), *metric_cells(facts, name)] for name in facts["models"][0]]
 
 
 def metric_cells(facts: dict[str, Any], name: str) -> list[str]:
@@ -70,9 +70,9 @@ def metric_cells(facts: dict[str, Any], name: str) -> list[str]:
 
 def slice_table(sliced: dict[str, Any], compared: bool) -> tuple[list[str], list[list[str]]]:
     """Returns the heads and rows of a table of slices."""
-    heads = [sliced["by"], "rows", "clicks", *TESTED]
+    heads = [sliced["by"], "rows", "clicks", *map(title, TESTED)]
     if compared:
-        heads.append("auc difference")
+        heads.append("AUC difference")
     rows = []
     for part in sliced["slices"]:
         first = part["models"][0]

@@ -10,7 +10,7 @@ from dlrm.metrics.intervals import wilson
 from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.table import METRICS, TESTED, title
 from dlrm.pages import Bar, Cell, Section, Tile, document, grid, note, table
-from dlrm.pages.charts import Line, chart
+from dlrm.pages.charts import ChartLine, chart
 from dlrm.scripts.evaluate.lines import (
     cells,
     digits_of,
@@ -132,7 +132,7 @@ def _charts(facts: dict[str, Any]) -> list["Markup"]:
     curves = dict(zip(["this model", "other model"] if compared else ["model"], facts["curves"]))  # noqa: B905
     charts = [_reliability(facts, curves)]
     gains = [
-        Line(name, one["gain"]["rows"], one["gain"]["clicks"])
+        ChartLine(name, one["gain"]["rows"], one["gain"]["clicks"])
         for name, one in curves.items()
         if None not in one["gain"]["clicks"]
     ]
@@ -141,19 +141,19 @@ def _charts(facts: dict[str, Any]) -> list["Markup"]:
             f"{line.name}: the top 10 % of the rows have {100 * line.y[10]:.1f} % of the clicks"
             for line in gains
         )
-        lines = [*gains, Line("at random", [0, 1], [0, 1], dashed=True)]
+        lines = [*gains, ChartLine("at random", [0, 1], [0, 1], dashed=True)]
         of_rows = "share of the rows, highest scores first"
         limits = (0.0, 1.0, 0.0, 1.0)
         charts.append(chart("Gain", of_rows, "share of the clicks", lines, told, limits))
         charts.append(_lift(gains, of_rows))
     precision = [
-        Line(name, one["precision_recall"]["recall"], one["precision_recall"]["precision"])
+        ChartLine(name, one["precision_recall"]["recall"], one["precision_recall"]["precision"])
         for name, one in curves.items()
     ]
     if any(line.x for line in precision):
         rate = facts["clicks"] / facts["rows"]
         told = f"Precision falls to the click rate, {rate:.4f}, as the recall rises."
-        precision.append(Line("at random", [0, 1], [rate, rate], dashed=True))
+        precision.append(ChartLine("at random", [0, 1], [rate, rate], dashed=True))
         charts.append(
             chart("Precision and recall", "recall", "precision", precision, told, (0, 1, 0, 1.02))
         )
@@ -167,11 +167,11 @@ def _reliability(facts: dict[str, Any], curves: dict[str, Any]) -> "Markup":
         found, scores = one["reliability"], one["scores"]
         ends = [*zip(found["low"], found["high"], strict=True)]
         x, y = found["predicted"], found["observed"]
-        lines.append(Line(name, x, y, False, True, ends, scores["edges"], scores["rows"]))
+        lines.append(ChartLine(name, x, y, False, True, ends, scores["edges"], scores["rows"]))
     most_x = max([x for line in lines for x in (*line.x, *line.edges)], default=0.0) or 1.0
     most_y = max([high for line in lines for _, high in line.ends], default=0.0) or 1.0
     end = min(most_x, most_y)
-    lines.append(Line("perfect", [0, end], [0, end], dashed=True))
+    lines.append(ChartLine("perfect", [0, end], [0, end], dashed=True))
     limits = (0, most_x * 1.02, 0, most_y * 1.04)
     return chart(
         "Reliability, and the number of rows by score",
@@ -183,14 +183,16 @@ def _reliability(facts: dict[str, Any], curves: dict[str, Any]) -> "Markup":
     )
 
 
-def _lift(gains: Sequence[Line], of_rows: str) -> "Markup":
+def _lift(gains: Sequence[ChartLine], of_rows: str) -> "Markup":
     lines = [
-        Line(line.name, line.x[1:], [y / x for x, y in zip(line.x[1:], line.y[1:], strict=True)])
+        ChartLine(
+            line.name, line.x[1:], [y / x for x, y in zip(line.x[1:], line.y[1:], strict=True)]
+        )
         for line in gains
     ]
     told = "; ".join(f"{line.name}: {line.y[0]:.2f} at the top 1 %" for line in lines)
     most = max(y for line in lines for y in line.y)
-    lines.append(Line("at random", [0, 1], [1, 1], dashed=True))
+    lines.append(ChartLine("at random", [0, 1], [1, 1], dashed=True))
     return chart("Lift", of_rows, "lift", lines, told, (0, 1, 0, max(most, 1) * 1.05))
 
 

@@ -18,7 +18,7 @@ from dlrm.model.tables.placement import AUTO
 from dlrm.scripts.plan.flags import PlanConfig
 from dlrm.tasks.config import StepConfig
 from dlrm.tasks.planning.machines import MACHINES, Machine, machine_of
-from dlrm.tasks.planning.planner import Limits, mean_ids, plan, shortage
+from dlrm.tasks.planning.planner import Limits, mean_ids, plan_placement, shortage
 from dlrm.tasks.planning.report import report
 from dlrm.tasks.planning.stored import check_storable
 from dlrm.tasks.planning.workload import Workload, stored_tables
@@ -43,7 +43,7 @@ def run(values: Values) -> int:
         values["ranks"], None if memory is None else int(memory * _GB), values["fixed_shapes"]
     )
     if workload.config.placement == AUTO:
-        placement = plan(workload, limits, machine)
+        placement = plan_placement(workload, limits, machine)
     else:
         placement = workload.config.placed(limits.num_ranks)
     _check_model(placement, workload.config, values.config(OptimizerConfig))

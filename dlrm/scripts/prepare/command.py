@@ -14,6 +14,7 @@ from dlrm.preproc.execution.choice import SparkConfig, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
+from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import OUTPUT_FORMATS, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
@@ -58,10 +59,14 @@ def run(values: Values) -> int | None:
         raise FileExistsError(f"{error}; --overwrite replaces it") from error
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
-    command = ["dlrm", "train", "--dataset", str(own.output)]
+    _suggest_training(own.output)
+    return None
+
+
+def _suggest_training(dataset: Path) -> None:
+    command = ["dlrm", "train", "--dataset", str(dataset)]
     command += ["--recipe", "auto", "--save_checkpoint_path", free_name("run")]
     print(f"train on it with\n  {shell_line(command)}")
-    return None
 
 
 def _query(values: Values) -> SparkQuery | None:
@@ -115,4 +120,7 @@ def _prepare_logs(values: Values) -> int:
     names = ("output_ordering", "restart", "report", "memory_gib")
     arguments += flags_of({name: values[name] for name in names})
     arguments += [f"--write_mode={'overwrite' if values['overwrite'] else 'errorifexists'}"]
-    return prepare_logs.main(arguments)
+    code = prepare_logs.main(arguments)
+    if code == 0:
+        _suggest_training(values["output"] / DATASET)
+    return code

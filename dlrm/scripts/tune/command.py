@@ -17,8 +17,8 @@ from dlrm.files import make_directories, write_atomically
 from dlrm.limits import check_processes
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.tune.flags import TuneConfig
-from dlrm.scripts.tune.folds import Part, read_checksums
-from dlrm.scripts.tune.halving import Search, Trial, plan
+from dlrm.scripts.tune.folds import FoldPart, read_checksums
+from dlrm.scripts.tune.halving import Search, Trial, plan_rungs
 from dlrm.scripts.tune.report import FLAGS, PNG, table, write
 from dlrm.scripts.tune.space import Space, default_space
 
@@ -47,7 +47,7 @@ def run(options: TuneConfig) -> None:
     facts = DatasetFacts.from_dataset(SplitDataset(spec, "train", BATCH_SIZE))
     space = Space.load(options.space, known) if options.space else default_space(facts)
     files = _begin(options, space)
-    rungs = plan(options.trials, options.rungs, options.eta, options.folds)
+    rungs = plan_rungs(options.trials, options.rungs, options.eta, options.folds)
     search = Search(
         dataset=options.dataset,
         checksum=f"{zlib.crc32(json.dumps(files, sort_keys=True).encode()):08x}",
@@ -92,9 +92,9 @@ def _check(options: TuneConfig) -> None:
         check_processes("--processes", options.processes)
 
 
-def _parts(options: TuneConfig, shares: set[float]) -> dict[tuple[int, float], Part]:
+def _parts(options: TuneConfig, shares: set[float]) -> dict[tuple[int, float], FoldPart]:
     return {
-        (fold, share): Part(
+        (fold, share): FoldPart(
             fold, options.folds, options.held_out, options.order, share, options.seed
         )
         for fold in range(options.folds)

@@ -25,7 +25,7 @@ _BLOCK_ROWS = 1 << 18
 _LEFT_OUT, _FIT, _JUDGE = range(3)
 
 
-class Part(NamedTuple):
+class FoldPart(NamedTuple):
     """Some training rows to fit, and others to judge by.
 
     Attributes:
@@ -89,7 +89,7 @@ def read_checksums(dataset: Path) -> dict[str, str]:
 
 
 def write_part(
-    dataset: Path, part: Part, directory: Path, say: Callable[[str], None] = print
+    dataset: Path, part: FoldPart, directory: Path, say: Callable[[str], None] = print
 ) -> None:
     """Writes a part of a dataset's training rows as a dataset, unless it exists undamaged.
 
@@ -183,7 +183,7 @@ class _Columns:
         ]
         writer.write(labels[chosen], self.numerical[own][chosen], ids)
 
-    def copy_weights(self, part: Part, role: int, folder: Path) -> None:
+    def copy_weights(self, part: FoldPart, role: int, folder: Path) -> None:
         """Writes the weights of the rows of a role, if the dataset has weights."""
         if self.weights is None:
             return

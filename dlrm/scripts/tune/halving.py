@@ -23,7 +23,7 @@ from dlrm.files import make_directories, write_atomically
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.metrics.table import cost
 from dlrm.scripts.tune.flags import JUDGES
-from dlrm.scripts.tune.folds import Part, write_part
+from dlrm.scripts.tune.folds import FoldPart, write_part
 
 _WHY = "diverged"  # in a result: the reason why it has no metrics
 
@@ -42,7 +42,7 @@ class Rung(NamedTuple):
     share: float
 
 
-def plan(trials: int, rungs: int, eta: int, folds: int) -> list[Rung]:
+def plan_rungs(trials: int, rungs: int, eta: int, folds: int) -> list[Rung]:
     """Returns the rungs of a search, whose last one takes all folds and all rows.
 
     Args:
@@ -98,11 +98,11 @@ def ranked(trials: Sequence[Trial], metric: str) -> list[Trial]:
     return sorted(trials, key=place)
 
 
-class Job(NamedTuple):
+class TrialJob(NamedTuple):
     """A training of a search: its trial, its part of the rows, and the path of its result."""
 
     trial: int
-    part: Part
+    part: FoldPart
     checksum: str
     settings: Mapping[str, Any]
     dataset: Path
@@ -123,7 +123,7 @@ class Search:
         dataset: dataset whose training rows are divided.
         checksum: checksum of the dataset, which its results record.
         directory: directory of parts and results.
-        rungs: see `plan`.
+        rungs: see `plan_rungs`.
         parts: fold, share -> the part.
         metric: one of `JUDGES`.
         seed: seed of every training.
@@ -135,7 +135,7 @@ class Search:
     checksum: str
     directory: Path
     rungs: Sequence[Rung]
-    parts: Mapping[tuple[int, float], Part]
+    parts: Mapping[tuple[int, float], FoldPart]
     metric: str
     seed: int
     processes: int
@@ -177,9 +177,9 @@ class Search:
             found = [_read(self._job(trial, fold, rung)) for fold in range(rung.folds)]
             trial.results[number] = [None if _WHY in one else one for one in found]
 
-    def _job(self, trial: Trial, fold: int, rung: Rung) -> Job:
+    def _job(self, trial: Trial, fold: int, rung: Rung) -> TrialJob:
         part = self.parts[fold, rung.share]
-        return Job(
+        return TrialJob(
             trial=trial.number,
             part=part,
             checksum=self.checksum,
@@ -190,7 +190,7 @@ class Search:
         )
 
 
-def train(job: Job) -> str:
+def train(job: TrialJob) -> str:
     """Trains and evaluates, writes the result, and returns a line about it.
 
     Raises:
@@ -216,7 +216,7 @@ def _counted(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
-def _is_done(job: Job, say: Any) -> bool:
+def _is_done(job: TrialJob, say: Any) -> bool:
     """Returns whether a job has a result; one that cannot be used is reported, and is missing."""
     if not job.result.exists():
         return False
@@ -228,7 +228,7 @@ def _is_done(job: Job, say: Any) -> bool:
     return True
 
 
-def _read(job: Job) -> dict[str, Any]:
+def _read(job: TrialJob) -> dict[str, Any]:
     """Returns the metrics of a job, or the reason for having none, from its file.
 
     Raises:

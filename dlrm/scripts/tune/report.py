@@ -1,6 +1,5 @@
 """Results of a search: a table, JSON, a picture, and flags for `dlrm.scripts.main`."""
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -8,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.command_line import aligned, flags_of, missing_extra, text_of
-from dlrm.files import staged_file, write_atomically
+from dlrm.command_line import aligned, flags_of, text_of
+from dlrm.files import write_atomically
 from dlrm.manifest import sealed_json, sealed_lines
 from dlrm.metrics.table import title as title_of
+from dlrm.pages.pictures import BLUE, ORANGE, write_picture
 from dlrm.scripts.tune.flags import JUDGES
 from dlrm.scripts.tune.halving import Rung, Trial
 from dlrm.train.reports.roles import CHOSEN, NEVER_CHOSEN
@@ -86,22 +86,12 @@ def write(
     write_atomically(directory / TABLE, "\n".join(table(trials, rungs, metric)) + "\n")
     write_atomically(directory / JSON, sealed_json(facts))
     write_atomically(directory / FLAGS, sealed_lines("\n".join(flags_of(best)) + "\n"))
-    return draw(trials, rungs, metric, directory / PNG)
+    problem = write_picture(directory / PNG, lambda figure: _draw(figure, trials, metric))
+    return f"no picture: {problem}" if problem else None
 
 
-def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path) -> str | None:
-    """Draws the metric over the rungs, and on the first rung over each setting that varies.
-
-    Returns:
-        None, or the reason why there is no picture.
-    """
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    try:
-        import matplotlib
-    except ImportError as error:
-        return f"no picture: {missing_extra(error, 'plots')}"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+def _draw(figure: Any, trials: Sequence[Trial], metric: str) -> None:
+    """Draws the metric over the rungs, and on the first rung over each setting that varies."""
     from matplotlib.ticker import MaxNLocator
 
     shown = [one for one in trials if math.isfinite(one.mean(metric, 0))]
@@ -109,11 +99,8 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
     varied = [n for n in names if len({repr(one.settings.get(n)) for one in shown}) > 1]
     count = len(varied) + 1
     lines, columns = -(-count // _COLUMNS), min(count, _COLUMNS)
-    size = (4.2 * columns, 3.2 * lines)
-    figure, axes = pyplot.subplots(
-        lines, columns, figsize=size, layout="constrained", squeeze=False
-    )
-    panels = list(axes.flat)
+    figure.set_size_inches(4.2 * columns, 3.2 * lines)
+    panels = list(figure.subplots(lines, columns, squeeze=False).flat)
     for one in reversed(shown):
         reached = range(one.rung + 1)
         best = one is trials[0]
@@ -121,7 +108,7 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
             [number + 1 for number in reached],
             [one.mean(metric, number) for number in reached],
             "o-",
-            color="#b4500f" if best else "#1f5f9e",
+            color=ORANGE if best else BLUE,
             alpha=1 if best else 0.4,
         )
     panels[0].xaxis.set_major_locator(MaxNLocator(integer=True))
@@ -132,10 +119,6 @@ def draw(trials: Sequence[Trial], rungs: Sequence[Rung], metric: str, path: Path
     for axis in panels:
         axis.grid(alpha=0.3)
         axis.set_visible(axis in panels[:count])
-    with staged_file(path) as staged:
-        figure.savefig(staged, dpi=110, format="png")
-    pyplot.close(figure)
-    return None
 
 
 def _draw_setting(axis: Any, trials: Sequence[Trial], name: str, metric: str, best: Trial) -> None:
@@ -149,6 +132,6 @@ def _draw_setting(axis: Any, trials: Sequence[Trial], name: str, metric: str, be
         axis.set_xticks(range(len(order)), [text_of(value) for value in order])
     elif min(values) > 0 and max(values) > 4 * min(values):
         axis.set_xscale("log")
-    colours = ["#b4500f" if one is best else "#1f5f9e" for one in chosen]
+    colours = [ORANGE if one is best else BLUE for one in chosen]
     axis.scatter(places, [one.mean(metric, 0) for one in chosen], c=colours, alpha=0.6)
     axis.set(title=f"first rung, --{name}", ylabel=title_of(metric))

@@ -20,10 +20,9 @@ from torch import Tensor, nn
 
 from dlrm.command_line import missing_extra
 from dlrm.documents import brief, printable, read_json
-from dlrm.files import MANIFEST, check_outside, staged_directory
+from dlrm.files import MANIFEST, check_outside, link_or_copy, staged_directory
 from dlrm.manifest import check_listed, read_manifest, write_manifest
 from dlrm.remote.cache import origin_of
-from dlrm.train.checkpoints.writer import link_or_copy
 from dlrm.train.reports.model_card import MODEL_CARD
 
 FOLDER = "recalibration"  # in a checkpoint

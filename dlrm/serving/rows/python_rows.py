@@ -35,6 +35,8 @@ def frame_of(rows: Any, transform: Transform) -> Any:
         return rows
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
+    if type(rows).__name__ == "LazyFrame":
+        raise ValueError("rows: expected a table in memory, got LazyFrame; its collect() reads it")
     lists = Cells.from_schema(transform.schema)
     if _is_named(rows) or hasattr(rows, "columns"):
         columns = _columns(rows, names, lists)

@@ -23,7 +23,7 @@ _ZEROS = np.zeros(PADDING, np.uint8)
 _BLOCK_BYTES = 4 << 20
 
 
-class Text(NamedTuple):
+class TextFields(NamedTuple):
     """The fields of rows: field `[column, row]` is `data[starts[column, row]:ends[column, row]]`.
 
     `data` is uint8, with at least 8 bytes after the last field; an empty field is a missing value.
@@ -38,9 +38,9 @@ class Text(NamedTuple):
         """Number of rows."""
         return self.starts.shape[1]
 
-    def without_first(self) -> "Text":
+    def without_first(self) -> "TextFields":
         """Returns all columns except the first, the label in a log."""
-        return Text(self.data, self.starts[1:], self.ends[1:])
+        return TextFields(self.data, self.starts[1:], self.ends[1:])
 
     def labels(self) -> np.ndarray:
         """Returns the first column as float32.
@@ -61,7 +61,7 @@ class Text(NamedTuple):
         return TextColumn(self.data, self.starts[index], self.ends[index])
 
 
-def inputs_of_text(transform: Transform, text: Text) -> Inputs:
+def inputs_of_text(transform: Transform, text: TextFields) -> Inputs:
     """Returns a model's inputs from rows, whose columns are `transform.names`.
 
     Raises:
@@ -90,12 +90,12 @@ class RowTransform:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.table, name)
 
-    def __call__(self, text: Text) -> Inputs:
+    def __call__(self, text: TextFields) -> Inputs:
         return inputs_of_text(self.table, text)
 
 
-def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> Text:
-    """Makes a `Text` from uint8 tensors `[rows, width]`: one line per row, padded with zeros.
+def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> TextFields:
+    """Makes a `TextFields` from uint8 tensors `[rows, width]`: one line per row, padded with zeros.
 
     Rows are stored one after another at their own width, so only their own bytes cost time.
 
@@ -118,8 +118,8 @@ def _lengths(rows: np.ndarray) -> np.ndarray:
     return np.char.str_len(strings)[:, 0]
 
 
-def text_of_lines(lines: bytes, num_columns: int) -> Text:
-    """Makes a `Text` from whole lines; fields absent at a line's end are missing.
+def text_of_lines(lines: bytes, num_columns: int) -> TextFields:
+    """Makes a `TextFields` from whole lines; fields absent at a line's end are missing.
 
     Raises:
         RowError: a line is empty, too long or has too many fields.
@@ -136,12 +136,12 @@ def text_of_lines(lines: bytes, num_columns: int) -> Text:
     return text
 
 
-def _cut(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: int) -> Text:
+def _cut(data: np.ndarray, starts: np.ndarray, ends: np.ndarray, num_columns: int) -> TextFields:
     """Cuts lines `[start, end)` into fields at their tabs."""
     if (too_long := ends - starts > LONGEST_LINE).any():
         row = int(too_long.argmax())
         raise _too_long(row, f"{ends[row] - starts[row]}")
-    text = Text(*cut_lines(data, starts, ends, num_columns))
+    text = TextFields(*cut_lines(data, starts, ends, num_columns))
     if (row := text.rows) < len(starts):
         fields = data[starts[row] : ends[row]].tobytes().count(b"\t") + 1
         raise RowError(row, f"expected up to {num_columns} fields, got {fields}")
@@ -152,7 +152,7 @@ def _too_long(row: int, length: str) -> RowError:
     return RowError(row, f"expected up to {LONGEST_LINE} bytes, got {length}")
 
 
-def read_lines(file: BinaryIO, num_columns: int) -> Iterator[Text]:
+def read_lines(file: BinaryIO, num_columns: int) -> Iterator[TextFields]:
     """Yields the lines of a file, some megabytes at a time.
 
     Raises:

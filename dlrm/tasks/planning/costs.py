@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 from dlrm.distributed import part
 from dlrm.distributed.placement import Piece, Placement
+from dlrm.tasks.planning.dense_part import DensePart, dense_part_of
 from dlrm.tasks.planning.machines import Machine
-from dlrm.tasks.planning.network import Network, network_of
 from dlrm.tasks.planning.workload import TableBytes, Workload, table_bytes
 from dlrm.train.optim.dense import DENSE_OPTIMIZERS
 
@@ -16,7 +16,7 @@ _BATCHES_AHEAD = 4  # read while one batch is computed
 
 
 @dataclass(frozen=True)
-class Memory:
+class RankMemory:
     """Bytes that a rank needs."""
 
     runtime: int
@@ -71,7 +71,7 @@ class RankCost:
     """
 
     pieces: int
-    memory: Memory
+    memory: RankMemory
     sent: int
     seconds: Seconds
 
@@ -128,7 +128,7 @@ class _Share:
         batch: samples of all ranks.
         samples: samples of this rank.
         held: look-ups for the batch of all ranks.
-        copied: look-ups of copies, for own samples.
+        replicated: look-ups of replicated tables, for own samples.
         all: both, each with its number of samples.
         elsewhere: look-ups of other ranks.
     """
@@ -142,8 +142,8 @@ class _Share:
         machine: Machine,
     ) -> None:
         self.workload, self.machine, self.num_ranks = workload, machine, placement.num_ranks
-        self.network: Network = network_of(workload.config)
-        self.trained = self.network.parameters if workload.dense_optimizer else 0
+        self.dense_part: DensePart = dense_part_of(workload.config)
+        self.trained = self.dense_part.parameters if workload.dense_optimizer else 0
         own = part(workload.batch_size, rank, self.num_ranks)
         self.batch, self.samples = workload.batch_size, own.stop - own.start
         self.held = [one for one in found if one.piece.rank == rank]
@@ -168,7 +168,7 @@ class _Share:
         flops = machine.half_flops if workload.half else machine.flops
         seconds = Seconds(
             look_ups=self._row_seconds(),
-            products=passes * self.samples * self.network.flops / flops,
+            products=passes * self.samples * self.dense_part.flops / flops,
             exchange=exchange,
             other=machine.step_seconds,
         )
@@ -200,24 +200,24 @@ class _Share:
         )
         return vectors + back + 4 * copies * (self.num_ranks - 1)
 
-    def _memory(self, tables: TableBytes) -> Memory:
-        workload, network, dense = self.workload, self.network, self.network.state_bytes
+    def _memory(self, tables: TableBytes) -> RankMemory:
+        workload, counted, dense = self.workload, self.dense_part, self.dense_part.state_bytes
         if workload.dense_optimizer:
             dense += 4 * self.trained  # gradients
             dense += DENSE_OPTIMIZERS[workload.dense_optimizer].state_bytes(self.trained)
         if workload.ema:
-            dense += network.state_bytes
+            dense += counted.state_bytes
         runtime, buffers = self.machine.runtime_bytes, self._buffers() + tables.beside
         activations = self._activations()
-        return Memory(runtime, tables.weights, tables.state, dense, activations, buffers)
+        return RankMemory(runtime, tables.weights, tables.state, dense, activations, buffers)
 
     def _activations(self) -> int:
-        config, network, value = self.workload.config, self.network, self.workload.value_bytes
+        config, counted, value = self.workload.config, self.dense_part, self.workload.value_bytes
         members = config.ensemble
         copies = 3 if members == 1 else 3 + 3 * members
         # Vectors, their gradients and a copy of these; activations, and one layer's gradient.
-        total = copies * network.vectors * value + 3 * 4 * len(config.table_sizes) * config.wide
-        total = self.samples * (total + (network.values + network.widest) * value)
+        total = copies * counted.vectors * value + 3 * 4 * len(config.table_sizes) * config.wide
+        total = self.samples * (total + (counted.values + counted.widest) * value)
         total += int(sum(24 * batch * one.ids for one, batch in self.all)) + self._summed_bytes()
         if any(count != 1 for count in self.workload.ids_of_tables):  # each row has a gradient
             rows = (one.value * one.piece.width * one.ids for one in self.held)

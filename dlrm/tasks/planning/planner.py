@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from dlrm.data.clicks.batch import Dataset
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import FUSED_TYPES
 from dlrm.tasks.planning.changes import (
@@ -40,7 +40,7 @@ class Limits:
     fixed_shapes: bool = False
 
 
-def plan(workload: Workload, limits: Limits, machine: Machine) -> Placement:
+def plan_placement(workload: Workload, limits: Limits, machine: Machine) -> Placement:
     """Returns the placement with the least predicted step time of those that fit and are even.
 
     It divides tables, first the heaviest on the fullest rank, as long as that makes ranks fit,
@@ -48,11 +48,11 @@ def plan(workload: Workload, limits: Limits, machine: Machine) -> Placement:
     whole rows. It copies small tables if that is faster.
     """
     best: tuple[tuple, Placement] | None = None
-    for copied in _copies(workload, limits):
+    for replicated in _copies(workload, limits):
         parts = dict.fromkeys(range(len(workload.config.table_sizes)), 1)
         waited = 0
         while waited <= _PATIENCE:
-            placement = _dealt(workload, limits, copied, parts)
+            placement = _dealt(workload, limits, replicated, parts)
             score = _score(placement, workload, limits, machine)
             if best is None or score < best[0]:
                 best, waited = (score, placement), 0
@@ -66,7 +66,7 @@ def plan(workload: Workload, limits: Limits, machine: Machine) -> Placement:
     return best[1]
 
 
-def mean_ids(data: Dataset) -> tuple[float, ...] | None:
+def mean_ids(data: ClickDataset) -> tuple[float, ...] | None:
     """Returns the average number of ids of a sample in each table, in the first batch.
 
     None is one id in each, or no batch.
@@ -111,21 +111,21 @@ class _Load(NamedTuple):
 
 
 def _dealt(
-    workload: Workload, limits: Limits, copied: frozenset[int], parts: dict[int, int]
+    workload: Workload, limits: Limits, replicated: frozenset[int], parts: dict[int, int]
 ) -> Placement:
     """Divides tables and deals the pieces, heaviest first, to the rank with the least load."""
     config = workload.config
     pieces = [
         piece
         for table in range(len(config.table_sizes))
-        for piece in _pieces(workload, table, 1 if table in copied else parts[table])
+        for piece in _pieces(workload, table, 1 if table in replicated else parts[table])
     ]
-    weigh = _weigh(workload, limits, [p for p in pieces if p.table not in copied])
+    weigh = _weigh(workload, limits, [p for p in pieces if p.table not in replicated])
     ranks = range(limits.num_ranks)
     loads, tables = [_Load(0, 0)] * limits.num_ranks, [set() for _ in ranks]  # type: ignore[var-annotated]
-    placed = [piece._replace(rank=None) for piece in pieces if piece.table in copied]
+    placed = [piece._replace(rank=None) for piece in pieces if piece.table in replicated]
     for piece in sorted(
-        (p for p in pieces if p.table not in copied), key=lambda p: (-max(weigh(p)), p[:3])
+        (p for p in pieces if p.table not in replicated), key=lambda p: (-max(weigh(p)), p[:3])
     ):
         own = weigh(piece)
         free = (rank for rank in ranks if piece.table not in tables[rank])
@@ -225,7 +225,7 @@ def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> It
     """Yields, for each kind of change, the smallest with which the tables would fit."""
 
     def fits(changed: Workload, changed_limits: Limits = limits) -> bool:
-        placement = plan(changed, changed_limits, machine)
+        placement = plan_placement(changed, changed_limits, machine)
         return not shortage(placement, changed, changed_limits, machine)
 
     assert limits.memory is not None
@@ -245,7 +245,7 @@ def changes_that_fit(workload: Workload, limits: Limits, machine: Machine) -> It
     yield from smaller_batch(workload, fits, limits.num_ranks)
     if machine.has_store:
         little = replace(workload, table_memory="1")  # no rows
-        placement = plan(little, limits, machine)
+        placement = plan_placement(little, limits, machine)
         tables = table_bytes(placement, little)
         used = [one.memory.total for one in costs(placement, little, machine)]
         most = max(total - own.beside for total, own in zip(used, tables, strict=True))

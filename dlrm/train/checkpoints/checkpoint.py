@@ -36,7 +36,7 @@ from dlrm.ops import split_float32
 from dlrm.train.checkpoints.description import CONFIG, PROGRESS
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
 from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
-from dlrm.train.checkpoints.saved_rows import Rows, saved_tables
+from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
 from dlrm.train.checkpoints.state import (
     INTEGER,
     Parameters,
@@ -318,7 +318,7 @@ def _load_optimizers(directory: Path, parameters: Parameters, saved: SavedModel)
 def _load_weights(parameters: Parameters, saved: SavedModel) -> None:
     for name, tensor in parameters.dense().items():
         tensor.copy_(saved.dense[name])
-    low = parameters.low()
+    low = parameters.lower_halves()
     for part in parameters.table_parts() if parameters.store is None else ():
         own, key = slice(part.begin, part.end), id(part.weight)
         rest = low[key][own] if key in low else None
@@ -345,7 +345,7 @@ def _load_random_state(directory: Path, world: World) -> None:
         torch.cuda.set_rng_state(state["cuda"])
 
 
-def _read_rows(saved: Rows, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:
+def _read_rows(saved: SavedRows, part: TablePart, rows: Tensor, low: Tensor | None = None) -> None:
     """Reads a part of a table, or of its state, into `rows` and the lower halves into `low`."""
     for begin, block in _blocks(saved, part):
         own = slice(begin, begin + len(block))
@@ -355,7 +355,7 @@ def _read_rows(saved: Rows, part: TablePart, rows: Tensor, low: Tensor | None = 
             rows[own], low[own] = split_float32(block.contiguous())
 
 
-def _blocks(saved: Rows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
+def _blocks(saved: SavedRows, part: TablePart) -> Iterator[tuple[int, Tensor]]:
     """Yields the rows of a part, some at a time, with the number of the first."""
     first, end = part.piece.rows
     for begin in range(first, end, _ROWS_AT_ONCE):

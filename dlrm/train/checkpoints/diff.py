@@ -10,11 +10,11 @@ from typing import Any
 
 import numpy as np
 
-from dlrm.train.checkpoints.saved_model import Rows, SavedModel
+from dlrm.train.checkpoints.saved_model import SavedModel, SavedRows
 
 
 @dataclass(frozen=True)
-class Statistics:
+class RowStatistics:
     """Statistics of a tensor's rows.
 
     Attributes:
@@ -32,7 +32,7 @@ class Statistics:
 
 
 @dataclass(frozen=True)
-class Difference:
+class TensorDifference:
     """Difference between two tensors of one shape.
 
     Attributes:
@@ -50,7 +50,7 @@ class Difference:
     max_rel: float
 
 
-def statistics(weights: Rows | np.ndarray) -> Statistics:
+def statistics(weights: SavedRows | np.ndarray) -> RowStatistics:
     """Returns the statistics of a table or tensor, whose first dimension counts rows."""
     low, total, high, largest, rows, nan, inf = math.inf, 0.0, 0.0, 0.0, 0, 0, 0
     for block in _blocks(weights):
@@ -65,12 +65,12 @@ def statistics(weights: Rows | np.ndarray) -> Statistics:
         if len(norms):
             low, high = min(low, float(norms.min())), max(high, float(norms.max()))
         total, rows = total + float(norms.sum()), rows + len(norms)
-    return Statistics(low if rows else 0.0, total / max(rows, 1), high, largest, nan, inf)
+    return RowStatistics(low if rows else 0.0, total / max(rows, 1), high, largest, nan, inf)
 
 
 def difference(
-    a: Rows | np.ndarray, b: Rows | np.ndarray, rtol: float = 0.0, atol: float = 0.0
-) -> Difference | None:
+    a: SavedRows | np.ndarray, b: SavedRows | np.ndarray, rtol: float = 0.0, atol: float = 0.0
+) -> TensorDifference | None:
     """Returns the difference of two tables or tensors of one shape, or None if they are equal.
 
     Values differ if |a - b| > atol + rtol * |b|; NaN is equal to NaN.
@@ -94,17 +94,17 @@ def difference(
                 first = rows + int(wrong.argmax())
             count += int(wrong.sum())
         rows += len(x)
-    return Difference(count, rows, first, max_abs, max_rel) if count else None
+    return TensorDifference(count, rows, first, max_abs, max_rel) if count else None
 
 
-def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, Rows | np.ndarray]:
+def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, SavedRows | np.ndarray]:
     """Returns all tensors of a checkpoint, by name.
 
     Args:
         saved: the checkpoint.
         with_state: include the state of its optimizers.
     """
-    found: dict[str, Rows | np.ndarray] = {
+    found: dict[str, SavedRows | np.ndarray] = {
         name: tensor.float().numpy() for name, tensor in sorted(saved.dense.items())
     }
     for index, table in enumerate(saved.tables):
@@ -117,9 +117,9 @@ def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, Rows | n
     return found
 
 
-def shape_of(weights: Rows | np.ndarray) -> list[int]:
+def shape_of(weights: SavedRows | np.ndarray) -> list[int]:
     """Returns the shape of a table or a tensor."""
-    return [weights.rows, weights.dim] if isinstance(weights, Rows) else list(weights.shape)
+    return [weights.rows, weights.dim] if isinstance(weights, SavedRows) else list(weights.shape)
 
 
 def map_differences(
@@ -140,8 +140,8 @@ def map_differences(
             yield f"{name}{key}: {one} and {other}"
 
 
-def _blocks(weights: Rows | np.ndarray) -> Iterator[np.ndarray]:
-    if isinstance(weights, Rows):
+def _blocks(weights: SavedRows | np.ndarray) -> Iterator[np.ndarray]:
+    if isinstance(weights, SavedRows):
         yield from weights.blocks()
     else:
         yield weights.reshape(len(weights) if weights.ndim else 1, -1)

@@ -38,6 +38,10 @@ class CheckpointDirectory:
     Each is a directory `step-<step>`, and `best.json` names the best one (see `best_record`). All
     ranks construct one for the same directory, and call the same methods in the same order.
 
+    Attributes:
+        saved: called on the first rank with the checkpoints that are kept, by step, when it is
+            claimed and after each that is saved.
+
     Args:
         path: directory of the checkpoints; created.
         keep: number of last checkpoints to keep besides the best.
@@ -62,6 +66,7 @@ class CheckpointDirectory:
     ):
         self._beat = beat
         self.release: Callable[[], object] = lambda: None
+        self.saved: Callable[[list[Path]], object] = lambda steps: None
         self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
@@ -104,6 +109,7 @@ class CheckpointDirectory:
                 best_checkpoint(self.path)  # so that a missing one is reported before the training
                 if (record := best_record(self.path)) != _pointer(self.path):
                     _write_pointer(self.path, record)
+                self.saved(self._kept())
 
     def save(
         self, step: int, parameters: Parameters, config: dict[str, Any], progress: dict[str, Any]
@@ -147,6 +153,7 @@ class CheckpointDirectory:
             if self._new_best is not None:
                 _write_pointer(self.path, self._new_best)
             self._prune()
+            self.saved(self._kept())
         self._new_best = None
         if self._store is not None:
             kept = self._stores() if self.world.rank == 0 else []
@@ -179,10 +186,15 @@ class CheckpointDirectory:
         configs = [read_config(path) for path in all_checkpoints(self.path)]
         return [entry for config in configs for entry in config.get(STORES, [])]
 
+    def _kept(self) -> list[Path]:
+        """Returns the checkpoints that are not to be pruned."""
+        best, found = best_checkpoint(self.path), all_checkpoints(self.path)
+        return [one for one in found if one == best or one in found[-self.keep :]]
+
     def _prune(self) -> None:
-        best = best_checkpoint(self.path)
-        for old in all_checkpoints(self.path)[: -self.keep]:
-            if old != best:
+        kept = self._kept()
+        for old in all_checkpoints(self.path):
+            if old not in kept:
                 remove_unused(old)
 
 

@@ -12,13 +12,12 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from dlrm.files import staged_directory
+from dlrm.files import link_or_copy, staged_directory
 from dlrm.locks import in_use
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.description import describe
 from dlrm.train.checkpoints.saved_model import attached_to
 from dlrm.train.checkpoints.state import MEMBERS
-from dlrm.train.checkpoints.writer import link_or_copy
 
 
 def member_checkpoints(path: Path) -> list[Path]:

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from dlrm import ops
 from dlrm.files import staged_directory
-from dlrm.train.checkpoints.saved_model import Rows, SavedModel, attached_to
+from dlrm.train.checkpoints.saved_model import SavedModel, SavedRows, attached_to
 
 NATURAL, SIZE_SORTED, DEVICE_MAPPING = "natural", "size_sorted", "device_mapping"
 FEATURE_ORDERS = (NATURAL, SIZE_SORTED, DEVICE_MAPPING)
@@ -285,7 +285,7 @@ def _check_chain(path: Path, layers: list[Layer]) -> None:
             )
 
 
-def _tables(path: Path, dim: int) -> list[Rows]:
+def _tables(path: Path, dim: int) -> list[SavedRows]:
     names = {p.name for p in path.glob("bottom_model.embeddings.*.bin")}
     if not names:
         raise FileNotFoundError(f"{path}: no bottom_model.embeddings.<i>.bin")
@@ -303,7 +303,7 @@ def _tables(path: Path, dim: int) -> list[Rows]:
             raise ValueError(
                 f"{meta}: rows of {found_dim}, but the bottom MLP in {path} gives vectors of {dim}"
             )
-        tables.append(Rows(file, rows, dim))
+        tables.append(SavedRows(file, rows, dim))
     return tables
 
 

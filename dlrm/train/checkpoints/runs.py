@@ -22,7 +22,7 @@ _PLACES = (
 
 
 @dataclass(frozen=True)
-class Run:
+class SavedRun:
     """A run, from its newest checkpoint and its log.
 
     Attributes:
@@ -95,7 +95,7 @@ def _checkpoint(path: Path) -> Path | None:
     return last_checkpoint(path) or last_checkpoint(path / "checkpoints")
 
 
-def read_run(checkpoint: Path) -> Run:
+def read_run(checkpoint: Path) -> SavedRun:
     """Reads a run from a checkpoint and the log beside it.
 
     Raises:
@@ -111,7 +111,7 @@ def read_run(checkpoint: Path) -> Run:
             break
     history = progress.get("history", [])
     curve = progress.get("curve") or [entry for entry in history if "lr" in entry]
-    return Run(
+    return SavedRun(
         folder.name,
         checkpoint,
         {k: v for k, v in config["flags"].items() if k not in _PLACES},
@@ -139,7 +139,7 @@ def _summary(log: Path) -> dict[str, float]:
     return summary
 
 
-def different_flags(runs: Sequence[Run]) -> list[str]:
+def different_flags(runs: Sequence[SavedRun]) -> list[str]:
     """Returns the flags in which runs differ; one that a run lacks counts as None."""
     names = dict.fromkeys(name for one in runs for name in one.flags)
     return [n for n in names if len({repr(one.flags.get(n)) for one in runs}) > 1]

@@ -16,7 +16,7 @@ from dlrm.documents import read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest
 from dlrm.train.checkpoints.description import PROGRESS, describe
-from dlrm.train.checkpoints.saved_rows import STORES, Rows, saved_tables
+from dlrm.train.checkpoints.saved_rows import STORES, SavedRows, saved_tables
 from dlrm.train.checkpoints.state import (
     checked_config,
     read_tensors,
@@ -50,8 +50,8 @@ class SavedModel:
     config: dict[str, Any]
     progress: dict[str, Any]
     dense: dict[str, Tensor]
-    tables: list[Rows]
-    table_state: list[dict[str, Rows]] = field(default_factory=list)
+    tables: list[SavedRows]
+    table_state: list[dict[str, SavedRows]] = field(default_factory=list)
     optimizer: dict[str, Tensor] = field(default_factory=dict)
     average: dict[str, Tensor] = field(default_factory=dict)
     attached: list[Path] = field(default_factory=list)

@@ -20,7 +20,7 @@ _BLOCK_BYTES = 1 << 24
 
 
 @dataclass(frozen=True)
-class Rows:
+class SavedRows:
     """Rows of float32 in a file.
 
     Attributes:
@@ -98,7 +98,7 @@ class StoreView:
 
 
 @dataclass(frozen=True)
-class StoredRows(Rows):
+class StoredRows(SavedRows):
     """Rows of a field, in float32, in the store of a checkpoint.
 
     Attributes:
@@ -128,7 +128,9 @@ def prefix_of(index: int) -> str:
     return f"{index}_" if index else ""
 
 
-def saved_tables(path: Path, config: Mapping[str, Any]) -> tuple[list[Rows], list[dict[str, Rows]]]:
+def saved_tables(
+    path: Path, config: Mapping[str, Any]
+) -> tuple[list[SavedRows], list[dict[str, SavedRows]]]:
     """Returns the tables of a checkpoint, and the optimizer state of each table's rows.
 
     Raises:
@@ -141,7 +143,7 @@ def saved_tables(path: Path, config: Mapping[str, Any]) -> tuple[list[Rows], lis
     try:
         for index, table in enumerate(config["tables"]):
             rows, files = table["rows"], {n: folder / f"{index}.{n}.bin" for n in table["state"]}
-            tables.append(Rows(folder / f"{index}.bin", rows, table["dim"]))
+            tables.append(SavedRows(folder / f"{index}.bin", rows, table["dim"]))
             state.append({name: _rows_of_state(file, rows) for name, file in files.items()})
     except KeyError as error:
         raise ValueError(f"{path / CONFIG}: expected tables, got {error!r}") from error
@@ -150,10 +152,10 @@ def saved_tables(path: Path, config: Mapping[str, Any]) -> tuple[list[Rows], lis
 
 def _stored_tables(
     path: Path, config: Mapping[str, Any]
-) -> tuple[list[Rows], list[dict[str, Rows]]]:
+) -> tuple[list[SavedRows], list[dict[str, SavedRows]]]:
     """Returns tables whose rows are in stores, and the state of their rows."""
     tables = config["tables"]
-    found: dict[int, tuple[Rows, dict[str, Rows]]] = {}
+    found: dict[int, tuple[SavedRows, dict[str, SavedRows]]] = {}
     for entry in config[STORES]:
         view = StoreView(path, entry)
         names = [name for name, _, _ in view.layout.fields]
@@ -170,10 +172,10 @@ def _stored_tables(
 
 def _fields_of_table(
     table: Mapping[str, Any], view: StoreView, begin: int, prefix: str
-) -> tuple[Rows, dict[str, Rows]]:
+) -> tuple[SavedRows, dict[str, SavedRows]]:
     widths = {name: width for name, _, width in view.layout.fields}
 
-    def rows(*names: str) -> Rows:
+    def rows(*names: str) -> SavedRows:
         known = tuple(name for name in names if name in widths)
         path, width = view.directory / ROWS, widths[names[0]]
         return StoredRows(path, table["rows"], width, view=view, begin=begin, names=known)
@@ -182,6 +184,6 @@ def _fields_of_table(
     return rows(f"{prefix}weight", f"{prefix}low"), state
 
 
-def _rows_of_state(path: Path, rows: int) -> Rows:
+def _rows_of_state(path: Path, rows: int) -> SavedRows:
     size = path.stat().st_size // 4
-    return Rows(path, rows, size // rows if rows else 0)
+    return SavedRows(path, rows, size // rows if rows else 0)

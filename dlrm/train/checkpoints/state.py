@@ -80,7 +80,7 @@ class Parameters:
         names |= {name + LOW for name in names}
         return {n: v for n, v in self.model.state_dict().items() if n not in names}
 
-    def low(self) -> dict[int, Tensor]:
+    def lower_halves(self) -> dict[int, Tensor]:
         """Returns `id` of a bfloat16 parameter -> lower halves of its values."""
         buffers = dict(self.model.named_buffers())
         names = ((name, id(parameter)) for name, parameter in self.model.named_parameters())

@@ -51,7 +51,7 @@ def _beating(blocks: Iterable[RowBlock], beat: Callable[[], object]) -> Iterator
 def fields_of(parameters: Parameters) -> dict[str, Tensor]:
     """Returns the tensors whose rows are stored, by name."""
     by_row, _, _ = optimizer_state(parameters)
-    low, fields = parameters.low(), {}
+    low, fields = parameters.lower_halves(), {}
     for index, (weight, _) in enumerate(parameters.tables):
         prefix, key = prefix_of(index), id(weight)
         fields[f"{prefix}weight"] = weight.detach()
@@ -91,7 +91,7 @@ def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_stat
 
 def _blocks(parameters: Parameters, saved: SavedModel, with_state: bool) -> Iterator[RowBlock]:
     """Yields all rows of a checkpoint in the form that a store takes."""
-    store, low, first = parameters.store, parameters.low(), 0
+    store, low, first = parameters.store, parameters.lower_halves(), 0
     assert store is not None
     for position, rows in enumerate(store.tables.values()):
         for begin in range(0, rows, _ROWS_AT_ONCE):

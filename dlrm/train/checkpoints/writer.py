@@ -118,7 +118,7 @@ class CheckpointWriter:
     def _files(self, parameters: Parameters) -> "list[tuple[str, _Rows | dict[str, Tensor]]]":
         """Returns the files that this rank writes, with their contents."""
         by_row, scalars, others = optimizer_state(parameters)
-        low = parameters.low()
+        low = parameters.lower_halves()
         files: list[tuple[str, _Rows | dict[str, Tensor]]] = []
         for part in parameters.table_parts():
             weight, own = part.weight, slice(part.begin, part.end)
@@ -232,11 +232,3 @@ def _write(path: Path, content: "_Rows | dict[str, Tensor]") -> str | None:
             return content.write(path)
         write_tensors(content, path)
         return checksum(path)
-
-
-def link_or_copy(source: str, target: str) -> None:
-    """Links a file under another name, or copies it if it cannot be linked."""
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)

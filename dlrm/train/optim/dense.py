@@ -17,7 +17,7 @@ from dlrm.train.optim.rmsprop import RMSpropTF
 if TYPE_CHECKING:
     from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig
 
-Groups = list[dict[str, Any]]  # groups of parameters, with their weight decay
+ParameterGroups = list[dict[str, Any]]  # groups of parameters, with their weight decay
 
 
 def dense_optimizer(
@@ -32,7 +32,7 @@ def dense_optimizer(
             parameters, such as biases, do not decay.
     """
     parameters = list(parameters)
-    groups: Groups = [{"params": parameters}]
+    groups: ParameterGroups = [{"params": parameters}]
     if weight_decay:
         matrices = [weight for weight in parameters if weight.ndim > 1]
         others = [weight for weight in parameters if weight.ndim < 2]
@@ -138,11 +138,11 @@ class Adam(LossScaled, torch.optim.Adam):
         return state
 
 
-def _sgd(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+def _sgd(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     return torch.optim.SGD(groups, lr=lr, fused=True)
 
 
-def _momentum(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+def _momentum(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     momentum = config.momentum
     nesterov = config.optimizer == "nesterov" and momentum > 0
     sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
@@ -152,12 +152,12 @@ def _momentum(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> O
     return sgd
 
 
-def _rmsprop_tf(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+def _rmsprop_tf(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     eps = config.optimizer_eps or 1e-3
     return RMSpropTF(groups, lr, config.rmsprop_decay, config.momentum, eps)
 
 
-def _adam(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+def _adam(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     if any(weight.element_size() < 4 for weight in _weights(groups)):
         raise ValueError(
             f"--optimizer {config.optimizer} keeps its moments in the weights' 16 bits under "
@@ -168,12 +168,12 @@ def _adam(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optim
     return make(groups, lr=lr, betas=config.adam_betas, eps=eps, fused=True)
 
 
-def _lamb(groups: Groups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
+def _lamb(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     eps, limit = config.optimizer_eps or 1e-6, config.lamb_max_weight_norm or math.inf
     return Lamb(groups, lr, config.lamb_flavour, config.adam_betas, eps, limit)
 
 
-def _weights(groups: Groups) -> Iterator[Tensor]:
+def _weights(groups: ParameterGroups) -> Iterator[Tensor]:
     return (weight for group in groups for weight in group["params"])
 
 
@@ -190,7 +190,7 @@ class DenseOptimizer(NamedTuple):
 
     states: int
     clicks: Callable[..., Optimizer] | None = None
-    networks: Callable[[Groups, Tensor, "NetworkOptimizerConfig"], Optimizer] | None = None
+    networks: Callable[[ParameterGroups, Tensor, "NetworkOptimizerConfig"], Optimizer] | None = None
 
     def state_bytes(self, weights: int) -> int:
         """Returns the bytes of the state of so many float32 weights, scalars aside."""

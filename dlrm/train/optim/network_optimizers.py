@@ -5,7 +5,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dlrm.train.optim.config import NetworkOptimizerConfig as NetworkOptimizerConfig
-from dlrm.train.optim.dense import DENSE_OPTIMIZERS, Groups
+from dlrm.train.optim.dense import DENSE_OPTIMIZERS, ParameterGroups
 
 
 def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optimizer:
@@ -18,7 +18,7 @@ def network_optimizer(config: NetworkOptimizerConfig, model: nn.Module) -> Optim
         ValueError: Adam's moments would have 16 bits.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups: Groups = [
+    groups: ParameterGroups = [
         {
             "params": [p for p in trained if (p.ndim > 1 or config.decay_norm_and_bias) == decayed],
             "weight_decay": config.weight_decay if decayed else 0.0,

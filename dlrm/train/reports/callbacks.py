@@ -4,6 +4,7 @@ import math
 import numbers
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from inspect import iscoroutinefunction, isgeneratorfunction
 from typing import Any
 
 import numpy as np
@@ -17,7 +18,7 @@ _TAKEN = {*METRICS, "step", "epoch", "lr"}  # by the entries of a run's history
 
 @dataclass(frozen=True)
 class Callbacks:
-    """Functions that a trainer calls; each returns True to end the training.
+    """Functions that a trainer calls; each returns True to end the training; see `ends`.
 
     Attributes:
         on_step: called with the step, and `loss` and `lr`, where a line of progress is due.
@@ -31,6 +32,19 @@ class Callbacks:
         for name in ("on_step", "on_test"):
             if not (getattr(self, name) is None or callable(getattr(self, name))):
                 raise ValueError(f"{name}: expected a function, got {getattr(self, name)!r}")
+            for kind in (isgeneratorfunction, iscoroutinefunction):
+                if kind(getattr(self, name)):  # calling one would run none of it
+                    raise ValueError(
+                        f"{name}: expected a function that neither yields nor is async, got "
+                        f"{getattr(self, name)!r}"
+                    )
+
+
+def ends(answer: Any) -> bool:
+    """Returns whether a function asks to end the training: by True, also of NumPy or torch."""
+    if getattr(answer, "ndim", None) == 0 and str(answer.dtype).endswith("bool"):
+        return bool(answer)
+    return answer is True
 
 
 @dataclass(frozen=True)
@@ -69,7 +83,9 @@ class LabelsAndScores:
         """
         found: dict[str, float] = {}
         for name, function in self.functions.items():
-            value = function(labels, scores)
+            value: Any = function(labels, scores)
+            if getattr(value, "ndim", None) == 0:  # as of torchmetrics
+                value = value.item()
             if not isinstance(value, numbers.Real):
                 raise ValueError(f"metrics: {name!r}: expected a number, got {value!r}")
             found[name] = float(value) if math.isfinite(value) else math.nan

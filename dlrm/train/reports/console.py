@@ -105,13 +105,13 @@ class Saved(NamedTuple):
     """Names the files of a training.
 
     Attributes:
-        curves: the picture.
+        curves: the picture; None if there is to be none.
         problem: the reason why there is none, or None.
         last, best: checkpoints; both are None if the weights are not saved, and the best also if
             nothing was tested.
     """
 
-    curves: Path
+    curves: Path | None
     problem: str | None
     last: Path | None
     best: Path | None
@@ -125,6 +125,7 @@ class NvidiaConsole:
     """
 
     bar_format: str | None = None
+    name = "train"  # of the training, before its progress
 
     def __init__(self, quiet: bool = False) -> None:
         self.quiet = quiet
@@ -142,7 +143,7 @@ class NvidiaConsole:
 
     def start(self, total: int, done: int) -> None:
         """Shows a progress bar of training steps, if standard error is a terminal."""
-        self._bar = progress_bar(total, "train", done, self.quiet, bar_format=self.bar_format)
+        self._bar = progress_bar(total, self.name, done, self.quiet, bar_format=self.bar_format)
 
     def advance(self) -> None:
         """Advances the bar by a step."""
@@ -190,7 +191,8 @@ class NvidiaConsole:
 
     def saved(self, saved: Saved) -> None:
         """Reports the files of a training."""
-        self.line(saved.problem or f"curves: {saved.curves}")
+        if saved.problem or saved.curves:
+            self.line(saved.problem or f"curves: {saved.curves}")
         if saved.last:
             best = saved.best or "none, as nothing was tested"
             self.line(f"checkpoints: last {saved.last}, best {best}")
@@ -262,7 +264,7 @@ class ShortConsole(NvidiaConsole):
         if self._verbose or self._is_due(at):
             self._printed = at.done, self._clock()
             parts = [_steps(at), *progress, f"lr {point.rate:.2g}", f"ETA {point.eta}"]
-            self._labelled("train", "  ".join(parts) + point.skipped)
+            self._labelled(self.name, "  ".join(parts) + point.skipped)
 
     def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
         if self._verbose:
@@ -295,10 +297,14 @@ class ShortConsole(NvidiaConsole):
 
     def _values(self, values: Mapping[str, float]) -> None:
         """Prints the results of a run that is no training, but for those of a printed table."""
-        shown = {name: value for name, value in values.items() if "_batch_" not in name}
+        shown = {
+            title(name).replace("_", " "): f"{value:.6g} {unit_of(name)}".rstrip()
+            for name, value in values.items()
+            if "_batch_" not in name
+        }
         width = max(map(len, shown), default=0)
-        for name, value in shown.items():
-            self._print(f"{name:<{width}}  {value:.6g} {unit_of(name)}".rstrip())
+        for name, text in shown.items():
+            self._print(f"{name:<{width}}  {text}")
 
     def _close(self, values: Mapping[str, float], saved: Saved) -> None:
         """Prints the closing block of a training."""
@@ -323,7 +329,8 @@ class ShortConsole(NvidiaConsole):
             self._labelled("saved", f"{_relative(last)} (last{' and best' if best else ''})")
         else:
             self._labelled("saved", f"{_relative(best)} (best), {last.name} (last)")
-        self._labelled("curves", saved.problem or _relative(saved.curves))
+        if curves := saved.problem or (saved.curves and _relative(saved.curves)):
+            self._labelled("curves", curves)
 
     def _is_due(self, at: Position) -> bool:
         """Returns whether a line of progress is due, where there is no bar."""
@@ -347,6 +354,51 @@ class ShortConsole(NvidiaConsole):
         body = wrapped(f"{label:<{_LABEL}}{one_line(text)}", _LABEL, **wrapping)
         mark = f"  {painted(mark, 'green')}" if mark else ""
         self._print(painted(label, "bold") + body[len(label) :] + mark)
+
+
+class SeriesConsole(ShortConsole):
+    """Prints a line for each of several trainings, and the closing block of their outcome.
+
+    One console serves all of them. A line that several have in common appears once.
+
+    Args:
+        clock: returns seconds.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(clock=clock)
+        self._printed_lines: set[str] = set()
+        self._closes = False
+
+    def begin(self, name: str, closes: bool = False) -> None:
+        """Begins a training, or the outcome, which has the closing block.
+
+        Args:
+            name: name of the line.
+            closes: whether it is the outcome.
+        """
+        self.name, self._closes = name, closes
+        self._kept = None
+
+    def line(self, text: str, short: str | None = None) -> None:
+        if text not in self._printed_lines:
+            self._printed_lines.add(text)
+            super().line(text, short)
+
+    def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
+        """Takes the parts of the time, which the closing block of one training has."""
+
+    def test(self, test: Evaluated) -> None:
+        """Takes a test during a training."""
+
+    def summary(self, values: Mapping[str, float]) -> None:
+        kept, saved = self._kept or Kept("not tested", {}, {}), self._saved
+        firsts = {name: next(iter(metrics)) for name, metrics in kept.results.items()}
+        parts = [f"{n} {_metrics({key: kept.results[n][key]})}" for n, key in firsts.items()]
+        folder = [_relative(saved.last.parent)] if saved and saved.last else []
+        self._labelled(self.name, "  ".join([*parts, kept.which, *folder]))
+        if self._closes:
+            super().summary(values)
 
 
 def open_console(log_format: str, verbose: bool, quiet: bool) -> NvidiaConsole:

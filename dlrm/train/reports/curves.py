@@ -1,15 +1,14 @@
 """The plot of a run: losses, learning rate and the test metric over its steps."""
 
-import logging
-import os
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from dlrm.command_line import missing_extra
 from dlrm.metrics.table import title as title_of
+from dlrm.pages.pictures import BLUE, GRAY, ORANGE, write_picture
 from dlrm.train.reports.roles import CHOSEN
 
-_TRAINING, _TEST, _RATE = "#1f5f9e", "#b4500f", "#5c5c5c"
+_TRAINING, _TEST, _RATE = BLUE, ORANGE, GRAY
 _POINTS_OF_SCHEDULE = 500
 
 Entries = Sequence[Mapping[str, float]]
@@ -20,7 +19,7 @@ def draw_curves(
     history: Entries,
     metric: str,
     loss_metric: str,
-    path: str | os.PathLike,
+    path: Path,
     *,
     title: str = "",
     schedule: Callable[[int], float] | None = None,
@@ -44,50 +43,42 @@ def draw_curves(
     Returns:
         None, or the reason why nothing was drawn: no matplotlib, no data, no place to write.
     """
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it logs about its font cache
-    try:
-        import matplotlib
-    except ImportError as error:
-        return f"no curves: {missing_extra(error, 'plots')}"
     if not curve and not history:
         return "no curves: the run took no step"
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-    from matplotlib.ticker import MaxNLocator
-
     trained = curve or [entry for entry in history if "lr" in entry]
     tests = [entry for entry in history if "lr" not in entry]
     steps = [int(entry["step"]) for entry in (*trained, *tests)]
     rates = _rates(schedule, max(steps), history)
-    figure, axes = pyplot.subplots(3, 1, figsize=(6, 7.5), sharex=True, layout="constrained")
     panels: list[tuple[str, list[tuple[str, str, Entries, str]]]] = [
         ("loss", [("training", _TRAINING, trained, "loss"), (tested, _TEST, tests, loss_metric)]),
         ("learning rate", [("", _RATE, rates, "lr")]),
         (f"{tested} {title_of(metric)} ({CHOSEN})", [("", _TEST, tests, metric)]),
     ]
-    for axis, (label, lines) in zip(axes, panels, strict=True):
-        _draw_panel(axis, lines, best_step)
-        axis.set_ylabel(label)
-        axis.grid(alpha=0.3)
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.ticklabel_format(axis="y", useOffset=False)
-    axes[1].set_ylim(bottom=0)
-    axes[-1].set_xlabel("step")
-    axes[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
-    if best := next((entry for entry in tests if best_step == entry["step"]), None):
-        value = f", {title_of(metric)} {best[metric]:.4f}" if metric in best else ""
-        axes[-1].set_title(f"best: step {best_step:.0f}{value}", loc="left", fontsize=10)
-    margin = max(max(steps) * 0.02, 0.5)
-    axes[-1].set_xlim(1 - margin, max(steps) + margin)
-    figure.suptitle(title, fontsize=11, wrap=True)
-    figure.align_ylabels()
-    try:
-        figure.savefig(path, dpi=150)
-    except OSError as error:
-        return f"no curves: {error}"
-    finally:
-        pyplot.close(figure)
-    return None
+
+    def draw(figure: Any) -> None:
+        from matplotlib.ticker import MaxNLocator
+
+        figure.set_size_inches(6, 7.5)
+        axes = figure.subplots(3, 1, sharex=True)
+        for axis, (label, lines) in zip(axes, panels, strict=True):
+            _draw_panel(axis, lines, best_step)
+            axis.set_ylabel(label)
+            axis.grid(alpha=0.3)
+            axis.spines[["top", "right"]].set_visible(False)
+            axis.ticklabel_format(axis="y", useOffset=False)
+        axes[1].set_ylim(bottom=0)
+        axes[-1].set_xlabel("step")
+        axes[-1].xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        if best := next((entry for entry in tests if best_step == entry["step"]), None):
+            value = f", {title_of(metric)} {best[metric]:.4f}" if metric in best else ""
+            axes[-1].set_title(f"best: step {best_step:.0f}{value}", loc="left", fontsize=10)
+        margin = max(max(steps) * 0.02, 0.5)
+        axes[-1].set_xlim(1 - margin, max(steps) + margin)
+        figure.suptitle(title, fontsize=11, wrap=True)
+        figure.align_ylabels()
+
+    problem = write_picture(path, draw)
+    return f"no curves: {problem}" if problem else None
 
 
 def _rates(

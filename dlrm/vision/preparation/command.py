@@ -25,7 +25,7 @@ from dlrm.limits import check_processes
 from dlrm.manifest import write_manifest
 from dlrm.preproc.execution.engines import EngineError, TaskError, local_engine
 from dlrm.settings import REQUIRED, check_settings, setting
-from dlrm.vision.preparation.sources import ImageSource, Item, find_images
+from dlrm.vision.preparation.sources import FoundImages, Item, find_images
 
 if TYPE_CHECKING:
     from dlrm.vision.preparation.shards import Shard
@@ -109,7 +109,7 @@ def prepare(source: Path, output: Path, options: ImageOptions) -> ImageSummary:
         return _finish(staging, shards, images, source, options)
 
 
-def _split(images: ImageSource, source: Path, options: ImageOptions) -> dict[str, list[Item]]:
+def _split(images: FoundImages, source: Path, options: ImageOptions) -> dict[str, list[Item]]:
     fraction, names = options.test_fraction, ", ".join(images.splits)
     if len(images.splits) > 1 or "train" not in images.splits:
         if fraction is not None or "train" not in images.splits:
@@ -152,7 +152,7 @@ def _shards(
 
 
 def _finish(
-    staging: Path, shards: "list[Shard]", given: ImageSource, source: Path, options: ImageOptions
+    staging: Path, shards: "list[Shard]", given: FoundImages, source: Path, options: ImageOptions
 ) -> ImageSummary:
     """Gathers the reports of the tasks and writes the manifest."""
     from dlrm.vision import layout as image_layout

@@ -43,7 +43,7 @@ class Encoded(NamedTuple):
 _Found = Iterator[tuple[PurePosixPath, Path, Record | str | None]]
 
 
-class ImageSource(NamedTuple):
+class FoundImages(NamedTuple):
     """The images found.
 
     Attributes:
@@ -57,7 +57,7 @@ class ImageSource(NamedTuple):
     left_out: list[str]
 
 
-def find_images(path: Path) -> ImageSource:
+def find_images(path: Path) -> FoundImages:
     """Finds the images of a folder or tar file.
 
     Class folders may be in `train` and in `val`, `validation` or `test`. Names that begin with a
@@ -132,7 +132,7 @@ def _find_record_files(folder: Path) -> dict[str, list[Path]]:
     return {split: paths for split, paths in files.items() if paths}
 
 
-def _from_records(files: dict[str, list[Path]]) -> ImageSource:
+def _from_records(files: dict[str, list[Path]]) -> FoundImages:
     splits = {}
     for split, paths in files.items():
         splits[split] = [
@@ -140,7 +140,7 @@ def _from_records(files: dict[str, list[Path]]) -> ImageSource:
             for path in paths
             for number, record in enumerate(find_records(path))
         ]
-    return ImageSource(_named(splits), None, [])
+    return FoundImages(_named(splits), None, [])
 
 
 def _files(folder: Path) -> _Found:
@@ -198,7 +198,7 @@ def _check_end(path: Path, offset: int) -> None:
                 )
 
 
-def _from_paths(images: _Found, source: Path) -> ImageSource:
+def _from_paths(images: _Found, source: Path) -> FoundImages:
     files = [entry for entry in images if not any(p.startswith(".") for p in entry[0].parts)]
     files.sort(key=lambda entry: entry[0].parts)
     tops = {name.parts[0] for name, _, _ in files if len(name.parts) > 1}
@@ -236,7 +236,7 @@ def _from_paths(images: _Found, source: Path) -> ImageSource:
         split: [item._replace(label=labels[name]) for name, item in items]
         for split, items in splits.items()
     }
-    return ImageSource(_named(labelled), classes, left_out)
+    return FoundImages(_named(labelled), classes, left_out)
 
 
 def _named(splits: dict[str, list[Item]]) -> dict[str, list[Item]]:

@@ -27,7 +27,7 @@ from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.pipeline import input_facts
-from dlrm.preproc.stages.stage import Run
+from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
@@ -40,7 +40,7 @@ def prepare(engine, folder, output, restart=False, **options):
     days = find_days(folder)
     facts = options.facts() | input_facts(days)
     with open_work_folder(output / "binary_dataset", facts, True, restart) as work:
-        pipeline.prepare(Run(engine, work, options, lambda text: None), days)
+        pipeline.prepare(PreparationRun(engine, work, options, lambda text: None), days)
         work.publish()
     return output / "binary_dataset"
 
@@ -166,7 +166,7 @@ def test_separate_stages_give_the_same_files(engine, good, logs, tmp_path):
     def run(output, **options):
         options = LogOptions(**options, report=False)
         with open_work_folder(tmp_path / output, {}, True, False) as work:
-            yield Run(engine, work, options, lambda text: None)
+            yield PreparationRun(engine, work, options, lambda text: None)
             work.publish()
 
     days, models = day_files(logs), tmp_path / "models"
@@ -295,6 +295,6 @@ def test_the_transform_of_a_table_is_none_of_logs(local, tmp_path):
     schema = Schema(Label("y"), numbers, tuple(fields))
     texts = [Dictionary.from_texts(["a", "b"])] * 3
     Transform(schema, [Fitted()] * 2, texts).save(tmp_path / "table")
-    run = Run(local, None, LogOptions(log_format=SMALL), print)
+    run = PreparationRun(local, None, LogOptions(log_format=SMALL), print)
     with pytest.raises(ValueError, match="table: expected the transform of a log, got that of a t"):
         pipeline.transform_days(run, [], "all", tmp_path / "table", True)

@@ -15,8 +15,8 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.choices import INTERACTION_NAMES, NUMERICAL_KINDS
 from dlrm.tasks.planning.costs import costs
+from dlrm.tasks.planning.dense_part import dense_part_of
 from dlrm.tasks.planning.machines import MACHINES
-from dlrm.tasks.planning.network import network_of
 from dlrm.tasks.planning.workload import Workload
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.state import Parameters
@@ -80,7 +80,7 @@ def config_of(**parts):
 
 
 def held(config, optimizers, placement, rank):
-    """Returns the bytes that a rank's training holds after a step, as in `Memory`."""
+    """Returns the bytes that a rank's training holds after a step, as in `RankMemory`."""
     task = Recommendation(config, World(rank, placement.num_ranks), placement=placement)
     made = task.optimizers(optimizers)
     groups = task.parameter_groups()
@@ -167,7 +167,7 @@ def test_operations_are_what_a_person_counts():
     config = DLRMConfig((5,) * 4, 3, 8, bottom_mlp_sizes=(6, 8), top_mlp_sizes=(7, 1))
     dots = 5 * 5 * 8  # all vectors with all
     width = 8 + 10 + 6  # a vector, dots of pairs and padding
-    assert network_of(config).flops == 2 * (3 * 6 + 6 * 8 + dots + width * 7 + 7)
+    assert dense_part_of(config).flops == 2 * (3 * 6 + 6 * 8 + dots + width * 7 + 7)
 
 
 @pytest.mark.skipif(not ops.native_available(), reason="torch does not count those of oneDNN")
@@ -178,14 +178,14 @@ def test_operations_are_those_of_the_model():
         model.products = "native"
         with FlopCounterMode(display=False) as found, torch.no_grad():
             model(torch.rand(batch, 2), torch.zeros(batch, 3, dtype=torch.int64))
-        assert found.get_total_flops() == batch * network_of(config).flops, parts
+        assert found.get_total_flops() == batch * dense_part_of(config).flops, parts
 
 
 def test_a_model_is_counted_once_whatever_its_tables_are():
-    network = network_of(config_of())
+    counted = dense_part_of(config_of())
     rows = config_of(hash_indices=True, max_table_size=2, wide=True, embedding_type="joint")
-    assert network_of(rows) == network
-    assert network_of(rows) is network_of(rows)
+    assert dense_part_of(rows) == counted
+    assert dense_part_of(rows) is dense_part_of(rows)
 
 
 def test_a_model_without_values_is_made_without_torchs_compiler():

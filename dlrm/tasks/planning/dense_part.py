@@ -1,4 +1,4 @@
-"""Parameters, operations and values of a DLRM's network, counted on a model without memory."""
+"""Parameters, operations and values of a DLRM's dense part, counted on a model without memory."""
 
 from dataclasses import dataclass, replace
 from functools import cache
@@ -17,7 +17,7 @@ _SAMPLES = 999_983  # a prime, which divides the sizes that grow with the batch,
 
 
 @dataclass(frozen=True)
-class Network:
+class DensePart:
     """A DLRM without its tables.
 
     Attributes:
@@ -37,7 +37,7 @@ class Network:
     widest: int
 
 
-def network_of(config: DLRMConfig) -> Network:
+def dense_part_of(config: DLRMConfig) -> DensePart:
     """Returns the counts of a configuration, each of which is counted once."""
     return _counted(
         replace(
@@ -54,7 +54,7 @@ def network_of(config: DLRMConfig) -> Network:
 
 @cache
 @torch.no_grad()
-def _counted(config: DLRMConfig) -> Network:
+def _counted(config: DLRMConfig) -> DensePart:
     model = DLRM(config, World(device="meta"))
     held = Parameters(model, model.table_parameters()).dense()
     numerical = torch.empty(_SAMPLES, config.num_numerical_features, device="meta")
@@ -65,7 +65,7 @@ def _counted(config: DLRMConfig) -> Network:
         model(numerical, numerical, received=[lambda: vectors])
     entering, _ = model.interaction_widths()
     trained = dict(model.named_parameters()).keys() & held.keys()
-    return Network(
+    return DensePart(
         parameters=sum(held[name].numel() for name in trained),
         state_bytes=sum(tensor.nbytes for tensor in held.values()),
         flops=operations.get_total_flops() // _SAMPLES,

@@ -1,0 +1,231 @@
+"""Trainings whose checkpoints are at a URI: killed, resumed, stopped and without a store."""
+
+import json
+import os
+import random
+import signal
+import time
+
+import forked
+import pytest
+import trained_model
+
+from dlrm.remote import mirror, store as stores
+from dlrm.remote.lease import WRITER
+from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
+from dlrm.remote.runs import checkpoint_among
+from dlrm.remote.store import open_store
+from dlrm.scripts import main
+from dlrm.scripts.common import dlrm_flags
+from dlrm.session.session import STOPPED
+
+LAST = "step-000000064"
+_OF_THE_RUN = ("manifest.json", "MODEL.md", "config.json", "progress.json")  # with times and paths
+
+
+@pytest.fixture
+def flags(trained, tmp_path, monkeypatch):
+    """Flags of a training that saves eight times; its last is its best checkpoint."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    own = [*trained_model.MODEL, *trained_model.TRAINING]
+    return [f"--dataset={trained.dataset}", *own, "--checkpoint_freq=8", "--test_freq=16"]
+
+
+def at(uri):
+    """Returns the content of all objects below a URI."""
+    store, base = open_store(uri), uri.folder
+    found = store.entries(base)
+    return {e.key.removeprefix(base): bytes(store.read(e)) for e in found}
+
+
+def weights_of(files):
+    """Returns the files of the last checkpoint that are the same in all runs."""
+    own = {name.removeprefix(f"{LAST}/"): c for name, c in files.items() if name.startswith(LAST)}
+    progress = json.loads(own["progress.json"])
+    kept = {name: content for name, content in own.items() if name not in _OF_THE_RUN}
+    return kept | {"best": progress["best"], "curve": [e["loss"] for e in progress["curve"]]}
+
+
+def local_weights(folder):
+    paths = [path for path in folder.rglob("*") if path.is_file()]
+    return weights_of({path.relative_to(folder).as_posix(): path.read_bytes() for path in paths})
+
+
+@pytest.fixture
+def expected(flags, tmp_path):
+    """The last checkpoint of a local training that nothing has interrupted."""
+    forked.succeed("dlrm.scripts.main", *flags, f"--save_checkpoint_path={tmp_path / 'local'}")
+    return local_weights(tmp_path / "local")
+
+
+class Killer:
+    """Kills a process when it sends its n-th request that writes or deletes.
+
+    Args:
+        number: the number.
+        after: whether it is killed while the request is answered.
+    """
+
+    def __init__(self, number, after):
+        self.number, self.after, self.process, self.requests = number, after, None, 0
+
+    def __call__(self, method, path):
+        if method in ("PUT", "DELETE") and self.process is not None:
+            self.requests += 1
+            if self.requests == self.number:
+                self.process.kill()
+                return not self.after
+        return False
+
+
+def killed(flags, uri, folder, watchers, number, after):
+    """Runs a training that is killed; returns its output."""
+    killer = Killer(number, after)
+    watchers.append(killer)
+    output = folder / "output"
+    killer.process = forked.start(
+        "dlrm.scripts.main", *flags, f"--save_checkpoint_path={uri}", "--resume", stdout=output
+    )
+    killer.process.join(60)
+    watchers.remove(killer)
+    return killer.process.exitcode, output.read_text()
+
+
+def check_kill(flags, uri, folder, watchers, expected, number, after):
+    """Checks that a killed run shows whole checkpoints, and that the same command completes it."""
+    code, said = killed(flags, uri, folder, watchers, number, after)
+    assert code in (0, -signal.SIGKILL), said
+    store = open_store(uri)
+    entries = store.entries(uri.folder)
+    if any(entry.key.endswith("/manifest.json") for entry in entries):
+        best = checkpoint_among(uri, entries)
+        loaded = [f"--load_checkpoint_path={uri}", "--mode=test", f"--log_path={folder / 'log'}"]
+        tested = forked.succeed("dlrm.scripts.main", *flags[:-2], *loaded)
+        assert f"weights from {best}" in tested.stdout
+    forked.succeed("dlrm.scripts.main", *flags, f"--save_checkpoint_path={uri}", "--resume")
+    found = at(uri)
+    assert weights_of(found) == expected
+    assert {name.partition("/")[0] for name in found} == {LAST, "best.json", "log.json"}
+    assert found["log.json"].count(b'"PARAMETER"') in (1, 2)
+
+
+def test_a_killed_training_goes_on_from_its_uri(flags, bucket, tmp_path, watchers, expected):
+    check_kill(flags, bucket.below("run"), tmp_path, watchers, expected, 60, True)
+
+
+@pytest.mark.slow
+def test_trainings_killed_at_any_request_end_alike(flags, bucket, tmp_path, watchers, expected):
+    draw = random.Random(20261126)
+    for turn in range(20):
+        uri = bucket.below(f"run{turn}")
+        number, after = draw.randrange(1, 160), draw.random() < 0.5
+        check_kill(flags, uri, tmp_path, watchers, expected, number, after)
+
+
+@pytest.mark.slow
+def test_a_killed_training_goes_on_where_its_cache_is_not(
+    flags, bucket, tmp_path, watchers, expected, monkeypatch
+):
+    draw = random.Random(20261127)
+    for turn in range(5):
+        uri = bucket.below(f"run{turn}")
+        code, said = killed(flags, uri, tmp_path, watchers, draw.randrange(1, 160), True)
+        assert code in (0, -signal.SIGKILL), said
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"machine{turn}"))
+        forked.succeed("dlrm.scripts.main", *flags, f"--save_checkpoint_path={uri}", "--resume")
+        assert weights_of(at(uri)) == expected
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs a command line in this process, with little patience for a failing store."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(stores._IMPATIENT, "max_retries", 0)
+    monkeypatch.setattr(stores, "_FIRST_PAUSE", 0.01)
+    for name in ("_FIRST_PAUSE", "_PAUSE_AT_END", "_PATIENCE"):
+        monkeypatch.setattr(mirror, name, 0.1)
+    return lambda *words: main.run(dlrm_flags.parse([*words]))
+
+
+@pytest.mark.slow
+def test_a_training_without_a_store_keeps_its_checkpoints(flags, bucket, run, watchers, capsys):
+    uri = bucket.below("run")
+    watchers.append(lambda method, path: method == "PUT" and WRITER not in path)
+    saves = [*flags, f"--save_checkpoint_path={uri}"]
+    with pytest.raises(NotUploadedError) as raised:
+        run(*saves)
+    assert f"{uri}: 1 checkpoint is not uploaded (s3://" in str(raised.value)
+    assert "warning: s3://" in capsys.readouterr().err
+    assert not at(uri)
+    watchers.clear()
+    with pytest.raises(FileExistsError, match=f"has {LAST} of an earlier run that could not"):
+        run(*saves)
+    run(*saves, "--resume")
+    assert {name.partition("/")[0] for name in at(uri)} == {LAST, "best.json", "log.json"}
+
+
+@pytest.fixture
+def endless(flags, bucket, tmp_path):
+    """Starts a training at a URI that does not end, once; returns its process and its output."""
+    uri, started = bucket.below("run"), []
+
+    def start(*words):
+        output = tmp_path / f"output{len(started)}"
+        words = [*flags, f"--save_checkpoint_path={uri}", "--epochs=1000000", *words]
+        started.append(forked.start("dlrm.scripts.main", *words, stdout=output))
+        return started[-1], output
+
+    yield start
+    for process in started:
+        process.kill()
+
+
+def names_at(uri):
+    return {entry.key.removeprefix(uri.folder) for entry in open_store(uri).entries(uri.folder)}
+
+
+def wait_for_step(uri, after=""):
+    """Waits for a checkpoint after another; returns its name."""
+    end = time.monotonic() + 60
+    while True:
+        steps = sorted(name.partition("/")[0] for name in names_at(uri) if "/manifest" in name)
+        if steps and steps[-1] > after:
+            return steps[-1]
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+@pytest.mark.slow
+def test_exit_codes(endless, flags, bucket, watchers):
+    uri = bucket.below("run")
+    process, output = endless()
+    wait_for_step(uri)
+    second = forked.run("dlrm.scripts.main", *flags, f"--save_checkpoint_path={uri}", "--resume")
+    assert second.returncode == 1
+    place = (
+        f"error: {uri}: another run writes there: process {process.pid} of {os.uname().nodename}"
+    )
+    assert second.stderr.startswith(place)
+    assert second.stderr.count("\n") == 1
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(60)
+    assert process.exitcode == STOPPED, output.read_text()
+    newest = wait_for_step(uri)
+    assert f"--resume goes on from {uri}/{newest}" in output.read_text()
+    assert WRITER not in names_at(uri)
+
+    process, output = endless("--resume")
+    newest = wait_for_step(uri, newest)
+    os.kill(process.pid, signal.SIGINT)
+    process.join(60)
+    assert process.exitcode == 130, output.read_text()
+    newest = wait_for_step(uri)
+    assert f"--resume goes on from {uri}/{newest}" in output.read_text()
+
+    process, output = endless("--resume")
+    newest = wait_for_step(uri, newest)
+    watchers.append(lambda method, path: method == "PUT")
+    os.kill(process.pid, signal.SIGTERM)
+    process.join(120)
+    assert process.exitcode == NOT_UPLOADED, output.read_text()
+    assert "not uploaded (s3://" in output.read_text().splitlines()[-1]
