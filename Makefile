@@ -114,6 +114,7 @@ bench: venv
 	$(BIN)/python benchmarks/overhead.py
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/trackers.py
+	$(BIN)/python benchmarks/remote.py
 
 docs: $(FOR_DEMO)
 	@$(PIP) mkdocs-material

@@ -1,6 +1,6 @@
 """A cache of objects in local files, and folders that show the objects of a URI as files.
 
-    CACHE/objects/<2>/<digest>                     an object's bytes, by URI and version
+    CACHE/objects/<digest>                         an object's bytes, by URI and version
     CACHE/views/<digest>/<scheme>/<bucket>/<key>   links to them, for one listing of a URI
     CACHE/outputs/<digest>/<name>                  output that is not published yet
     CACHE/streams/<random>/<scheme>/<bucket>/<key> files whose blocks are fetched, see `blocks.py`
@@ -126,35 +126,35 @@ class Cache:
             store = open_store(uri)
             places = [*self._places(store, entries)]
             every = [
-                Wanted(entry, path, checksums.get(entry.key), place)
+                Wanted(entry, place, checksums.get(entry.key), path)
                 for entry, path, place in zip(entries, paths, places, strict=True)
             ]
-            absent = [e for e, place in zip(entries, places, strict=True) if not _has(place, e)]
+            absent = [one.entry for one in every if not _has(one.path, one.entry)]
             self.make_room(total_bytes(absent), uri)
             with _flock(self.folder / _OBJECTS, fcntl.LOCK_SH):
-                for folder in {os.path.dirname(path) for path in paths + places}:
+                for folder in {os.path.dirname(path) for path in (*paths, *places)}:
                     os.makedirs(folder, exist_ok=True)
                 missing = []
-                for one, place in zip(every, places, strict=True):
-                    if _has(place, one.entry):
-                        link(place, one.path)
+                for one, path in zip(every, paths, strict=True):
+                    if _has(one.path, one.entry):
+                        link(one.path, path)
                     else:
                         missing.append(one)
                 done(total_bytes(entries) - total_bytes([one.entry for one in missing]))
                 download(store, missing, done)
                 for entry in hollow:
-                    path = Path(root, names.get(entry.key, entry.key))
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.touch()
-                    os.truncate(path, entry.size)
+                    empty = root / names.get(entry.key, entry.key)
+                    empty.parent.mkdir(parents=True, exist_ok=True)
+                    empty.touch()
+                    os.truncate(empty, entry.size)
             (view / _COMPLETE).touch()
 
     def _places(self, store: Store, entries: Sequence[Entry]) -> Iterator[str]:
-        """Yields the paths of objects."""
+        """Yields the paths of objects, in one folder, as ext4 creates files slowly in new ones."""
         folder, root = self.folder / "objects", str(store.root)
         for entry in entries:
             digest = _digest(f"{root}{entry.key}\n{entry.size}\n{entry.version}")
-            yield f"{folder}/{digest[:2]}/{digest[2:34]}"
+            yield f"{folder}/{digest[:32]}"
 
     def make_room(self, needed: int, uri: Uri) -> None:
         """Removes what has not been used for longest, until so many bytes fit.
@@ -196,7 +196,7 @@ class Cache:
         return sum(_size(path) for path in self._objects())
 
     def _objects(self) -> Iterable[Path]:
-        return (self.folder / "objects").glob("*/*")
+        return (self.folder / "objects").glob("*")
 
     def _drop_unlinked(self) -> None:
         """Removes the objects of which no view is left, unless a process is fetching some."""

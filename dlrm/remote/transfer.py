@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from dlrm.locks import new_suffix
 from dlrm.manifest import BLOCK_BYTES, damaged
 from dlrm.remote.store import Entry, Store, total_bytes
 
@@ -22,15 +23,15 @@ class Wanted(NamedTuple):
 
     Attributes:
         entry: the object.
-        path: a new file for its bytes.
+        path: the file, which appears whole.
         checksum: see `dlrm.manifest.Checksum`; None where no manifest has it.
-        whole: a second name, which the file gets when it is whole.
+        name: a second name of the file.
     """
 
     entry: Entry
     path: str
     checksum: str | None = None
-    whole: str | None = None
+    name: str | None = None
 
 
 def download(
@@ -97,7 +98,8 @@ def _all(
 
 
 def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
-    entry, path, checksum, whole = wanted
+    entry, path, checksum, name = wanted
+    partial = f"{path}.partial-{new_suffix()}"
 
     def fetch(begin: int) -> list[str]:
         content = store.read(entry, begin, min(begin + PART_BYTES, entry.size))
@@ -105,7 +107,7 @@ def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
         return sums_of(content) if checksum else []
 
     try:
-        descriptor = _new_file(path)
+        descriptor = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o644)
         try:
             if entry.size <= PART_BYTES:
                 sums = fetch(0)
@@ -113,27 +115,20 @@ def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
                 parts = pool.map(fetch, range(0, entry.size, PART_BYTES))
                 sums = [crc for part in parts for crc in part]
             if checksum is not None:
-                check_sums(store, entry, Path(path), checksum, "".join(sums))
+                check_sums(store, entry, Path(partial), checksum, "".join(sums))
             os.utime(descriptor, (entry.modified, entry.modified))
         finally:
             os.close(descriptor)
-        if whole is not None:
-            link(path, whole)
-    except OSError as error:
-        if error.errno is None:  # of the store
-            raise
-        uri, folder = replace(store.root, key=entry.key), os.path.dirname(whole or path)
-        raise OSError(f"{uri}: cannot be stored in {folder}: {error.strerror}") from error
-
-
-def _new_file(path: str) -> int:
-    """Creates a file; what a killed process left is removed, since it may have other names."""
-    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL
-    try:
-        return os.open(path, flags, 0o644)
-    except FileExistsError:
-        os.unlink(path)
-        return os.open(path, flags, 0o644)
+        os.rename(partial, path)
+        if name is not None:
+            link(path, name)
+    except BaseException as error:
+        with suppress(OSError):
+            os.unlink(partial)
+        if isinstance(error, OSError) and error.errno is not None:  # not of the store
+            uri, folder = replace(store.root, key=entry.key), os.path.dirname(path)
+            raise OSError(f"{uri}: cannot be stored in {folder}: {error.strerror}") from error
+        raise
 
 
 def link(target: str, path: str) -> None:
