@@ -71,6 +71,31 @@ def test_importances_name_the_columns_that_tell_the_class(fitted):
     assert min(price, shop) > 0.03 > 0.01 > abs(noise)
 
 
+def test_a_number_and_id_in_doubt_has_one_importance_until_the_user_decides():
+    frame, y = rows(1000)
+    frame["stock"] = np.random.default_rng(2).choice(10**6, 200)[np.arange(1000) % 200]
+    made = dlrm.Classifier(epochs=1, base_device="cpu")
+    with pytest.warns(UserWarning, match=r"took stock as a number.*\(numerical=\[...\], cat"):
+        made.fit(frame, y)
+    assert "stock_number" in made.schema_.numerical_names
+    assert len(made.feature_importances_) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.set_params(numerical=["stock"]).fit(frame, y)
+        made.set_params(numerical=None, categorical=["stock"]).fit(frame, y)
+    assert made.schema_.numerical_names == ["price", "noise"]
+
+
+def test_importances_that_cannot_be_measured_are_no_attribute(monkeypatch):
+    made = dlrm.Classifier(epochs=1, base_device="cpu").fit(*rows(100))
+
+    def refuse(*_):
+        raise ValueError("expected rows of both classes")
+
+    monkeypatch.setattr(type(made.model_), "importance", refuse)
+    assert not hasattr(made, "feature_importances_")
+
+
 def test_parameters_are_those_of_fit_and_survive_a_clone():
     made = dlrm.Classifier(embedding_dim=4, random_state=1)
     copy = clone(made).set_params(lr=0.01)
@@ -213,7 +238,7 @@ def test_sparse_matrices_and_other_columns_are_refused(fitted):
 def test_a_missing_scikit_learn_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "dlrm.api.classifier", raising=False)
-    with pytest.raises(ImportError, match=r"; pip install 'dlrm\[evaluate\]' has it$"):
+    with pytest.raises(ImportError, match=r"; pip install 'scikit-learn>=1.6' installs it$"):
         dlrm.Classifier  # noqa: B018
 
 
