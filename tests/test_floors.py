@@ -10,6 +10,7 @@ import sys
 FLOORS = [
     ["dlrm.host_memory"],
     ["dlrm.host_cores"],
+    ["dlrm.variables"],
     [
         *("dlrm.documents", "dlrm.environment", "dlrm.locks", "dlrm.step_clock"),
         "dlrm.torch_settings",
@@ -45,6 +46,7 @@ TORCH_FREE = [
     "dlrm.locks",
     "dlrm.manifest",
     "dlrm.mapped_files",
+    "dlrm.variables",
     "dlrm.data.choices",
     "dlrm.data.clicks.bags",
     "dlrm.data.clicks.config",
@@ -142,7 +144,7 @@ def test_only_scripts_read_the_environment(root):
     own = {  # the launcher's variables, those set for torch, and those of terminals
         root / "dlrm" / "command_line.py",
         root / "dlrm" / "distributed" / "world.py",
-        root / "dlrm" / "environment.py",
+        *(root / "dlrm" / name for name in ("environment.py", "variables.py")),
         root / "dlrm" / "language" / "pretraining" / "command.py",
     }
     for path in sorted((root / "dlrm").rglob("*.py")):
