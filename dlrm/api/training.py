@@ -20,6 +20,7 @@ from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
 from dlrm.api.tables import ColumnRoles, opened
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.transform.schema import Schema
@@ -138,8 +139,8 @@ def fit(
         FileNotFoundError: the schema or the dataset does not exist.
         FileExistsError: `save_checkpoint_path` has checkpoints of an earlier run.
         OSError: the dataset or a checkpoint cannot be written, as on a full disk.
-        ValueError: data, schema and settings contradict each other; the message names column and
-            row, or setting and value.
+        ValueError: data, schema and settings contradict each other, or all training rows have one
+            label; the message names column and row, or setting and value.
         FloatingPointError: the loss is NaN or infinite.
         Exception: what `on_test`, `on_step` or a function of `metrics` raises.
     """
@@ -168,7 +169,22 @@ def fit(
             print(said)
         model = _train(dataset, values, device, save_checkpoint_path, verbose, watch)
     model.draft = draft
+    _warn_of_a_poor_fit(model.results, recipe)
     return model
+
+
+def _warn_of_a_poor_fit(results: Mapping[str, Any], recipe: str | None) -> None:
+    """Warns if the model predicts the rows that report no better than one number would."""
+    name = results.get("never_chosen_on")
+    entropy = results.get(f"{name}_normalized_entropy", 0.0)
+    if entropy > 1:
+        recipe_too = "" if recipe else 'recipe="auto", '
+        warn(
+            f"the model is no better than a constant prediction on the {name} rows: its normalized "
+            f"entropy is {entropy:.3f}, and that of always predicting their share of positive rows "
+            f"is 1; try {recipe_too}fewer epochs or a smaller embedding_dim, and look for columns "
+            "that changed since the training rows"
+        )
 
 
 def _with_defaults(
@@ -287,6 +303,7 @@ def _trained(
         seed, schedule = run.config.data.seed, run.config.schedule
         run.task.model.random = torch.Generator(device).manual_seed(seed)
         datasets = run.own_part()
+        _check_classes(datasets.train)
         steps = run.config.train.num_steps(len(datasets.train))
         if idle := idle_steps_note(schedule, steps):
             warn(idle)
@@ -308,6 +325,20 @@ def _trained(
         roles = trainer.roles
         check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)
     return results, roles
+
+
+def _check_classes(train: ClickDataset) -> None:
+    """Raises ValueError if all training rows have one label."""
+    seen: set[float] = set()
+    for index in range(len(train)):
+        seen.update(train.batch(index).labels.unique().tolist())
+        if len(seen) > 1:
+            return
+    for label in seen:
+        rows = train.num_samples
+        raise ValueError(
+            f"label: expected training rows of both classes, got {label:g} in all {rows:,}"
+        )
 
 
 def _recorded(run: ClickRun, dataset: Dataset, device: str) -> Values:

@@ -132,6 +132,16 @@ def test_what_a_draft_leaves_in_doubt_is_a_warning():
     assert warned[0].filename == __file__
 
 
+def test_labels_that_cannot_be_learned_are_a_warning_and_those_of_one_class_an_error():
+    rows = table().set_column(0, "bought", pa.array(np.random.default_rng(5).integers(0, 2, ROWS)))
+    expected = r"no better than a constant .* test rows: .* entropy is 1\.\d+.* try recipe=\"auto\""
+    with pytest.warns(UserWarning, match=expected):
+        dlrm.fit(rows, label="bought", base_device="cpu", lr=0.05, epochs=1)
+    rows = rows.set_column(0, "bought", pa.array([1] * ROWS))
+    with pytest.raises(ValueError, match="label: expected training rows of both .* got 1 in all 2"):
+        dlrm.fit(rows, label="bought", base_device="cpu")
+
+
 def test_its_scores_are_judged_as_scikit_learn_does(model):
     rows = table()
     labels, scores = np.array(rows["bought"]) == "yes", model.predict(rows)
