@@ -36,7 +36,8 @@ from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.serving.predictor import probability
 
-_OWN = ("categorical", "numerical", "recipe", "base_device", "random_state")
+_WATCHING = ("metrics", "on_test", "on_step", "progress", "verbose")
+_OWN = ("categorical", "numerical", "recipe", "base_device", "random_state", *_WATCHING)
 _PARAMETERS = (*_OWN, *(name for name in SETTINGS if name != "seed"))
 _KINDS = ("numerical", "categorical")
 _MISSING = ("None", "nan", "NaT", "<NA>")
@@ -62,6 +63,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         base_device: "cpu", "cuda" or "cuda:<index>"; None uses CUDA if available.
         random_state: seed, or a `numpy.random.RandomState` that draws one; None leaves it to
             `dlrm.fit`.
+        metrics, on_test, on_step: functions that watch the training, see `dlrm.fit`.
+        progress, verbose: whether to show a progress bar, or to print lines; None does neither, as
+            searches train many models.
         settings: settings of `dlrm.fit`, such as `embedding_dim`, `epochs`, `lr` and `early_stop`;
             None leaves a setting to `dlrm.fit`.
 
@@ -124,7 +128,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
             table,
             self.schema_,
             test=test,
-            progress=False,  # searches train many
+            metrics=self.metrics,
+            on_test=self.on_test,
+            on_step=self.on_step,
+            progress=bool(self.progress),
+            verbose=bool(self.verbose),
             recipe=self.recipe,
             base_device=self.base_device,
             **self._settings(len(codes), test is not None),

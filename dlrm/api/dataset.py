@@ -208,7 +208,9 @@ def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeErr
     if similar:
         return TypeError(f"{function.__name__}(): got {name!r}; did you mean {similar[0]!r}?")
     return TypeError(
-        f"{function.__name__}(): got {name!r}; expected arguments among {', '.join(known)}"
+        f"{function.__name__}(): got {name!r}; expected one of its arguments, which "
+        f"help({function.__qualname__}) has, or a setting, which `dlrm train --help` and "
+        "`dlrm prepare --help` list"
     )
 
 

@@ -115,7 +115,8 @@ def fit(
             saves its state, and `fit` raises the same.
         progress: show a progress bar; None shows one in a terminal and in a notebook. With
             `verbose` there is none.
-        verbose: print a line about each stage, test and twentieth of the run.
+        verbose: print lines as `dlrm train` does: about each stage, test and tenth of the run, and
+            a summary.
         save_checkpoint_path: a new directory for the best and the last checkpoint; None uses a
             temporary one, removed when the model is garbage-collected.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
@@ -277,9 +278,11 @@ def _train(
     temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
     path = Path(temporary.name if temporary else save_checkpoint_path or "")
     settings = own_settings(values.get("tf32", PrecisionConfig.tf32))
-    with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log, settings:
+    lines = RunLog(quiet=not verbose, log_format="short")
+    with _checkpoints(path, dataset) as checkpoints, lines as log, settings:
         results, roles = _trained(dataset, values, device, checkpoints, log, watch)
         write_results(find_checkpoint(path), {**results, **roles.facts()})
+        log.summary(results)
     model = load(path)
     if temporary:
         weakref.finalize(model.model, temporary.cleanup)  # which recalibrated models share
