@@ -14,7 +14,6 @@ with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is t
 from dlrm.metrics.table import SHOWN, title
 from dlrm.train.reports.callbacks import Callbacks, OnStep
 
-
 _TEXT_SECONDS = 2.0  # between updates of text in a notebook, where each may be a line
 
 

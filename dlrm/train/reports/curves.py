@@ -9,7 +9,7 @@ from dlrm.command_line import missing_extra
 from dlrm.metrics.table import title as title_of
 from dlrm.train.reports.roles import CHOSEN
 
-_TRAINING, _TEST, _RATE = "#1f5f9e", "#b4500f", "#5c5c5c"
+TRAINING, TEST, _RATE = "#1f5f9e", "#b4500f", "#5c5c5c"
 _POINTS_OF_SCHEDULE = 500
 
 Entries = Sequence[Mapping[str, float]]
@@ -61,9 +61,9 @@ def draw_curves(
     rates = _rates(schedule, max(steps), history)
     figure, axes = pyplot.subplots(3, 1, figsize=(6, 7.5), sharex=True, layout="constrained")
     panels: list[tuple[str, list[tuple[str, str, Entries, str]]]] = [
-        ("loss", [("training", _TRAINING, trained, "loss"), (tested, _TEST, tests, loss_metric)]),
+        ("loss", [("training", TRAINING, trained, "loss"), (tested, TEST, tests, loss_metric)]),
         ("learning rate", [("", _RATE, rates, "lr")]),
-        (f"{tested} {title_of(metric)} ({CHOSEN})", [("", _TEST, tests, metric)]),
+        (f"{tested} {title_of(metric)} ({CHOSEN})", [("", TEST, tests, metric)]),
     ]
     for axis, (label, lines) in zip(axes, panels, strict=True):
         _draw_panel(axis, lines, best_step)
@@ -112,11 +112,11 @@ def _draw_panel(
         size = 6 if len(points) < 20 else 3
         x, y = zip(*points, strict=True)
         axis.plot(x, y, marker=marker, markersize=size, color=colour, label=label)
-        if name != "lr" and colour == _TEST and best_step in x:
+        if name != "lr" and colour == TEST and best_step in x:
             best = y[x.index(best_step)]
             axis.plot([best_step], [best], "*", markersize=13, color=colour, label="best")
     if best_step is not None:
-        axis.axvline(best_step, color=_TEST, linestyle=":", linewidth=1)
+        axis.axvline(best_step, color=TEST, linestyle=":", linewidth=1)
     if not drawn:
         axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
     if any(line[0] for line in drawn):
