@@ -3,7 +3,6 @@
 import difflib
 import inspect
 import os
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -14,6 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from dlrm.api.defaults import TEST_FRACTION
+from dlrm.api.temporary import temporary_directory
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.transform.schema import Schema
@@ -111,7 +111,7 @@ class Dataset:
         with in_python():
             check_types(options, (SplitConfig, TableOptions))
             check_all_local({"schema": schema, "output": output, **options}.items())
-            temporary = tempfile.TemporaryDirectory(prefix="dlrm-") if output is None else None
+            temporary = temporary_directory() if output is None else None
             path = Path(temporary.name, "dataset") if temporary else Path(output or "")
             frames = {"train": frame, "test": test, "validation": validation}
             tables = {

@@ -4,7 +4,6 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import os
-import tempfile
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,6 +18,7 @@ from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
 from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
 from dlrm.api.tables import ColumnRoles, opened
+from dlrm.api.temporary import temporary_directory
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
@@ -118,7 +118,8 @@ def fit(
         verbose: print lines as `dlrm train` does: about each stage, test and tenth of the run, and
             a summary.
         save_checkpoint_path: a new directory for the best and the last checkpoint; None uses a
-            temporary one, removed when the model is garbage-collected.
+            temporary one, removed when the model is garbage-collected, or, if the process was
+            killed, by a later one.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
             model returned is on the CPU.
         recipe: "auto" chooses the open settings from the rows, see `dlrm.api.recipe.auto`.
@@ -275,7 +276,7 @@ def _train(
     verbose: bool,
     watch: _Watch,
 ) -> Predictor:
-    temporary = None if save_checkpoint_path else tempfile.TemporaryDirectory(prefix="dlrm-")
+    temporary = None if save_checkpoint_path else temporary_directory()
     path = Path(temporary.name if temporary else save_checkpoint_path or "")
     settings = own_settings(values.get("tf32", PrecisionConfig.tf32))
     lines = RunLog(quiet=not verbose, log_format="short")
