@@ -8,13 +8,17 @@
 `dlrm.Dataset` holds prepared rows for several trainings, and `dlrm.Schema` says what columns mean.
 docs/guide/python.md is the guide, and docs/reference/python.md lists everything.
 
-Importing `dlrm` imports neither torch nor Spark, so that preprocessing runs where torch is not.
+Importing `dlrm` imports neither torch nor Spark, so that preprocessing runs where torch is not. It
+sets environment variables that make training faster (`dlrm/variables.py`), so import it before
+torch and LightGBM.
 """
 
 import importlib
 import importlib.util
 import sys
 from typing import TYPE_CHECKING, Any
+
+from dlrm.variables import set_variables as _set_variables
 
 if TYPE_CHECKING:
     from dlrm.api.classifier import Classifier as Classifier
@@ -44,6 +48,7 @@ def _hide_triton_folder() -> None:
 
 
 _hide_triton_folder()
+_set_variables()
 
 
 _LAZY = {

@@ -127,11 +127,28 @@ def say_error(error: object, code: int) -> int:
 def missing_extra(error: ImportError, extra: str) -> str:
     """Returns the message that a package is missing, with the command that installs it.
 
+    The command names the packages: `dlrm` of the package index is another project.
+
     Args:
         error: the error of its import.
         extra: extra of `dlrm` that has it, as in `pyproject.toml`.
     """
-    return f"{error}; pip install 'dlrm[{extra}]' has it"
+    packages = _packages_of(extra)
+    if not packages:  # neither installed nor built, or before the extra was added
+        return f"{error}; pip install -e '.[{extra}]' in a checkout of dlrm installs it"
+    return f"{error}; pip install {shlex.join(packages)} installs it"
+
+
+def _packages_of(extra: str) -> list[str]:
+    """Returns the requirements of an extra, as the installed `dlrm` declares them."""
+    from importlib import metadata  # where a package is missing, since it takes 20 ms
+
+    try:
+        lines = [line.partition(";") for line in metadata.requires("dlrm") or ()]
+    except metadata.PackageNotFoundError:
+        return []
+    condition = f"extra == '{extra}'"
+    return [one.strip() for one, _, when in lines if when.strip().replace('"', "'") == condition]
 
 
 def say(line: object, is_prose: bool = False) -> None:

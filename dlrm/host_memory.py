@@ -1,6 +1,6 @@
 """Memory of this machine as the kernel reports it to this process, and the files that it reads."""
 
-import platform
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -42,7 +42,7 @@ def _left(directory: Path, limit_file: str, used_file: str) -> int | None:
 
 def machine() -> str:
     """Returns a name that distinguishes this machine, or this container, from others."""
-    return f"{platform.node()} {read('/proc/sys/kernel/random/boot_id').strip()}"
+    return f"{os.uname().nodename} {read('/proc/sys/kernel/random/boot_id').strip()}"
 
 
 def control_groups(root: Path = Path("/sys/fs/cgroup"), controller: str = "") -> Iterator[Path]:

@@ -10,6 +10,7 @@ import sys
 FLOORS = [
     ["dlrm.host_memory"],
     ["dlrm.host_cores"],
+    ["dlrm.variables"],
     [
         *("dlrm.documents", "dlrm.environment", "dlrm.locks", "dlrm.step_clock"),
         "dlrm.torch_settings",
@@ -34,6 +35,7 @@ FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in f
 TORCH_FREE = [
     "dlrm.api.dataset",
     "dlrm.api.defaults",
+    "dlrm.api.temporary",
     "dlrm.command_line",
     "dlrm.documents",
     "dlrm.environment",
@@ -45,6 +47,7 @@ TORCH_FREE = [
     "dlrm.locks",
     "dlrm.manifest",
     "dlrm.mapped_files",
+    "dlrm.variables",
     "dlrm.data.choices",
     "dlrm.data.clicks.bags",
     "dlrm.data.clicks.config",
@@ -143,7 +146,7 @@ def test_only_scripts_read_the_environment(root):
     own = {  # the launcher's variables, those set for torch, and those of terminals
         root / "dlrm" / "command_line.py",
         root / "dlrm" / "distributed" / "world.py",
-        root / "dlrm" / "environment.py",
+        *(root / "dlrm" / name for name in ("environment.py", "variables.py")),
         root / "dlrm" / "language" / "pretraining" / "command.py",
     }
     for path in sorted((root / "dlrm").rglob("*.py")):

@@ -1,18 +1,8 @@
 import os
-import subprocess
-import sys
 
 import pytest
 
-from dlrm import host_cores
-
-SCRIPT = """
-import os
-from dlrm import host_cores
-host_cores._control_group_cores = lambda: {quota}
-import dlrm.environment
-print(os.environ.get("OMP_NUM_THREADS"))
-"""
+from dlrm import host_cores, variables
 
 
 @pytest.mark.parametrize(
@@ -21,18 +11,18 @@ print(os.environ.get("OMP_NUM_THREADS"))
         (1.5, None, "1"),
         (0.3, None, "1"),
         (1.5, "4", "4"),
-        (None, None, "None"),
-        (4096.0, None, "None"),
+        (None, None, None),
+        (4096.0, None, None),
     ],
 )
-def test_threads_are_as_many_as_the_cores_of_the_control_group(quota, given, threads, root):
-    variables = {**os.environ, "PYTHONPATH": str(root)}
-    variables.pop("OMP_NUM_THREADS", None)
-    if given:
-        variables["OMP_NUM_THREADS"] = given
-    command = [sys.executable, "-c", SCRIPT.format(quota=quota)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == threads
+def test_threads_are_as_many_as_the_cores_of_the_control_group(quota, given, threads, monkeypatch):
+    monkeypatch.setattr(host_cores, "_control_group_cores", lambda: quota)
+    monkeypatch.setattr(os, "environ", {} if given is None else {"OMP_NUM_THREADS": given})
+    variables.set_variables()
+    assert os.environ.get("OMP_NUM_THREADS") == threads
+    monkeypatch.setattr(os, "environ", {"DLRM_TUNE": "0"})
+    variables.set_variables()
+    assert os.environ == {"DLRM_TUNE": "0"}
 
 
 @pytest.mark.parametrize(

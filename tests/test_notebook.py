@@ -26,7 +26,7 @@ def test_the_cells_are_the_blocks_of_the_page_in_order(root, notebook):
 
 @pytest.mark.slow
 def test_the_notebook_runs_from_its_first_cell_to_its_last(root, notebook, tmp_path, monkeypatch):
-    why = "pip install 'dlrm[docs]' has it"
+    why = "pip install -e '.[docs]' has it"
     nbformat = pytest.importorskip("nbformat", reason=why)
     client = pytest.importorskip("nbclient", reason=why)
     pytest.importorskip("ipykernel", reason=why)

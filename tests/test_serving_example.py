@@ -30,7 +30,7 @@ def fitted(seed):
 def url(root, tmp_path):
     """Yields the address of a service of the model in `tmp_path / "model"`."""
     for name in ("fastapi", "uvicorn"):
-        pytest.importorskip(name, reason="pip install 'dlrm[docs]' has it")
+        pytest.importorskip(name, reason="pip install -e '.[docs]' has it")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

@@ -23,7 +23,7 @@ def test_the_navigation_has_every_page_of_docs_once(root):
 
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_its_links_lead_to_files(root, tmp_path):
-    pytest.importorskip("material", reason="no mkdocs-material: pip install 'dlrm[docs]' has it")
+    pytest.importorskip("material", reason="no mkdocs-material: pip install -e '.[docs]' has it")
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", tmp_path / "site"]
     done = subprocess.run(command, cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

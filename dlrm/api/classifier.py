@@ -36,7 +36,8 @@ from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.schema import Schema
 from dlrm.serving.predictor import probability
 
-_OWN = ("categorical", "numerical", "recipe", "base_device", "random_state")
+_WATCHING = ("metrics", "on_test", "on_step", "progress", "verbose")
+_OWN = ("categorical", "numerical", "recipe", "base_device", "random_state", *_WATCHING)
 _PARAMETERS = (*_OWN, *(name for name in SETTINGS if name != "seed"))
 _KINDS = ("numerical", "categorical")
 _MISSING = ("None", "nan", "NaT", "<NA>")
@@ -62,6 +63,9 @@ class Classifier(ClassifierMixin, BaseEstimator):
         base_device: "cpu", "cuda" or "cuda:<index>"; None uses CUDA if available.
         random_state: seed, or a `numpy.random.RandomState` that draws one; None leaves it to
             `dlrm.fit`.
+        metrics, on_test, on_step: functions that watch the training, see `dlrm.fit`.
+        progress, verbose: whether to show a progress bar, or to print lines; None does neither, as
+            searches train many models.
         settings: settings of `dlrm.fit`, such as `embedding_dim`, `epochs`, `lr` and `early_stop`;
             None leaves a setting to `dlrm.fit`.
 
@@ -124,7 +128,11 @@ class Classifier(ClassifierMixin, BaseEstimator):
             table,
             self.schema_,
             test=test,
-            progress=False,  # searches train many
+            metrics=self.metrics,
+            on_test=self.on_test,
+            on_step=self.on_step,
+            progress=bool(self.progress),
+            verbose=bool(self.verbose),
             recipe=self.recipe,
             base_device=self.base_device,
             **self._settings(len(codes), test is not None),
@@ -154,7 +162,10 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def feature_importances_(self) -> np.ndarray:
         check_is_fitted(self)
         if self._importances is None:
-            self._importances = self._measured()
+            try:
+                self._importances = self._measured()
+            except (ValueError, OSError) as error:  # which hasattr would pass on
+                raise AttributeError(f"feature_importances_: {error}") from error
         return self._importances
 
     def __sklearn_tags__(self) -> Any:
@@ -251,11 +262,19 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def _schema(self, X: Any, table: pa.Table, names: tuple[str, str | None]) -> Schema:
         """Returns the meaning of the columns: numbers in an array, else as drafted."""
         label, weight = names
+        chosen = {kind: self._columns(kind, table, is_frame(X)) for kind in _KINDS}
+        if both := set(chosen["numerical"]) & set(chosen["categorical"]):
+            raise ValueError(f"categorical, numerical: {min(both)!r} is in both")
+        moved = {one for columns in chosen.values() for one in columns}
         is_text = {one.name: pa.types.is_string(one.type) for one in table.schema}
         if is_frame(X) or any(is_text.values()):
             found = draft(table.to_batches(), label, weight=weight)
-            if note := found.note():
-                warnings.warn(f"the schema drafted from X {note}", stacklevel=3)
+            if note := found.note(moved):
+                warnings.warn(
+                    f"the schema drafted from X {note}; dlrm.Classifier(numerical=[...], "
+                    "categorical=[...]) decides otherwise",
+                    stacklevel=3,
+                )
             facts = found.schema.to_dict()
         else:
             facts = {"version": 1, "label": {"column": label}}
@@ -264,10 +283,6 @@ class Classifier(ClassifierMixin, BaseEstimator):
             numbers = [name for name in is_text if not is_text[name] and name not in names]
             ids = [one for one in facts.get("categorical", ()) if _column_of(one) not in numbers]
             facts |= {"numerical": [_number(name) for name in numbers], "categorical": ids}
-        chosen = {kind: self._columns(kind, table, is_frame(X)) for kind in _KINDS}
-        if both := set(chosen["numerical"]) & set(chosen["categorical"]):
-            raise ValueError(f"categorical, numerical: {min(both)!r} is in both")
-        moved = {one for columns in chosen.values() for one in columns}
         for kind, columns in chosen.items():
             drafted = {_column_of(field): field for field in facts.get(kind, ())}
             kept = [field for name, field in drafted.items() if name not in moved]
@@ -291,10 +306,15 @@ class Classifier(ClassifierMixin, BaseEstimator):
         return int(check_random_state(state).randint(1 << 31))
 
     def _measured(self) -> np.ndarray:
-        """Returns the importance of the columns, on rows kept from `fit`."""
-        lost = dict.fromkeys(self._names, 0.0)
+        """Returns the importance of the columns, on rows kept from `fit`.
+
+        A column that is both a number and an id has the sum of its two fields.
+        """
+        schema, lost = self.schema_, dict.fromkeys(self._names, 0.0)
+        numbers = [field.column for field in schema.numerical_features]
+        column_of = dict(zip(schema.numerical_names, numbers, strict=True))
         for one in self.model_.importance(self._sample):
-            lost[one.field] += one.auc_lost
+            lost[column_of.get(one.field, one.field)] += one.auc_lost
         return np.array([lost[name] for name in self._names])
 
 

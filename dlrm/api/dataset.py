@@ -3,7 +3,6 @@
 import difflib
 import inspect
 import os
-import tempfile
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
@@ -14,6 +13,7 @@ from typing import Any, get_args, get_origin, get_type_hints
 import numpy as np
 
 from dlrm.api.defaults import TEST_FRACTION
+from dlrm.api.temporary import temporary_directory
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.transform.schema import Schema
@@ -124,7 +124,7 @@ class Dataset:
             check_path(schema, "schema")
             check_path(output, "output")
             is_local = output is not None and not is_fetched(output)
-            temporary = None if is_local else tempfile.TemporaryDirectory(prefix="dlrm-")
+            temporary = None if is_local else temporary_directory()
             path = Path(temporary.name, "dataset") if temporary else Path(output or "")
             published = None
             if temporary and output is not None:
@@ -228,7 +228,9 @@ def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeErr
     if similar:
         return TypeError(f"{function.__name__}(): got {name!r}; did you mean {similar[0]!r}?")
     return TypeError(
-        f"{function.__name__}(): got {name!r}; expected arguments among {', '.join(known)}"
+        f"{function.__name__}(): got {name!r}; expected one of its arguments, which "
+        f"help({function.__qualname__}) has, or a setting, which `dlrm train --help` and "
+        "`dlrm prepare --help` list"
     )
 
 

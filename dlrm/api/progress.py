@@ -1,19 +1,33 @@
 """A progress bar for programs and notebooks."""
 
 import sys
+import warnings
 from types import TracebackType
 from typing import Any
 
-from tqdm import auto
+from tqdm import TqdmWarning
+
+with warnings.catch_warnings():  # in a notebook without ipywidgets the bar is text
+    warnings.simplefilter("ignore", TqdmWarning)
+    from tqdm import auto
 
 from dlrm.metrics.table import SHOWN, title
 from dlrm.train.reports.callbacks import Callbacks, OnStep
 
+_TEXT_SECONDS = 2.0  # between updates of text in a notebook, where each may be a line
+
 
 def is_watched() -> bool:
     """Returns whether standard error is a terminal, or the program runs in a notebook."""
-    kinds = {kind.__module__ for kind in auto.tqdm.__mro__}
-    return sys.stderr.isatty() or "tqdm.notebook" in kinds
+    return sys.stderr.isatty() or _is_notebook()
+
+
+def _is_notebook() -> bool:
+    return "ipykernel.zmqshell" in sys.modules
+
+
+def _is_widget() -> bool:
+    return "tqdm.notebook" in {kind.__module__ for kind in auto.tqdm.__mro__}
 
 
 class ProgressBar:
@@ -25,7 +39,14 @@ class ProgressBar:
     """
 
     def __init__(self, total: int, shown: bool) -> None:
-        self._bar = auto.tqdm(total=total, desc="train", unit="step", disable=not shown)
+        is_text = _is_notebook() and not _is_widget()
+        self._bar = auto.tqdm(
+            total=total,
+            desc="train",
+            unit="step",
+            disable=not shown,
+            mininterval=_TEXT_SECONDS if is_text else 0.1,
+        )
         self._figures: dict[str, str] = {}
 
     def __enter__(self) -> "ProgressBar":

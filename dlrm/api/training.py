@@ -4,10 +4,10 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import os
-import tempfile
+import shutil
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,18 @@ from dlrm.api.defaults import RECIPES, set_aside_default, training_defaults
 from dlrm.api.progress import ProgressBar, is_watched
 from dlrm.api.recipe import BATCH_SIZE, DatasetFacts, auto, describe
 from dlrm.api.tables import ColumnRoles, opened
+from dlrm.api.temporary import temporary_directory
 from dlrm.data.clicks import layout
+from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.transform.schema import Schema
 from dlrm.distributed import World, choose_device
-from dlrm.files import check_all_local
+from dlrm.files import check_all_local, link_or_copy
 from dlrm.flags import Values
+from dlrm.remote.cache import Cache
 from dlrm.remote.copies import check_path, is_fetched, path_in
-from dlrm.remote.output import Output
+from dlrm.remote.mirror import Mirror, NotUploadedError, mirrored
 from dlrm.remote.uri import Uri
 from dlrm.serving.loading import load
 from dlrm.serving.predictor import Predictor
@@ -39,6 +42,7 @@ from dlrm.tasks.config import CLICK_CONFIGS, ClickCheckpointConfig
 from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,
+    all_checkpoints,
     find_checkpoint,
     last_checkpoint,
 )
@@ -118,10 +122,11 @@ def fit(
             saves its state, and `fit` raises the same.
         progress: show a progress bar; None shows one in a terminal and in a notebook. With
             `verbose` there is none.
-        verbose: print a line about each stage, test and twentieth of the run.
+        verbose: print lines as `dlrm train` does: about each stage, test and tenth of the run, and
+            a summary.
         save_checkpoint_path: a new directory for the best and the last checkpoint, or a URI to
-            which they are copied at the end; None uses a temporary one, removed when the model is
-            garbage-collected.
+            which they are uploaded; None uses a temporary one, removed when the model is
+            garbage-collected, or, if the process was killed, by a later one.
         base_device: "cpu", "cuda" or "cuda:<index>" to train on; None uses CUDA if available. The
             model returned is on the CPU.
         recipe: "auto" chooses the open settings from the rows, see `dlrm.api.recipe.auto`.
@@ -143,8 +148,8 @@ def fit(
         FileNotFoundError: the schema or the dataset does not exist.
         FileExistsError: `save_checkpoint_path` has checkpoints of an earlier run.
         OSError: the dataset or a checkpoint cannot be written, as on a full disk.
-        ValueError: data, schema and settings contradict each other; the message names column and
-            row, or setting and value.
+        ValueError: data, schema and settings contradict each other, or all training rows have one
+            label; the message names column and row, or setting and value.
         FloatingPointError: the loss is NaN or infinite.
         Exception: what `on_test`, `on_step` or a function of `metrics` raises.
     """
@@ -175,7 +180,22 @@ def fit(
             print(said)
         model = _train(dataset, values, device, save_checkpoint_path, verbose, watch)
     model.draft = draft
+    _warn_of_a_poor_fit(model.results, recipe)
     return model
+
+
+def _warn_of_a_poor_fit(results: Mapping[str, Any], recipe: str | None) -> None:
+    """Warns if the model predicts the rows that report no better than one number would."""
+    name = results.get("never_chosen_on")
+    entropy = results.get(f"{name}_normalized_entropy", 0.0)
+    if entropy > 1:
+        recipe_too = "" if recipe else 'recipe="auto", '
+        warn(
+            f"the model is no better than a constant prediction on the {name} rows: its normalized "
+            f"entropy is {entropy:.3f}, and that of always predicting their share of positive rows "
+            f"is 1; try {recipe_too}fewer epochs or a smaller embedding_dim, and look for columns "
+            "that changed since the training rows"
+        )
 
 
 def _with_defaults(
@@ -266,21 +286,25 @@ def _train(
     watch: _Watch,
 ) -> Predictor:
     is_local = save_checkpoint_path is not None and not is_fetched(save_checkpoint_path)
-    temporary = None if is_local else tempfile.TemporaryDirectory(prefix="dlrm-")
-    path = Path(temporary.name, "run") if temporary else Path(save_checkpoint_path or "")
-    published = None
-    if temporary and save_checkpoint_path is not None:
-        uri = Uri.parse(save_checkpoint_path)
-        path = path_in(temporary.name, uri)
-        published = Output(uri, path)
+    temporary = None if is_local else temporary_directory()
+    path, mirror = Path(temporary.name if temporary else save_checkpoint_path or ""), None
     settings = own_settings(values.get("tf32", PrecisionConfig.tf32))
-    with _checkpoints(path, dataset) as checkpoints, RunLog(quiet=not verbose) as log, settings:
-        try:
+    lines = RunLog(quiet=not verbose, log_format="short")
+    with ExitStack() as stack:
+        if temporary and save_checkpoint_path is not None:
+            mirror = stack.enter_context(_mirror(Uri.parse(save_checkpoint_path)))
+            path = mirror.path
+        with _checkpoints(path, dataset) as checkpoints, lines as log, settings:
+            if mirror is not None:
+                checkpoints.saved = mirror.saved
             results, roles = _trained(dataset, values, device, checkpoints, log, watch)
             write_results(find_checkpoint(path), {**results, **roles.facts()})
-        finally:
-            if published and last_checkpoint(path):
-                published.publish()
+            log.summary(results)
+        if temporary and mirror is not None:
+            mirror.saved(all_checkpoints(path))  # whose best one has the summary now
+            best = find_checkpoint(path)  # the local directory is removed at the end
+            path = path_in(temporary.name, mirror.uri) / best.name
+            shutil.copytree(best, path, copy_function=link_or_copy)
     model = load(path)
     if temporary:
         weakref.finalize(model.model, temporary.cleanup)  # which recalibrated models share
@@ -304,6 +328,7 @@ def _trained(
         seed, schedule = run.config.data.seed, run.config.schedule
         run.task.model.random = torch.Generator(device).manual_seed(seed)
         datasets = run.own_part()
+        _check_classes(datasets.train)
         steps = run.config.train.num_steps(len(datasets.train))
         if idle := idle_steps_note(schedule, steps):
             warn(idle)
@@ -327,6 +352,20 @@ def _trained(
     return results, roles
 
 
+def _check_classes(train: ClickDataset) -> None:
+    """Raises ValueError if all training rows have one label."""
+    seen: set[float] = set()
+    for index in range(len(train)):
+        seen.update(train.batch(index).labels.unique().tolist())
+        if len(seen) > 1:
+            return
+    for label in seen:
+        rows = train.num_samples
+        raise ValueError(
+            f"label: expected training rows of both classes, got {label:g} in all {rows:,}"
+        )
+
+
 def _recorded(run: ClickRun, dataset: Dataset, device: str) -> Values:
     """Returns the settings that checkpoints record: those of `fit`, and what they were used with.
 
@@ -339,6 +378,16 @@ def _recorded(run: ClickRun, dataset: Dataset, device: str) -> Values:
         "base_device": device,
     }
     return Values({**{name: run.values[name] for name in SETTINGS}, **own}, run.values.given)
+
+
+@contextmanager
+def _mirror(uri: Uri) -> Iterator[Mirror]:
+    """Yields a local directory of checkpoints that are uploaded; see `mirrored`."""
+    try:
+        with mirrored(Cache.open(), uri) as mirror:
+            yield mirror
+    except NotUploadedError as error:
+        raise OSError(str(error)) from error
 
 
 @contextmanager

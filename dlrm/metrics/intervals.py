@@ -67,7 +67,7 @@ def delong(models: Sequence[RankedRows]) -> tuple[np.ndarray, np.ndarray]:
 def delong_interval(model: RankedRows) -> Interval:
     """Returns the AUC with an interval by `delong`."""
     (value,), covariance = delong([model])
-    return _normal_interval(value, math.sqrt(covariance[0, 0]), 0, 1)
+    return _normal_interval(float(value), math.sqrt(covariance[0, 0]), 0, 1)
 
 
 def delong_difference(one: RankedRows, other: RankedRows) -> Difference:

@@ -49,7 +49,7 @@ def by_decile(values: np.ndarray) -> Slices:
 
 
 def by_unknown(counts: np.ndarray) -> Slices:
-    """Returns the rows by how many of their values have no id.
+    """Returns the rows by how many of their values have no id, without counts that none has.
 
     Args:
         counts: `[rows]`.
@@ -65,7 +65,7 @@ def by_unknown(counts: np.ndarray) -> Slices:
             else f"{least} or more"
         )
         slices.append((name, (counts >= least) & (counts < (end or np.inf))))
-    return slices
+    return [(name, chosen) for name, chosen in slices if chosen.any()]
 
 
 def by_source(index: np.ndarray, names: Sequence[str]) -> Slices:

@@ -7,6 +7,7 @@ from dlrm.command_line import missing_extra
 from dlrm.metrics.judged import ScoredRows
 from dlrm.metrics.ranked import RankedRows
 from dlrm.serving.shown import points, run_of
+from dlrm.train.reports.curves import TEST, TRAINING
 
 if TYPE_CHECKING:
     from dlrm.serving.predictor import Predictor
@@ -25,13 +26,13 @@ def figure(model: "Predictor", rows: ScoredRows | None) -> Any:
         tested = run.roles.chooses
 
         def losses(axis: Any) -> None:
-            axis.plot(*points(run.curve, "loss"), label="training")
-            axis.plot(*points(run.tests, "log_loss"), marker="o", label=tested)
+            axis.plot(*points(run.curve, "loss"), color=TRAINING, label="training")
+            axis.plot(*points(run.tests, "log_loss"), color=TEST, marker="o", label=tested)
             axis.set(title="Training", xlabel="step", ylabel="log loss")
             axis.legend()
 
         def aucs(axis: Any) -> None:
-            axis.plot(*points(run.tests, "auc"), marker="o", color="C1", label=tested)
+            axis.plot(*points(run.tests, "auc"), marker="o", color=TEST, label=tested)
             axis.set(title=f"AUC of the {tested} rows", xlabel="step", ylabel="AUC")
 
         panels += [losses, aucs]
@@ -49,6 +50,7 @@ def figure(model: "Predictor", rows: ScoredRows | None) -> Any:
     for axis, panel in zip(axes.flat, panels, strict=True):
         panel(axis)
         axis.grid(alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
     return drawn
 
 
@@ -56,7 +58,7 @@ def _reliability(axis: Any, ranked: RankedRows) -> None:
     curve = ranked.reliability()
     most = max(curve.predicted.max(), curve.observed.max()) * 1.05
     axis.plot([0, most], [0, most], linestyle="--", color="gray", label="perfect")
-    axis.plot(curve.predicted, curve.observed, marker="o", label="model")
+    axis.plot(curve.predicted, curve.observed, color=TEST, marker="o", label="model")
     axis.set(title="Calibration", xlabel="predicted click rate", ylabel="observed click rate")
     axis.legend()
 
@@ -64,7 +66,7 @@ def _reliability(axis: Any, ranked: RankedRows) -> None:
 def _gain(axis: Any, ranked: RankedRows) -> None:
     shares, gains = ranked.gains()
     axis.plot([0, 1], [0, 1], linestyle="--", color="gray", label="at random")
-    axis.plot(shares, gains, label="model")
+    axis.plot(shares, gains, color=TEST, label="model")
     axis.set(title="Gain", xlabel="share of the rows, highest scores first")
     axis.set_ylabel("share of the clicks")
     axis.legend()

@@ -4,6 +4,7 @@ import html
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from dlrm.data.transform.schema import Schema
 from dlrm.metrics.table import METRICS, SHOWN, title
 from dlrm.pages import table
 from dlrm.pages.charts import ChartLine, chart
@@ -116,13 +117,20 @@ def _columns(model: "Predictor") -> list[tuple[str, str]]:
         label += f" ({' or '.join(map(str, several))} is 1)"
     by_role: dict[str, Any] = {
         "label": [label],
-        "numerical": schema.numerical_names,
+        "numerical": [_told(schema, name) for name in schema.numerical_names],
         "categorical": schema.categorical_names,
         "weight": [schema.weight] if schema.weight else [],
         "groups": schema.groups,
         "time": [schema.time.column] if schema.time else [],
     }
     return [(role, _listed(names)) for role, names in by_role.items() if names]
+
+
+def _told(schema: Schema, name: str) -> str:
+    """Returns the name of a number, with its column if that is an id as well."""
+    column = name.removesuffix("_number")
+    both = column != name and column in schema.categorical_names
+    return f"{name} (of {column})" if both else name
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -99,9 +99,11 @@ def test_dropout_in_threads_is_repeatable_and_leaves_the_callers_draws(dataset, 
         assert np.array_equal(model.predict(table()), scores)
 
 
-def test_fit_sets_torchs_environment_before_torch_is_loaded():
+def test_the_import_sets_torchs_variables_and_neither_loads_torch_nor_changes_malloc():
     code = (
-        "import sys, dlrm\n"
+        "import os, sys, dlrm\n"
+        "assert os.environ['GOMP_SPINCOUNT'] == '3000'\n"
+        "assert not {'torch', 'dlrm.environment'} & set(sys.modules)\n"
         "dlrm.fit\n"
         "names = list(sys.modules)\n"
         "assert names.index('dlrm.environment') < names.index('torch')"

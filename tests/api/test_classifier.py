@@ -71,6 +71,31 @@ def test_importances_name_the_columns_that_tell_the_class(fitted):
     assert min(price, shop) > 0.03 > 0.01 > abs(noise)
 
 
+def test_a_number_and_id_in_doubt_has_one_importance_until_the_user_decides():
+    frame, y = rows(1000)
+    frame["stock"] = np.random.default_rng(2).choice(10**6, 200)[np.arange(1000) % 200]
+    made = dlrm.Classifier(epochs=1, base_device="cpu")
+    with pytest.warns(UserWarning, match=r"took stock as a number.*\(numerical=\[...\], cat"):
+        made.fit(frame, y)
+    assert "stock_number" in made.schema_.numerical_names
+    assert len(made.feature_importances_) == 4
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        made.set_params(numerical=["stock"]).fit(frame, y)
+        made.set_params(numerical=None, categorical=["stock"]).fit(frame, y)
+    assert made.schema_.numerical_names == ["price", "noise"]
+
+
+def test_importances_that_cannot_be_measured_are_no_attribute(monkeypatch):
+    made = dlrm.Classifier(epochs=1, base_device="cpu").fit(*rows(100))
+
+    def refuse(*_):
+        raise ValueError("expected rows of both classes")
+
+    monkeypatch.setattr(type(made.model_), "importance", refuse)
+    assert not hasattr(made, "feature_importances_")
+
+
 def test_parameters_are_those_of_fit_and_survive_a_clone():
     made = dlrm.Classifier(embedding_dim=4, random_state=1)
     copy = clone(made).set_params(lr=0.01)
@@ -133,9 +158,12 @@ def test_an_evaluation_set_chooses_the_weights_and_can_stop_early():
     frame, y = rows(2000)
     eval_frame, eval_y = rows(500, 1)
     made = dlrm.Classifier(epochs=20, early_stop=2, test_freq=5, lr=0.02, base_device="cpu")
+    tests = []
+    made = clone(made).set_params(on_test=lambda step, _: tests.append(step))
     made.fit(frame, y, sample_weight=np.ones(2000), eval_set=[(eval_frame, eval_y)])
     results = made.model_.results
     assert results["chosen_on"] == "test"
+    assert tests[:2] == [5, 10]
     assert results["best_epoch"] < 19
     found = roc_auc_score(eval_y == "yes", made.predict_proba(eval_frame)[:, 1])
     assert results["best_auc"] == pytest.approx(found, abs=1e-6)
@@ -213,7 +241,7 @@ def test_sparse_matrices_and_other_columns_are_refused(fitted):
 def test_a_missing_scikit_learn_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn.base", None)
     monkeypatch.delitem(sys.modules, "dlrm.api.classifier", raising=False)
-    with pytest.raises(ImportError, match=r"; pip install 'dlrm\[evaluate\]' has it$"):
+    with pytest.raises(ImportError, match=r"; pip install 'scikit-learn>=1.6' installs it$"):
         dlrm.Classifier  # noqa: B018
 
 

@@ -1,8 +1,11 @@
 """A table in memory becomes the same dataset as its rows in a Parquet file."""
 
 import gc
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 import time
 
 import numpy as np
@@ -170,6 +173,27 @@ def test_splits_may_be_tables_of_their_own(tmp_path):
         dlrm.Dataset.from_arrow(rows, SCHEMA, test=rows, test_fraction=0.2)
 
 
+KILLED = """
+import os, signal
+from dlrm.api.temporary import temporary_directory
+made = temporary_directory()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_process_leaves_is_removed_by_the_next(tmp_path, monkeypatch):
+    variables = {**os.environ, "TMPDIR": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", KILLED], env=variables, check=False)
+    assert killed.returncode == -signal.SIGKILL
+    left = list(tmp_path.glob("*/process-*"))
+    assert len(left) == 1
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    dataset = dlrm.Dataset.from_arrow(table(50), SCHEMA)
+    assert dataset.path.is_dir()
+    assert not left[0].exists()
+    assert (dataset.path.parents[2].stat().st_mode & 0o777) == 0o700
+
+
 def test_a_temporary_dataset_goes_with_its_object():
     dataset = dlrm.Dataset.from_arrow(table(50), SCHEMA)
     path = dataset.path
@@ -184,7 +208,7 @@ def test_a_temporary_dataset_goes_with_its_object():
 def test_arguments_that_do_not_exist_are_named(tmp_path):
     with pytest.raises(TypeError, match=r"from_arrow\(\): got 'fraction'; did .* 'test_fraction'"):
         dlrm.Dataset.from_arrow(table(50), SCHEMA, fraction=0.3)
-    with pytest.raises(TypeError, match=r"got 'z'; .*overwrite, .*test_fraction, "):
+    with pytest.raises(TypeError, match=r"got 'z'; .*help\(Dataset.from_arrow\) has"):
         dlrm.Dataset.from_arrow(table(50), SCHEMA, z=0.3)
     with pytest.raises(ValueError, match="schema: expected a Schema, the path of one or a dict"):
         dlrm.Dataset.from_arrow(table(50), 3)

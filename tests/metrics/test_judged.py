@@ -79,6 +79,7 @@ def test_slices_are_the_rows_that_they_name():
         "6 to 9",
         "10 or more",
     ]
+    assert [name for name, _ in by_unknown(ids.clip(max=1))] == ["0", "1"]
     ends = [tuple(map(float, name.split(" to "))) for name, _ in deciles]
     assert all(before[1] < after[0] for before, after in zip(ends, ends[1:], strict=False))
     found = judge_slices(rows, common, 10)

@@ -165,7 +165,7 @@ def test_a_recalibration_stores_the_rows_that_it_was_fitted_to(tmp_path, monkeyp
 
 def test_a_missing_scikit_learn_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ValueError, match=r"--recalibrate: .*pip install 'dlrm\[evaluate\]'"):
+    with pytest.raises(ValueError, match=r"--recalibrate: .*pip install 'scikit-learn>="):
         check_fitting()
 
 

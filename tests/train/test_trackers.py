@@ -106,8 +106,8 @@ def test_a_missing_package_is_named(tmp_path, monkeypatch):
     said = []
     for tracker in open_trackers(str(tmp_path / "t"), "http://127.0.0.1:9", "run", said.append):
         tracker.close()
-    assert "pip install 'dlrm[tensorboard]'" in "".join(said)
-    assert "pip install 'dlrm[mlflow]'" in "".join(said)
+    assert "pip install 'tensorboardX>=2.6' installs it" in "".join(said)
+    assert "pip install 'mlflow-skinny>=3' installs it" in "".join(said)
     assert not (tmp_path / "t").exists()
 
 

@@ -74,13 +74,17 @@ class Draft:
             lines += [f"#   {shown_name(name)}: {one_line(why)}" for name, why in left_out]
         return "\n".join(lines) + "\n"
 
-    def note(self) -> str | None:
-        """Returns a line about what a user should check; None if nothing was in doubt."""
+    def note(self, decided: Collection[str] = ()) -> str | None:
+        """Returns a line about what a user should check; None if nothing was in doubt.
+
+        Args:
+            decided: columns whose use the user has chosen.
+        """
         parts = []
-        if self.left_out:
-            parts.append(f"left out {_listed_briefly(self.left_out)}")
-        if self.in_doubt:
-            parts.append(f"took {_listed_briefly(self.in_doubt)} as a number and an id, in doubt")
+        if left_out := [name for name in self.left_out if name not in decided]:
+            parts.append(f"left out {_listed_briefly(left_out)}")
+        if in_doubt := [name for name in self.in_doubt if name not in decided]:
+            parts.append(f"took {_listed_briefly(in_doubt)} as a number and an id, in doubt")
         if self.leaks:
             parts.append(f"used {_listed_briefly(self.leaks)}, which nearly tells the label")
         if self.partial_leaks:

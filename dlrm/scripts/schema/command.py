@@ -105,7 +105,8 @@ def _report(drafted: Draft, values: Values) -> None:
     if encoded := schema.numerical_names[len(schema.numerical) :]:
         print(f"encodings:   {listed(encoded)}")
     if schema.time is not None:
-        print(f"time:        {shown_name(schema.time.column)}")
+        name = shown_name(schema.time.column)
+        _say(f"time:        {name}; prepare tests on the rows after --test_from=TIME, if given")
     markers = {field.column: field.missing_values for field in schema.numerical}
     markers |= {field.column: field.missing_values for field in schema.categorical}
     for name, texts in markers.items():

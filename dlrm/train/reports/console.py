@@ -289,7 +289,7 @@ class ShortConsole(NvidiaConsole):
     def summary(self, values: Mapping[str, float]) -> None:
         if self.quiet:
             return
-        if self._saved is None:
+        if self._saved is None and self._kept is None:
             self._values(values)
         else:
             self._print("")
@@ -306,8 +306,8 @@ class ShortConsole(NvidiaConsole):
         for name, text in shown.items():
             self._print(f"{name:<{width}}  {text}")
 
-    def _close(self, values: Mapping[str, float], saved: Saved) -> None:
-        """Prints the closing block of a training."""
+    def _close(self, values: Mapping[str, float], saved: Saved | None) -> None:
+        """Prints the closing block of a training; `dlrm.fit` names no files."""
         kept = self._kept or Kept("", {}, {})
         for name, metrics in kept.results.items():
             self._labelled(name, f"{_metrics(metrics)}  {kept.roles.get(name, '')}".rstrip())
@@ -317,7 +317,8 @@ class ShortConsole(NvidiaConsole):
         if total := sum(self._seconds.values()):
             shares = {name: seconds / total for name, seconds in self._seconds.items()}
             self._labelled("time", verdict_line(shares, self._advice).removeprefix("time: "))
-        self._files(saved)
+        if saved is not None:
+            self._files(saved)
         for index, command in enumerate(self._commands):
             self._labelled("" if index else "next", command, end=" \\")
 

@@ -8,7 +8,7 @@ from dlrm.metrics.table import title as title_of
 from dlrm.pages.pictures import BLUE, GRAY, ORANGE, write_picture
 from dlrm.train.reports.roles import CHOSEN
 
-_TRAINING, _TEST, _RATE = BLUE, ORANGE, GRAY
+TRAINING, TEST, _RATE = BLUE, ORANGE, GRAY
 _POINTS_OF_SCHEDULE = 500
 
 Entries = Sequence[Mapping[str, float]]
@@ -50,9 +50,9 @@ def draw_curves(
     steps = [int(entry["step"]) for entry in (*trained, *tests)]
     rates = _rates(schedule, max(steps), history)
     panels: list[tuple[str, list[tuple[str, str, Entries, str]]]] = [
-        ("loss", [("training", _TRAINING, trained, "loss"), (tested, _TEST, tests, loss_metric)]),
+        ("loss", [("training", TRAINING, trained, "loss"), (tested, TEST, tests, loss_metric)]),
         ("learning rate", [("", _RATE, rates, "lr")]),
-        (f"{tested} {title_of(metric)} ({CHOSEN})", [("", _TEST, tests, metric)]),
+        (f"{tested} {title_of(metric)} ({CHOSEN})", [("", TEST, tests, metric)]),
     ]
 
     def draw(figure: Any) -> None:
@@ -103,11 +103,11 @@ def _draw_panel(
         size = 6 if len(points) < 20 else 3
         x, y = zip(*points, strict=True)
         axis.plot(x, y, marker=marker, markersize=size, color=colour, label=label)
-        if name != "lr" and colour == _TEST and best_step in x:
+        if name != "lr" and colour == TEST and best_step in x:
             best = y[x.index(best_step)]
             axis.plot([best_step], [best], "*", markersize=13, color=colour, label="best")
     if best_step is not None:
-        axis.axvline(best_step, color=_TEST, linestyle=":", linewidth=1)
+        axis.axvline(best_step, color=TEST, linestyle=":", linewidth=1)
     if not drawn:
         axis.text(0.5, 0.5, "none yet", ha="center", va="center", transform=axis.transAxes)
     if any(line[0] for line in drawn):

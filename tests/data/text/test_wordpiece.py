@@ -171,5 +171,5 @@ def test_a_missing_library_is_named(tmp_path, monkeypatch):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match=r"pip install 'dlrm\[text\]'"):
+    with pytest.raises(ValueError, match=r"pip install 'tokenizers>="):
         load_tokenizer(tmp_path / "vocab.txt")

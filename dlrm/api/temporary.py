@@ -1,0 +1,52 @@
+"""Temporary directories of models and datasets, which also vanish after a process was killed."""
+
+import atexit
+import os
+import stat
+import tempfile
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from dlrm.locks import OwnedDirectory, remove_abandoned
+
+_PREFIX = "process-"
+_owned: dict[tuple[int, str], OwnedDirectory] = {}  # by process, as forks have this too, and place
+_lock = threading.Lock()
+
+
+def temporary_directory() -> tempfile.TemporaryDirectory:
+    """Returns a temporary directory, in one of this process.
+
+    A process that is killed, such as the kernel of a notebook, leaves its directory. The next
+    process of the same user that makes one removes it.
+    """
+    return tempfile.TemporaryDirectory(prefix="dlrm-", dir=_of_this_process())
+
+
+def _of_this_process() -> Path:
+    place = os.getpid(), tempfile.gettempdir()
+    with _lock:
+        if place not in _owned or not _owned[place].path.is_dir():
+            parent = _of_this_user(Path(place[1]))
+            remove_abandoned(parent, _PREFIX)
+            _owned[place] = OwnedDirectory(parent, _PREFIX)
+            atexit.register(_remove, *place)
+        return _owned[place].path
+
+
+def _remove(process: int, place: str) -> None:
+    if process == os.getpid():  # not in a fork
+        _owned[process, place].remove()
+
+
+def _of_this_user(place: Path) -> Path:
+    """Returns the directory of this user's processes, which others can neither read nor fill."""
+    directory = place / f"dlrm-{os.getuid()}"
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    found = directory.lstat()
+    is_private = not found.st_mode & 0o077 and found.st_uid == os.getuid()
+    if is_private and stat.S_ISDIR(found.st_mode):
+        return directory
+    return Path(tempfile.mkdtemp(prefix="dlrm-"))  # another user has made the former
