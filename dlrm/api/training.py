@@ -383,11 +383,17 @@ def _recorded(run: ClickRun, dataset: Dataset, device: str) -> Values:
 @contextmanager
 def _mirror(uri: Uri) -> Iterator[Mirror]:
     """Yields a local directory of checkpoints that are uploaded; see `mirrored`."""
-    try:
-        with mirrored(Cache.open(), uri) as mirror:
-            yield mirror
-    except NotUploadedError as error:
-        raise OSError(str(error)) from error
+    with ExitStack() as stack:
+        try:
+            mirror = stack.enter_context(mirrored(Cache.open(), uri))
+        except FileExistsError as error:  # with advice for the command
+            last = str(error).partition(": ")[0]
+            raise FileExistsError(f"{last}: of an earlier run; name another place") from error
+        yield mirror
+        try:
+            stack.close()
+        except NotUploadedError as error:
+            raise OSError(str(error)) from error
 
 
 @contextmanager

@@ -213,8 +213,8 @@ class _ObjectStore:
 
     def entries(self, prefix: str) -> list[Entry]:
         def listed() -> list[Entry]:
-            # obstore takes a prefix for whole parts of keys.
-            chunks = self._ops.list(self._store, prefix.rstrip("/") or None, chunk_size=1000)
+            folder = prefix.rpartition("/")[0]  # obstore takes a prefix for whole parts of keys
+            chunks = self._ops.list(self._store, folder or None, chunk_size=1000)
             return [_entry(facts) for chunk in chunks for facts in chunk]
 
         with self._named(prefix):

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import numpy as np
 import pytest
@@ -141,3 +142,14 @@ def test_a_cache_is_bounded(bucket, tmp_path):
         fetched_directory(Cache.open(tmp_path / "other", limit=1000), bucket.below("d0")),
     ):
         pass
+
+
+def test_what_an_upload_left_long_ago_is_deleted(bucket, tmp_path, monkeypatch):
+    uri, store = bucket.below("d"), open_store(bucket)
+    store.write("d/data-0123456789abcdef/large.bin", b"left")
+    published(made(tmp_path / "old"), uri)
+    assert store.entries("d/data-0123456789abcdef/")  # another writer's, who may still be there
+    later = time.time() + 2 * 24 * 3600
+    monkeypatch.setattr(time, "time", lambda: later)
+    published(made(tmp_path / "new", seed=1), uri, replace=True)
+    assert not store.entries("d/data-0123456789abcdef/")

@@ -49,6 +49,7 @@ def test_objects_of_a_prefix_and_of_a_pattern(bucket):
     assert names(bucket.below("d/day=[12]")) == keys[:3]
     assert names(bucket.below("**/a.csv")) == [keys[0], keys[2], keys[4]]
     assert names(bucket) == keys
+    assert [entry.key for entry in store.entries("d/day=1/a")] == keys[:1]
     with Cache.open().fetched(bucket.below("d/day=*")) as folder:
         assert sorted(p.read_text() for p in folder.rglob("*.csv")) == keys[:3]
         assert (folder / "day=1" / "a.csv").stat().st_mtime == store.entry(keys[0]).modified
