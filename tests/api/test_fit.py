@@ -380,7 +380,7 @@ def test_tables_in_a_store_are_trained_to_the_same_bits(dataset, tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_a_model_without_numerical_fields_warns_of_nothing(tmp_path):
     rows = table().drop(["price"])
-    settings = {**SETTINGS, "epochs": 1, "bottom_mlp_sizes": (8, 4)}
+    settings = {**SETTINGS, "epochs": 2, "lr": 0.02, "bottom_mlp_sizes": (8, 4)}
     trained = dlrm.fit(rows, SCHEMA | {"numerical": []}, base_device="cpu", **settings)
     scores = trained.predict(rows)
     trained.save(tmp_path / "saved")
