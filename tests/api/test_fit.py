@@ -235,6 +235,13 @@ def test_a_model_says_what_it_is(model, tmp_path):
     assert f"{auc:.4f}" in page
 
 
+def test_a_row_of_pandas_is_one_row_in_all_its_versions(model, monkeypatch):
+    frame = table().to_pandas()
+    expected = model.predict(frame[:1])
+    monkeypatch.setattr(type(frame.iloc[0]), "__arrow_c_stream__", None, raising=False)  # of 3.0
+    np.testing.assert_array_equal(model.predict(frame.iloc[0]), expected)
+
+
 def test_nothing_is_printed_unless_asked(capfd):
     quick = {**SETTINGS, "max_steps": 3}
     model = dlrm.fit(table(), SCHEMA, test_fraction=0.5, seed=3, base_device="cpu", **quick)
