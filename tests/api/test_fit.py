@@ -233,6 +233,13 @@ def test_a_model_says_what_it_is(model, tmp_path):
     assert f"{auc:.4f}" in page
 
 
+def test_a_row_of_pandas_is_one_row_in_all_its_versions(model, monkeypatch):
+    frame = table().to_pandas()
+    expected = model.predict(frame[:1])
+    monkeypatch.setattr(type(frame.iloc[0]), "__arrow_c_stream__", None, raising=False)  # of 3.0
+    np.testing.assert_array_equal(model.predict(frame.iloc[0]), expected)
+
+
 def test_nothing_is_printed_unless_asked(capfd):
     quick = {**SETTINGS, "max_steps": 3}
     model = dlrm.fit(table(), SCHEMA, test_fraction=0.5, seed=3, base_device="cpu", **quick)
@@ -378,7 +385,7 @@ def test_tables_in_a_store_are_trained_to_the_same_bits(dataset, tmp_path):
 @pytest.mark.filterwarnings("error")
 def test_a_model_without_numerical_fields_warns_of_nothing(tmp_path):
     rows = table().drop(["price"])
-    settings = {**SETTINGS, "epochs": 1, "bottom_mlp_sizes": (8, 4)}
+    settings = {**SETTINGS, "epochs": 2, "lr": 0.02, "bottom_mlp_sizes": (8, 4)}
     trained = dlrm.fit(rows, SCHEMA | {"numerical": []}, base_device="cpu", **settings)
     scores = trained.predict(rows)
     trained.save(tmp_path / "saved")

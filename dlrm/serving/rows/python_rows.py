@@ -31,7 +31,8 @@ def frame_of(rows: Any, transform: Transform) -> Any:
         ValueError: a column is missing, or it is no row.
     """
     names = transform.names
-    if is_frame(rows):
+    is_row = _is_named(rows) and not hasattr(rows, "columns")  # also a Series, which has a stream
+    if is_frame(rows) and not is_row:
         return rows
     if isinstance(rows, str | bytes):
         raise ValueError("rows: expected a list of rows, got one string; put it in a list")
