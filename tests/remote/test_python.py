@@ -79,7 +79,7 @@ def test_a_model_lives_at_uris(bucket):
     trained = dlrm.fit(TABLE, schema=schema, save_checkpoint_path=run, **SMALL)
     assert repr(trained).startswith(f"Predictor('{run}/step-")
     assert "best.json" in names(bucket.below("run"))
-    with pytest.raises(FileExistsError, match=f"{run}/step-.*: of an earlier run; name another place"):
+    with pytest.raises(FileExistsError, match=f"{run}/step-.*: of an earlier run; name another"):
         dlrm.fit(TABLE, schema=schema, save_checkpoint_path=run, **SMALL)
     loaded = dlrm.load(run)
     rows = TABLE.drop_columns("label")
