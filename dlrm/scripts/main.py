@@ -1,5 +1,6 @@
 """Trains, tests or times a DLRM: dlrm train --dataset DIR ..., or dlrm test
 
+A first training needs --dataset, --recipe auto and --save_checkpoint_path only.
 `python -m dlrm.scripts.main --mode train` works alike, and prints the lines of NVIDIA's
 program.
 """

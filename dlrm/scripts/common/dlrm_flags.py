@@ -119,8 +119,8 @@ class CommandConfig:
 
 
 _TOPICS = (
-    *("Run", "Precision", "Data", "Synthetic data", "Model", "Training", "Learning rate"),
-    *("Optimizers", "Checkpoints and files", "Inference benchmark", "Tables larger than memory"),
+    *("Data", "Checkpoints and files", "Training", "Learning rate", "Optimizers", "Model", "Run"),
+    *("Precision", "Tables larger than memory", "Inference benchmark", "Synthetic data"),
 )
 # Parts of errors about NVIDIA's earlier flags, and their replacements here.
 _GONE = {
