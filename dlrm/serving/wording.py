@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dlrm.data.sources.row_error import RowError
 from dlrm.remote.cache import with_uris
 
+_OURS = ("dlrm.", "contextlib")  # modules between a warning and the caller's line
 _COMMAND = r"`[^`]*`|python -m [^;,]*"  # whose flags are flags
 _FLAG = re.compile(rf"({_COMMAND})|--(\w+)")
 _FIRST = re.compile(r"--(\w+) ([^\s:]+): ")
@@ -44,6 +45,6 @@ def python_text(text: str) -> str:
 def warn(text: str) -> None:
     """Warns at the line of the caller's program that called this package."""
     level, frame = 1, sys._getframe()
-    while frame.f_back and frame.f_globals.get("__name__", "").startswith("dlrm."):
+    while frame.f_back and frame.f_globals.get("__name__", "").startswith(_OURS):
         level, frame = level + 1, frame.f_back
     warnings.warn(python_text(text), stacklevel=level)

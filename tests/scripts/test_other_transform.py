@@ -70,7 +70,7 @@ def test_what_nvidia_saved_is_scored_by_the_transform_of_a_dataset(trained, othe
             ("predict", *scores, f"--input={trained.dataset}"),
         ):
             done = forked.succeed(f"dlrm.scripts.{name}", *words)
-            aucs.append(float(re.search(r"\bauc +(\d\.\d+)", done.stdout)[1]))
+            aucs.append(float(re.search(r"\b(?:auc|AUC) +(\d\.\d+)", done.stdout)[1]))
     assert max(aucs) - min(aucs) < 0.01  # evaluate shows as many digits as the interval has
     refused = forked.run("dlrm.scripts.predict", *scores, f"--input={other_ids}")
     assert (refused.returncode, bool(re.search(DIFFERS, refused.stderr))) == (1, True)
