@@ -181,7 +181,7 @@ class Sharded:
         return self._shard.take(self._dataset.batch(index))
 
     def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read; see `Dataset.ahead`."""
+        """Returns an order in which batches will be read; see `ClickDataset.ahead`."""
         return self._dataset.ahead(order)
 
     def check_files(self) -> None:

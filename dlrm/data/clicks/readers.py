@@ -131,7 +131,7 @@ class SplitDataset(BatchedRows):
         return batch
 
     def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read; see `Dataset.ahead`."""
+        """Returns an order in which batches will be read; see `ClickDataset.ahead`."""
         return self._verifier.ahead(order, self._spans) if self._verifier else order
 
     def _spans(self, index: int) -> Iterator[tuple[Checked, int, int]]:
@@ -254,7 +254,7 @@ class BinaryDataset(BatchedRows):
             self._verifier.check_single([self._path])
 
     def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read; see `Dataset.ahead`."""
+        """Returns an order in which batches will be read; see `ClickDataset.ahead`."""
         return self._verifier.ahead(order, self._spans) if self._verifier else order
 
     def _spans(self, index: int) -> Iterator[tuple[Checked, int, int]]:
