@@ -131,8 +131,8 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
         raise ValueError(
             f"{', '.join(missing)}: not set, though "
             f"{' and '.join(f'{k}={v}' for k, v in found.items())}; start all processes by "
-            "torchrun, srun, python -m torch.distributed.launch --use_env or mpirun, which on several "
-            "machines needs MASTER_ADDR and MASTER_PORT of that of rank 0"
+            "torchrun, srun, python -m torch.distributed.launch --use_env or mpirun, which on "
+            "several machines needs MASTER_ADDR and MASTER_PORT of that of rank 0"
         )
     local_size = found.get("LOCAL_WORLD_SIZE", size)
     result = Launch(found["RANK"], size, found["LOCAL_RANK"], local_size)

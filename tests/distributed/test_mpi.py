@@ -111,7 +111,7 @@ shutdown(world)
 """
 TORCH = [sys.executable, "-m"]
 LAUNCHERS = {
-    "torchrun": [*TORCH, "torch.distributed.run", "--nproc_per_node=2", "--rdzv_endpoint=:0"],
+    "torchrun": [*TORCH, "torch.distributed.run", "--standalone", "--nproc_per_node=2"],
     "launch": [*TORCH, "torch.distributed.launch", "--use_env", "--nproc_per_node=2"],
     "mpirun": ["mpirun", "-n", "2", sys.executable],
     "mpiexec.hydra": ["mpiexec.hydra", "-n", "2", sys.executable],
