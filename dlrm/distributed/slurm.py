@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping
 
-_FIRST_PORT, _PORTS = 15_000, 15_000  # below those that Linux gives to outgoing connections
+FIRST_PORT, PORTS = 15_000, 15_000  # below those that Linux gives to outgoing connections
 
 
 def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
@@ -23,7 +23,7 @@ def slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
         "WORLD_SIZE": size,
         "LOCAL_RANK": environment.get("SLURM_LOCALID"),
         "LOCAL_WORLD_SIZE": _tasks_of_node(environment),
-        "MASTER_ADDR": _first_host(environment),
+        "MASTER_ADDR": first_host(environment),
         "MASTER_PORT": _port(environment),
     }
     for name, key in (("RANK", "PROCID"), ("WORLD_SIZE", "NTASKS"), ("LOCAL_RANK", "LOCALID")):
@@ -48,7 +48,7 @@ def _tasks_of_node(environment: Mapping[str, str]) -> str | None:
     return counts[int(node)] if node and node.isdigit() and int(node) < len(counts) else None
 
 
-def _first_host(environment: Mapping[str, str]) -> str | None:
+def first_host(environment: Mapping[str, str]) -> str | None:
     """Returns the node of task 0: of "gpu[07-09,12],cpu1" it is gpu07."""
     names = ("SLURM_STEP_NODELIST", "SLURM_NODELIST", "SLURM_JOB_NODELIST")
     nodes = next(filter(None, map(environment.get, names)), "")
@@ -62,4 +62,4 @@ def _port(environment: Mapping[str, str]) -> str | None:
     step = environment.get("SLURM_STEP_ID", "0")
     if not job.isdigit() or not step.isdigit():
         return None
-    return str(_FIRST_PORT + (10 * int(job) + int(step)) % _PORTS)
+    return str(FIRST_PORT + (10 * int(job) + int(step)) % PORTS)

@@ -14,18 +14,12 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from dlrm.distributed.mpi import mpi_variables
 from dlrm.distributed.slurm import slurm_variables
 
 T = TypeVar("T")
 _JOIN_SECONDS = 600.0  # to wait for missing processes
 _store: dist.Store | None = None  # through which the ranks found each other
-
-_OMPI = {  # variables that mpirun sets, by the names of torch's launchers
-    "RANK": "OMPI_COMM_WORLD_RANK",
-    "WORLD_SIZE": "OMPI_COMM_WORLD_SIZE",
-    "LOCAL_RANK": "OMPI_COMM_WORLD_LOCAL_RANK",
-    "LOCAL_WORLD_SIZE": "OMPI_COMM_WORLD_LOCAL_SIZE",
-}
 
 
 @dataclass(frozen=True)
@@ -120,13 +114,12 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
         ValueError: they contradict each other, or some are missing; the message has names and
             values.
     """
-    environment, found = _with_slurm(environment), {}
-    for name, other in _OMPI.items():
-        key = name if name in environment else other
-        if key in environment:
-            text = environment[key]
+    environment, found = _with_launcher(environment), {}
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        if name in environment:
+            text = environment[name]
             if not text.isascii() or not text.isdigit():
-                raise ValueError(f"{key}={text}: expected a number, 0 or more")
+                raise ValueError(f"{name}={text}: expected a number, 0 or more")
             found[name] = int(text)
     if "RANK" not in found and "WORLD_SIZE" not in found:
         return Launch()
@@ -138,7 +131,8 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
         raise ValueError(
             f"{', '.join(missing)}: not set, though "
             f"{' and '.join(f'{k}={v}' for k, v in found.items())}; start all processes by "
-            "torchrun, srun or python -m torch.distributed.launch --use_env"
+            "torchrun, srun, python -m torch.distributed.launch --use_env or mpirun, which on "
+            "several machines needs MASTER_ADDR and MASTER_PORT of that of rank 0"
         )
     local_size = found.get("LOCAL_WORLD_SIZE", size)
     result = Launch(found["RANK"], size, found["LOCAL_RANK"], local_size)
@@ -153,16 +147,21 @@ def launch(environment: Mapping[str, str] = os.environ) -> Launch:
     return result
 
 
-def _with_slurm(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Adds torch's names for the variables of srun, unless another launcher has set its own."""
-    if {"RANK", "WORLD_SIZE", _OMPI["RANK"], _OMPI["WORLD_SIZE"]} & environment.keys():
+def _with_launcher(environment: Mapping[str, str]) -> Mapping[str, str]:
+    """Adds torch's names for the variables of mpirun or srun, unless there are torch's own."""
+    if {"RANK", "WORLD_SIZE"} & environment.keys():
         return environment
-    return {**slurm_variables(environment), **environment}
+    return {**(mpi_variables(environment) or slurm_variables(environment)), **environment}
+
+
+def _is_of_srun(environment: Mapping[str, str]) -> bool:
+    others = {"RANK", "WORLD_SIZE"} & environment.keys() or mpi_variables(environment)
+    return not others and bool(slurm_variables(environment))
 
 
 def _address() -> tuple[str, str]:
     """Returns host and port at which the processes meet."""
-    environment = _with_slurm(os.environ)
+    environment = _with_launcher(os.environ)
     return environment["MASTER_ADDR"], environment["MASTER_PORT"]
 
 
@@ -283,7 +282,7 @@ def _own_cuda_device(device: str, found: Launch) -> str:
         raise ValueError(f"--base_device {device}: expected cuda, of which each process takes one")
     count = torch.cuda.device_count()
     own = {"SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"} & {*os.environ}
-    if count == 1 and own and _with_slurm(os.environ) is not os.environ:
+    if count == 1 and own and _is_of_srun(os.environ):
         torch.cuda.set_device(0)  # srun --gpus-per-task shows each task its own
         return "cuda:0"
     if found.local_size > count:

@@ -26,6 +26,7 @@ _PATIENCE = 60.0  # seconds for a command to end by itself once it is asked to
 # A launcher's variables: they would make the command wait for the ranks of another run.
 _LAUNCHER = re.compile(
     r"(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE|NAME)|MASTER_(ADDR|PORT)|TORCHELASTIC_.*|SLURM_PROCID"
+    r"|OMPI_COMM_WORLD_.*|PMI_RANK"
 )
 
 

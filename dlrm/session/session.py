@@ -132,7 +132,8 @@ class Session:
         values = self.values
         with self.agreed():
             check(values, self.world)
-        shared = {f"--{k}": v for k, v in values.items() if k not in ranks_may_differ}
+        named = values_with_uris(values)  # the caches of nodes may have other places
+        shared = {f"--{k}": v for k, v in named.items() if k not in ranks_may_differ}
         check_same(shared, self.world)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
         self._profiler: StepProfiler | None = None
@@ -409,15 +410,18 @@ def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
 def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
     """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
 
+    The path may be another on each node, as long as all have copies of the same directory.
+
     Raises:
         FileNotFoundError, ValueError: the checkpoint is missing or damaged.
     """
     with ExitStack() as held:
-        found = None
+        inside = None
         with agreed(world, ValueError, OSError):
             if path and world.rank == 0:
-                found = held.enter_context(checkpoint_in_use(path))
-        yield from_first(found, world)
+                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path)), path)
+        inside = from_first(inside, world)
+        yield Path(path, inside) if path and inside else None
 
 
 def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:

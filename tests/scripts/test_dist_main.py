@@ -451,7 +451,7 @@ def test_a_refused_second_run_does_not_touch_the_first(start, tmp_path, command)
 
 
 @pytest.mark.slow
-def test_restarts_do_not_meet_the_dead(start, tmp_path):
+def test_restarts_do_not_meet_the_dead(start, tmp_path, uninterrupted):
     (tmp_path / "dying.py").write_text(
         "import os\n"
         "from dlrm.tasks import recommendation as r\n"
@@ -467,8 +467,10 @@ def test_restarts_do_not_meet_the_dead(start, tmp_path):
     )
     launcher = ["torch.distributed.run", "--nproc_per_node=2", "--max_restarts=4"]
     launcher.append("--monitor_interval=0.1")
-    job = start("--max_steps=5", module="dying", launcher=launcher)
+    job = start(*LONG, "--resume", module="dying", launcher=launcher)
     assert job.wait() == 0, job.output()
+    assert "no checkpoint in" in job.output(), "they died before the first one"
+    assert weights(tmp_path / "run") == uninterrupted
 
 
 def start_one(folder, module, dataset, **variables):

@@ -81,7 +81,10 @@ class CheckpointDirectory:
         name = from_first(probe.name, world)
         with agreed(world, OSError):
             if not (self.path / name).exists():
-                raise OSError(f"{self.path}: is not the same directory as on rank 0")
+                raise OSError(
+                    f"{self.path}: is not the same directory as on rank 0; all nodes need one for "
+                    "checkpoints, and for those at a URI one --cache_dir"
+                )
         if world.rank == 0:
             probe.unlink()
 
