@@ -43,6 +43,7 @@ class Lease:
     """
 
     def __init__(self, uri: Uri, store: Store) -> None:
+        uri.check_writable()
         self.uri, self.lost = uri, ""
         self._store, self._key = store, uri.below(WRITER).key
         self._version, self._renewals, self._renewed = "", 0, time.monotonic()
@@ -92,9 +93,14 @@ class Lease:
                         f"{self.uri}: another run writes there: {_named(facts)}, which was active "
                         f"{silent:.0f} s ago; once it has ended, wait {STALE_SECONDS:.0f} s at most"
                     )
-            with suppress(FileExistsError, FileNotFoundError):  # another was faster
+            try:
                 self._write(NEW if found is None else found[0].version)
                 return
+            except FileExistsError:  # another was faster
+                continue
+            except FileNotFoundError:  # it was removed, or else there is no bucket
+                if found is None:
+                    raise
         raise BlockingIOError(f"{self.uri}: other runs want to write there at the same time")
 
     def _keep(self) -> None:

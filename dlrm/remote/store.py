@@ -387,6 +387,7 @@ def _reason(error: BaseException) -> str:
         return one_line(": ".join(found[1] for found in (code, said) if found is not None))
     first = text.strip().partition("\n")[0]
     first = re.sub(r"Error performing \w+ \S+ in \S+( -)? ?", "", first)
+    first = re.sub(r", max_retries: \d+, retry_timeout: \d+s *-?", ":", first)
     first = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", first)
     return one_line(first.partition("Debug source")[0])[:300]
 

@@ -5,6 +5,8 @@ import os
 import pytest
 
 from dlrm.remote.cache import Cache
+from dlrm.remote.lease import Lease
+from dlrm.remote.output import Output
 from dlrm.remote.store import NEW, find_entries, open_store
 from dlrm.remote.uri import Uri, is_uri
 
@@ -27,7 +29,10 @@ def test_a_uri_keeps_its_text(text):
         ("ftp://host/a", r"ftp://host/a: expected a URI of s3://, .*, got ftp://"),
         ("s3:///a", "expected a bucket, as in s3://bucket/a, got none"),
         ("s3://me:secret@bucket/a", r"s3://...@bucket/a: expected no user or password"),
-        ("s3://b/../a", r"without \.\."),
+        ("s3://b/../a", r"without empty parts, as in a//b, parts \. and \.\."),
+        ("s3://b/a//b", r"'s3://b/a//b': expected a key without empty parts"),
+        ("s3://b/a/./b", "without empty parts"),
+        ("s3://b/a\nb", "without .* control characters"),
         ("a/b", "expected a URI, such as"),
     ],
 )
@@ -84,6 +89,34 @@ def test_what_is_not_there_is_named(bucket):
     for act in (find_entries, lambda uri: open_store(uri).write("a", b"")):
         with pytest.raises(FileNotFoundError, match=f"{missing}: no such bucket"):
             act(missing)
+
+
+def test_an_object_that_is_a_folder_too_is_named(bucket, tmp_path):
+    store = open_store(bucket)
+    for key in ("a/b", "a/b/c/d"):
+        store.write(key, b"")
+    with (
+        pytest.raises(OSError, match=f"^{bucket}a/b: is an object, and a folder"),
+        Cache.open(tmp_path).fetched(bucket.below("a")),
+    ):
+        pass
+
+
+def test_overwriting_is_not_advised_where_it_is_refused(bucket, tmp_path):
+    open_store(bucket).write("a/b", b"")
+    with pytest.raises(FileExistsError, match="is not replaced; name another$"):
+        Output(bucket.below("a"), tmp_path / "a", False)
+
+
+def test_nothing_is_written_to_a_web_server(tmp_path):
+    with pytest.raises(ValueError, match="https://host/a: expected a store to write to, got a web"):
+        Output(Uri.parse("https://host/a"), tmp_path / "a")
+
+
+def test_a_lease_in_no_bucket_is_named(bucket):
+    uri = Uri.parse("s3://no-such-bucket/run")
+    with pytest.raises(FileNotFoundError, match="s3://no-such-bucket/: no such bucket"):
+        Lease(uri, open_store(uri))
 
 
 def test_a_forked_child_reads(bucket):
