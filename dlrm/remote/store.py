@@ -50,6 +50,10 @@ _connected_in: set[int] = set()  # processes that have used obstore, before a fo
 _REPLACED = "{}: another process has written it meanwhile"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 _REFUSED = r"credential|\b40[13]\b|AccessDenied"
+_PREAMBLE = (  # of obstore's messages, which the URI and the class of the error say
+    r"^Generic \w+ error: |^The operation lacked the necessary privileges to complete for path .*?: "
+    r"|Server returned non-2xx status code: "
+)
 _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 
 
@@ -387,9 +391,10 @@ def _reason(error: BaseException) -> str:
         return one_line(": ".join(found[1] for found in (code, said) if found is not None))
     first = text.strip().partition("\n")[0]
     first = re.sub(r"Error performing \w+ \S+ in \S+( -)? ?", "", first)
+    first = re.sub(_PREAMBLE, "", first)
     first = re.sub(r", max_retries: \d+, retry_timeout: \d+s *-?", ":", first)
     first = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", first)
-    return one_line(first.partition("Debug source")[0])[:300]
+    return one_line(first.partition("Debug source")[0]).rstrip(": ")[:300]
 
 
 def total_bytes(entries: Sequence[Entry]) -> int:
