@@ -87,8 +87,8 @@ class Lease:
             found = self._read()
             if found is not None and found[1].get("id") != self._facts["id"]:
                 entry, facts = found
-                if _is_alive(facts, entry):
-                    silent = max(0, time.time() - entry.modified)
+                silent = max(0, self._clock() - entry.modified)
+                if _is_alive(facts, silent):
                     raise BlockingIOError(
                         f"{self.uri}: another run writes there: {_named(facts)}, which was active "
                         f"{silent:.0f} s ago; once it has ended, wait {STALE_SECONDS:.0f} s at most"
@@ -131,6 +131,16 @@ class Lease:
         self._version = self._store.write(self._key, content.encode(), condition)
         self._renewed = began
 
+    def _clock(self) -> float:
+        """Returns the time by the store's clock, from which this machine's may differ."""
+        key = self.uri.below(f".{self._facts['id']}").key
+        self._store.write(key, b"")
+        try:
+            return self._store.entry(key).modified
+        finally:
+            with suppress(OSError):
+                self._store.remove([key])
+
     def _read(self) -> tuple[Entry, dict[str, Any]] | None:
         for _ in range(_TRIES):
             try:
@@ -148,11 +158,11 @@ class Lease:
         raise OSError(f"{self.uri.below(WRITER)}: cannot be read")
 
 
-def _is_alive(facts: dict[str, Any], entry: Entry) -> bool:
-    """Returns whether a process may still have its right."""
+def _is_alive(facts: dict[str, Any], silent: float) -> bool:
+    """Returns whether a process that has been silent for some seconds may still have its right."""
     if facts.get("processes") == _processes():  # it can be looked up here
         return _started(facts.get("pid")) == facts.get("started")
-    return time.time() - entry.modified < STALE_SECONDS
+    return silent < STALE_SECONDS
 
 
 def _named(facts: dict[str, Any]) -> str:
