@@ -51,7 +51,7 @@ _REPLACED = "{}: another process has written it meanwhile"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 _REFUSED = r"credential|\b40[13]\b|AccessDenied"
 _PREAMBLE = (  # of obstore's messages, which the URI and the class of the error say
-    r"^Generic \w+ error: |^The operation lacked the necessary privileges to complete for path .*?: "
+    r"^Generic \w+ error: |^The operation lacked the necessary privileges .*?: "
     r"|Server returned non-2xx status code: "
 )
 _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
@@ -202,20 +202,31 @@ class _ObjectStore:
             "gs": os.environ.get("STORAGE_EMULATOR_HOST", ""),
             "http": str(self.root),
         }.get(scheme, "")
+        if endpoint and not re.match("https?://[^/]", endpoint):  # obstore would panic
+            raise ValueError(
+                f"{self.root}: expected the address of the service in the environment to begin "
+                "with http:// or https://"
+            )
         if endpoint.startswith("http://"):  # which the user has chosen
             options["client_options"]["allow_http"] = True
-        if scheme == "s3":
-            options |= _aws_options(endpoint)
         if scheme == "gs" and endpoint:
             fields = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
             account = {"gcs_base_url": endpoint, "disable_oauth": True, **fields}
             options["service_account_key"] = json.dumps(account)
         try:
+            if scheme == "s3":
+                options |= _aws_options(endpoint)
             return from_url(str(self.root).rstrip("/"), **options)
-        except Exception as error:  # obstore's have no common class with a meaning
+        except Exception as error:  # obstore's and boto3's have no common class
             raise ValueError(f"{self.root}: {_reason(error)}") from error
 
     def entries(self, prefix: str) -> list[Entry]:
+        if _STORES.get(self.root.scheme, self.root.scheme) == "http":
+            raise ValueError(
+                f"{replace(self.root, key=prefix)}: expected the URI of a single file, as a web "
+                "server has no listings"
+            )
+
         def listed() -> list[Entry]:
             # obstore takes a prefix for whole parts of keys.
             chunks = self._ops.list(self._store, prefix.rstrip("/") or None, chunk_size=1000)

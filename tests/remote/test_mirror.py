@@ -195,7 +195,8 @@ def test_the_right_of_another_machine_ends_when_it_is_not_renewed(uri, monkeypat
     first = Lease(uri, store)
     monkeypatch.setattr(lease, "_processes", lambda: "another machine")
     with monkeypatch.context() as fast:
-        fast.setattr(time, "time", lambda began=time.time(): began + 3600)
+        ahead = time.time() + 3600
+        fast.setattr(time, "time", lambda: ahead)
         with pytest.raises(BlockingIOError, match="another run writes there"):
             Lease(uri, store)
     monkeypatch.setattr(lease, "STALE_SECONDS", -1)

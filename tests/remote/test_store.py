@@ -113,6 +113,26 @@ def test_nothing_is_written_to_a_web_server(tmp_path):
         Output(Uri.parse("https://host/a"), tmp_path / "a")
 
 
+@pytest.mark.parametrize("uri", ["http://host/a*", "http://host/", "http://host/a/"])
+def test_a_web_server_has_no_listings(uri):
+    with pytest.raises(ValueError, match="^http://host/.*: expected the URI of a single file"):
+        find_entries(Uri.parse(uri))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"AWS_ENDPOINT_URL": "host"}, "expected the address .* to begin with http:// or https://"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_PROFILE": "none"}, "profile .none. could not be found"),
+    ],
+)
+def test_wrong_settings_are_named(monkeypatch, settings, message):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"^s3://wrong/: .*{message}"):
+        open_store(Uri("s3", "wrong"))
+
+
 def test_a_lease_in_no_bucket_is_named(bucket):
     uri = Uri.parse("s3://no-such-bucket/run")
     with pytest.raises(FileNotFoundError, match="s3://no-such-bucket/: no such bucket"):
