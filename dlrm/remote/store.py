@@ -28,12 +28,12 @@ NEW = "new"  # of `Store.write`: only if there is no such object
 _REPEATS, _FIRST_PAUSE = 4, 0.2  # of a read that ended early; obstore repeats requests itself
 _WAIT = {"connect_timeout": "10s", "timeout": "5m", "pool_max_idle_per_host": "64"}
 _RETRIES = {
-    "max_retries": 10,
+    "max_retries": 25,  # more than fit in the time
     "retry_timeout": timedelta(seconds=120),
     "backoff": {
         "init_backoff": timedelta(milliseconds=100),
         "max_backoff": timedelta(seconds=10),
-        "base": 2,
+        "base": 3,  # a pause is random up to so many times the last one; with 2 they hardly grow
     },
 }
 _IMPATIENT = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}
