@@ -268,6 +268,26 @@ def read_manifest(
     return manifest
 
 
+def files_of(manifest: Mapping[str, Any], where: str) -> dict[str, tuple[int, str]]:
+    """Returns the sizes and checksums of the files that a manifest lists, by name.
+
+    Raises:
+        ValueError: they are damaged; the message has `where`.
+    """
+    try:
+        files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{where}: not a manifest ({error!r})") from error
+    for name, (size, sums) in files.items():
+        if type(size) is not int or not _are_sums(sums, size):
+            raise ValueError(
+                f"{where}: {name}: expected a number of bytes, and eight hexadecimal digits for "
+                f"the file or for each {BLOCK_BYTES} bytes of it, got {brief(size)} and "
+                f"{brief(sums)}"
+            )
+    return files
+
+
 def check_listed(directory: Path, folder: str) -> None:
     """Compares the names of the files in a folder of a directory with the directory's manifest.
 
@@ -288,15 +308,9 @@ def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tupl
     try:
         manifest = read_sealed(path)
         actual_kind, version = manifest["kind"], manifest["version"]
-        files = {name: (f["bytes"], f["crc32"]) for name, f in manifest["files"].items()}
-    except (KeyError, TypeError, AttributeError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a manifest ({error!r})") from error
-    for name, (size, sums) in files.items():
-        if type(size) is not int or not _are_sums(sums, size):
-            raise ValueError(
-                f"{path}: {name}: expected a number of bytes, and eight hexadecimal digits for the "
-                f"file or for each {BLOCK_BYTES} bytes of it, got {brief(size)} and {brief(sums)}"
-            )
+    files = files_of(manifest, str(path))
     if actual_kind != kind or version not in _VERSIONS:
         raise ValueError(
             f"{path}: expected a {kind} of version 1 or 2, got a {actual_kind} of version {version}"

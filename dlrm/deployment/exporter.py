@@ -26,6 +26,7 @@ from dlrm.manifest import write_manifest
 from dlrm.model.ensemble import members_of
 from dlrm.model.layers.own import own_layers
 from dlrm.remote.cache import with_uris
+from dlrm.remote.uri import is_uri
 from dlrm.serving.loading import load
 from dlrm.serving.network.compare import (
     Agreement,
@@ -415,7 +416,10 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
         "table_bytes_fp32": full,
     }
     if reference.dataset is None:
-        rows, judged = "generated rows, since the dataset of the training is gone (--dataset)", ""
+        trained, judged = read_config(export.predictor.path).get("flags", {}).get("dataset"), ""
+        rows = "generated rows, since the dataset of the training is gone (--dataset)"
+        if is_uri(trained):
+            rows = f"generated rows, since --dataset does not name {trained}, which it would fetch"
         report = {name: report[name] for name in report if "auc" not in name and "loss" not in name}
     else:
         rows = f"rows of {reference.dataset} ({reference.split})"

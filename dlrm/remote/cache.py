@@ -86,6 +86,7 @@ class Cache:
             ValueError: an object is damaged.
         """
         entries = find_entries(uri) if entries is None else entries
+        _check_folders(uri, entries)
         view = self._view(uri, entries, hollow)
         make_directories(view)
         while True:
@@ -271,6 +272,19 @@ def _has(path: str, entry: Entry) -> bool:
         return os.stat(path).st_size == entry.size
     except OSError:
         return False
+
+
+def _check_folders(uri: Uri, entries: Sequence[Entry]) -> None:
+    """Raises OSError if an object has the name of a folder of others, which no file can have."""
+    keys = {entry.key for entry in entries}
+    folders = {os.path.dirname(key) for key in keys}
+    while folders:
+        if both := folders & keys:
+            raise OSError(
+                f"{uri.root}{min(both)}: is an object, and a folder with other objects; expected "
+                "only one of them"
+            )
+        folders = {os.path.dirname(folder) for folder in folders} - {""}
 
 
 def _digest(text: str) -> str:

@@ -1,5 +1,7 @@
 """Commands that read and write by URI: local paths in place of URIs, and output published."""
 
+import errno
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -14,6 +16,7 @@ from dlrm.remote.publish import Listing, listing_of
 from dlrm.remote.runs import checkpoint_among
 from dlrm.remote.uri import Uri, is_uri
 
+_FULL = os.strerror(errno.ENOSPC)
 READ, WRITE, REPLACE, ADD, OWN = "read", "write", "replace", "add", "own"
 
 
@@ -199,7 +202,10 @@ class _WithUris:
         self._stream = stream
 
     def write(self, text: str) -> int:
-        return self._stream.write(with_uris(text))
+        shown = with_uris(text)
+        if shown != text and _FULL in text:  # which the URI would be blamed for
+            shown = shown.replace(_FULL, f"{_FULL} of the cache, which --cache_dir moves")
+        return self._stream.write(shown)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._stream, name)

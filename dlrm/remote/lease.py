@@ -43,6 +43,7 @@ class Lease:
     """
 
     def __init__(self, uri: Uri, store: Store) -> None:
+        uri.check_writable()
         self.uri, self.lost = uri, ""
         self._store, self._key = store, uri.below(WRITER).key
         self._version, self._renewals, self._renewed = "", 0, time.monotonic()
@@ -86,15 +87,20 @@ class Lease:
             found = self._read()
             if found is not None and found[1].get("id") != self._facts["id"]:
                 entry, facts = found
-                if _is_alive(facts, entry):
-                    silent = max(0, time.time() - entry.modified)
+                silent = max(0, self._clock() - entry.modified)
+                if _is_alive(facts, silent):
                     raise BlockingIOError(
                         f"{self.uri}: another run writes there: {_named(facts)}, which was active "
                         f"{silent:.0f} s ago; once it has ended, wait {STALE_SECONDS:.0f} s at most"
                     )
-            with suppress(FileExistsError, FileNotFoundError):  # another was faster
+            try:
                 self._write(NEW if found is None else found[0].version)
                 return
+            except FileExistsError:  # another was faster
+                continue
+            except FileNotFoundError:  # it was removed, or else there is no bucket
+                if found is None:
+                    raise
         raise BlockingIOError(f"{self.uri}: other runs want to write there at the same time")
 
     def _keep(self) -> None:
@@ -125,6 +131,16 @@ class Lease:
         self._version = self._store.write(self._key, content.encode(), condition)
         self._renewed = began
 
+    def _clock(self) -> float:
+        """Returns the time by the store's clock, from which this machine's may differ."""
+        key = self.uri.below(f".{self._facts['id']}").key
+        self._store.write(key, b"")
+        try:
+            return self._store.entry(key).modified
+        finally:
+            with suppress(OSError):
+                self._store.remove([key])
+
     def _read(self) -> tuple[Entry, dict[str, Any]] | None:
         for _ in range(_TRIES):
             try:
@@ -142,11 +158,11 @@ class Lease:
         raise OSError(f"{self.uri.below(WRITER)}: cannot be read")
 
 
-def _is_alive(facts: dict[str, Any], entry: Entry) -> bool:
-    """Returns whether a process may still have its right."""
+def _is_alive(facts: dict[str, Any], silent: float) -> bool:
+    """Returns whether a process that has been silent for some seconds may still have its right."""
     if facts.get("processes") == _processes():  # it can be looked up here
         return _started(facts.get("pid")) == facts.get("started")
-    return time.time() - entry.modified < STALE_SECONDS
+    return silent < STALE_SECONDS
 
 
 def _named(facts: dict[str, Any]) -> str:

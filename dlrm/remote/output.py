@@ -40,10 +40,13 @@ class Output:
     def __init__(
         self, uri: Uri, path: Path, replace: bool | str | None = None, plain: bool = False
     ) -> None:
+        uri.check_writable()
         self.uri, self.path, self._plain = uri, path, plain
         hint = "; --overwrite replaces it" if replace is False else ""
         try:
             self._version, self._within = self._versions(replace or False)
+        except StrangersError:
+            raise
         except FileExistsError as error:
             raise FileExistsError(f"{error}{hint}") from error
         if hint and _is_object(uri):
@@ -107,6 +110,7 @@ class Addition:
     """
 
     def __init__(self, uri: Uri, path: Path) -> None:
+        uri.check_writable()
         self.uri, self.path = uri, path
         store = open_store(uri)
         self._there = {entry.key: entry for entry in store.entries(uri.folder)}

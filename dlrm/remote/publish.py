@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
-from dlrm.manifest import parse_sealed, read_manifest, sealed_json
+from dlrm.manifest import files_of, parse_sealed, read_manifest, sealed_json
 from dlrm.remote.cache import Cache
 from dlrm.remote.store import NEW, Entry, Store, find_entries, open_store, total_bytes
 from dlrm.remote.transfer import remove_all, upload
@@ -73,18 +73,16 @@ def find_published(uri: Uri) -> Published | None:
     folder = manifest.get(_STORED_IN, "")
     if folder:
         check_relative(folder, place)
-    files = manifest["files"]
-    if not isinstance(files, dict):
-        raise ValueError(f"{place}: not a manifest of files")
+    files = files_of(manifest, place)
     base = uri.below(folder).folder if folder else uri.folder
     listed = {e.key.removeprefix(base): e for e in store.entries(base)}
-    for name, facts in files.items():
+    for name, (size, _) in files.items():
         check_relative(name, place)
         if name not in listed:
             raise FileNotFoundError(f"{uri.root}{base}{name}: missing, though {place} names it")
-        if listed[name].size != facts["bytes"]:
+        if listed[name].size != size:
             raise ValueError(
-                f"{uri.root}{base}{name}: expected {facts['bytes']} bytes, got {listed[name].size}"
+                f"{uri.root}{base}{name}: expected {size} bytes, got {listed[name].size}"
             )
     entries = {name: listed[name] for name in files}
     entries[MANIFEST] = listed.get(MANIFEST, entry)

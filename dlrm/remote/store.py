@@ -28,12 +28,12 @@ NEW = "new"  # of `Store.write`: only if there is no such object
 _REPEATS, _FIRST_PAUSE = 4, 0.2  # of a read that ended early; obstore repeats requests itself
 _WAIT = {"connect_timeout": "10s", "timeout": "5m", "pool_max_idle_per_host": "64"}
 _RETRIES = {
-    "max_retries": 10,
+    "max_retries": 25,  # more than fit in the time
     "retry_timeout": timedelta(seconds=120),
     "backoff": {
         "init_backoff": timedelta(milliseconds=100),
         "max_backoff": timedelta(seconds=10),
-        "base": 2,
+        "base": 3,  # a pause is random up to so many times the last one; with 2 they hardly grow
     },
 }
 _IMPATIENT = {"max_retries": 4, "retry_timeout": timedelta(seconds=10)}
@@ -50,6 +50,10 @@ _connected_in: set[int] = set()  # processes that have used obstore, before a fo
 _REPLACED = "{}: another process has written it meanwhile"
 _NO_BUCKET = ("NoSuchBucket", "ContainerNotFound", "bucket does not exist")
 _REFUSED = r"credential|\b40[13]\b|AccessDenied"
+_PREAMBLE = (  # of obstore's messages, which the URI and the class of the error say
+    r"^Generic \w+ error: |^The operation lacked the necessary privileges .*?: "
+    r"|Server returned non-2xx status code: "
+)
 _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidToken")
 
 
@@ -198,20 +202,31 @@ class _ObjectStore:
             "gs": os.environ.get("STORAGE_EMULATOR_HOST", ""),
             "http": str(self.root),
         }.get(scheme, "")
+        if endpoint and not re.match("https?://[^/]", endpoint):  # obstore would panic
+            raise ValueError(
+                f"{self.root}: expected the address of the service in the environment to begin "
+                "with http:// or https://"
+            )
         if endpoint.startswith("http://"):  # which the user has chosen
             options["client_options"]["allow_http"] = True
-        if scheme == "s3":
-            options |= _aws_options(endpoint)
         if scheme == "gs" and endpoint:
             fields = dict.fromkeys(("client_email", "private_key", "private_key_id"), "")
             account = {"gcs_base_url": endpoint, "disable_oauth": True, **fields}
             options["service_account_key"] = json.dumps(account)
         try:
+            if scheme == "s3":
+                options |= _aws_options(endpoint)
             return from_url(str(self.root).rstrip("/"), **options)
-        except Exception as error:  # obstore's have no common class with a meaning
+        except Exception as error:  # obstore's and boto3's have no common class
             raise ValueError(f"{self.root}: {_reason(error)}") from error
 
     def entries(self, prefix: str) -> list[Entry]:
+        if _STORES.get(self.root.scheme, self.root.scheme) == "http":
+            raise ValueError(
+                f"{replace(self.root, key=prefix)}: expected the URI of a single file, as a web "
+                "server has no listings"
+            )
+
         def listed() -> list[Entry]:
             folder = prefix.rpartition("/")[0]  # obstore takes a prefix for whole parts of keys
             chunks = self._ops.list(self._store, folder or None, chunk_size=1000)
@@ -387,8 +402,10 @@ def _reason(error: BaseException) -> str:
         return one_line(": ".join(found[1] for found in (code, said) if found is not None))
     first = text.strip().partition("\n")[0]
     first = re.sub(r"Error performing \w+ \S+ in \S+( -)? ?", "", first)
+    first = re.sub(_PREAMBLE, "", first)
+    first = re.sub(r", max_retries: \d+, retry_timeout: \d+s *-?", ":", first)
     first = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", first)
-    return one_line(first.partition("Debug source")[0])[:300]
+    return one_line(first.partition("Debug source")[0]).rstrip(": ")[:300]
 
 
 def total_bytes(entries: Sequence[Entry]) -> int:

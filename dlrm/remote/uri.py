@@ -23,6 +23,7 @@ SCHEMES = {
 _URI = re.compile(
     r"^([a-z][a-z0-9+.-]*):(?://|/(?!/))([^/]*)(?:/(.*))?\Z", re.IGNORECASE | re.DOTALL
 )
+_UNREADABLE = re.compile(r"/\.{0,2}/|[\0-\x1f\x7f]")  # by obstore
 _PATTERN = re.compile(r"[*?\[]")
 
 
@@ -65,9 +66,17 @@ class Uri:
             raise ValueError(f"{shown}: expected a bucket, as in {scheme}://bucket/{key}, got none")
         if "?" in key and scheme in ("http", "https"):
             raise ValueError(f"{shown.partition('?')[0]}: expected a URI without a query")
-        if ".." in PurePosixPath(key).parts or "\0" in key:
-            raise ValueError(f"{brief(shown)}: expected a key without ..")
+        if _UNREADABLE.search(f"/{key.rstrip('/')}/") and key.strip("/"):
+            raise ValueError(
+                f"{brief(shown)}: expected a key without empty parts, as in a//b, parts . and .., "
+                "and control characters"
+            )
         return cls(scheme, authority, key)
+
+    def check_writable(self) -> None:
+        """Raises ValueError for a URI of a web server, where nothing can be written."""
+        if self.scheme in ("http", "https"):
+            raise ValueError(f"{self}: expected a store to write to, got a web server")
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.authority}/{self.key}"

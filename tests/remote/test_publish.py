@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from dlrm.files import MANIFEST
-from dlrm.manifest import BLOCK_BYTES, write_manifest
+from dlrm.manifest import BLOCK_BYTES, sealed_json, write_manifest
 from dlrm.remote.cache import Cache, with_uris
-from dlrm.remote.publish import check_publishable, fetched_directory, publish
+from dlrm.remote.publish import check_publishable, fetched_directory, find_published, publish
 from dlrm.remote.store import open_store
 
 
@@ -127,6 +127,23 @@ def test_a_missing_object_is_named(bucket, tmp_path):
         fetched_directory(Cache.open(), uri),
     ):
         pass
+
+
+@pytest.mark.parametrize(
+    ("listed", "message"),
+    [
+        ({"a": 7}, "not a manifest"),
+        ({"a": {"bytes": 1}}, "not a manifest"),
+        ({"a": {"bytes": "1", "crc32": "0" * 8}}, "a: expected a number of bytes"),
+        ({"../a": {"bytes": 1, "crc32": "0" * 8}}, r"without \.\., got '../a'"),
+    ],
+)
+def test_a_manifest_that_is_no_list_of_files_is_named(bucket, listed, message):
+    uri = bucket.below("d")
+    text = sealed_json({"kind": "dataset", "version": 2, "files": listed})
+    open_store(uri).write("d/manifest.json", text.encode())
+    with pytest.raises(ValueError, match=f"^{uri}/manifest.json: .*{message}"):
+        find_published(uri)
 
 
 def test_a_cache_is_bounded(bucket, tmp_path):

@@ -1,10 +1,14 @@
 """Objects, patterns and errors of stores."""
 
 import os
+import socket
+import threading
 
 import pytest
 
 from dlrm.remote.cache import Cache
+from dlrm.remote.lease import Lease
+from dlrm.remote.output import Output
 from dlrm.remote.store import NEW, find_entries, open_store
 from dlrm.remote.uri import Uri, is_uri
 
@@ -27,7 +31,10 @@ def test_a_uri_keeps_its_text(text):
         ("ftp://host/a", r"ftp://host/a: expected a URI of s3://, .*, got ftp://"),
         ("s3:///a", "expected a bucket, as in s3://bucket/a, got none"),
         ("s3://me:secret@bucket/a", r"s3://...@bucket/a: expected no user or password"),
-        ("s3://b/../a", r"without \.\."),
+        ("s3://b/../a", r"without empty parts, as in a//b, parts \. and \.\."),
+        ("s3://b/a//b", r"'s3://b/a//b': expected a key without empty parts"),
+        ("s3://b/a/./b", "without empty parts"),
+        ("s3://b/a\nb", "without .* control characters"),
         ("a/b", "expected a URI, such as"),
     ],
 )
@@ -85,6 +92,70 @@ def test_what_is_not_there_is_named(bucket):
     for act in (find_entries, lambda uri: open_store(uri).write("a", b"")):
         with pytest.raises(FileNotFoundError, match=f"{missing}: no such bucket"):
             act(missing)
+
+
+def test_an_object_that_is_a_folder_too_is_named(bucket, tmp_path):
+    store = open_store(bucket)
+    for key in ("a/b", "a/b/c/d"):
+        store.write(key, b"")
+    with (
+        pytest.raises(OSError, match=f"^{bucket}a/b: is an object, and a folder"),
+        Cache.open(tmp_path).fetched(bucket.below("a")),
+    ):
+        pass
+
+
+def test_overwriting_is_not_advised_where_it_is_refused(bucket, tmp_path):
+    open_store(bucket).write("a/b", b"")
+    with pytest.raises(FileExistsError, match="is not replaced; name another$"):
+        Output(bucket.below("a"), tmp_path / "a", False)
+
+
+def test_nothing_is_written_to_a_web_server(tmp_path):
+    with pytest.raises(ValueError, match="https://host/a: expected a store to write to, got a web"):
+        Output(Uri.parse("https://host/a"), tmp_path / "a")
+
+
+@pytest.mark.parametrize("uri", ["http://host/a*", "http://host/", "http://host/a/"])
+def test_a_web_server_has_no_listings(uri):
+    with pytest.raises(ValueError, match="^http://host/.*: expected the URI of a single file"):
+        find_entries(Uri.parse(uri))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"AWS_ENDPOINT_URL": "host"}, "expected the address .* to begin with http:// or https://"),
+        ({"AWS_ACCESS_KEY_ID": "", "AWS_PROFILE": "none"}, "profile .none. could not be found"),
+    ],
+)
+def test_wrong_settings_are_named(monkeypatch, settings, message):
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=f"^s3://wrong/: .*{message}"):
+        open_store(Uri("s3", "wrong"))
+
+
+def test_a_lease_in_no_bucket_is_named(bucket):
+    uri = Uri.parse("s3://no-such-bucket/run")
+    with pytest.raises(FileNotFoundError, match="s3://no-such-bucket/: no such bucket"):
+        Lease(uri, open_store(uri))
+
+
+@pytest.mark.slow
+def test_a_server_that_is_restarted_is_waited_for(bucket, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+    server = pytest.importorskip("moto.server").ThreadedMotoServer("127.0.0.1", port)
+    timer = threading.Timer(12, server.start)
+    timer.start()
+    try:
+        with pytest.raises(FileNotFoundError, match="no such bucket"):
+            open_store(Uri("s3", f"{bucket.authority}-late")).entries("")
+    finally:
+        timer.join()
+        server.stop()
 
 
 def test_a_forked_child_reads(bucket):
