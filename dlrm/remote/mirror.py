@@ -325,7 +325,7 @@ def mirrored(
             the URI; the message has the reason, and its place on this machine.
         OSError, ValueError: the store cannot be read, or an object is damaged.
     """
-    lease = Lease(uri, open_store(uri))
+    lease = Lease(uri, open_store(uri, patient=False))
     try:
         with cache.output(uri) as path:
             record = _fetch_run(cache, uri, path, resume)
