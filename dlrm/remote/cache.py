@@ -243,7 +243,7 @@ def default_folder() -> Path:
 
 def with_uris(text: str) -> str:
     """Returns a message with URIs in place of paths in a cache."""
-    return re.sub(rf"[^\s'\"=,]*{_VIEW}", r"\1://", text)
+    return re.sub(rf"/[^\s'\"=,]*{_VIEW}", r"\1://", text)
 
 
 def values_with_uris(values: Mapping[str, Any]) -> dict[str, Any]:

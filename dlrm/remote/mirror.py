@@ -132,6 +132,9 @@ class Mirror:
             What is not at the URI, why, and where it is; nothing if all is.
         """
         began = time.monotonic()
+        if steps := self._wanted[0]:  # an interrupt may have come between a change and `saved`
+            here = sorted(manifest.parent for manifest in self.path.glob(f"step-*/{MANIFEST}"))
+            self.saved([step for step in here if step in steps or step > steps[-1]])
         with self._changed:
             self._closing = True
             self._changed.notify_all()
