@@ -165,6 +165,11 @@ def say(line: object, is_prose: bool = False) -> None:
     print(highlighted(text), flush=True)
 
 
+def say_aside(line: str) -> None:
+    """Prints a note or a warning on standard error, where it mixes with no output."""
+    print(highlighted(line, sys.stderr), file=sys.stderr, flush=True)
+
+
 def painted(text: str, style: str, stream: TextIO | None = None) -> str:
     """Returns a text in a style of `_STYLES`, if the stream is a terminal that may show it.
 

@@ -22,6 +22,7 @@ from typing import Any
 
 from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
+from dlrm.remote.config import CacheConfig
 from dlrm.remote.store import Entry, Store, find_entries, open_store, total_bytes
 from dlrm.remote.transfer import Wanted, download, link
 from dlrm.remote.uri import Uri, is_uri
@@ -60,6 +61,12 @@ class Cache:
         make_directories(path)
         check_owned(path)
         return cls(path, limit)
+
+    @classmethod
+    def of_flags(cls, values: Mapping[str, Any]) -> "Cache":
+        """Returns the cache that flags name, those of `CacheConfig`; see `open`."""
+        config = CacheConfig(values.get("cache_dir"), values.get("cache_gib"))
+        return cls.open(config.cache_dir, config.limit)
 
     @contextmanager
     def fetched(

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from dlrm.remote.cache import Cache, with_uris
-from dlrm.remote.config import CacheConfig
 from dlrm.remote.output import TOLD_SECONDS, Addition, Output
 from dlrm.remote.publish import Listing, listing_of
 from dlrm.remote.runs import checkpoint_among
@@ -96,8 +95,7 @@ def run_locally(
         OSError, ValueError: an object cannot be read or written; the message has its URI.
     """
     show_uris()
-    config = CacheConfig(values.get("cache_dir"), values.get("cache_gib"))
-    cache = Cache.open(config.cache_dir, config.limit)
+    cache = Cache.of_flags(values)
     with ExitStack() as stack:
         changed: dict[str, Any] = {}
         outputs: list[Output | Addition] = []

@@ -9,7 +9,6 @@ import json
 import os
 import secrets
 import socket
-import sys
 import threading
 import time
 from contextlib import suppress
@@ -17,7 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from dlrm.command_line import highlighted
+from dlrm.command_line import say_aside
 from dlrm.documents import one_line, parse_json
 from dlrm.remote.store import NEW, Entry, Store
 from dlrm.remote.uri import Uri
@@ -59,7 +58,7 @@ class Lease:
         if not store.protects:
             note = f"note: {uri}: two runs that write there at once are not kept apart, since "
             note += f"{uri.scheme}:// has no conditional writes"
-            print(highlighted(note, sys.stderr), file=sys.stderr, flush=True)
+            say_aside(note)
         self._take()
         self._ended = threading.Event()
         threading.Thread(target=self._keep, daemon=True, name="dlrm-lease").start()

@@ -15,14 +15,13 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from dlrm.command_line import highlighted
+from dlrm.command_line import say_aside
 from dlrm.documents import one_line, read_json
 from dlrm.files import (
     MANIFEST,
@@ -187,7 +186,7 @@ class Mirror:
                 pause = min(pause, _PAUSE_AT_END) if last else pause
                 continue
             if self._told:
-                _say(f"note: {self.uri}: uploaded now")
+                say_aside(f"note: {self.uri}: uploaded now")
             pause, self._failed, self._told = 0.0, "", None
             with self._changed:
                 self._done, self._complete = asked, last
@@ -201,7 +200,7 @@ class Mirror:
         number, at = self._told or (0, now)
         if waiting > number or now > at + _TOLD_SECONDS:
             self._told = waiting, now
-            _say(
+            say_aside(
                 f"warning: {self.uri}: {_counted(waiting)} not uploaded yet{self._because()}; the "
                 "training goes on"
             )
@@ -341,7 +340,7 @@ def mirrored(
                 raise
             except BaseException:
                 if left := mirror.close(_STOPPED_PATIENCE):
-                    _say(f"warning: {left}")
+                    say_aside(f"warning: {left}")
                 raise
             if left := mirror.close():
                 raise NotUploadedError(left)
@@ -363,7 +362,7 @@ def _fetch_run(cache: Cache, uri: Uri, path: Path, resume: bool) -> _Record:
     local = sorted(manifest.parent.name for manifest in path.glob(f"step-*/{MANIFEST}"))
     if not record.knows(there):
         if local:
-            _say(
+            say_aside(
                 f"note: {uri}: another run has changed it, so {local[-1]} that an earlier run has "
                 "left on this machine is not used"
             )
@@ -414,7 +413,3 @@ def _digest_of(step: Path) -> str:
         return _digest((step / MANIFEST).read_bytes())
     except FileNotFoundError:
         return ""
-
-
-def _say(line: str) -> None:
-    print(highlighted(line, sys.stderr), file=sys.stderr, flush=True)

@@ -24,7 +24,7 @@ from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
 from dlrm.manifest import files_of, parse_sealed, read_manifest, sealed_json
 from dlrm.remote.cache import Cache
-from dlrm.remote.store import NEW, Entry, Store, find_entries, open_store, total_bytes
+from dlrm.remote.store import NEW, Entry, Store, find_entries, open_store
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri
 
@@ -343,8 +343,3 @@ def _is_ours(key: str, folder: str) -> bool:
 
 def _size(path: Path) -> int:
     return path.stat().st_size
-
-
-def published_bytes(found: Published) -> int:
-    """Returns the bytes of all objects of a directory."""
-    return total_bytes([*found.entries.values()])

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import re
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,7 +19,7 @@ from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from dlrm.command_line import highlighted, missing_extra
+from dlrm.command_line import missing_extra, say_aside
 from dlrm.documents import one_line
 from dlrm.remote.uri import Uri
 
@@ -303,7 +302,7 @@ class _ObjectStore:
         """Waits before a repeat, and makes a new client where credentials have expired."""
         if self._patient:
             note = f"note: {replace(self.root, key=key)}: repeated after: {_reason(failed)}"
-            print(highlighted(note, sys.stderr), file=sys.stderr, flush=True)
+            say_aside(note)
         time.sleep(_FIRST_PAUSE * 2**turn * (0.5 + random.random()))
         if _has_expired(failed):
             self._store = self._connect()

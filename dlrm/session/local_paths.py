@@ -57,7 +57,7 @@ def enter_local_paths(
     if not uris:
         return found
     show_uris()
-    cache = _cache(values)
+    cache = Cache.of_flags(values)
     changed: dict[str, Any] = {}
     first = world.rank == 0
     if _CHECKPOINTS in uris and trains:
@@ -131,10 +131,5 @@ def local_checkpoints(values: Values) -> str | None:
     """Returns the local directory of a command's checkpoints, if it saves any."""
     found = uris_among(values, {_CHECKPOINTS: ""})
     if _CHECKPOINTS in found:
-        return str(_cache(values).output_path(found[_CHECKPOINTS][0]))
+        return str(Cache.of_flags(values).output_path(found[_CHECKPOINTS][0]))
     return values[_CHECKPOINTS]
-
-
-def _cache(values: Values) -> Cache:
-    config = values.config(CacheConfig)
-    return Cache.open(config.cache_dir, config.limit)

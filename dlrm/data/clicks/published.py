@@ -9,7 +9,8 @@ from dlrm.manifest import BLOCK_BYTES
 from dlrm.remote.blocks import streamed_directory
 from dlrm.remote.cache import Cache
 from dlrm.remote.edges import fetched
-from dlrm.remote.publish import Published, find_published, published_bytes
+from dlrm.remote.publish import Published, find_published
+from dlrm.remote.store import total_bytes
 from dlrm.remote.uri import Uri
 
 _GIB = 1 << 30
@@ -35,7 +36,7 @@ def local_dataset(
     """
     is_folder = uri.scheme not in ("http", "https") and not uri.has_pattern
     capacity, found = cache.capacity(), find_published(uri) if is_folder else None
-    if found is None or (size := published_bytes(found)) <= capacity:
+    if found is None or (size := total_bytes([*found.entries.values()])) <= capacity:
         with fetched(cache, uri) as path:
             yield path
         return

@@ -8,7 +8,6 @@ from dlrm.data.clicks.published import local_dataset
 from dlrm.distributed import launch
 from dlrm.flags import Values
 from dlrm.remote.cache import Cache
-from dlrm.remote.config import CacheConfig
 from dlrm.remote.edges import show_uris
 from dlrm.remote.uri import Uri, is_uri
 
@@ -26,14 +25,14 @@ def with_local_data(values: Values) -> Iterator[Values]:
         yield values
         return
     show_uris()
-    config, process = CacheConfig(values["cache_dir"], values["cache_gib"]), launch()
+    process = launch()
 
     def note(line: str) -> None:
         if process.rank == 0:
             shuffled = values["shuffle_batch_order"] and values["mode"] == "train"
             say(f"note: {line}{_SHUFFLED if shuffled else ''}")
 
-    cache, uri = Cache.open(config.cache_dir, config.limit), Uri.parse(values["dataset"])
+    cache, uri = Cache.of_flags(values), Uri.parse(values["dataset"])
     with local_dataset(cache, uri, process.local_size, note) as path:
         yield values.replaced({"dataset": str(path)})
 
