@@ -22,12 +22,11 @@ READ, WRITE, REPLACE, ADD, OWN = "read", "write", "replace", "add", "own"
 class Role(NamedTuple):
     """The use of a URI by a command, parsed from `setting(uri=...)`: words with commas between.
 
-    "read, *.json" reads the objects of such names, and for the others has files of their size
-    without content; "read" reads all. "write" writes what may replace
-    another of its kind with --overwrite; "replace, evaluation" replaces an earlier evaluation, and
-    "replace" anything. With "plain" a directory has the layout that other programs read, see
-    `publish_plain`. "add" adds models to a repository, see `Addition`. An "own" URI is left to the
-    command.
+    "read" fetches everything. "read, *.json" fetches the objects with such names, and makes files
+    of the right size without content for the others. "write" may replace another of its kind with
+    --overwrite. "replace, evaluation" may replace an earlier evaluation, and "replace" anything.
+    With "plain" a directory has the layout that other programs read, see `publish_plain`. "add"
+    adds models to a repository, see `Addition`. An "own" URI is left to the command.
 
     Attributes:
         act: one of the above.
