@@ -2,6 +2,7 @@
 
     python benchmarks/preprocess.py                       all sides in turn, 1 M rows
     python benchmarks/preprocess.py --what tables         the same from a Parquet file, 1 M rows
+    python benchmarks/preprocess.py --what tables --format csv      from CSV; jsonl: JSON lines
     python benchmarks/preprocess.py --what parsers        lines a second of the parsers alone
     python benchmarks/preprocess.py --what executors      one-core executors or processes, 2 and 1
     python benchmarks/preprocess.py --what growth         cost per row, memory and disk by rows
@@ -45,6 +46,7 @@ from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 15
+FORMATS = ("parquet", "csv", "jsonl")
 STAGES = ("count", "dictionary", "transform", "shuffle", "describe")
 NUMERICAL, CATEGORICAL = range(1, 14), range(14, 40)
 
@@ -58,6 +60,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=os.cpu_count())
     parser.add_argument("--sides", help="which, comma-separated; default: all")
+    parser.add_argument("--format", choices=FORMATS, default="parquet", help="of tables")
     parser.add_argument("--engine", choices=("local", "spark"), default="local", help="of growth")
     parser.add_argument("--growth", default="1,4,16", help="of growth: millions of rows")
     parser.add_argument("--cap_mib", type=int, default=256, help="of growth: memory of a process")
@@ -107,7 +110,7 @@ def compare_sides(options: argparse.Namespace) -> None:
 
 def compare_tables(options: argparse.Namespace) -> None:
     names = options.sides.split(",") if options.sides else list(TABLES)
-    raw = options.folder / f"table-{options.rows}.parquet"
+    raw = options.folder / f"table-{options.rows}.{options.format}"
     if not raw.exists():
         preprocess_tables.write_table(raw, options.rows)
     compare(options, names, raw, TABLE_RATIOS)

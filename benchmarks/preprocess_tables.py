@@ -1,4 +1,4 @@
-"""The sides of `preprocess.py --what tables`: from a Parquet file of 40 columns to one dataset.
+"""The sides of `preprocess.py --what tables`: from a file of 40 columns to one dataset.
 
 A random fifth of the rows are test rows; training rows are shuffled. Dictionaries have the values
 that occur at least 15 times in the training rows, numbers become ln(x + 2) in half precision, and
@@ -6,15 +6,18 @@ every feature has a file of its own.
 """
 
 import argparse
+import json
 import os
 import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from dlrm.data.clicks import layout
@@ -28,8 +31,16 @@ _CHUNK_ROWS = 250_000
 
 
 def write_table(path: Path, rows: int) -> None:
-    """Writes a table whose numbers are log-normal and whose texts follow Zipf's law."""
-    random, writer = np.random.default_rng(0), None
+    """Writes a table whose numbers are log-normal and whose texts follow Zipf's law.
+
+    The suffix of the path is `.parquet`, `.csv` or `.jsonl`.
+    """
+    write = {".parquet": _write_parquet, ".csv": _write_csv, ".jsonl": _write_json}[path.suffix]
+    write(path, _tables(rows))
+
+
+def _tables(rows: int) -> Iterator[pa.Table]:
+    random = np.random.default_rng(0)
     for begin in range(0, rows, _CHUNK_ROWS):
         count = min(_CHUNK_ROWS, rows - begin)
         columns = {"label": pa.array((random.random(count) < 0.2).astype(np.int8))}
@@ -40,11 +51,29 @@ def write_table(path: Path, rows: int) -> None:
             ranks = np.minimum(random.zipf(1.2, count), _DISTINCT[i % 4])
             texts = np.char.add("val_", ranks.astype("U9"))
             columns[name] = pa.array(texts, mask=random.random(count) < 0.05)
-        table = pa.table(columns)
-        writer = writer or pq.ParquetWriter(path, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+        yield pa.table(columns)
+
+
+def _write_parquet(path: Path, tables: Iterator[pa.Table]) -> None:
+    first = next(tables)
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for table in (first, *tables):
+            writer.write_table(table)
+
+
+def _write_csv(path: Path, tables: Iterator[pa.Table]) -> None:
+    first = next(tables)
+    options = pa_csv.WriteOptions(quoting_style="none")
+    with pa_csv.CSVWriter(path, first.schema, write_options=options) as writer:
+        for table in (first, *tables):
+            writer.write_table(table)
+
+
+def _write_json(path: Path, tables: Iterator[pa.Table]) -> None:
+    with open(path, "w") as file:
+        for table in tables:
+            for row in table.to_pylist():
+                file.write(json.dumps(row) + "\n")
 
 
 def ours(options: argparse.Namespace, engine: str) -> dict:
@@ -75,7 +104,8 @@ def with_polars(options: argparse.Namespace) -> None:
     os.environ["POLARS_MAX_THREADS"] = str(options.cores)
     import polars as pl
 
-    frame = pl.read_parquet(options.raw)
+    read = {".parquet": pl.read_parquet, ".csv": pl.read_csv, ".jsonl": pl.read_ndjson}
+    frame = read[options.raw.suffix](options.raw)
     order = np.random.default_rng(0).permutation(len(frame))
     rows = {"train": order[len(order) // 5 :], "test": np.sort(order[: len(order) // 5])}
     training = np.zeros(len(frame), bool)

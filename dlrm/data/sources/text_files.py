@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)  # what a damaged archive raises
@@ -131,8 +131,60 @@ def open_text(
     return io.TextIOWrapper(open_bytes(path, compression), **options)
 
 
+class ByteRange(NamedTuple):
+    """The lines of a plain text file in UTF-8 that begin in bytes [begin, end).
+
+    Attributes:
+        lines: number of lines before them, for messages.
+    """
+
+    begin: int
+    end: int
+    lines: int = 0
+
+
+class _RangeReader:
+    """Reads the bytes of a range, as a file."""
+
+    def __init__(self, path: Path, within: ByteRange) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._left = self._line_start(within.end)
+        self._left -= self._line_start(within.begin)
+
+    def _line_start(self, place: int) -> int:
+        """Moves to the first line that begins at a place or later; returns its place."""
+        self._file.seek(max(place - 1, 0))
+        if place:
+            self._file.readline()
+        return self._file.tell()
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+    def __enter__(self) -> "_RangeReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def lines_before(path: Path, place: int) -> int:
+    """Returns the number of lines of a plain file that begin before a place."""
+    lines = 0
+    with _RangeReader(path, ByteRange(0, place)) as file:
+        while block := file.read(_PACKED_BYTES):
+            lines += block.count(b"\n")
+    return lines
+
+
 def read_blocks(
-    path: Path, block_bytes: int, encoding: str | None = None, compression: str | None = None
+    path: Path,
+    block_bytes: int,
+    encoding: str | None = None,
+    compression: str | None = None,
+    within: ByteRange | None = None,
 ) -> Iterator[bytes]:
     """Yields a text file in UTF-8, in blocks of whole lines.
 
@@ -140,15 +192,18 @@ def read_blocks(
         path: the file.
         block_bytes: approximate size of a block, which has at least one line.
         encoding, compression: see `open_text`; bytes that are not UTF-8 stay as they are.
+        within: the lines to read; None is all.
 
     Raises:
         ValueError: a line is longer than `LONGEST_LINE`, the file is not in the encoding, or its
             archive is damaged; the message has the file, and the line if it is known.
     """
-    rest, lines = b"", 0
-    with open_bytes(path, compression) as file, archive_named(path, lambda: lines):
+    rest, lines, begins = b"", 0 if within is None else within.lines, not (within and within.begin)
+    opened: Any = open_bytes(path, compression) if within is None else _RangeReader(path, within)
+    with opened as file, archive_named(path, lambda: lines):
         other = _other_encoding(encoding)
-        decoded = _decoded(path, file, block_bytes, other, lambda: lines + rest.count(b"\n"))
+        line = lambda: lines + rest.count(b"\n")  # noqa: E731
+        decoded = _decoded(path, file, block_bytes, other, line, begins)
         for block in decoded:
             rest += block
             end = _end_of_lines(rest)
@@ -201,13 +256,13 @@ def too_long(path: Path, line: int) -> ValueError:
 
 
 def _decoded(
-    path: Path, file: BinaryIO, block_bytes: int, encoding: str | None, line: Any
+    path: Path, file: Any, block_bytes: int, encoding: str | None, line: Any, begins: bool
 ) -> Iterator[bytes]:
     decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
     first = True
     while (data := file.read(block_bytes)) or (decoder is not None and not first):
         last = not data
-        data = _without_mark(path, data, encoding) if first else data
+        data = _without_mark(path, data, encoding) if first and begins else data
         if decoder is not None:
             try:
                 text = decoder.decode(data, final=last)
