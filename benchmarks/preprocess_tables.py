@@ -72,8 +72,18 @@ def _write_csv(path: Path, tables: Iterator[pa.Table]) -> None:
 def _write_json(path: Path, tables: Iterator[pa.Table]) -> None:
     with open(path, "w") as file:
         for table in tables:
-            for row in table.to_pylist():
+            for row in _short(table).to_pylist():
                 file.write(json.dumps(row) + "\n")
+
+
+def _short(table: pa.Table) -> pa.Table:
+    """Returns a table whose numbers have few digits as float64 as well."""
+    kinds = [pa.float64() if pa.types.is_float32(field.type) else None for field in table.schema]
+    columns = [
+        column.cast(pa.string()).cast(kind) if kind else column
+        for kind, column in zip(kinds, table.columns, strict=True)
+    ]
+    return pa.table(columns, table.schema.names)
 
 
 def ours(options: argparse.Namespace, engine: str) -> dict:

@@ -125,7 +125,7 @@ def open_text(
         encoding: its encoding; None is UTF-8, with or without a mark at its beginning.
         compression: see `open_bytes`.
     """
-    encoding = _other_encoding(encoding)
+    encoding = other_encoding(encoding)
     errors = "surrogateescape" if encoding is None else "strict"
     options: Any = {"encoding": encoding or "utf-8-sig", "errors": errors, "newline": ""}
     return io.TextIOWrapper(open_bytes(path, compression), **options)
@@ -170,10 +170,10 @@ class _RangeReader:
         self._file.close()
 
 
-def lines_before(path: Path, place: int) -> int:
-    """Returns the number of lines of a plain file that begin before a place."""
+def count_lines(path: Path, within: ByteRange) -> int:
+    """Returns the number of lines of a plain file that begin within a range."""
     lines = 0
-    with _RangeReader(path, ByteRange(0, place)) as file:
+    with _RangeReader(path, within) as file:
         while block := file.read(_PACKED_BYTES):
             lines += block.count(b"\n")
     return lines
@@ -201,7 +201,7 @@ def read_blocks(
     rest, lines, begins = b"", 0 if within is None else within.lines, not (within and within.begin)
     opened: Any = open_bytes(path, compression) if within is None else _RangeReader(path, within)
     with opened as file, archive_named(path, lambda: lines):
-        other = _other_encoding(encoding)
+        other = other_encoding(encoding)
         line = lambda: lines + rest.count(b"\n")  # noqa: E731
         decoded = _decoded(path, file, block_bytes, other, line, begins)
         for block in decoded:
@@ -236,7 +236,7 @@ def archive_named(path: Path, line: Any) -> Iterator[None]:
         ) from error
 
 
-def _other_encoding(encoding: str | None) -> str | None:
+def other_encoding(encoding: str | None) -> str | None:
     """Returns an encoding, or None for UTF-8, of which bad bytes have their lines."""
     utf_8 = encoding is None or codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
     return None if utf_8 else encoding

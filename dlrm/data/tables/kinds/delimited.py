@@ -33,9 +33,10 @@ class Csv(Text):
         self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields the rows of a file; see `Text.read`."""
-        text, problems, columns = reading.text, reading.problems, reading.columns
+        text, _, columns, problems, spans, _, distinct, within = reading
         try:
-            for names, lines, cells in read_csv(path, text, problems, columns, reading.spans):
+            rows = read_csv(path, text, problems, columns, spans, distinct, within)
+            for names, lines, cells in rows:
                 there = [(n, c) for n, c in zip(names, cells, strict=True) if c is not None]
                 yield names, lines, there
         except ValueError as error:
