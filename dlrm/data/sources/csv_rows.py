@@ -244,7 +244,9 @@ class _Rows:
             return False
         if block.startswith(UTF_8_BOM):  # of a file appended to another
             return False
-        if b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
+        if b"\0" in block:
+            return False
+        if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
             return False
         if not block.isascii():
             try:

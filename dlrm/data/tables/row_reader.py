@@ -426,8 +426,8 @@ def _plain_numbers(
     texts = pa.Array.from_buffers(array.type, len(array), [valid, offsets, data])
     values = np.zeros(len(array) + 1)
     values[:-1] = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
-    others = np.flatnonzero(~are_numbers | np.isinf(values[:-1])).tolist()
-    values[-1], missing = 0, np.zeros(len(values), bool)
+    missing = np.append(column.starts == column.ends, True)
+    others = np.flatnonzero(~(are_numbers | missing[:-1]) | np.isinf(values[:-1])).tolist()
     if others:
         places = dict[str, list[int]]()
         for place in others:
@@ -439,6 +439,5 @@ def _plain_numbers(
             values[of_text], missing[of_text] = parsed.values[i], parsed.missing[i]
             if i in wrong:
                 problems |= dict.fromkeys(of_text, wrong[i])
-    missing[-1] = True
-    missing |= np.isin(values, missing_numbers(markers))
+    missing |= np.isin(values, missing_numbers(markers)) if markers else False
     return Parsed(np.where(missing, 0.0, values), missing)
