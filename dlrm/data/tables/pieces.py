@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -20,7 +21,7 @@ from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.columnar import Columnar
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE, PROBLEM, Reading, Text
-from dlrm.files import staged_file
+from dlrm.files import staged_file, sync
 
 _MOST_SMALL = 1 << 18  # bytes of a columnar file that is copied with others
 _MANY_FILES = 64  # columnar files from which small ones are copied
@@ -187,6 +188,7 @@ def _copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
             lines = 0 if piece.within is None else count_lines(file.path, piece.within)
             origins.append((number, rows, lines))
     finish()
+    sync(Path(target).parent)
     rows = sum(copied.rows for copied in copies)
     found = {"names": [*known], "numbers": sorted(numbers), "notes": notes}
     return {"copies": copies, "rows": rows, **found}

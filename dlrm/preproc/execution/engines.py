@@ -93,10 +93,15 @@ def return_memory() -> None:
 
 
 @contextmanager
-def local_engine(cores: int) -> Iterator[LocalEngine]:
-    """Starts one process per core, and ends them with the block, or with this process."""
+def local_engine(cores: int, forked: bool = False) -> Iterator[LocalEngine]:
+    """Starts one process per core, and ends them with the block, or with this process.
+
+    Args:
+        cores: number of processes.
+        forked: see `process_pool`.
+    """
     return_memory()
-    pool = process_pool(cores)
+    pool = process_pool(cores, forked)
     for _ in range(cores):
         pool.submit(os.getpid)  # starts a process, whose imports overlap with ours
     engine = LocalEngine(cores, pool)
