@@ -26,9 +26,11 @@ from dlrm.data.sources.text_files import (
     LONGEST_LINE,
     UTF_8_BOM,
     ByteRange,
+    is_plain,
     not_utf_8,
     open_text,
     read_blocks,
+    read_plain,
     too_long,
     unpacked_name,
 )
@@ -150,6 +152,43 @@ def read_csv(
             yield Chunk(names, chunk.lines[part], columns)
 
 
+def read_together(
+    paths: Sequence[Path], text: TextFormat, wanted: Collection[str], distinct: Collection[str]
+) -> tuple[Chunk, list[int]] | None:
+    """Returns the rows of small files with the same header, and the number of each file's rows.
+
+    None if they have to be read one by one. For the other arguments see `read_csv`.
+    """
+    delimiters = {delimiter_of(path, text) for path in paths}
+    escaped = text.escape not in (None, NONE)
+    if native.host is None or escaped or len(delimiters) > 1 or not has_header(text):
+        return None
+    if (contents := read_plain(paths)) is None or not all(contents):
+        return None
+    (delimiter,), quote = delimiters, None if text.quote == NONE else text.quote or '"'
+    header = contents[0][: contents[0].index(b"\n") + 1]
+    named = cells_of(header.decode("latin-1"), delimiter) if quote == '"' else []
+    names = [name.strip() for name in text.columns or named]
+    if len(names) < 2 or not named or not header.isascii():
+        return None
+    if not all(content.startswith(header) for content in contents):
+        return None
+    bodies = [content[len(header) :] for content in contents]
+    block = b"".join(bodies)
+    if not is_plain(block):
+        return None
+    kept = _kept(names, wanted, distinct)
+    split = native.host.read_csv(block, delimiter, quote, LONGEST_LINE, kept)
+    if split.outcome != native.ROWS:
+        return None
+    ends = np.cumsum([body.count(b"\n") for body in bodies])  # lines before those of the next file
+    lines, begins = split.lines, ends - np.diff(ends, prepend=0)
+    file = np.searchsorted(ends, lines)
+    rows = np.bincount(file, minlength=len(paths)).tolist()
+    columns = [None if column is None else text_array(column) for column in split.columns]
+    return Chunk(names, lines - begins[file] + 1, columns), rows
+
+
 class _Rows:
     """Reads rows block by block, each in the fastest way that gives every row its line."""
 
@@ -181,7 +220,7 @@ class _Rows:
         if native.host is not None and self._is_plain(block):
             if one_column:
                 self._check_blank_lines(block)
-            quote, kept = self._quote, self._kept(names, wanted)
+            quote, kept = self._quote, _kept(names, wanted, self._distinct)
             split = native.host.read_csv(block, self._delimiter, quote, LONGEST_LINE, kept)
             if split.outcome == native.ROWS:
                 self._line += split.num_lines
@@ -194,13 +233,6 @@ class _Rows:
         elif self._within is not None:
             raise Undecided
         return self.chunk_of(names, wanted, *self.records(one_column=one_column))
-
-    def _kept(self, names: list[str], wanted: Collection[str] | None) -> list[int]:
-        """Returns what to keep of each column."""
-        kept = [native.NOTHING] * len(names)
-        for i in _places(names, wanted):
-            kept[i] = native.DISTINCT if names[i] in self._distinct else native.TEXTS
-        return kept
 
     def chunk_of(
         self,
@@ -244,16 +276,7 @@ class _Rows:
             return False
         if block.startswith(UTF_8_BOM):  # of a file appended to another
             return False
-        if b"\0" in block:
-            return False
-        if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
-            return False
-        if not block.isascii():
-            try:
-                block.decode()
-            except UnicodeDecodeError:
-                return False
-        return True
+        return is_plain(block)
 
     def records(
         self, most: int | None = None, one_column: bool = False
@@ -403,6 +426,16 @@ def text_array(texts: native.Texts) -> pa.Array:
     missing = None if texts.codes.size == 0 or texts.codes.min() >= 0 else texts.codes < 0
     indices = pa.array(texts.codes, mask=missing)
     return pa.DictionaryArray.from_arrays(indices, array)
+
+
+def _kept(
+    names: Sequence[str], wanted: Collection[str] | None, distinct: Collection[str]
+) -> list[int]:
+    """Returns what to keep of each column."""
+    kept = [native.NOTHING] * len(names)
+    for i in _places(names, wanted):
+        kept[i] = native.DISTINCT if names[i] in distinct else native.TEXTS
+    return kept
 
 
 def _places(names: Sequence[str], wanted: Collection[str] | None) -> list[int]:

@@ -1,10 +1,12 @@
 """Copies of text, and of small files together, that tasks read: each is one group of Arrow rows."""
 
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources import native
@@ -20,7 +22,7 @@ from dlrm.data.sources.text_format import NONE, TextFormat
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.columnar import Columnar
 from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import LINE, PROBLEM, Reading, Text
+from dlrm.data.tables.kinds.text import LINE, PROBLEM, Column, Reading, Text
 from dlrm.files import staged_file, sync
 
 _MOST_SMALL = 1 << 18  # bytes of a columnar file that is copied with others
@@ -79,10 +81,12 @@ def pieces_of(
     size = 0
     for number, file in enumerate(files):
         of_file = _size(file, text, len(files))
-        if of_file is None or (of_file > piece_bytes and not _has_ranges(file, text)):
+        if of_file is None:
             alone.append(number)
         elif of_file > piece_bytes:
-            pieces += _ranges(number, file, text, piece_bytes)
+            ranges = _ranges(number, file, text, piece_bytes)
+            pieces += ranges
+            alone += [] if ranges else [number]
         else:
             size += of_file
             last = pieces[-1].files[-1][0] if pieces and pieces[-1].within is None else None
@@ -108,21 +112,23 @@ def _is_plain(file: TableFile, text: TextFormat) -> bool:
     return text.compression == "none" or compression_of(file.path) == "none"
 
 
-def _has_ranges(file: TableFile, text: TextFormat) -> bool:
-    """Returns whether the lines of a file can be read on their own."""
+def _ranges(number: int, file: TableFile, text: TextFormat, piece_bytes: int) -> list[Piece]:
+    """Returns pieces of the lines of a file; none if they cannot be read on their own."""
     assert isinstance(file.kind, Text)
-    if file.kind.delimited and (native.host is None or text.escape not in (None, NONE)):
-        return False
-    return other_encoding(text.encoding) is None and _is_plain(file, text)
-
-
-def _ranges(number: int, file: TableFile, text: TextFormat, piece_bytes: int) -> Iterator[Piece]:
+    if other_encoding(text.encoding) is not None or not _is_plain(file, text):
+        return []
+    names: tuple[str, ...] = ()
+    if file.kind.delimited:
+        if native.host is None or text.escape not in (None, NONE):
+            return []
+        names = tuple(file.kind.names(file.path, text))
+        if len(names) < 2 or any("\n" in name or "\r" in name for name in names):
+            return []  # blank lines of one column are errors, which others decide on
     size = file.path.stat().st_size
-    names = tuple(file.kind.names(file.path, text)) if file.kind.delimited else ()
     count = -(-size // piece_bytes)
     ends = [size * (i + 1) // count for i in range(count)]
-    for begin, end in zip([0, *ends], ends, strict=False):
-        yield Piece([(number, file)], ByteRange(begin, end), names)
+    ranges = itertools.starmap(ByteRange, itertools.pairwise([0, *ends]))
+    return [Piece([(number, file)], within, names) for within in ranges]
 
 
 def copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
@@ -157,41 +163,60 @@ def copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
 
 
 def _copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
-    known, numbers, notes = dict[str, None](), set(how.columns), list[str]()
-    batches: list[pa.RecordBatch] = []
-    origins: list[tuple[int, int, int]] = []
-    copies: list[Copied] = []
-
-    def finish() -> None:
-        if batches:
-            path = f"{target}.{len(copies)}.arrow"
-            copies.append(Copied(path, *_write(batches, path), origins.copy()))
-        batches.clear()
-        origins.clear()
-
-    for number, file in piece.files:
-        if isinstance(file.kind, Text):
-            of_file = _text_batches(file, file.kind, piece, how, known, numbers, notes)
-        else:
-            of_file = _columnar_batches(file, how, known)
-            numbers.clear()
-        rows = 0
-        for batch in of_file:
-            if batches and batch.schema != batches[0].schema:
-                if rows:
-                    origins.append((number, rows, 0))
-                finish()
-                rows = 0
-            batches.append(batch)
-            rows += batch.num_rows
-        if rows:
-            lines = 0 if piece.within is None else count_lines(file.path, piece.within)
-            origins.append((number, rows, lines))
-    finish()
+    made = _Copies(target)
+    if not isinstance(piece.files[0][1].kind, Text):
+        for number, file in piece.files:
+            _add_columnar(made, number, file, how)
+    else:
+        text = _TextPiece(piece, how, made)
+        for partition, files in itertools.groupby(piece.files, lambda one: one[1].partition):
+            text.add(list(files), partition)
+    made.finish()
     sync(Path(target).parent)
-    rows = sum(copied.rows for copied in copies)
-    found = {"names": [*known], "numbers": sorted(numbers), "notes": notes}
-    return {"copies": copies, "rows": rows, **found}
+    rows = sum(copied.rows for copied in made.copies)
+    return {"copies": made.copies, "rows": rows, **made.facts}
+
+
+class _Copies:
+    """Batches of rows that become files.
+
+    Attributes:
+        copies: the files.
+        known: names of the columns that were found.
+        facts: other facts about the rows.
+    """
+
+    def __init__(self, target: str) -> None:
+        self.copies: list[Copied] = []
+        self.known: dict[str, None] = {}
+        self.facts: dict[str, Any] = {"names": [], "numbers": [], "notes": []}
+        self._target = target
+        self._batches: list[pa.RecordBatch] = []
+        self._origins: list[tuple[int, int, int]] = []
+
+    def add(self, batch: pa.RecordBatch, origins: Iterable[tuple[int, int, int]]) -> None:
+        """Adds rows, and their origins, of which equal files that follow each other are one."""
+        if self._batches and batch.schema != self._batches[0].schema:
+            self._write()
+        if batch.num_rows:
+            self._batches.append(batch)
+        for number, rows, lines in origins:
+            if self._origins and self._origins[-1][0] == number:
+                _, before, of_file = self._origins.pop()
+                rows, lines = before + rows, max(of_file, lines)
+            if rows:
+                self._origins.append((number, rows, lines))
+
+    def finish(self) -> None:
+        """Writes what is left."""
+        self._write()
+        self.facts["names"] = [*self.known]
+
+    def _write(self) -> None:
+        if self._batches:
+            path = f"{self._target}.{len(self.copies)}.arrow"
+            self.copies.append(Copied(path, *_write(self._batches, path), self._origins))
+        self._batches, self._origins = [], []
 
 
 def _write(batches: list[pa.RecordBatch], path: str) -> tuple[int, int]:
@@ -204,51 +229,85 @@ def _write(batches: list[pa.RecordBatch], path: str) -> tuple[int, int]:
         return batch.num_rows, partial.stat().st_size
 
 
-def _columnar_batches(
-    file: TableFile, how: Copying, known: dict[str, None]
-) -> Iterator[pa.RecordBatch]:
+def _add_columnar(made: _Copies, number: int, file: TableFile, how: Copying) -> None:
     assert isinstance(file.kind, Columnar)
     seen = set[str]()
-    batches = file.kind.batches(file, how.text, how.columns, seen=seen)
-    for batch, _ in batches:
+    for batch, _ in file.kind.batches(file, how.text, how.columns, seen=seen):
         check_columns(file.path, [*seen], how.columns)
-        if batch.num_rows:
-            yield batch.select(how.columns).replace_schema_metadata(None)
-    known |= dict.fromkeys(sorted(seen))
+        batch = batch.select(list(how.columns)).replace_schema_metadata(None)
+        made.add(batch, [(number, batch.num_rows, 0)])
+    made.known |= dict.fromkeys(sorted(seen))
 
 
-def _text_batches(
-    file: TableFile,
-    kind: Text,
-    piece: Piece,
-    how: Copying,
-    known: dict[str, None],
-    numbers: set[str],
-    notes: list[str],
-) -> Iterator[pa.RecordBatch]:
-    partition, cells, text = file.partition, how.cells, how.text
-    in_file = [name for name in how.columns if name not in partition]
-    distinct = {name for name in in_file if name not in cells.plain}
-    spans, problems = Spans(), {} if how.quarantine else None
-    reading = Reading(text, cells.separators, in_file, problems, spans, None, distinct)
-    if piece.within is not None:
-        reading = reading._replace(within=piece.within)
-        if piece.names and piece.within.begin:
-            without = replace(text, columns=piece.names, header=False)
-            reading = reading._replace(text=without)
-    for names, lines, read in kind.read(file.path, reading):
-        known |= dict.fromkeys([*names, *partition])
-        kind.check_names(file.path, names, text, in_file)
-        rows = len(lines)
+class _TextPiece:
+    """Reads the text of a piece."""
+
+    def __init__(self, piece: Piece, how: Copying, made: _Copies) -> None:
+        self._piece, self._how, self._made = piece, how, made
+        self._numbers = set(how.columns)
+
+    def add(self, files: list[tuple[int, TableFile]], partition: dict[str, str | None]) -> None:
+        """Adds files of the same partition."""
+        how, kind = self._how, files[0][1].kind
+        assert isinstance(kind, Text)
+        in_file = [name for name in how.columns if name not in partition]
+        distinct = {name for name in in_file if name not in how.cells.plain}
+        reading = Reading(how.text, how.cells.separators, in_file, distinct=distinct)
+        paths = [file.path for _, file in files]
+        together = kind.read_together(paths, reading) if len(files) > 1 else None
+        if together is not None:
+            names, lines, columns, rows = together
+            kind.check_names(paths[0], names, how.text, in_file)
+            origins = [(number, count, 0) for (number, _), count in zip(files, rows, strict=True)]
+            self._add(kind, names, lines, columns, partition, origins)
+        else:
+            for number, file in files:
+                self._add_file(number, file, kind, reading, partition)
+        self._made.facts["numbers"] = sorted(self._numbers)
+
+    def _add_file(
+        self,
+        number: int,
+        file: TableFile,
+        kind: Text,
+        reading: Reading,
+        partition: dict[str, str | None],
+    ) -> None:
+        spans, within, names_given = Spans(), self._piece.within, self._piece.names
+        problems: dict[int, str] | None = {} if self._how.quarantine else None
+        reading = reading._replace(problems=problems, spans=spans, within=within)
+        if names_given and within is not None and within.begin:
+            text = replace(reading.text, columns=names_given, header=False)
+            reading = reading._replace(text=text)
+        of_range = 0 if within is None else count_lines(file.path, within)
+        for names, lines, columns in kind.read(file.path, reading):
+            kind.check_names(file.path, names, self._how.text, reading.columns or ())
+            origins = [(number, len(lines), of_range)]
+            self._add(kind, names, lines, columns, partition, origins, problems)
+        self._made.facts["notes"] += filter(None, [spans.note(file.path, self._how.text)])
+
+    def _add(
+        self,
+        kind: Text,
+        names: Sequence[str],
+        lines: np.ndarray,
+        columns: list[Column],
+        partition: dict[str, str | None],
+        origins: list[tuple[int, int, int]],
+        problems: dict[int, str] | None = None,
+    ) -> None:
+        """Adds rows as `Text.read` yields them."""
+        cells, rows, numbers = self._how.cells, len(lines), self._numbers
+        self._made.known |= dict.fromkeys([*names, *partition])
         if not rows:
-            continue
-        arrays = {name: kind.array(name, column, cells, text, numbers) for name, column in read}
+            return
+        arrays = {name: kind.array(name, c, cells, self._how.text, numbers) for name, c in columns}
         arrays |= {name: pa.array([value] * rows) for name, value in partition.items()}
-        made = [_typed(name, arrays.get(name, pa.nulls(rows)), cells) for name in how.columns]
+        made = [_typed(name, arrays.get(name, pa.nulls(rows)), cells) for name in self._how.columns]
         wrong = [problems.get(line) for line in lines.tolist()] if problems else pa.nulls(rows)
         made += [pa.array(lines, kind.line_type), pa.array(wrong, pa.string())]
-        yield pa.RecordBatch.from_arrays(made, [*how.columns, LINE, PROBLEM])
-    notes += filter(None, [spans.note(file.path, text)])
+        batch = pa.RecordBatch.from_arrays(made, [*self._how.columns, LINE, PROBLEM])
+        self._made.add(batch, origins)
 
 
 def _typed(name: str, array: pa.Array, cells: Cells) -> pa.Array:

@@ -2,7 +2,7 @@
 
 import io
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,10 +16,12 @@ from dlrm.data.sources.text_files import (
     LONGEST_LINE,
     ByteRange,
     archive_named,
+    is_plain,
     not_utf_8,
     open_text,
     other_encoding,
     read_blocks,
+    read_plain,
     too_long,
     without_mark,
     wrong_encoding,
@@ -71,11 +73,7 @@ class JsonLines(Text):
                 ]
                 yield names, lines, cells
                 continue
-            columns_of_block = {
-                name: JsonTexts(text_array(texts), texts.tags, name in distinct)
-                for name, texts in zip(block.names, block.columns, strict=False)
-                if texts is not None
-            }
+            columns_of_block = _cells_of(block, distinct)
             for begin in range(0, len(block.lines), text.chunk_rows):
                 some = slice(begin, begin + text.chunk_rows)
                 cells = [
@@ -83,6 +81,22 @@ class JsonLines(Text):
                     for name, column in columns_of_block.items()
                 ]
                 yield block.names, block.lines[some], cells
+
+    def read_together(
+        self, paths: Sequence[Path], reading: Reading
+    ) -> tuple[list[str], np.ndarray, list[Column], list[int]] | None:
+        """Returns the rows of small files; see `Text.read_together`."""
+        if (contents := read_plain(paths)) is None:
+            return None
+        rows = _Rows(paths[0], reading.problems, reading.lists, reading.columns)
+        if (block := rows.read_block(b"".join(contents))) is None:
+            return None
+        ends = np.cumsum([content.count(b"\n") for content in contents])
+        file = np.searchsorted(ends, block.lines)
+        begins = ends - np.diff(ends, prepend=0)
+        cells = list(_cells_of(block, reading.distinct).items())
+        rows_of = np.bincount(file, minlength=len(paths)).tolist()
+        return block.names, block.lines - begins[file], cells, rows_of
 
     def array(
         self,
@@ -148,6 +162,15 @@ class JsonTexts(NamedTuple):
         return array if self.distinct else array.dictionary_decode()
 
 
+def _cells_of(block: native.TextBlock, distinct: Collection[str]) -> dict[str, JsonTexts]:
+    """Returns the columns that were kept, of which some may stay indices."""
+    return {
+        name: JsonTexts(text_array(texts), texts.tags, name in distinct)
+        for name, texts in zip(block.names, block.columns, strict=False)
+        if texts is not None
+    }
+
+
 class JsonRows(NamedTuple):
     """Some rows of JSON lines: names of the columns, and the line and the cells of each row."""
 
@@ -209,25 +232,20 @@ class _Rows:
         """
         self._line = 0 if within is None else within.lines
         for block in read_blocks(self._path, _BLOCK_BYTES, None, text.compression, within):
-            if (read := self._read(block)) is not None:
+            if (read := self.read_block(block)) is not None:
                 yield read
             else:
                 lines = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
                 yield from self._of_lines(lines, text.chunk_rows)
         yield JsonRows(list(self._names), [], [])
 
-    def _read(self, block: bytes) -> native.TextBlock | None:
+    def read_block(self, block: bytes) -> native.TextBlock | None:
         """Returns the rows of a block if they have nothing that needs a decision."""
         wanted, lists = self._wanted, self._lists
         if native.host is None or wanted is None or (lists and not set(lists).isdisjoint(wanted)):
             return None
-        if b"\r" in block and block.count(b"\r") != block.count(b"\r\n"):
+        if not is_plain(block):
             return None
-        if not block.isascii():
-            try:
-                block.decode()
-            except UnicodeDecodeError:
-                return None
         if not self._names:
             self._names |= dict.fromkeys(_first_names(block), 0)
         while True:

@@ -69,6 +69,15 @@ class Text(Kind):
         """
         raise NotImplementedError
 
+    def read_together(
+        self, paths: Sequence[Path], reading: Reading
+    ) -> tuple[list[str], np.ndarray, list[Column], list[int]] | None:
+        """Returns names, lines and columns of small files in UTF-8, and the rows of each file.
+
+        None if they have to be read one by one, as when one of them is bad.
+        """
+        return None
+
     def array(
         self,
         name: str,
