@@ -18,6 +18,7 @@ from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Coded, Par
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.columns import (
     Faults,
+    are_null,
     array_of,
     as_text,
     canonical_texts,
@@ -27,6 +28,7 @@ from dlrm.data.tables.columns import (
     kind_of_values,
     numbers_of_json,
     plain_texts,
+    stored_values,
     text_column,
     utf_8,
 )
@@ -342,10 +344,11 @@ def _numbers(
         raise ValueError(f"column {name!r}: expected numbers, got the type {kind}")
     if pa.types.is_decimal(kind):
         array = array.cast(pa.string())  # read as text is, to the nearest float64
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    values = array.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
-    markers = schema.missing_of(field)
-    missing |= np.isin(values, missing_numbers(markers))
+    missing = are_null(array)
+    values = stored_values(array.cast(pa.float64(), safe=False))
+    values = np.where(missing, 0.0, values) if array.null_count else values
+    if markers := schema.missing_of(field):
+        missing = missing | np.isin(values, missing_numbers(markers))
     finite = np.isfinite(values)
     if not finite.all():
         bad = ~finite

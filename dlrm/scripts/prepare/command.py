@@ -11,7 +11,7 @@ from dlrm.flags import Values
 from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import SparkConfig, open_engine
-from dlrm.preproc.execution.engines import EngineError, TaskError
+from dlrm.preproc.execution.engines import EngineError, TaskError, skip_pandas
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.logs.options import DATASET
@@ -44,6 +44,8 @@ def run(values: Values) -> int | None:
         if name in values.given:
             raise ValueError(f"--{name}: is for --schema criteo; got --schema {own.schema}")
     query, tables = _query(values), {}
+    if values["engine"] == "local":
+        skip_pandas()
     if query is None:
         for path in own.input:
             check_outside(own.output, path)
