@@ -9,9 +9,7 @@ import argparse
 import json
 import os
 import re
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +26,7 @@ NUMBERS = [f"n{i}" for i in range(13)]
 TEXTS = [f"c{i}" for i in range(26)]
 _DISTINCT = (50, 1000, 30_000, 1_000_000)  # at most, of the columns of texts in turn
 _CHUNK_ROWS = 250_000
+ROWS_OF_FILE = 100
 
 
 def write_table(path: Path, rows: int) -> None:
@@ -37,6 +36,17 @@ def write_table(path: Path, rows: int) -> None:
     """
     write = {".parquet": _write_parquet, ".csv": _write_csv, ".jsonl": _write_json}[path.suffix]
     write(path, _tables(rows))
+
+
+def write_files(folder: Path, count: int, kind: str) -> None:
+    """Writes the same table as small files."""
+    folder.mkdir()
+    write, number = {"parquet": _write_parquet, "csv": _write_csv}[kind], 0
+    for table in _tables(count * ROWS_OF_FILE):
+        for begin in range(0, len(table), ROWS_OF_FILE):
+            part = iter([table.slice(begin, ROWS_OF_FILE)])
+            write(folder / f"{number:05}.{kind}", part)
+            number += 1
 
 
 def _tables(rows: int) -> Iterator[pa.Table]:
@@ -86,27 +96,20 @@ def _short(table: pa.Table) -> pa.Table:
     return pa.table(columns, table.schema.names)
 
 
-def ours(options: argparse.Namespace, engine: str) -> dict:
-    """Times our command, whose output gives the seconds of its start and of its stages."""
+def command(options: argparse.Namespace, engine: str) -> list[str]:
+    """Writes the schema beside the output; returns our command."""
     fields = [NumericalField(name, "log") for name in NUMBERS]
     ids = [CategoricalField(name, frequency_limit=LIMIT) for name in TEXTS]
     schema = options.output.with_name("schema.yaml")
     Schema(Label("label"), tuple(fields), tuple(ids)).save(schema)
-    command = [sys.executable, "-u", "-m", "dlrm.scripts.prepare", f"--engine={engine}"]
-    command += [f"--schema={schema}", f"--input={options.raw}", f"--output={options.output}"]
-    command += [f"--cores={options.cores}", "--noreport"]
-    root = str(Path(__file__).resolve().parent.parent)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
-    )
-    began, start, end = time.perf_counter(), 0.0, 0.0
-    for line in process.stdout or ():
-        if stage := re.match(r"(count|describe): .*? ([\d.]+) s\b", line):
-            end = time.perf_counter() - began
-            start = start or end - float(stage[2])
-    if process.wait():
-        raise SystemExit(process.returncode)
-    return {"start": start, "stages": end - start}
+    words = [sys.executable, "-u", "-m", "dlrm.scripts.prepare", f"--engine={engine}"]
+    words += [f"--schema={schema}", f"--input={options.raw}", f"--output={options.output}"]
+    return [*words, f"--cores={options.cores}", "--noreport"]
+
+
+def seconds_of_stages(said: str) -> float:
+    """Returns the seconds of all stages in the output of our command."""
+    return sum(float(stage) for stage in re.findall(r"^\w+: .*? ([\d.]+) s\b", said, re.MULTILINE))
 
 
 def with_polars(options: argparse.Namespace) -> None:
