@@ -146,8 +146,7 @@ class JsonReader {
   }
 
   bool read_word(std::string_view word, CellColumn* column) {
-    if (static_cast<size_t>(end_ - p_) < word.size() ||
-        std::string_view(p_, word.size()) != word) {
+    if (static_cast<size_t>(end_ - p_) < word.size() || std::string_view(p_, word.size()) != word) {
       return false;
     }
     p_ += word.size();

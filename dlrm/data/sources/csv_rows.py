@@ -90,7 +90,7 @@ class Spans:
         return note
 
 
-class Undecided(Exception):
+class UndecidedError(Exception):
     """Lines need not be rows, so that the file must be read from its beginning."""
 
 
@@ -131,7 +131,7 @@ def read_csv(
 
     Raises:
         FileNotFoundError: no such file.
-        Undecided: rows of a range of lines may have several of them.
+        UndecidedError: rows of a range of lines may have several of them.
         ValueError: the file is not text of the format, a quote is not closed, or a row spans more
             than 100 lines or has a wrong number of cells.
     """
@@ -229,9 +229,9 @@ class _Rows:
                 columns = [None if c is None else text_array(c) for c in split.columns]
                 return Chunk(names, lines, columns)
             if split.outcome == native.UNDECIDED and self._within is not None:
-                raise Undecided
+                raise UndecidedError
         elif self._within is not None:
-            raise Undecided
+            raise UndecidedError
         return self.chunk_of(names, wanted, *self.records(one_column=one_column))
 
     def chunk_of(

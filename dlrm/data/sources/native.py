@@ -61,7 +61,8 @@ class Texts(NamedTuple):
     """A column of cells of text.
 
     Attributes:
-        codes: the index of each cell's text, or -1 for a missing one; None if `texts` has all cells.
+        codes: the index of each cell's text, or -1 for a missing one; None if the texts are all
+            cells.
         offsets: begins of the texts in `data`, and the end of the last.
         data: the texts, one after another.
         tags: of texts of JSON, 0, `NUMBER` or `OTHER_NUMBER`; otherwise 0.
@@ -291,7 +292,7 @@ class Host:
             sizes = np.empty((columns, 3), np.int64)
             self._column_facts(block, sizes.ctypes.data)
             texts = [
-                self._column(block, i, *sizes[i].tolist(), bool(keep == DISTINCT)) if keep else None
+                self._column(block, i, sizes[i].tolist(), keep == DISTINCT) if keep else None
                 for i, keep in enumerate(kept.tolist())
             ]
             return TextBlock(
@@ -300,7 +301,8 @@ class Host:
         finally:
             self._free_cells(block)
 
-    def _column(self, block: int, place: int, rows: int, texts: int, size: int, distinct: bool) -> Texts:
+    def _column(self, block: int, place: int, sizes: Sequence[int], distinct: bool) -> Texts:
+        rows, texts, size = sizes
         codes, offsets = np.empty(rows, np.int32), np.zeros(texts + 1, np.int32)
         data, tags = np.empty(size, np.uint8), np.zeros(texts, np.uint8)
         arrays = (codes, offsets[1:], data, tags)

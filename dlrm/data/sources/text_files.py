@@ -190,7 +190,7 @@ def read_plain(paths: Sequence[Path]) -> list[bytes] | None:
 
 
 def is_plain(block: bytes) -> bool:
-    """Returns whether a block is UTF-8, without NUL and without returns in other places than ends."""
+    """Returns whether a block is UTF-8, without NUL, and with returns only before line feeds."""
     if b"\0" in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
         return False
     if not block.isascii():

@@ -87,9 +87,10 @@ class FilePart(NamedTuple):
                 batches = kind.read(opened, self.source, self.begin, [LINE], {})
                 line = pa.Table.from_batches(batches).column(0)[of_part].as_py()
                 return f"{origin.source}, line {origin.lines + line}"
-            kind = kind_named(origin.kind)
-            assert isinstance(kind, Columnar)
-            return _where_in(kind, kind.open(origin.source, origin.source), origin.source, row)
+            of_file = kind_named(origin.kind)
+            assert isinstance(of_file, Columnar), "text has lines"
+            opened = of_file.open(origin.source, origin.source)
+            return _where_in(of_file, opened, origin.source, row)
         for group in range(self.begin, self.end):
             rows = opened.group(group).rows
             if row < rows:
@@ -190,9 +191,7 @@ def in_order(parts: Iterable[Iterable[FilePart]]) -> list[FilePart]:
     return placed
 
 
-def parts_of_file(
-    number: int, path: Path, file: TableFile, part_bytes: int
-) -> Iterator[FilePart]:
+def parts_of_file(number: int, path: Path, file: TableFile, part_bytes: int) -> Iterator[FilePart]:
     """Yields the parts of a file, with 0 as the number of rows before all; see `parts_of`."""
     staged = path.resolve() != file.path.resolve()
     kind, partition = PARQUET if staged else file.kind, file.partition
@@ -221,5 +220,5 @@ def parts_of_copies(files: Sequence[TableFile], copies: Iterable[Copied]) -> Ite
             lines[number] = before + of_range
         first = origins[0]
         place = (first.file, 0, 1, 0, 0, copy.rows, copy.size)
-        arrow = {"partition": {}, "staged": True, "kind": ARROW.name}
-        yield FilePart(copy.path, first.source, *place, **arrow, origins=origins)
+        named = copy.path, first.source
+        yield FilePart(*named, *place, {}, True, kind=ARROW.name, origins=origins)

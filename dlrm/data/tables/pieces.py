@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dlrm.data.sources import native
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.sources.csv_rows import Spans, Undecided
+from dlrm.data.sources.csv_rows import Spans, UndecidedError
 from dlrm.data.sources.text_files import (
     ByteRange,
     compression_of,
@@ -152,7 +152,7 @@ def copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
     """
     try:
         return _copy(piece, target, how)
-    except Undecided:
+    except UndecidedError:
         return {}
     except ValueError:
         if piece.within is None or not piece.within.begin:

@@ -396,7 +396,8 @@ def _numbers_of_text(
     field: NumericalField, array: pa.Array, schema: Schema, faults: Faults
 ) -> Parsed:
     if native.host is not None and field.type != "decimal" and pa.types.is_string(array.type):
-        distinct, codes = utf_8(array)[0], np.arange(len(array))
+        distinct: pa.Array = utf_8(array)[0]
+        codes: np.ndarray = np.arange(len(array))
         if array.null_count:
             codes = np.where(array.is_valid().to_numpy(zero_copy_only=False), codes, -1)
         if distinct is not array:  # bytes that are not UTF-8

@@ -181,7 +181,10 @@ class TransformJob(NamedTuple):
 
     def sync(self, target: Target) -> None:
         """Waits until what was written of a target is on the disk."""
-        names = {*self.files(target), *(name for field in self.lists(target) for name in field.dtypes)}
+        names = {
+            *self.files(target),
+            *(name for field in self.lists(target) for name in field.dtypes),
+        }
         sync_files([Path(self.dataset, name) for name in sorted(names)])
 
     def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:

@@ -94,7 +94,7 @@ class JsonLines(Text):
         ends = np.cumsum([content.count(b"\n") for content in contents])
         file = np.searchsorted(ends, block.lines)
         begins = ends - np.diff(ends, prepend=0)
-        cells = list(_cells_of(block, reading.distinct).items())
+        cells: list[Column] = [*_cells_of(block, reading.distinct).items()]
         rows_of = np.bincount(file, minlength=len(paths)).tolist()
         return block.names, block.lines - begins[file], cells, rows_of
 

@@ -33,7 +33,7 @@ class Reading(NamedTuple):
         problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
             cells are then empty; None raises the first.
         spans: counts rows of several lines.
-        nested: receives columns that are neither values nor lists; see `dlrm.data.tables.kinds.json_lines`.
+        nested: receives columns that are neither values nor lists; see `JsonLines`.
         distinct: the columns that may be indices of distinct texts.
         within: the lines to read; None is all.
     """
