@@ -31,7 +31,7 @@ _PACKED = 8  # times the size of a compressed file that its text may have
 
 
 class Piece(NamedTuple):
-    """What one task copies.
+    """The input of one task.
 
     Attributes:
         files: whole files of one kind, by their number among all files.
@@ -54,7 +54,7 @@ class Copied(NamedTuple):
 
 
 class Copying(NamedTuple):
-    """How to copy; see `Text.stage`."""
+    """The arguments of all tasks that copy; see `Text.stage`."""
 
     text: TextFormat
     columns: Sequence[str]
