@@ -137,7 +137,7 @@ class Dataset:
                 for split, table in frames.items()
                 if table is not None
             }
-            made = _options(as_schema(schema), options, divided=len(tables) > 1)
+            made = table_options(as_schema(schema), {"report": False} | options, len(tables) > 1)
             threads = cores or os.cpu_count() or 1
             say = print if verbose else _say_nothing
             _prepare(made, tables, path, threads, overwrite, say)
@@ -175,13 +175,20 @@ def _say_nothing(line: str) -> None:
     pass
 
 
-def _options(schema: Schema, given: Mapping[str, Any], divided: bool) -> TableOptions:
+def table_options(schema: Schema, given: Mapping[str, Any], divided: bool) -> TableOptions:
+    """Returns the options of preparing tables, of which a fifth of the rows are test rows.
+
+    Args:
+        schema: the meaning of the columns.
+        given: options by name, see `OPTIONS`; those that divide the rows take precedence.
+        divided: whether tables of their own have the test or validation rows.
+    """
     division = {name: value for name, value in given.items() if name in _DIVISION}
     by_rows = ("test_fraction", "test_from", "split_column")
     if not divided and not any(name in division for name in by_rows):
         division["test_fraction"] = TEST_FRACTION
     others = {name: value for name, value in given.items() if name in _OPTIONS}
-    return TableOptions(schema, SplitConfig(**division), **({"report": False} | others))
+    return TableOptions(schema, SplitConfig(**division), **others)
 
 
 def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:

@@ -34,8 +34,8 @@ def prepare_tables(
     Args:
         options: the schema, and the division of rows.
         tables: "train" -> files, which the division splits; or splits -> files, if files determine
-            the split of their rows. A run of tables in memory neither resumes an unfinished run nor
-            leaves one.
+            the split of their rows. A run of tables in memory, or of a data frame of Spark, neither
+            resumes an unfinished run nor leaves one.
         output: the directory of the dataset.
         engine: starts the engine of the tasks.
         replace: whether to replace an earlier dataset.
@@ -55,6 +55,7 @@ def prepare_tables(
     began = time.perf_counter()
     inputs = _inputs(options, tables) if query is None else InputFiles([], query=query)
     in_memory = any(file.kind == FRAME for file in inputs.files)
+    in_memory |= query is not None and query.frame is not None
     on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
     facts = options.facts() | input_facts(on_disk)
     for split, files in tables.items():
@@ -70,6 +71,8 @@ def prepare_tables(
                 result = prepare(PreparationRun(running, work, options, say), inputs)
                 work.publish()
         except EngineError as error:
+            if in_memory:
+                raise
             hint = f"finished tasks are kept in {work.path.parent}: the same command resumes there"
             raise EngineError(f"{error} ({hint})") from error
         except (TaskError, ValueError):
