@@ -223,6 +223,7 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             *_methods("dlrm.Schema", dlrm.Schema),
         ],
     )
+    yield "dlrm.preproc", [("dlrm.preproc.run", dlrm.preproc.run)]
     judging = _methods("Predictor", Judged)
     yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor), *judging]
     yield "Own networks", [("dlrm.tasks.click_task.ClickTask", ClickTask)]

@@ -11,7 +11,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.preproc.execution.engines import EngineError
-from dlrm.preproc.execution.spark_engine import DEADLINE, START, SparkEngine, failures, umask
+from dlrm.preproc.execution.spark_engine import (
+    DEADLINE,
+    START,
+    SparkEngine,
+    failures,
+    quiet_errors,
+    umask,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -27,6 +34,7 @@ class ConnectEngine(SparkEngine):
         self._tag = f"dlrm-{uuid.uuid4().hex}"
         self._cores = 1
         self._active, self._ended = 0, 0
+        quiet_errors()
 
     @property
     def cores(self) -> int:
@@ -44,11 +52,9 @@ class ConnectEngine(SparkEngine):
 
     def _count_cores(self) -> int:
         """Returns the session's default parallelism, into which it divides a range."""
-        from pyspark.sql.functions import spark_partition_id
-
-        parts = self._session.range(_PROBED_ROWS).select(spark_partition_id()).distinct()
+        parts = self._session.range(_PROBED_ROWS).selectExpr("spark_partition_id() part")
         with self._tagged(START):
-            self._cores = max(parts.count(), 1)
+            self._cores = parts.selectExpr("max(part)").collect()[0][0] + 1
         return self._cores
 
     def _deadline(self) -> str:

@@ -70,8 +70,7 @@ class SparkEngine:
         """Returns the session, which reads tables: the user's, or the active one if there is one."""
         from pyspark.sql import SparkSession
 
-        # Errors are raised as well, and need not be printed as JSON.
-        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+        quiet_errors()
         return self._session or SparkSession.getActiveSession() or SparkSession(self._spark)
 
     def start(self, folders: Sequence[Path] = (), log: Path | None = None) -> None:
@@ -182,6 +181,11 @@ class SparkEngine:
 
     def _cancel(self, stage: str) -> None:
         self._spark.cancelJobGroup(stage)
+
+
+def quiet_errors() -> None:
+    """Keeps pyspark from printing, as JSON, errors of queries that it raises as well."""
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
 def umask() -> int:
