@@ -7,7 +7,15 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dlrm.api.dataset import OPTIONS, Dataset, as_schema, check_types, plain, table_options, unexpected
+from dlrm.api.dataset import (
+    OPTIONS,
+    Dataset,
+    as_schema,
+    check_types,
+    plain,
+    table_options,
+    unexpected,
+)
 from dlrm.api.temporary import temporary_directory
 from dlrm.data.clicks import layout
 from dlrm.data.tables.files import find_tables

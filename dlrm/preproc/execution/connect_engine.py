@@ -1,4 +1,4 @@
-"""Runs tasks in a session of Spark that has no JVM at hand: Spark Connect, and Databricks' sessions.
+"""Runs tasks in a session of Spark without access to a JVM, as one of Spark Connect.
 
 A task is a row of a data frame with one row a partition, on which `mapInArrow` calls it.
 """
@@ -30,7 +30,7 @@ class ConnectEngine(SparkEngine):
     """Runs tasks in a session, with the umask of the process that created the engine."""
 
     def __init__(self, session: "SparkSession") -> None:
-        self._session, self._umask = session, umask()
+        self._remote, self._umask = session, umask()
         self._tag = f"dlrm-{uuid.uuid4().hex}"
         self._cores = 1
         self._active, self._ended = 0, 0
@@ -48,17 +48,17 @@ class ConnectEngine(SparkEngine):
 
     def session(self) -> "SparkSession":
         """Returns the session."""
-        return self._session
+        return self._remote
 
     def _count_cores(self) -> int:
         """Returns the session's default parallelism, into which it divides a range."""
-        parts = self._session.range(_PROBED_ROWS).selectExpr("spark_partition_id() part")
+        parts = self._remote.range(_PROBED_ROWS).selectExpr("spark_partition_id() part")
         with self._tagged(START):
             self._cores = parts.selectExpr("max(part)").collect()[0][0] + 1
         return self._cores
 
     def _deadline(self) -> str:
-        return self._session.conf.get(DEADLINE, "120s") or ""
+        return self._remote.conf.get(DEADLINE, "120s") or ""
 
     def _is_stopped(self) -> bool:
         return False
@@ -76,16 +76,17 @@ class ConnectEngine(SparkEngine):
             self._active = 0 if done else inflight_tasks
             self._ended = sum(stage.num_completed_tasks for stage in stages or ())
 
-        register = getattr(self._session, "registerProgressHandler", None)
+        register = getattr(self._remote, "registerProgressHandler", None)
         if register is None:  # a session with a JVM that may not be used
             self._active = 1  # so that nothing is cancelled that may be running
             yield
             return
-        register(note)
+        handler: Any = note
+        register(handler)
         try:
             yield
         finally:
-            self._session.removeProgressHandler(note)
+            self._remote.removeProgressHandler(handler)
 
     def _progress_of(self, stage: str) -> tuple[int, int]:
         return self._active, self._ended
@@ -105,7 +106,7 @@ class ConnectEngine(SparkEngine):
 
         def act() -> None:
             with self._tagged(stage), failures():
-                frame = self._session.range(0, number, 1, max(number, 1))
+                frame = self._remote.range(0, number, 1, max(number, 1))
                 frame.mapInArrow(each, "id long").collect()
 
         return act
@@ -113,14 +114,14 @@ class ConnectEngine(SparkEngine):
     @contextmanager
     def _tagged(self, stage: str) -> Iterator[None]:
         """Gives what this thread runs a tag, by which it can be cancelled."""
-        self._session.addTag(f"{self._tag}-{stage}")
+        self._remote.addTag(f"{self._tag}-{stage}")
         try:
             yield
         finally:
-            self._session.removeTag(f"{self._tag}-{stage}")
+            self._remote.removeTag(f"{self._tag}-{stage}")
 
     def _cancel(self, stage: str) -> None:
-        self._session.interruptTag(f"{self._tag}-{stage}")
+        self._remote.interruptTag(f"{self._tag}-{stage}")
 
 
 @contextmanager

@@ -67,7 +67,7 @@ class SparkEngine:
         return self._spark.uiWebUrl
 
     def session(self) -> "SparkSession":
-        """Returns the session, which reads tables: the user's, or the active one if there is one."""
+        """Returns the session, which reads tables: the user's, or the active one if any."""
         from pyspark.sql import SparkSession
 
         quiet_errors()
@@ -96,7 +96,7 @@ class SparkEngine:
         watch.start()
         try:
             with failures():
-                while (cores := self._count_cores()) > probed:  # more once executors have registered
+                while (cores := self._count_cores()) > probed:  # more have registered
                     probe = partial(_probe, [os.fspath(folder) for folder in folders])
                     self.run(START, probe, range(cores))
                     probed = cores
