@@ -52,7 +52,7 @@ def rows(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def expected(rows, tmp_path_factory):
-    """What `dlrm prepare` writes of the file."""
+    """Returns the files of a dataset that `dlrm prepare` makes of the table."""
     path = tmp_path_factory.mktemp("expected") / "dataset"
     options = TableOptions(dlrm.Schema.from_dict(SCHEMA), SplitConfig(test_fraction=0.2))
     tables = {"train": find_tables([rows])}
