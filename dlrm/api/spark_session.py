@@ -167,7 +167,8 @@ def _rows(
             check_outside(output, Path(one))
     if any(map(is_fetched, given)):
         given = local_value(stack, Cache.open(cache_dir), given)
-    return {"train": find_tables(given, say=say)}, None
+    paths = [Path(one).absolute() for one in given]  # as executors work in other directories
+    return {"train": find_tables(paths, say=say)}, None
 
 
 def _is_path(text: str) -> bool:

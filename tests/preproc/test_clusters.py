@@ -106,16 +106,17 @@ def test_executors_that_come_and_go_change_nothing(java, raw, expected, tmp_path
         "spark.sql.adaptive.enabled": "true",
         "spark.dynamicAllocation.enabled": "true",
         "spark.dynamicAllocation.shuffleTracking.enabled": "true",
-        "spark.dynamicAllocation.executorIdleTimeout": "1s",
+        "spark.dynamicAllocation.executorIdleTimeout": "3s",
         "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
         "spark.log.level": "INFO",
     }
     arguments = [f"--conf={name}={value}" for name, value in settings.items()]
-    run = start(raw, tmp_path / "out", "--master=local-cluster[2,1,1024]", *arguments)
+    master = ["--master=local-cluster[2,1,1024]", "--split_bytes=3000000"]
+    run = start(raw, tmp_path / "out", *master, *arguments)
     said = run.communicate(timeout=400)[0]
     assert run.returncode == 0, said
     log = (tmp_path / "out" / "spark.log").read_text()
-    assert len(re.findall("Executor added", log)) > 2, "some were started again"
+    assert "new executor because tasks are backlogged" in log
     assert binary_files(tmp_path / "out" / "binary_dataset") == expected
 
 
@@ -337,7 +338,7 @@ def test_nodes_need_no_repository_if_spark_submit_sends_the_package(submitted, t
     done = submitted("none", **pythons)
     assert done.returncode != 0
     lacks = r"error: the executor on host \S+ \(\S+/nodes/bin/python\) has no module 'dlrm'; "
-    assert re.search(lacks, done.stderr), done.stderr
+    assert re.search(lacks, done.stdout), done.stderr  # spark-submit prints both there
     archive = package_archive(tmp_path)
     done = submitted("zip", f"--py-files={archive}", **dict.fromkeys(pythons, nodes))
     assert done.returncode == 0, done.stderr

@@ -1,10 +1,13 @@
 """Turns tables or logs into a dataset."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dlrm.command_line import flags_of, free_name, say, shell_line
 from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import check_outside
 from dlrm.flags import Values
@@ -47,10 +50,10 @@ def run(values: Values) -> int | None:
     if query is None:
         for path in own.input:
             check_outside(own.output, path)
-        tables = {"train": find_tables(own.input, values["input_format"], say)}
+        tables = {"train": _found(own.input, values)}
         for split, given in (("test", own.test_input), ("validation", own.validation_input)):
             if given:
-                tables[split] = find_tables(given, values["input_format"], say)
+                tables[split] = _found(given, values)
     options = _options(values, len(tables) > 1)
     how = {"replace": own.overwrite, "restart": values["restart"], "query": query, "say": say}
     try:
@@ -61,6 +64,13 @@ def run(values: Values) -> int | None:
         raise ValueError(str(error)) from error
     _suggest_training(own.output)
     return None
+
+
+def _found(paths: Sequence[str], values: Values) -> list[TableFile]:
+    """Returns the files of tables; executors of Spark work in other directories than this one."""
+    is_local = values["engine"] == "local"
+    inputs = paths if is_local else [os.path.abspath(path) for path in paths]
+    return find_tables(inputs, values["input_format"], say)
 
 
 def _suggest_training(dataset: Path) -> None:
