@@ -368,11 +368,11 @@ import os, time
 from dlrm.train.checkpoints import writer as checkpoint_writer
 from dlrm.scripts import main
 write, saves = checkpoint_writer._write, set()
-def watched_write(path, content):
+def watched_write(path, *of):
     saves.add(path.parts[-4] if path.parent.name == "tables" else path.parts[-3])
     if len(saves) == 2 and os.environ["RANK"] == "1":
         {act}
-    return write(path, content)
+    return write(path, *of)
 checkpoint_writer._write = watched_write
 main.start()
 """
@@ -423,7 +423,7 @@ def test_long_tests_and_saves_are_no_hangs(start, tmp_path):
         "    return predict(self, batch)\n"
         "def slow_write(path, content):\n"
         "    time.sleep(1.5 if os.environ['RANK'] == '1' else 0)\n"
-        "    return write(path, content)\n"
+        "    return write(path, *of)\n"
         "r.Recommendation.predict, c._write = slow_predict, slow_write\n"
         "main.start()\n"
     )
