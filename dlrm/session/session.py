@@ -323,9 +323,11 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
         code = STOPPED
         if _rank() == 0:
             print(stopped, file=sys.stderr, flush=True)
+            _tell_launcher(str(stopped))
     except NotUploadedError as error:
         code, at_once = NOT_UPLOADED, True
         say_error(error, code)
+        _tell_launcher(str(error))
     except USER_ERRORS as error:
         code = _named(one_line(unwritten_output() or error))
     except torch.OutOfMemoryError as error:

@@ -149,7 +149,7 @@ def test_nodes_train_from_and_test_a_checkpoint_of_the_first(trained, tmp_path):
     assert codes == [0] * 3, tested
     alone, codes = train(tmp_path, *where, "--mode=test", nodes=(1,))
     assert codes == [0], alone
-    auc = re.compile(r"test_auc : ([\d.]+)")
+    auc = re.compile(r"\bauc : ([\d.]+)")
     assert auc.findall(tested) == auc.findall(alone) != []
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -71,10 +72,9 @@ def parameters(world, kind, placement="balanced", trained=True):
 
 def saved(world, kind, folder, background=False, placement="balanced"):
     torch.manual_seed(world.rank)
-    run = CheckpointDirectory(folder, world=world, in_background=background)
-    run.save(7, parameters(world, kind, placement), {"flags": {"a": 1}}, {"step": 7})
-    run.finish()
-    run.close()
+    with closing(CheckpointDirectory(folder, world=world, in_background=background)) as run:
+        run.save(7, parameters(world, kind, placement), {"flags": {"a": 1}}, {"step": 7})
+        run.finish()
 
 
 def reloaded(world, kind, folder, again, placement):
@@ -248,18 +248,15 @@ def test_a_checkpoint_without_room_on_a_node_is_refused_before_it_is_written(ran
 
 def saved_while_a_node_loses_its_files(world, folder):
     own = own_folder(world, (0, 1), folder)
-    run = CheckpointDirectory(own, world=world, in_background=True)
-    run.save(1, parameters(world, KINDS[0]), {"flags": {}}, {"step": 1})
-    run.finish()
-    try:
+    with closing(CheckpointDirectory(own, world=world, in_background=True)) as run:
+        run.save(1, parameters(world, KINDS[0]), {"flags": {}}, {"step": 1})
+        run.finish()
         run.save(2, parameters(world, KINDS[0]), {"flags": {}}, {"step": 2})
         while not run.written():
             pass
         if world.rank == 1:
             (run.nodes.folder / "rank-1" / "rng.1.safetensors").unlink()
         run.finish()
-    finally:
-        run.close()
 
 
 def test_a_node_that_loses_its_files_leaves_the_earlier_checkpoint(ranks, tmp_path):
