@@ -142,8 +142,10 @@ def test_nodes_train_from_and_test_a_checkpoint_of_the_first(trained, tmp_path):
     model = find_checkpoint(trained.checkpoint)
     shutil.copytree(model.parent, tmp_path / "node0/model")
     where = [f"--dataset={trained.dataset}", "--load_checkpoint_path=model"]
-    said, codes = train(tmp_path, *where, *RUN, "--epochs=1", nodes=(1, 2))
+    seen_by_all = f"--save_checkpoint_path={tmp_path}/run"
+    said, codes = train(tmp_path, *where, seen_by_all, "--epochs=1", nodes=(1, 2))
     assert codes == [0] * 3, said
+    assert not [*tmp_path.glob("run/.node*")]
     assert re.search(f"weights from .*model/{model.name}", said), said
     tested, codes = train(tmp_path, *where, "--mode=test", nodes=(1, 2))
     assert codes == [0] * 3, tested
@@ -179,6 +181,31 @@ def test_a_killed_rank_costs_the_steps_since_the_checkpoint(trained, on_one_node
     assert "resumed from" in said
     assert weights(tmp_path / "node0/run") == weights(on_one_node)
     assert not [*(tmp_path / "node1/run").iterdir()], "what the killed ranks left is removed"
+
+
+SLOW_DISK = """
+import os, time
+from dlrm.distributed import transfers
+from dlrm.scripts import main
+from dlrm.train.checkpoints import writer
+write = writer.write_block
+def write_slowly(*arguments):
+    time.sleep(0.05)
+    write(*arguments)
+writer.write_block, transfers._BYTES = write_slowly, 500
+main.start()
+"""
+
+
+@pytest.mark.slow
+def test_a_transfer_may_take_longer_than_the_timeout_of_a_rank(trained, tmp_path):
+    (tmp_path / "slow.py").write_text(SLOW_DISK)
+    where = [f"--dataset={trained.dataset}", *RUN[:1], "--epochs=1", "--rank_timeout=1"]
+    began = time.monotonic()
+    said, codes = train(tmp_path, *where, module=tmp_path / "slow.py")
+    assert codes == [0, 0], said
+    (size,) = [path.stat().st_size for path in tmp_path.glob("node0/run/*/rng.1.safetensors")]
+    assert time.monotonic() - began > size / 500 * 0.05 > 0.4
 
 
 @pytest.mark.slow

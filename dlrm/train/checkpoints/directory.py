@@ -14,12 +14,12 @@ from dlrm.distributed import World, agreed, from_first
 from dlrm.distributed.transfers import leaders
 from dlrm.documents import brief
 from dlrm.files import MANIFEST, check_local, tidy_leftovers, write_atomically
-from dlrm.locks import in_use, remove_unused, sync
+from dlrm.locks import in_use, remove_abandoned, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.row_store import RowStore
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.description import PROGRESS
-from dlrm.train.checkpoints.nodes import NodeFolders, Nodes, on_all_nodes
+from dlrm.train.checkpoints.nodes import NODE_PREFIX, NodeFolders, Nodes, on_all_nodes
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.state import Parameters
@@ -101,6 +101,7 @@ class CheckpointDirectory:
                 except OSError:  # a file system without locks
                     pass
                 tidy_leftovers(self.path)
+                remove_abandoned(self.path, NODE_PREFIX)
                 best_checkpoint(self.path)  # so that a missing one is reported before the training
                 if (record := best_record(self.path)) != _pointer(self.path):
                     _write_pointer(self.path, record)

@@ -22,12 +22,12 @@ from dlrm.distributed.transfers import (
 from dlrm.files import MANIFEST
 from dlrm.locks import OwnedDirectory, remove_abandoned
 
-_PREFIX = ".node.partial-"
+NODE_PREFIX = ".node-"  # of temporary folders, which `tidy_leftovers` leaves alone
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Which ranks do not see the folder in which the first rank saves checkpoints.
+    """The ranks that do not see the folder in which the first rank saves checkpoints.
 
     Attributes:
         senders: these ranks; they send their files to the first one.
@@ -60,8 +60,8 @@ class NodeFolders:
         self._owned: OwnedDirectory | None = None
         with agreed(world, OSError):
             if self.leaders.get(world.rank) == world.rank:
-                remove_abandoned(place, _PREFIX)
-                self._owned = OwnedDirectory(place, _PREFIX)
+                remove_abandoned(place, NODE_PREFIX)
+                self._owned = OwnedDirectory(place, NODE_PREFIX)
         paths = gather(self._owned and self._owned.path.name, world)
         leader = self.leaders.get(world.rank)
         self.folder = None if leader is None else place / str(paths[leader])
