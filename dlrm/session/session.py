@@ -256,10 +256,13 @@ class Session:
         """Returns lines about differences between the nodes; all ranks call it."""
         notes = clock_notes(self.world)
         if self.checkpoints is not None and (senders := self.checkpoints.nodes.senders):
-            ranks = f"rank{'s' * (len(senders) > 1)} {', '.join(map(str, senders))}"
+            ranks = ", ".join(map(str, senders))
+            who = f"rank {ranks} on another node does"
+            if senders[1:]:
+                who = f"ranks {ranks} on other nodes do"
             notes.append(
-                f"note: {ranks} on other nodes {'do' if len(senders) > 1 else 'does'} not see "
-                f"{self.checkpoints.path}; checkpoints are gathered there, on the node of rank 0"
+                f"note: {who} not see {self.checkpoints.path}; checkpoints are gathered there, "
+                "on the node of rank 0"
             )
         return notes
 
