@@ -354,6 +354,7 @@ class Trainer:
         """Loads the best checkpoint; returns whether there is one."""
         progress = self.progress
         best = self.checkpoints.best() if self.checkpoints and progress.best else None
-        if best and progress.best["step"] != progress.step:
-            load_checkpoint(best, self.parameters, world=self.world)
+        if self.checkpoints and best and progress.best["step"] != progress.step:
+            with self.checkpoints.on_all_nodes(best) as path:
+                load_checkpoint(path or best, self.parameters, world=self.world)
         return best is not None

@@ -34,6 +34,7 @@ from dlrm.documents import brief, read_json
 from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
 from dlrm.train.checkpoints.description import CONFIG, PROGRESS
+from dlrm.train.checkpoints.nodes import Nodes
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
 from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
 from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
@@ -71,9 +72,10 @@ def save_checkpoint(
     progress: dict[str, Any],
     attached: Path | None = None,
     world: World = World(),
+    nodes: Nodes = Nodes(),
 ) -> None:
     """Writes a checkpoint; arguments and errors are those of `CheckpointWriter`."""
-    CheckpointWriter(directory, parameters, config, progress, attached, world).finish()
+    CheckpointWriter(directory, parameters, config, progress, attached, world, nodes=nodes).finish()
 
 
 def read_config(directory: str | os.PathLike) -> dict[str, Any]:
