@@ -9,14 +9,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 from dlrm.documents import brief
 from dlrm.files import MANIFEST, make_directories, write_atomically
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.daily.days import Day, order_of
 
-RECORD, FOLDER = "daily.json", "days"
+RECORD, LOG, FOLDER, LOCK = "daily.json", "daily.log", "days", ".lock"
 _CLOCK = 60  # seconds that a clock may go back
 
 
@@ -72,14 +71,9 @@ class Chain:
 
         Raises:
             ValueError: it is damaged, has another schema, or a day does not follow the one before.
-            FileExistsError: the directory has something else.
         """
         path = self.folder / RECORD
         if not path.exists():
-            if any(entry.name not in (FOLDER, ".lock") for entry in self.folder.iterdir()):
-                raise FileExistsError(
-                    f"{self.folder}: exists and has no {RECORD}; name another --output"
-                )
             return
         found = read_sealed(path, required=True)
         if found.get("schema") != self.schema:
@@ -122,8 +116,9 @@ class Chain:
         return self.path_of(day) / "dataset"
 
     def checkpoint_of(self, day: str) -> Path:
-        """Returns the checkpoint at the end of a day."""
-        return self.path_of(day) / "checkpoint"
+        """Returns the last checkpoint of a day; one that does not exist if there is none."""
+        run = self.path_of(day) / "run"
+        return max(run.glob("step-*"), default=run / "step")
 
     def add(self, day: LearnedDay) -> None:
         """Records a day, at once."""
@@ -184,8 +179,12 @@ def open_chain(folder: Path, schema: str) -> Iterator[Chain]:
         FileExistsError: another process is at work there, or it is something else.
         ValueError: see `Chain.load`.
     """
+    known = (FOLDER, LOCK, LOG, RECORD)
+    if folder.exists() and any(entry.name not in known for entry in _entries(folder)):
+        if not (folder / RECORD).exists():
+            raise FileExistsError(f"{folder}: exists and has no {RECORD}; name another --output")
     make_directories(folder / FOLDER)
-    lock = os.open(folder / ".lock", os.O_CREAT | os.O_RDWR, 0o666)
+    lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -196,6 +195,12 @@ def open_chain(folder: Path, schema: str) -> Iterator[Chain]:
         yield chain
     finally:
         os.close(lock)
+
+
+def _entries(folder: Path) -> list[Path]:
+    if not folder.is_dir():
+        raise FileExistsError(f"{folder}: expected a directory (--output), got a file")
+    return [*folder.iterdir()]
 
 
 def digest_of(directory: Path) -> str | None:

@@ -1,0 +1,278 @@
+"""Learns the new days of a log, each after it has been scored."""
+
+import hashlib
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from dlrm.command_line import painted, say
+from dlrm.data.transform.schema import Schema
+from dlrm.documents import read_json
+from dlrm.files import make_directories, write_atomically
+from dlrm.flags import Values
+from dlrm.manifest import read_manifest, read_sealed, sealed_json
+from dlrm.scripts.common.steps import StepError, run_step
+from dlrm.scripts.common.table_flags import TEXT_FLAGS
+from dlrm.scripts.daily.chain import LOG, Chain, LearnedDay, digest_of, open_chain
+from dlrm.scripts.daily.days import Day, find_days
+from dlrm.scripts.daily.drift import alarms_of, psi_by_field
+from dlrm.scripts.daily.flags import CONTINUED, FROZEN, RETRAINED, AlarmConfig, DailyConfig
+from dlrm.scripts.daily.page import page, table_of
+
+DRIFTED = 3  # exit code: all new days are learned, and one of them raised an alarm
+PAGE = "daily.html"
+_BEGUN, _TRAINED = "begun.json", "trained"
+_FORMAT = ("input_format", *TEXT_FLAGS)
+_METRICS = ("auc", "log_loss", "calibration", "normalized_entropy", "gauc_by_impressions")
+
+
+def run(values: Values) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        ValueError, OSError: an error that the user can fix.
+    """
+    own, bounds = values.config(DailyConfig), values.config(AlarmConfig)
+    schema = hashlib.sha256(own.schema.read_bytes()).hexdigest()
+    output = own.output.absolute()
+    with open_chain(output, schema) as chain, open(output / LOG, "a", encoding="utf-8") as log:
+        new = chain.new_days(find_days(own.days, say), own.skip)
+        if own.until is not None:
+            new = _until(new, own.until, chain)
+        follower = _Follower(values, chain, bounds, log)
+        try:
+            for day in new:
+                follower.learn(day)
+        except StepError as failed:
+            print(f"error: {failed}; its lines are in {output / LOG}", file=sys.stderr)
+            return failed.code
+        if not chain.days:
+            raise ValueError(f"{own.days}: all days are left out by --skip; nothing is learned")
+        write_atomically(output / PAGE, page(chain.days))
+    for line in table_of(chain.days):
+        say(line)
+    say(f"page: {own.output / PAGE}")
+    learned = chain.days[len(chain.days) - len(new) :]
+    if not new:
+        say(f"nothing new: {chain.days[-1].name} is the last day")
+    for day in learned:
+        for alarm in day.alarms:
+            say(f"warning: {day.name}: {alarm}")
+    return DRIFTED if any(day.alarms for day in learned) else 0
+
+
+def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
+    names = [day.name for day in new]
+    if last in names:
+        return new[: names.index(last) + 1]
+    if last in {day.name for day in chain.days}:
+        return []
+    raise ValueError(f"--until {last}: no such day")
+
+
+class _Follower:
+    """Learns days, one at a time."""
+
+    def __init__(self, values: Values, chain: Chain, bounds: AlarmConfig, log: TextIO) -> None:
+        self._own, self._chain, self._bounds, self._log = (
+            values.config(DailyConfig),
+            chain,
+            bounds,
+            log,
+        )
+        self._schema = self._own.schema.absolute()
+        self._format = {name: values[name] for name in _FORMAT if name in values.given}
+        groups = Schema.load(self._schema).groups
+        self._groups = {"groups": groups[0]} if groups else {}
+        self._raw = {day.name: day.path.absolute() for day in find_days(self._own.days, _silent)}
+
+    def learn(self, day: Day) -> None:
+        """Scores a day, learns it, and records both.
+
+        Raises:
+            ValueError: the day is refused, and nothing is recorded.
+            StepError: a command failed; the next `dlrm daily` resumes it.
+        """
+        before = self._chain.days[-1] if self._chain.days else None
+        content = day.digest()
+        self._chain.check_new(day, content)
+        say(painted(f"{day.name}", "bold"))
+        folder = self._chain.path_of(day.name)
+        self._begin(folder, {"content": content, "parent": before.digest if before else ""})
+        judged: dict[str, dict[str, float | None]] = {}
+        fields: dict[str, dict[str, float]] = {}
+        if before is not None:
+            judged, fields, rows, clicks = self._judge(day, folder)
+            self._check_rows(day, folder, rows, clicks)
+        self._prepare(day, folder, before)
+        dataset = self._chain.dataset_of(day.name)
+        if before is None:
+            rows, clicks = _counts(dataset)
+            self._check_rows(day, folder, rows, clicks)
+        else:
+            for name, psi in psi_by_field(self._chain.dataset_of(before.name), dataset).items():
+                fields.setdefault(name, {})["psi"] = psi
+        self._train(day, folder, before)
+        checkpoint = self._chain.checkpoint_of(day.name)
+        self._chain.add(
+            LearnedDay(
+                day.name,
+                day.files,
+                content,
+                before.digest if before else "",
+                digest_of(dataset) or "",
+                digest_of(checkpoint) or "",
+                rows,
+                clicks,
+                judged,
+                fields,
+                alarms_of(self._bounds, judged.get(CONTINUED, {}), fields),
+            )
+        )
+        self._prune()
+
+    def _begin(self, folder: Path, facts: dict[str, str]) -> None:
+        """Makes the directory of a day, without what was begun from other rows."""
+        path = folder / _BEGUN
+        if path.exists() and {n: read_sealed(path).get(n) for n in facts} == facts:
+            return
+        if folder.exists():
+            shutil.rmtree(folder)
+        make_directories(folder)
+        write_atomically(path, sealed_json(facts))
+
+    def _judge(self, day: Day, folder: Path) -> tuple[dict, dict, int, int]:
+        """Returns metrics by model, shares by field, rows and clicks of a day not yet learned."""
+        models = {CONTINUED: self._chain.checkpoint_of(self._chain.days[-1].name)}
+        if FROZEN in self._own.compare:
+            models[FROZEN] = self._chain.checkpoint_of(self._chain.days[0].name)
+        if RETRAINED in self._own.compare:
+            models[RETRAINED] = self._retrained(folder)
+        facts = {}
+        for model, checkpoint in models.items():
+            output = folder / "judged" / model
+            if not (output / "evaluation.json").exists():
+                flags = {"checkpoint": checkpoint, "input": day.path.absolute(), "output": output}
+                with self._timed(day.name, f"judge {model}"):
+                    flags |= {"bootstrap": 0, **self._groups, **self._format}
+                    self._step("evaluate", flags)
+            facts[model] = read_json(output / "evaluation.json")
+        judged = {
+            model: {n: own["models"][0][n]["value"] for n in _METRICS if n in own["models"][0]}
+            for model, own in facts.items()
+        }
+        continued = facts[CONTINUED]
+        fields = {
+            name: {"missing": missing, "unknown": unknown}
+            for name, missing, unknown in continued["fields"]
+        }
+        return judged, fields, continued["rows"], continued["clicks"]
+
+    def _retrained(self, folder: Path) -> Path:
+        """Returns a model of all learned days, trained anew."""
+        at, names = folder / "retrained", [day.name for day in self._chain.days]
+        if gone := [name for name in names if name not in self._raw]:
+            raise ValueError(
+                f"--compare {RETRAINED}: expected all learned days in --days, got none named "
+                f"{gone[0]}"
+            )
+        if not (at / _TRAINED).exists():
+            with self._timed(folder.name, "retrain"):
+                inputs = [self._raw[name] for name in names]
+                self._step("prepare", self._preparation(inputs, at / "dataset"))
+                self._step("train", self._training(at / "dataset", at / "run"), self._flag_file())
+            write_atomically(at / _TRAINED, "")
+        return at / "run"
+
+    def _check_rows(self, day: Day, folder: Path, rows: int, clicks: int) -> None:
+        """Refuses a day without clicks, or with far fewer rows than the day before."""
+        if day.name in self._own.accept:
+            return
+        problem = ""
+        if not 0 < clicks < rows:
+            problem = f"expected rows with and without a click, got {clicks:,} clicks of {rows:,}"
+        elif self._chain.days:
+            usual, name = self._chain.days[-1].rows, self._chain.days[-1].name
+            if rows < self._own.least_rows * usual:
+                problem = (
+                    f"expected {self._own.least_rows:g} of the {usual:,} rows of {name} or more "
+                    f"(--least_rows), got {rows:,}"
+                )
+        if problem:
+            shutil.rmtree(folder)
+            raise ValueError(
+                f"{day.path}: {problem}; nothing is learned of it. --accept {day.name} learns it, "
+                f"--skip {day.name} leaves it out"
+            )
+
+    def _prepare(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
+        if digest_of(folder / "dataset") is not None:
+            return
+        flags = self._preparation([day.path.absolute()], folder / "dataset")
+        if before is not None:
+            flags["extend"] = self._chain.dataset_of(before.name)
+        with self._timed(day.name, "prepare"):
+            self._step("prepare", flags)
+
+    def _train(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
+        if (folder / _TRAINED).exists():
+            return
+        flags = self._training(folder / "dataset", folder / "run")
+        if before is not None:
+            flags["continue_from"] = self._chain.checkpoint_of(before.name)
+        with self._timed(day.name, "train"):
+            self._step("train", flags, self._flag_file())
+        write_atomically(folder / _TRAINED, "")
+
+    def _preparation(self, inputs: list[Path], output: Path) -> dict[str, Any]:
+        flags = {"schema": self._schema, "input": inputs, "output": output, "test_fraction": 0}
+        return {**flags, "cores": self._own.cores, **self._format}
+
+    def _training(self, dataset: Path, output: Path) -> dict[str, Any]:
+        flags: dict[str, Any] = {"dataset": dataset, "save_checkpoint_path": output}
+        flags |= {"resume": True, "set_aside": 0, "test_after": None}
+        if self._own.train_flags is None:
+            flags["recipe"] = "auto"
+        return {name: value for name, value in flags.items() if value is not None}
+
+    def _flag_file(self) -> list[str]:
+        file = self._own.train_flags
+        return [] if file is None else [f"--flagfile={file.absolute()}"]
+
+    def _step(self, name: str, flags: Mapping[str, Any], words: list[str] | None = None) -> None:
+        run_step(name, flags, self._log, "^(note|warning):", words or [])
+        self._log.flush()
+
+    @contextmanager
+    def _timed(self, day: str, step: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        seconds = round(time.monotonic() - began, 2)
+        self._log.write(f"{json.dumps({'day': day, 'step': step, 'seconds': seconds})}\n")
+        say(f"  {step:<18}{seconds:8.1f} s")
+
+    def _prune(self) -> None:
+        """Removes datasets and checkpoints of old days, except the checkpoint of the first."""
+        days = self._chain.days
+        shutil.rmtree(self._chain.path_of(days[-1].name) / "retrained", ignore_errors=True)
+        for number, day in enumerate(days[: -self._own.keep]):
+            folder = self._chain.path_of(day.name)
+            for name in ("dataset", *(["run"] if number else [])):
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+def _counts(dataset: Path) -> tuple[int, int]:
+    """Returns rows and clicks of a dataset's training rows."""
+    from dlrm.data.clicks.feature_spec import FeatureSpec
+
+    rows = read_manifest(dataset, "dataset")["rows"]["train"]
+    return rows, FeatureSpec.load(dataset).metadata["clicks"]["train"]
