@@ -179,10 +179,8 @@ def open_chain(folder: Path, schema: str) -> Iterator[Chain]:
         FileExistsError: another process is at work there, or it is something else.
         ValueError: see `Chain.load`.
     """
-    known = (FOLDER, LOCK, LOG, RECORD)
-    if folder.exists() and any(entry.name not in known for entry in _entries(folder)):
-        if not (folder / RECORD).exists():
-            raise FileExistsError(f"{folder}: exists and has no {RECORD}; name another --output")
+    if folder.exists() and any(name not in (FOLDER, LOCK, LOG) for name in _names(folder)):
+        raise FileExistsError(f"{folder}: exists and has no {RECORD}; name another --output")
     make_directories(folder / FOLDER)
     lock = os.open(folder / LOCK, os.O_CREAT | os.O_RDWR, 0o666)
     try:
@@ -197,10 +195,11 @@ def open_chain(folder: Path, schema: str) -> Iterator[Chain]:
         os.close(lock)
 
 
-def _entries(folder: Path) -> list[Path]:
+def _names(folder: Path) -> list[str]:
+    """Returns the names in a directory that has no record."""
     if not folder.is_dir():
         raise FileExistsError(f"{folder}: expected a directory (--output), got a file")
-    return [*folder.iterdir()]
+    return [] if (folder / RECORD).exists() else [entry.name for entry in folder.iterdir()]
 
 
 def digest_of(directory: Path) -> str | None:
