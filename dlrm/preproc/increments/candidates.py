@@ -88,7 +88,9 @@ class Candidates:
         return made, joined([rest, Candidates(spread(left.keys), left.counts, days, left.texts)])
 
     def kept(self, room: int, day: int, half_life: float | None) -> "Candidates":
-        """Returns the candidates with the greatest counts, then the latest ones, that fit.
+        """Returns those that fit: the greatest counts first, then the latest, then in order.
+
+        The order is that of ids, by key or by text.
 
         Args:
             room: bytes for them; see `bytes_of`.
@@ -101,8 +103,15 @@ class Candidates:
             sizes += _END_BYTES + pc.binary_length(self.texts).to_numpy(zero_copy_only=False)
         if sizes.sum() <= room:
             return self
-        keys = unspread(self.hashes)
-        order = np.lexsort((keys, -self.days, -self.on(day, half_life)))
+        ranks = -self.days, -self.on(day, half_life)
+        if self.texts is None:
+            order = np.lexsort((unspread(self.hashes), *ranks))
+        else:
+            import pyarrow as pa
+
+            table = pa.table({"count": ranks[1], "day": ranks[0], "text": self.texts})
+            names = [(name, "ascending") for name in table.column_names]
+            order = pc.sort_indices(table, names).to_numpy()
         fit = np.searchsorted(np.cumsum(sizes[order]), room, side="right")
         return self.take(np.sort(order[:fit]))
 

@@ -79,7 +79,9 @@ def extend(
     columns = with_totals(counted_columns(schema), counted)
     known = _known(run, growth, columns)
     kept = [
-        column._replace(kind="kept", encoded=None) if role in (KEPT, FROZEN) else column
+        column._replace(kind="kept", encoded=None)
+        if role == KEPT or (role == FROZEN and growth.parent is not None)
+        else column
         for role, column in zip(known.roles, columns, strict=True)
     ]
     made_of = [
@@ -129,7 +131,7 @@ def _known(run: PreparationRun, growth: Growth, columns: Sequence[CountedColumn]
             roles.append(OTHER)
         else:
             is_hashed = any(field.hash_buckets for field in places[place])
-            roles.append(FROZEN if is_hashed and parent is not None else GROWS)
+            roles.append(FROZEN if is_hashed else GROWS)  # as buckets follow the dictionary
             if parent is not None:
                 sizes[-1] = list(map(len, segments_of(parent.fitted.dictionaries[place])))
     lookups = lookups_of_parent(run)
@@ -165,7 +167,7 @@ def _segment_job(
     for place in range(len(kinds)):
         values, size = (sum(bucket[place][i] for bucket in left) for i in range(2))
         needs.append(bytes_of(values, size if known.texts[place] else None))
-    new = [results[place] or 0 if known.roles[place] == GROWS else 0 for place in range(len(kinds))]
+    new = [results[place] or 0 for place in range(len(kinds))]
     parent = growth.parent
     return SegmentJob(
         kinds,
@@ -247,7 +249,7 @@ def _transform(
         dictionaries.append(Dictionary.load(directory, place, size, kind, segments))
         new.append(size - before[place])
         enough = sum(bucket["kept"][place][0] for bucket in merged)
-        if kind != "id":
+        if kind != "id" and not any(field.hash_buckets for field in fields):
             one["forgotten"] += max(enough - new[-1], 0)  # beyond max_ids
     crcs = [one["crcs"] for one in made]
     if parent is not None and growth.keeps_numerics:

@@ -8,7 +8,7 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.dictionaries import Counts
+from dlrm.data.transform.dictionaries import Counts, frequent
 from dlrm.data.transform.lookup import lookup_in, spread
 from dlrm.files import staged_file
 from dlrm.preproc.increments.candidates import Candidates, bytes_of_texts
@@ -23,7 +23,8 @@ class KnownValues(NamedTuple):
 
     Attributes:
         roles: for each counted column, `GROWS` for a dictionary that gets new values, `FROZEN` for
-            one that stays as it is, `KEPT` for what is not fitted again, and `OTHER`.
+            one that stays as the first day made it, `KEPT` for what is not fitted again, and
+            `OTHER`.
         texts: whether the values of each column are texts.
         limits: for each column, minimum count of a value with an id.
         sizes: for each column, the sizes of the parent's segments, none without a parent.
@@ -109,6 +110,8 @@ class _Divided:
             if known.state is not None:
                 before = Candidates.load(Path(known.state), column, texts, *self._range)
             made, left = before.divide(new, known.limits[column], known.day, known.half_life)
+        elif role == FROZEN and not known.sizes[column]:
+            made = frequent(merged, known.limits[column])
         self._write(left)
         return made
 
