@@ -18,6 +18,7 @@ from dlrm.data.sources.text_format import LogFormat
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.execution.choice import SparkConfig
 from dlrm.preproc.execution.engines import EngineError, TaskError
+from dlrm.preproc.increments.options import IncrementConfig
 from dlrm.preproc.logs.options import LogOptions, LogsConfig
 from dlrm.preproc.stages.options import RunConfig
 
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
             ("Columns", LogFormat),
             ("Preparation", LogOptions),
             ("Preparation", RunConfig),
+            ("Days", IncrementConfig),
             ("Spark", SparkConfig),
         ],
         helps=_HELPS,

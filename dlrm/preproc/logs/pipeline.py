@@ -33,7 +33,7 @@ from dlrm.preproc.logs.raw_log import (
 from dlrm.preproc.logs.source import LogSource
 from dlrm.preproc.stages.dictionary_merge import write_lookups
 from dlrm.preproc.stages.division import DROPPED, TEST, TRAIN, VALIDATION, Divider, Ranges
-from dlrm.preproc.stages.fitting import fit, shared_out
+from dlrm.preproc.stages.fitting import facts_of, fit, shared_out
 from dlrm.preproc.stages.pipeline import Divided, count, quarantine, transform, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.shuffle_files import remove_unfinished
@@ -210,7 +210,7 @@ def fit_days(run: PreparationRun, files: Sequence[Path], num_days: int | None = 
     """Fits a transform only, as `--mode generate_models` does."""
     if run.work.result("described") is None:
         splits, counted = _counted_days(run, files, num_days)
-        fit(run, counted, run.work.output)
+        fit(run, counted, run.work.output, facts_of(run, counted))
         remove_unfinished(run.work.output)
         rows = sum(split.rows for split in splits)
         write_manifest(run.work.output, "transform", rows=rows)

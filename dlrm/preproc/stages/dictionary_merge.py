@@ -7,9 +7,9 @@ in mapped files.
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -21,6 +21,8 @@ from dlrm.data.transform.dictionaries import (
     merge_counts,
     open_dictionary,
     reserve,
+    segment_name,
+    segments_of,
 )
 from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
 from dlrm.data.transform.numbers import bin_edges
@@ -54,8 +56,29 @@ def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
     write_buckets(path, contents, counts)
 
 
+class Known(Protocol):
+    """The values of earlier days, to which a bucket's counts are added; can be pickled."""
+
+    def divide(self, bucket: int) -> AbstractContextManager["Divide"]:
+        """Returns what divides the columns of a bucket."""
+
+
+class Divide(Protocol):
+    """Divides the values of a bucket's columns, and keeps those that get no id."""
+
+    def __call__(self, column: int, merged: Counts) -> Counts | None:
+        """Returns the values that are kept; None if those of the column do not grow."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns facts about what was kept, as JSON."""
+
+
 def merge_bucket(
-    bucket: int, sources: Sequence[str], limits: Sequence[int], folder: str
+    bucket: int,
+    sources: Sequence[str],
+    limits: Sequence[int],
+    folder: str,
+    known: Known | None = None,
 ) -> dict[str, Any]:
     """Adds up a bucket's counts of all splits, and keeps the values that are frequent enough.
 
@@ -64,15 +87,20 @@ def merge_bucket(
         sources: files of the splits' counts.
         limits: for each counted column, the minimum count of a value.
         folder: folder of the result.
+        known: values of earlier days, of which none is kept; None if there are none.
     """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
-    distinct, kept, occurrences = [], [], []
-    with staged_file(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
+    distinct, kept = [], []
+    with ExitStack() as stack:
+        divide = None if known is None else stack.enter_context(known.divide(bucket))
+        partial = stack.enter_context(staged_file(Path(folder, str(bucket))))
+        file = stack.enter_context(open(partial, "wb"))
         for column, counts in enumerate(zip(*parts, strict=True)):
             merged = merge_counts(counts)
-            enough = frequent(merged, limits[column]) if merged.counts.ndim == 1 else merged
+            enough = None if divide is None else divide(column, merged)
+            if enough is None:
+                enough = frequent(merged, limits[column]) if merged.counts.ndim == 1 else merged
             distinct.append(len(merged.keys))
-            occurrences.append([int(merged.counts.sum()), int(enough.counts.sum())])
             order = np.argsort(spread(enough.keys))
             lengths, texts = _text_bytes(enough.texts, order)
             kept.append([len(enough.keys), len(lengths) + len(texts)])
@@ -80,7 +108,8 @@ def merge_bucket(
             file.write(enough.counts[order].astype(np.int64).data)
             file.write(lengths)
             file.write(texts)
-    return {"distinct": distinct, "kept": kept, "occurrences": occurrences}
+        facts = {} if divide is None else divide.facts()
+    return {"distinct": distinct, "kept": kept} | facts
 
 
 def _text_bytes(texts: Any, order: np.ndarray) -> tuple[bytes, bytes]:
@@ -94,7 +123,7 @@ def _text_bytes(texts: Any, order: np.ndarray) -> tuple[bytes, bytes]:
     return np.diff(ends).astype(np.int32).tobytes(), content
 
 
-def _texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
+def texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
     """Returns the texts whose lengths begin at `place` and have `size` bytes themselves."""
     import pyarrow as pa
 
@@ -117,7 +146,7 @@ def _read_counts(contents: bytes, counts: np.ndarray) -> list[Counts]:
         place += occurrences.nbytes
         occurrences = occurrences.reshape(shape)
         if text_bytes >= 0:
-            texts = _texts_of(contents, entries, place, text_bytes)
+            texts = texts_of(contents, entries, place, text_bytes)
             place += 4 * entries + text_bytes
         columns.append(Counts(keys, occurrences, texts))
     return columns
@@ -128,7 +157,7 @@ class CountedColumn(NamedTuple):
 
     Attributes:
         kind: "numbers" and "texts" become a dictionary, "bins" edges, "encodings" numbers of
-            the values, and "ids" their greatest.
+            the values, and "ids" their greatest; "kept" becomes nothing.
         limit: minimum count of a value.
         most: maximum number of values with ids; None for all. Of ids, the greatest possible one.
         bins: number of bins.
@@ -165,7 +194,7 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
         encodings, the result of `fit_encodings`.
     """
     fits = {"numbers": _fit_column, "texts": _fit_texts, "bins": _fit_bins}
-    fits |= {"encodings": _fit_encodings, "ids": _fit_ids}
+    fits |= {"encodings": _fit_encodings, "ids": _fit_ids, "kept": lambda column, job: None}
     sizes = {}
     for column in columns:
         kind = job.columns[column].kind
@@ -231,10 +260,14 @@ def _save(path: Path, array: np.ndarray) -> None:
         write_array(partial, array)
 
 
-def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:
-    for array, path in zip(
-        IdLookup.from_dictionary(dictionary), IdLookup.paths(folder, column), strict=True
-    ):
+def _write_lookup(
+    dictionary: np.ndarray, column: int | str, folder: str, before: int = 0
+) -> None:
+    """Writes a lookup; the ids begin after those of `before` values."""
+    hashes, ids, directory = IdLookup.from_dictionary(dictionary)
+    if before:
+        ids = ids.astype(layout.id_dtype(before + len(ids) + 1)) + before
+    for array, path in zip((hashes, ids, directory), IdLookup.paths(folder, column), strict=True):
         with staged_file(path, one_of_many=True) as partial:
             partial.write_bytes(np.ascontiguousarray(array).data)
 
@@ -301,7 +334,7 @@ def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, 
                 counts = counts.reshape(entries, width // 8 - 1)
             if is_text:
                 content = file.read(text_bytes)
-                texts = _texts_of(content, entries, 0, text_bytes - 4 * entries)
+                texts = texts_of(content, entries, 0, text_bytes - 4 * entries)
             yield keys, counts, texts
 
 
@@ -375,10 +408,13 @@ def _count_ranges(counts: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[str, Any]:
-    """Writes the lookups of columns of a fitted transform."""
+    """Writes the lookups of columns of a fitted transform, one for each segment."""
     fitted = Transform.load(transform)
     for column in columns:
         fitted.check(column)
-        _write_lookup(fitted.dictionaries[column].keys, column, folder)
+        before = 0
+        for k, segment in enumerate(segments_of(fitted.dictionaries[column])):
+            _write_lookup(segment.keys, segment_name(column, k), folder, before)
+            before += len(segment)
     sync(Path(folder))
     return {}

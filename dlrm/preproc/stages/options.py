@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from dlrm.preproc.increments.options import IncrementConfig
 from dlrm.settings import check_settings, setting
 
 if TYPE_CHECKING:
@@ -22,6 +23,9 @@ class PreparationOptions:
     """Options of preparation. All except `split_bytes` and `max_bad_lines` change the output.
 
     Field names are those of the flags.
+
+    Attributes:
+        increment: the place of the rows in a chain of days.
     """
 
     output_ordering: str = setting("total_random", "order of the training rows", choices=ORDERINGS)
@@ -43,6 +47,7 @@ class PreparationOptions:
         0.001, "maximum share of rows that quarantine may leave out", least=0, most=1
     )
     report: bool = setting(True, "write report.html and report.json")
+    increment: IncrementConfig = IncrementConfig()
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -55,7 +60,8 @@ class PreparationOptions:
     def common_facts(self) -> dict[str, Any]:
         """Returns, by flag, the common options that determine the bytes of the dataset."""
         names = ("output_ordering", "output_format", "bad_lines", "report")
-        return {f"--{name}": getattr(self, name) for name in names} | {"stages": _STAGES}
+        facts = {f"--{name}": getattr(self, name) for name in names} | {"stages": _STAGES}
+        return facts | self.increment.facts()
 
 
 @dataclass(frozen=True)
