@@ -7,6 +7,7 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -36,6 +37,7 @@ from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
 from dlrm.remote.uri import is_uri
+from dlrm.serving.network.recalibration import FOLDER as RECALIBRATION
 from dlrm.session.local_paths import enter_local_paths, local_checkpoints
 from dlrm.session.profiling import StepProfiler
 from dlrm.tasks.run import USER_ERRORS, Run
@@ -223,12 +225,26 @@ class Session:
             values.get("async_checkpoint", False),
             self.dog.beat,
         )
+        checkpoints.tensors = run.tensors
+        if run.continued:
+            checkpoints.inherited = partial(recalibrations, run.checkpoint, checkpoints.path)
         if self._mirror is not None:
             checkpoints.saved = self._mirror.saved
             self._mirror.add_log(values["log_path"])
         new_or_resumed(checkpoints, values["resume"])
         self.at_the_end.callback(checkpoints.release)
         return checkpoints
+
+
+def recalibrations(continued: Path | None, checkpoints: Path) -> list[Path]:
+    """Returns the recalibration that a run's next checkpoint takes over, or nothing.
+
+    Args:
+        continued: the checkpoint that the run continues, as long as it is there.
+        checkpoints: directory of the run's own checkpoints, the last of which has it already.
+    """
+    source = last_checkpoint(checkpoints) or continued
+    return [source / RECALIBRATION] if source and (source / RECALIBRATION).is_dir() else []
 
 
 def _with_log_path(values: Values) -> Values:
@@ -407,10 +423,15 @@ def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
+def held_checkpoint(path: str | None, world: World, newest: bool = False) -> Iterator[Path | None]:
     """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
 
     The path may be another on each node, as long as all have copies of the same directory.
+
+    Args:
+        path: the path, or None.
+        world: the ranks.
+        newest: see `find_checkpoint`.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is missing or damaged.
@@ -419,7 +440,7 @@ def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
         inside = None
         with agreed(world, ValueError, OSError):
             if path and world.rank == 0:
-                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path)), path)
+                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path, newest)), path)
         inside = from_first(inside, world)
         yield Path(path, inside) if path and inside else None
 
@@ -487,7 +508,7 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
         task.loss_metric,
         curves,
         title=f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
-        schedule=trainer.schedule,
+        schedule=trainer.scheduled,
         best_step=progress.best.get("step"),
         tested=trainer.roles.chooses,
     )

@@ -72,7 +72,9 @@ def compare_transforms(
     raise ValueError(f"{differ}, so the same ids and numbers mean other values: {shown}. {advice}")
 
 
-def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> str | None:
+def check_extends(
+    checkpoint: str | os.PathLike, dataset: str | os.PathLike, source_kind: str = "checkpoint"
+) -> str | None:
     """Checks that a dataset's transform is a checkpoint's with further values in its dictionaries.
 
     Then every id of the checkpoint means the same in the dataset, and new values have new ids.
@@ -80,6 +82,7 @@ def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> 
     Args:
         checkpoint: the model's checkpoint.
         dataset: the dataset with the longer dictionaries.
+        source_kind: kind of `checkpoint` in its manifest; `layout.KIND` of an earlier dataset.
 
     Returns:
         A line about a transform that is missing, so that nothing could be compared; None if both or
@@ -90,7 +93,7 @@ def check_extends(checkpoint: str | os.PathLike, dataset: str | os.PathLike) -> 
             or a file is damaged; the message names fields, ids and both values.
         FileNotFoundError: a file of a transform is missing.
     """
-    model = _load(Path(checkpoint), "checkpoint", "always", None)
+    model = _load(Path(checkpoint), source_kind, "always", None)
     here = _load(Path(dataset), layout.KIND, "always", None)
     if model is None or here is None:
         without = checkpoint if model is None else dataset

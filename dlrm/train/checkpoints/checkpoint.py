@@ -21,7 +21,7 @@ read as a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -51,6 +51,7 @@ from dlrm.train.checkpoints.stored import load_rows
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
 __all__ = [
+    "Adapted",
     "Parameters",
     "averaged",
     "check_unchanged",
@@ -61,6 +62,7 @@ __all__ = [
     "save_checkpoint",
 ]
 
+Adapted = Callable[[SavedModel], SavedModel]
 _ROWS_AT_ONCE = 1 << 16  # of a table that is converted while it is copied
 
 
@@ -69,7 +71,7 @@ def save_checkpoint(
     parameters: Parameters,
     config: dict[str, Any],
     progress: dict[str, Any],
-    attached: Path | None = None,
+    attached: Sequence[Path] = (),
     world: World = World(),
 ) -> None:
     """Writes a checkpoint; arguments and errors are those of `CheckpointWriter`."""
@@ -131,6 +133,7 @@ def load_checkpoint(
     world: World = World(),
     finite: bool = True,
     optimizers: bool = False,
+    adapted: Adapted | None = None,
 ) -> dict[str, Any]:
     """Reads a checkpoint into a model and, to resume, into its optimizers and torch's generators.
 
@@ -143,6 +146,8 @@ def load_checkpoint(
         world: the ranks; their number may differ from that of the run that saved.
         finite: refuse weights that are NaN or infinite.
         optimizers: load the optimizers' state, without the generators', to train on other data.
+        adapted: returns the checkpoint as the model takes it, for a run that continues the saved
+            one; rows in a store are then copied to that of the model.
 
     Returns:
         The `progress` of the checkpoint.
@@ -159,6 +164,7 @@ def load_checkpoint(
     shapes = {k: v for part in gather(own_shapes, parameters.parts) for k, v in part.items()}
     with agreed(world, ValueError, OSError):
         saved = read_nvidia(directory) if is_nvidia(directory) else _read_ours(directory, own)
+        saved = saved if adapted is None else adapted(saved)
         _check_architecture(directory, parameters, shapes, saved, num_tables)
         if finite:
             _check_finite(directory, parameters, saved)
@@ -169,13 +175,13 @@ def load_checkpoint(
     with torch.no_grad():
         if parameters.store is not None:
             with agreed(world, ValueError, OSError):
-                load_rows(parameters, saved, resume, with_state)
+                load_rows(parameters, saved, resume and adapted is None, with_state)
         _load_weights(parameters, saved)
         _load_average(directory, parameters, saved)
         if with_state:
             _load_optimizers(directory, parameters, saved)
         if resume:
-            _load_random_state(directory, world)
+            _load_random_state(directory, world, parameters.random)
     return saved.progress
 
 
@@ -334,12 +340,16 @@ def _load_average(directory: Path, parameters: Parameters, saved: SavedModel) ->
             tensor.copy_(average[name])
 
 
-def _load_random_state(directory: Path, world: World) -> None:
-    """Sets torch's generators; a rank without saved state keeps the state from its seed."""
+def _load_random_state(directory: Path, world: World, own: torch.Generator | None) -> None:
+    """Sets torch's generators, or the model's `own`; a rank without saved state keeps its seed."""
     file = directory / random_state_file(world.rank)
     if not file.is_file():
         return
     state = read_tensors(file)
+    if own is not None:
+        if own.device.type in state:
+            own.set_state(state[own.device.type])
+        return
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -3,9 +3,10 @@
 import math
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -41,8 +42,8 @@ class CheckpointWriter:
         parameters: the state to save.
         config: configuration of the run, JSON values.
         progress: progress of the run, JSON values.
-        attached: a directory to keep in the checkpoint under its name; its files are hard links
-            if the file system allows it, otherwise copies.
+        attached: directories to copy into the checkpoint under their names.
+        tensors: further files of tensors, by name, which the first rank writes.
         world: the ranks.
         in_background: copy the state in memory, and write while the training continues.
         beat: called about once a second while `finish` waits for files.
@@ -57,10 +58,11 @@ class CheckpointWriter:
         parameters: Parameters,
         config: dict[str, Any],
         progress: dict[str, Any],
-        attached: Path | None = None,
+        attached: Sequence[Path] = (),
         world: World = World(),
         in_background: bool = False,
         beat: Callable[[], object] = lambda: None,
+        tensors: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
     ):
         self._beat = beat
         self._world, self._config, self._progress = world, config, progress
@@ -70,6 +72,7 @@ class CheckpointWriter:
                 assert isinstance(parameters.store, RowStore), "a view has nothing to save"
                 self._store = parameters.store.checkpoint()
         self._attached, self._copy = attached, in_background
+        self._further = tensors
         self._staged: StagedDirectory | None = None  # of the first rank
         path = None
         with agreed(world, OSError):
@@ -139,6 +142,8 @@ class CheckpointWriter:
                 for name, value in state.items()
             ]
         files.append((random_state_file(self._world.rank), random_state(parameters.random)))
+        if self._world.rank == 0:
+            files += [(name, dict(tensors)) for name, tensors in self._further.items()]
         dense = {"dense": parameters.dense(), "optimizer": others, "average": parameters.average}
         if self._world.rank < parameters.parts.size:  # the first pipeline, if there are several
             for name, tensors in dense.items():
@@ -169,8 +174,8 @@ class CheckpointWriter:
         config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
         if stores := [store for _, _, _, store in ours if store is not None]:
             config[STORES] = stores
-        if self._attached:
-            shutil.copytree(self._attached, self._staging / self._attached.name)
+        for folder in self._attached:
+            shutil.copytree(folder, self._staging / folder.name)
         checksums = {name: crc for own, _, _, _ in ours for name, crc in own.items()}
         describe(self._staging, config, self._progress, checksums)
 
