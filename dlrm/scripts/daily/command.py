@@ -19,7 +19,7 @@ from dlrm.manifest import read_manifest, read_sealed, sealed_json
 from dlrm.scripts.common.steps import StepError, run_step
 from dlrm.scripts.common.table_flags import TEXT_FLAGS
 from dlrm.scripts.daily.chain import LOG, Chain, LearnedDay, digest_of, open_chain
-from dlrm.scripts.daily.days import Day, find_days
+from dlrm.scripts.daily.days import Day, date_of, find_days
 from dlrm.scripts.daily.drift import alarms_of, psi_by_field
 from dlrm.scripts.daily.flags import CONTINUED, FROZEN, RETRAINED, AlarmConfig, DailyConfig
 from dlrm.scripts.daily.page import page, table_of
@@ -185,7 +185,8 @@ class _Follower:
             with self._timed(folder.name, "retrain"):
                 inputs = [self._raw[name] for name in names]
                 self._step("prepare", self._preparation(inputs, at / "dataset"))
-                self._step("train", self._training(at / "dataset", at / "run"), self._flag_file())
+                flags = self._first_training(at / "dataset", at / "run")
+                self._step("train", flags, self._flag_file())
             write_atomically(at / _TRAINED, "")
         return at / "run"
 
@@ -214,31 +215,41 @@ class _Follower:
         if digest_of(folder / "dataset") is not None:
             return
         flags = self._preparation([day.path.absolute()], folder / "dataset")
+        flags |= {name: getattr(self._own, name) for name in ("half_life", "candidates")}
         if before is not None:
             flags["extend"] = self._chain.dataset_of(before.name)
+        if (date := date_of(day.name)) is not None or before is None:
+            flags["day"] = date or 0
         with self._timed(day.name, "prepare"):
             self._step("prepare", flags)
 
     def _train(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
         if (folder / _TRAINED).exists():
             return
-        flags = self._training(folder / "dataset", folder / "run")
-        if before is not None:
-            flags["continue_from"] = self._chain.checkpoint_of(before.name)
+        dataset, run = folder / "dataset", folder / "run"
         with self._timed(day.name, "train"):
-            self._step("train", flags, self._flag_file())
+            if before is None:
+                self._step("train", self._first_training(dataset, run), self._flag_file())
+            else:
+                self._step("train", self._further_training(dataset, run, before))
         write_atomically(folder / _TRAINED, "")
 
     def _preparation(self, inputs: list[Path], output: Path) -> dict[str, Any]:
         flags = {"schema": self._schema, "input": inputs, "output": output, "test_fraction": 0}
         return {**flags, "cores": self._own.cores, **self._format}
 
-    def _training(self, dataset: Path, output: Path) -> dict[str, Any]:
-        flags: dict[str, Any] = {"dataset": dataset, "save_checkpoint_path": output}
-        flags |= {"resume": True, "set_aside": 0, "test_after": None}
-        if self._own.train_flags is None:
-            flags["recipe"] = "auto"
-        return {name: value for name, value in flags.items() if value is not None}
+    def _first_training(self, dataset: Path, output: Path) -> dict[str, Any]:
+        flags = {"dataset": dataset, "save_checkpoint_path": output, "resume": True, "set_aside": 0}
+        return flags | ({"recipe": "auto"} if self._own.train_flags is None else {})
+
+    def _further_training(self, dataset: Path, output: Path, before: LearnedDay) -> dict[str, Any]:
+        own, flags = self._own, {"dataset": dataset, "save_checkpoint_path": output, "resume": True}
+        flags |= {"continue_from": self._chain.checkpoint_of(before.name), "epochs": own.epochs}
+        flags["evict_unseen_days"] = own.evict_unseen_days
+        if own.replay:
+            kept = [self._chain.dataset_of(day.name) for day in self._chain.days[-own.keep :]]
+            flags |= {"replay": own.replay, "replay_data": kept}
+        return flags
 
     def _flag_file(self) -> list[str]:
         file = self._own.train_flags

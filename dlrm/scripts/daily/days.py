@@ -76,6 +76,12 @@ def order_of(name: str) -> tuple[list[tuple[int, int | str]], str]:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part], name
 
 
+def date_of(name: str) -> str | None:
+    """Returns the date in the name of a day, such as that of `day=2026-11-20`, or None."""
+    found = re.search(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)", name)
+    return found[0] if found else None
+
+
 def _without_suffixes(path: Path) -> str:
     if kind_of(path) is None:
         return path.name

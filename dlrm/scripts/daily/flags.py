@@ -3,7 +3,10 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from dlrm.settings import REQUIRED, check_settings, setting
+from dlrm.data.clicks.config import DataConfig
+from dlrm.preproc.increments.options import IncrementConfig
+from dlrm.settings import REQUIRED, check_settings, same_setting, setting
+from dlrm.tasks.config import ClickCheckpointConfig
 
 CONTINUED, FROZEN, RETRAINED = "continued", "frozen", "retrained"
 
@@ -35,9 +38,11 @@ class DailyConfig:
         (), "names of days to learn although they have no click, or far fewer rows than before"
     )
     until: str | None = setting(None, "name of the last day to learn; default: all that are there")
-    replay: float = setting(
-        0.0, "rows of kept earlier days to mix in, as a share of the new rows", least=0
-    )
+    epochs: int = setting(1, "number of passes over the rows of a day after the first", least=1)
+    replay: float = same_setting(DataConfig, "replay")
+    evict_unseen_days: int | None = same_setting(ClickCheckpointConfig, "evict_unseen_days")
+    half_life: float | None = same_setting(IncrementConfig, "half_life")
+    candidates: int = same_setting(IncrementConfig, "candidates")
     keep: int = setting(
         3, "number of days whose datasets and checkpoints are kept, besides the first", least=1
     )
