@@ -1,11 +1,11 @@
 """Follows a simulated log with drift day by day, and kills the command on the way.
 
-    python benchmarks/daily.py [--rows 1400000] [--days 14] [--kills 30]
+    python benchmarks/daily.py [--rows 1400000] [--days 14] [--kills 30] [flags of dlrm daily]
 
 The log has effects that turn by --drift radians a day, and a share --new_ids of its ids is replaced
 each day; the best reachable AUC of each day is planted. `dlrm daily` learns it, and judges beside
 the continued model one that is retrained on all days before, and that of the first day. With
---kills, the command runs once more in another directory and is killed so often, at random times of
+--kills, the command runs once more from the beginning and is killed so often, at random times of
 an uninterrupted run, half of them aimed at the seconds in which a step ends; the records and the
 weights of both are compared.
 """
@@ -119,8 +119,7 @@ def main() -> None:
     parser.add_argument("--new_ids", type=float, default=0.05)
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--compare", default="frozen,retrained")
-    parser.add_argument("--flags", nargs="*", default=[], help="further flags of dlrm daily")
-    options = parser.parse_args()
+    options, others = parser.parse_known_args()
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
         shape = ["--num_numerical", options.numericals, "--num_categorical", options.categoricals]
@@ -130,15 +129,16 @@ def main() -> None:
         write_schema(root / "schema.yaml", options.numericals, options.categoricals)
         words: list[object] = ["daily", "--days", root / "raw", "--schema", root / "schema.yaml"]
         words += ["--input_format", "csv", "--noheader", "--compare", options.compare]
-        words += options.flags
+        words += others
         began = time.monotonic()
         code = dlrm(*words, "--output", root / "chain").wait()
         whole = time.monotonic() - began
         assert code in (0, 3), code
         show(root / "chain", json.loads((root / "raw/planted.json").read_text())["days"])
         if options.kills:
-            kills = kill(words, root / "again", options.kills, whole)
-            files = learned(root / "chain"), learned(root / "again")
+            (root / "chain").rename(root / "whole")  # as checkpoints name their datasets
+            kills = kill(words, root / "chain", options.kills, whole)
+            files = learned(root / "whole"), learned(root / "chain")
             differ = sorted(n for n in {*files[0], *files[1]} if files[0].get(n) != files[1].get(n))
             print(f"{kills} kills: {len(files[0])} files, {len(differ)} differ {differ[:3]}")
 
