@@ -41,7 +41,10 @@ def run(values: Values) -> int:
     schema = hashlib.sha256(own.schema.read_bytes()).hexdigest()
     output = own.output.absolute()
     with open_chain(output, schema) as chain, open(output / LOG, "a", encoding="utf-8") as log:
-        new = chain.new_days(find_days(own.days, say), own.skip)
+        found = find_days(own.days, say)
+        for name in {*own.skip, *own.accept} - {day.name for day in found}:
+            say(f"note: --skip or --accept {name}: no such day in {own.days}")
+        new = chain.new_days(found, own.skip)
         if own.until is not None:
             new = _until(new, own.until, chain)
         follower = _Follower(values, chain, bounds, log)

@@ -69,7 +69,10 @@ class AlarmConfig:
         0.5, "greatest share of values of a field that the model does not know", least=0, most=1
     )
     most_psi: float = setting(
-        0.25, "greatest population stability index of a field against the day before", least=0
+        1.0,
+        "greatest population stability index of a field against the day before; that of a field "
+        "whose frequent values are replaced is high on ordinary days",
+        least=0,
     )
 
     def __post_init__(self) -> None:
