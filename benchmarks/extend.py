@@ -37,9 +37,9 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER
 from dlrm.data.verification import Verifier
 from dlrm.files import write_array
+from dlrm.manifest import sealed_json
 from dlrm.preproc.increments.candidates import Candidates
 from dlrm.preproc.increments.growth import DAY
-from dlrm.manifest import sealed_json
 
 _SCHEMA = {
     "label": "y",

@@ -241,9 +241,7 @@ def _transform(
     if parent is not None:
         before = list(map(len, parent.fitted.dictionaries))
     merged, new, dictionaries = run.work.result("merged"), [], []
-    for place, (one, fields) in enumerate(
-        zip(made, schema.dictionaries().values(), strict=True)
-    ):
+    for place, (one, fields) in enumerate(zip(made, schema.dictionaries().values(), strict=True)):
         kind, segments = fields[0].type, one["segments"]
         size = max(before[place], results[place]) if kind == "id" else sum(segments)
         dictionaries.append(Dictionary.load(directory, place, size, kind, segments))

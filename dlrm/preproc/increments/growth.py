@@ -179,9 +179,13 @@ def _of_schemas(parent: Schema, day: Schema) -> Iterator[str]:
         names = list(dict.fromkeys([*sides[0], *sides[1]]))
         for entry in names:
             values = [side.get(entry) for side in sides]
+            where = f"{name} {entry}".strip()
+            if isinstance(values[0], dict) and isinstance(values[1], dict):
+                keys = [*values[0], *values[1]]
+                key = next((k for k in keys if values[0].get(k) != values[1].get(k)), "")
+                where, values = f"{where}: {key}", [value.get(key, "default") for value in values]
             if values[0] != values[1]:
-                shown = [brief("nothing" if value is None else value) for value in values]
-                where = f"{name} {entry}".strip()
+                shown = ["nothing" if value is None else brief(value) for value in values]
                 yield f"{where}: {shown[0]} in the transform and {shown[1]} in the schema"
         if list(sides[0]) != list(sides[1]):
             yield f"{name}: another order"

@@ -65,7 +65,9 @@ class KnownValues(NamedTuple):
         for bucket, sizes in enumerate(facts):
             entries, size = sizes[column]
             with open(Path(self.folder, str(bucket)), "rb") as file:
-                file.seek(sum(_file_bytes(*before, self.texts[i]) for i, before in _before(sizes, column)))
+                file.seek(
+                    sum(_file_bytes(*before, self.texts[i]) for i, before in _before(sizes, column))
+                )
                 hashes, counts = (np.frombuffer(file.read(8 * entries), k) for k in ("u8", "i8"))
                 days, texts = np.frombuffer(file.read(4 * entries), np.int32), None
                 if self.texts[column]:

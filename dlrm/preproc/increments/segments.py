@@ -109,9 +109,7 @@ class _Source(NamedTuple):
     before: int  # not in its ids
 
 
-def _write(
-    place: int, k: int, group: list[int], job: SegmentJob
-) -> tuple[dict[str, Any], int]:
+def _write(place: int, k: int, group: list[int], job: SegmentJob) -> tuple[dict[str, Any], int]:
     """Writes a segment; returns its checksums and links, and its size."""
     sizes, new = job.known.sizes[place], len(job.known.sizes[place])
     names = _ARRAYS if job.kinds[place] == "string" else _ARRAYS[:1]
@@ -140,9 +138,7 @@ def _write(
     sources = [
         _Source(
             _load(job.parent, segment_name(place, s), kind),
-            IdLookup.load(
-                job.known.lookups, segment_name(place, s), layout.id_dtype(ends[s] + 1)
-            ),
+            IdLookup.load(job.known.lookups, segment_name(place, s), layout.id_dtype(ends[s] + 1)),
             0,
         )
         for s in group[:-1]
@@ -225,7 +221,10 @@ def _in_order(
         parts = [slice(*own[number : number + 2]) for own in cuts]
         hashes = np.concatenate([s.lookup.hashes[p] for s, p in zip(sources, parts, strict=True)])
         ids = np.concatenate(
-            [s.lookup.ids[p].astype(dtype) + dtype.type(s.before) for s, p in zip(sources, parts, strict=True)]
+            [
+                s.lookup.ids[p].astype(dtype) + dtype.type(s.before)
+                for s, p in zip(sources, parts, strict=True)
+            ]
         )
         order = np.argsort(hashes)
         yield hashes[order], ids[order]
