@@ -39,7 +39,7 @@ from dlrm.data.verification import Verifier
 from dlrm.files import write_array
 from dlrm.manifest import sealed_json
 from dlrm.preproc.increments.candidates import Candidates
-from dlrm.preproc.increments.growth import DAY
+from dlrm.preproc.increments.segments import DAY
 
 _SCHEMA = {
     "label": "y",

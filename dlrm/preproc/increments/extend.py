@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform import stored
@@ -15,10 +15,8 @@ from dlrm.data.transform.transform import Transform
 from dlrm.files import link_or_copy, write_atomically
 from dlrm.manifest import read_manifest
 from dlrm.preproc.increments.candidates import bytes_of, quotas
-from dlrm.preproc.increments.growth import DAY, Growth, increment_of
 from dlrm.preproc.increments.known import FROZEN, GROWS, KEPT, OTHER, KnownValues
-from dlrm.preproc.increments.options import day_number
-from dlrm.preproc.increments.segments import SegmentJob, write_segments
+from dlrm.preproc.increments.segments import DAY, SegmentJob, write_segments
 from dlrm.preproc.stages.counting import counted_columns
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_lookups
 from dlrm.preproc.stages.division import TRAIN
@@ -29,7 +27,11 @@ from dlrm.preproc.stages.fitting import (
     shared_out,
     with_totals,
 )
+from dlrm.preproc.stages.options import day_number
 from dlrm.preproc.stages.stage import PreparationRun
+
+if TYPE_CHECKING:
+    from dlrm.preproc.increments.growth import Growth
 
 
 def lookups_of_parent(run: PreparationRun) -> Path | None:
@@ -51,6 +53,7 @@ def lookups_of_parent(run: PreparationRun) -> Path | None:
 
 
 def extend(
+    growth: "Growth",
     run: PreparationRun,
     counted: Sequence[dict[str, Any]],
     directory: Path,
@@ -59,7 +62,8 @@ def extend(
     """Writes the transform of a day, and what the next day needs.
 
     Args:
-        run: the engine, the folder, the options and the place in the chain.
+        growth: the place in the chain.
+        run: the engine, the folder and the options.
         counted: the results of `count`.
         directory: directory of the transform.
         facts: what else the transform holds.
@@ -67,7 +71,6 @@ def extend(
     Raises:
         ValueError: no row is positive, or the rows are those of an earlier day.
     """
-    growth: Growth = run.growth
     schema, chain = run.options.schema, directory.parent / layout.CHAIN
     num_rows = sum(result["rows"][TRAIN] for result in counted)
     if not sum(result["positives"][TRAIN] for result in counted):
@@ -118,9 +121,9 @@ def extend(
     return _transform(run, growth, counted, directory, facts, results, made, content, num_rows)
 
 
-def _known(run: PreparationRun, growth: Growth, columns: Sequence[CountedColumn]) -> KnownValues:
+def _known(run: PreparationRun, growth: "Growth", columns: Sequence[CountedColumn]) -> KnownValues:
     schema, parent, config = run.options.schema, growth.parent, growth.config
-    roles, texts, sizes = [], [], []
+    roles, texts, sizes = list[str](), list[bool](), list[list[int]]()
     places = list(schema.dictionaries().values())
     for place, column in enumerate(columns):
         texts.append(column.kind == "texts")
@@ -156,7 +159,7 @@ def _content(rows: int, merged: Sequence[dict[str, Any]]) -> str:
 
 
 def _segment_job(
-    growth: Growth,
+    growth: "Growth",
     known: KnownValues,
     kinds: list[str],
     results: Sequence[Any],
@@ -184,7 +187,7 @@ def _segment_job(
 
 
 def _link_encodings(
-    run: PreparationRun, growth: Growth, grown: Path, directory: Path, lookups: Path
+    run: PreparationRun, growth: "Growth", grown: Path, directory: Path, lookups: Path
 ) -> dict[str, str]:
     """Links the files of encodings, and of what training rows need of them, to their places."""
     schema, linked = run.options.schema, {}
@@ -216,7 +219,7 @@ def _link_encodings(
     return linked
 
 
-def _checksums(growth: Growth, linked: dict[str, str]) -> dict[str, str]:
+def _checksums(growth: "Growth", linked: dict[str, str]) -> dict[str, str]:
     """Returns the checksums of the files that are the parent's, from its manifest."""
     if growth.parent is None:
         return {}
@@ -226,7 +229,7 @@ def _checksums(growth: Growth, linked: dict[str, str]) -> dict[str, str]:
 
 def _transform(
     run: PreparationRun,
-    growth: Growth,
+    growth: "Growth",
     counted: Sequence[dict[str, Any]],
     directory: Path,
     facts: TransformFacts,
@@ -260,7 +263,7 @@ def _transform(
     else:
         numbers, encoded = numbers_of(run, counted, results, directory)
         crcs += [[checksum(array) for array in one.arrays.values()] for one in encoded]
-    own = {"rows": num_rows, "content": content, "new": new}
+    own: dict[str, Any] = {"rows": num_rows, "content": content, "new": new}
     own |= {name: [one[name] for one in made] for name in ("candidates", "forgotten")}
     if parent is not None:
         kinds, negatives = parent.fitted.kinds, parent.fitted.negatives
@@ -275,7 +278,7 @@ def _transform(
         encoded,
         facts.kinds,
         crcs,
-        increment=increment_of(growth, own),
+        increment=growth.increment(own),
     )
     transform.save_facts(directory)
     day = {"version": 1, "day": growth.day, "transform": stored.digest(directory)}

@@ -1,4 +1,4 @@
-"""Verifies a chain of days, and describes it: values, candidates and bytes by day and dictionary."""
+"""Verifies a chain of days, and describes it: values and candidates by day and dictionary."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.manifest import check_file, read_manifest
-from dlrm.preproc.increments.growth import DAY
-from dlrm.preproc.increments.options import day_number
+from dlrm.preproc.increments.segments import DAY
+from dlrm.preproc.stages.options import day_number
 
 _FOLDERS = (f"{layout.TRANSFORM}/", f"{layout.CHAIN}/")
 _BAR = 20  # characters
@@ -104,8 +104,8 @@ def inspect_chain(path: Path) -> dict[str, Any]:
         others = [link for link in beside if link.days[-1]["day"] == day["day"]]
         if found is None and others:
             faults.append(
-                f"{others[0].path}: day {day['day']} has another transform than the one that {path} "
-                "extends: it was prepared again since"
+                f"{others[0].path}: day {day['day']} has another transform than the one that "
+                f"{path} extends: it was prepared again since"
             )
         sums = {name: sum(day[name]) for name in ("new", "candidates", "forgotten")}
         days.append(

@@ -19,7 +19,8 @@ A directory is a checkpoint, a run's directory of checkpoints (whose best or els
 while inspect lists all), or a directory that NVIDIA's PyTorch DLRM saved. Large tables are read
 some megabytes at a time, and no code in a file is run.
 
-The exit code is 0; 1 if diff finds a difference, or `inspect --chain` damage; 2 after an error, which is printed.
+The exit code is 0; 1 if diff finds a difference, or `inspect --chain` damage; 2 after an error,
+which is printed.
 """
 
 import sys
