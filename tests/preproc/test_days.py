@@ -13,6 +13,7 @@ from column_testing import text_column
 from preproc_testing import killed_at, renamings
 from tables_testing import Inline, contents as all_contents, prepare, write_table
 
+import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import id_dtype
 from dlrm.data.sources.log_lines import LogFormat
@@ -28,6 +29,9 @@ from dlrm.preproc.logs.raw_log import find_days
 from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
+from dlrm.tasks.table_rows import grow_tables
+from dlrm.train.checkpoints.directory import last_checkpoint
+from dlrm.train.checkpoints.saved_model import read_saved
 
 SCHEMA = {
     "label": "y",
@@ -493,3 +497,20 @@ def test_logs_are_extended(tmp_path):
         assert fitted.is_log
         for dictionary, ids in zip(fitted.dictionaries, oracle.ids, strict=True):
             assert dictionary.keys.tolist() == list(ids)
+
+
+def test_a_model_of_an_earlier_day_grows_by_the_dictionaries_of_a_later_one(two, tmp_path):
+    settings = {"epochs": 1, "embedding_dim": 4, "bottom_mlp_sizes": (4,), "top_mlp_sizes": (1,)}
+    dlrm.fit(str(two / "1"), save_checkpoint_path=tmp_path / "run", **settings)
+    checkpoint = last_checkpoint(tmp_path / "run")
+    extend(checkpoint, tmp_path / "2", 2)
+    extend(tmp_path / "2", tmp_path / "3")
+    later = Transform.load(tmp_path / "3/transform")
+    assert [day["day"] for day in later.increment.days] == ["1", "2", "3"]
+    saved = read_saved(checkpoint)
+    assert grow_tables(saved, later.cardinalities, tmp_path / "grown", tmp_path / "3") is None
+    grown = read_saved(tmp_path / "grown")
+    assert [table.rows for table in grown.tables] == later.cardinalities
+    assert Transform.load(tmp_path / "grown/transform").increment == later.increment
+    with pytest.raises(ValueError, match="expected the transform of .* with further values"):
+        grow_tables(grown, later.cardinalities, tmp_path / "other", two / "2")

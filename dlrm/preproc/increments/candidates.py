@@ -40,9 +40,11 @@ class Candidates:
     @classmethod
     def none(cls, texts: bool) -> "Candidates":
         """Returns no candidates."""
-        import pyarrow as pa
+        none = None
+        if texts:
+            import pyarrow as pa
 
-        none = pa.array([], pa.large_binary()) if texts else None
+            none = pa.array([], pa.large_binary())
         return cls(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int32), none)
 
     def __len__(self) -> int:
