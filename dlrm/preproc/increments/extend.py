@@ -73,7 +73,8 @@ def extend(
     """
     schema, chain = run.options.schema, directory.parent / layout.CHAIN
     num_rows = sum(result["rows"][TRAIN] for result in counted)
-    if not sum(result["positives"][TRAIN] for result in counted):
+    positives = sum(result["positives"][TRAIN] for result in counted)
+    if not positives:
         raise ValueError(
             f"--day {growth.day}: expected rows with label 1 among its {num_rows} training rows, "
             "got none"
@@ -98,13 +99,16 @@ def extend(
         run, range(len(counted)), num_rows, made_of, grown, known=known, lookups=grown
     )
     merged = run.work.result("merged")
-    content = _content(num_rows, merged)
+    content = _content([num_rows, positives], merged)
     for day in growth.parent.days if growth.parent else ():
         if day["content"] == content:
             raise ValueError(
                 f"--day {growth.day}: expected rows of another day, got those of day {day['day']}, "
                 f"which {growth.config.extend} has already"
             )
+    before = growth.parent.days[-1]["rows"] if growth.parent else None
+    if before is not None and 100 * num_rows <= before:
+        run.say(f"note: day {growth.day} has {num_rows:,} training rows, the last had {before:,}")
     directory.mkdir(parents=True, exist_ok=True)
     chain.mkdir(parents=True, exist_ok=True)
     job = _segment_job(growth, known, [fields[0].type for fields in places], results, merged)
@@ -152,10 +156,10 @@ def _known(run: PreparationRun, growth: "Growth", columns: Sequence[CountedColum
     )
 
 
-def _content(rows: int, merged: Sequence[dict[str, Any]]) -> str:
+def _content(rows: Sequence[int], merged: Sequence[dict[str, Any]]) -> str:
     """Returns a digest of a day's training values, which depends on no order or division."""
     sums = [sum(column) % (1 << 64) for column in zip(*(b["content"] for b in merged), strict=True)]
-    return hashlib.sha256(json.dumps([rows, *sums]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([*rows, *sums]).encode()).hexdigest()
 
 
 def _segment_job(
