@@ -18,9 +18,8 @@ from dlrm.data.sources.text_format import LogFormat
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.execution.choice import SparkConfig
 from dlrm.preproc.execution.engines import EngineError, TaskError
-from dlrm.preproc.increments.options import IncrementConfig
 from dlrm.preproc.logs.options import LogOptions, LogsConfig
-from dlrm.preproc.stages.options import RunConfig
+from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 
 _HELPS = {
     "output_ordering": "order of training rows (of all rows for --mode transform)",

@@ -56,9 +56,7 @@ class IdLookup(_Arrays):
         return cls(hashes, ids, lookup_directory(hashes))
 
     @classmethod
-    def load(
-        cls, directory: str | os.PathLike, index: int | str, id_dtype: np.dtype
-    ) -> "IdLookup":
+    def load(cls, directory: str | os.PathLike, index: int | str, id_dtype: np.dtype) -> "IdLookup":
         """Maps the three arrays of a column from a directory; see `paths`."""
         dtypes = (np.dtype(np.uint64), id_dtype, np.dtype(np.int64))
         return cls(

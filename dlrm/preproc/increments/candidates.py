@@ -40,9 +40,11 @@ class Candidates:
     @classmethod
     def none(cls, texts: bool) -> "Candidates":
         """Returns no candidates."""
-        import pyarrow as pa
+        none = None
+        if texts:
+            import pyarrow as pa
 
-        none = pa.array([], pa.large_binary()) if texts else None
+            none = pa.array([], pa.large_binary())
         return cls(np.empty(0, np.uint64), np.empty(0, np.int64), np.empty(0, np.int32), none)
 
     def __len__(self) -> int:
@@ -132,16 +134,18 @@ class Candidates:
         """Reads candidates whose hashes are within `[first, last)`; none if there are no files."""
         if not _path(directory, "hashes", index).exists():
             return cls.none(texts)
-        arrays = [map_npy(_path(directory, name, index)) for name in ("hashes", "counts", "days")]
-        begin = int(np.searchsorted(arrays[0], np.uint64(first)))
-        end = len(arrays[0])
+        hashes, counts, days = (
+            map_npy(_path(directory, name, index)) for name in ("hashes", "counts", "days")
+        )
+        begin, end = int(np.searchsorted(hashes, np.uint64(first))), len(hashes)
         if last < 1 << 64:
-            end = int(np.searchsorted(arrays[0], np.uint64(last)))
-        chosen = [np.array(array[begin:end]) for array in arrays]
-        if not texts:
-            return cls(*chosen)
-        ends, content = (map_npy(_path(directory, name, index)) for name in ("ends", "texts"))
-        return cls(*chosen, _texts_within(content, ends, begin, end))
+            end = int(np.searchsorted(hashes, np.uint64(last)))
+        chosen = None
+        if texts:
+            ends, content = (map_npy(_path(directory, name, index)) for name in ("ends", "texts"))
+            chosen = _texts_within(content, ends, begin, end)
+        own = slice(begin, end)
+        return cls(np.array(hashes[own]), np.array(counts[own]), np.array(days[own]), chosen)
 
 
 def _path(directory: Path, name: str, index: int) -> Path:

@@ -5,7 +5,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform import stored
@@ -15,10 +15,8 @@ from dlrm.data.transform.transform import Transform
 from dlrm.files import link_or_copy, write_atomically
 from dlrm.manifest import read_manifest
 from dlrm.preproc.increments.candidates import bytes_of, quotas
-from dlrm.preproc.increments.growth import DAY, Growth, increment_of
 from dlrm.preproc.increments.known import FROZEN, GROWS, KEPT, OTHER, KnownValues
-from dlrm.preproc.increments.options import day_number
-from dlrm.preproc.increments.segments import SegmentJob, write_segments
+from dlrm.preproc.increments.segments import DAY, SegmentJob, write_segments
 from dlrm.preproc.stages.counting import counted_columns
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_lookups
 from dlrm.preproc.stages.division import TRAIN
@@ -29,7 +27,11 @@ from dlrm.preproc.stages.fitting import (
     shared_out,
     with_totals,
 )
+from dlrm.preproc.stages.options import day_number
 from dlrm.preproc.stages.stage import PreparationRun
+
+if TYPE_CHECKING:
+    from dlrm.preproc.increments.growth import Growth
 
 
 def lookups_of_parent(run: PreparationRun) -> Path | None:
@@ -51,6 +53,7 @@ def lookups_of_parent(run: PreparationRun) -> Path | None:
 
 
 def extend(
+    growth: "Growth",
     run: PreparationRun,
     counted: Sequence[dict[str, Any]],
     directory: Path,
@@ -59,7 +62,8 @@ def extend(
     """Writes the transform of a day, and what the next day needs.
 
     Args:
-        run: the engine, the folder, the options and the place in the chain.
+        growth: the place in the chain.
+        run: the engine, the folder and the options.
         counted: the results of `count`.
         directory: directory of the transform.
         facts: what else the transform holds.
@@ -67,10 +71,10 @@ def extend(
     Raises:
         ValueError: no row is positive, or the rows are those of an earlier day.
     """
-    growth: Growth = run.growth
     schema, chain = run.options.schema, directory.parent / layout.CHAIN
     num_rows = sum(result["rows"][TRAIN] for result in counted)
-    if not sum(result["positives"][TRAIN] for result in counted):
+    positives = sum(result["positives"][TRAIN] for result in counted)
+    if not positives:
         raise ValueError(
             f"--day {growth.day}: expected rows with label 1 among its {num_rows} training rows, "
             "got none"
@@ -95,13 +99,16 @@ def extend(
         run, range(len(counted)), num_rows, made_of, grown, known=known, lookups=grown
     )
     merged = run.work.result("merged")
-    content = _content(num_rows, merged)
+    content = _content([num_rows, positives], merged)
     for day in growth.parent.days if growth.parent else ():
         if day["content"] == content:
             raise ValueError(
                 f"--day {growth.day}: expected rows of another day, got those of day {day['day']}, "
                 f"which {growth.config.extend} has already"
             )
+    before = growth.parent.days[-1]["rows"] if growth.parent else None
+    if before is not None and 100 * num_rows <= before:
+        run.say(f"note: day {growth.day} has {num_rows:,} training rows, the last had {before:,}")
     directory.mkdir(parents=True, exist_ok=True)
     chain.mkdir(parents=True, exist_ok=True)
     job = _segment_job(growth, known, [fields[0].type for fields in places], results, merged)
@@ -118,9 +125,9 @@ def extend(
     return _transform(run, growth, counted, directory, facts, results, made, content, num_rows)
 
 
-def _known(run: PreparationRun, growth: Growth, columns: Sequence[CountedColumn]) -> KnownValues:
+def _known(run: PreparationRun, growth: "Growth", columns: Sequence[CountedColumn]) -> KnownValues:
     schema, parent, config = run.options.schema, growth.parent, growth.config
-    roles, texts, sizes = [], [], []
+    roles, texts, sizes = list[str](), list[bool](), list[list[int]]()
     places = list(schema.dictionaries().values())
     for place, column in enumerate(columns):
         texts.append(column.kind == "texts")
@@ -149,14 +156,14 @@ def _known(run: PreparationRun, growth: Growth, columns: Sequence[CountedColumn]
     )
 
 
-def _content(rows: int, merged: Sequence[dict[str, Any]]) -> str:
+def _content(rows: Sequence[int], merged: Sequence[dict[str, Any]]) -> str:
     """Returns a digest of a day's training values, which depends on no order or division."""
     sums = [sum(column) % (1 << 64) for column in zip(*(b["content"] for b in merged), strict=True)]
-    return hashlib.sha256(json.dumps([rows, *sums]).encode()).hexdigest()
+    return hashlib.sha256(json.dumps([*rows, *sums]).encode()).hexdigest()
 
 
 def _segment_job(
-    growth: Growth,
+    growth: "Growth",
     known: KnownValues,
     kinds: list[str],
     results: Sequence[Any],
@@ -184,7 +191,7 @@ def _segment_job(
 
 
 def _link_encodings(
-    run: PreparationRun, growth: Growth, grown: Path, directory: Path, lookups: Path
+    run: PreparationRun, growth: "Growth", grown: Path, directory: Path, lookups: Path
 ) -> dict[str, str]:
     """Links the files of encodings, and of what training rows need of them, to their places."""
     schema, linked = run.options.schema, {}
@@ -216,7 +223,7 @@ def _link_encodings(
     return linked
 
 
-def _checksums(growth: Growth, linked: dict[str, str]) -> dict[str, str]:
+def _checksums(growth: "Growth", linked: dict[str, str]) -> dict[str, str]:
     """Returns the checksums of the files that are the parent's, from its manifest."""
     if growth.parent is None:
         return {}
@@ -226,7 +233,7 @@ def _checksums(growth: Growth, linked: dict[str, str]) -> dict[str, str]:
 
 def _transform(
     run: PreparationRun,
-    growth: Growth,
+    growth: "Growth",
     counted: Sequence[dict[str, Any]],
     directory: Path,
     facts: TransformFacts,
@@ -241,9 +248,7 @@ def _transform(
     if parent is not None:
         before = list(map(len, parent.fitted.dictionaries))
     merged, new, dictionaries = run.work.result("merged"), [], []
-    for place, (one, fields) in enumerate(
-        zip(made, schema.dictionaries().values(), strict=True)
-    ):
+    for place, (one, fields) in enumerate(zip(made, schema.dictionaries().values(), strict=True)):
         kind, segments = fields[0].type, one["segments"]
         size = max(before[place], results[place]) if kind == "id" else sum(segments)
         dictionaries.append(Dictionary.load(directory, place, size, kind, segments))
@@ -262,7 +267,7 @@ def _transform(
     else:
         numbers, encoded = numbers_of(run, counted, results, directory)
         crcs += [[checksum(array) for array in one.arrays.values()] for one in encoded]
-    own = {"rows": num_rows, "content": content, "new": new}
+    own: dict[str, Any] = {"rows": num_rows, "content": content, "new": new}
     own |= {name: [one[name] for one in made] for name in ("candidates", "forgotten")}
     if parent is not None:
         kinds, negatives = parent.fitted.kinds, parent.fitted.negatives
@@ -277,7 +282,7 @@ def _transform(
         encoded,
         facts.kinds,
         crcs,
-        increment=increment_of(growth, own),
+        increment=growth.increment(own),
     )
     transform.save_facts(directory)
     day = {"version": 1, "day": growth.day, "transform": stored.digest(directory)}

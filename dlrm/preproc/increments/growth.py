@@ -1,6 +1,6 @@
 """The place of a day in a chain: its parent, whose dictionaries it extends, and what it kept."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,9 +13,12 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST
-from dlrm.preproc.increments.options import IncrementConfig, day_number, is_date, next_day
+from dlrm.preproc.increments.extend import extend
+from dlrm.preproc.increments.segments import DAY
+from dlrm.preproc.stages.fitting import TransformFacts
+from dlrm.preproc.stages.options import IncrementConfig, day_number, is_date, next_day
+from dlrm.preproc.stages.stage import PreparationRun
 
-DAY = "day.json"  # in `chain/` of a dataset, written last
 _KINDS = (layout.KIND, "checkpoint")
 _OF_VALUES = ("frequency_limit", "max_ids")  # which a day may change
 
@@ -76,6 +79,22 @@ class Growth:
     def facts(self) -> dict[str, Any]:
         """Returns, by flag, what determines the bytes of the dataset."""
         return {"--extend": self.parent and self.parent.digest, "--day": self.day}
+
+    def increment(self, own: dict[str, Any]) -> Increment:
+        """Returns the increment of a transform, given the facts of its own day."""
+        days = () if self.parent is None else self.parent.days
+        own = {"day": self.day, "transform": None} | own
+        return Increment(self.day, self.config.numerics, (*days, own))
+
+    def fit(
+        self,
+        run: PreparationRun,
+        counted: Sequence[dict[str, Any]],
+        directory: Path,
+        facts: TransformFacts,
+    ) -> Transform:
+        """Writes the transform of the day; see `extend`."""
+        return extend(self, run, counted, directory, facts)
 
     def manifest_facts(self) -> dict[str, Any]:
         """Returns the manifest's entries about the day."""
@@ -138,10 +157,10 @@ def _open_parent(directory: Path) -> Parent:
     facts = stored.facts_file(directory / layout.TRANSFORM)
     verifier.check_names(f"{layout.TRANSFORM}/{facts.name}", layout.CHAIN)
     fitted, digest = Transform.load(facts.parent), stored.digest(facts.parent)
-    state: Path | None = directory / layout.CHAIN
+    state = directory / layout.CHAIN
     if not state.is_dir():
-        state = None
-    elif (of := read_json(state / DAY).get("transform")) != digest:
+        return Parent(directory, kind, fitted, None, digest)
+    if (of := read_json(state / DAY).get("transform")) != digest:
         raise ValueError(
             f"{state}: expected the counts of {facts}, with digest {digest[:12]}, got those of "
             f"{brief(of)[:14]}: they are left over from another run"
@@ -176,12 +195,15 @@ def _of_schemas(parent: Schema, day: Schema) -> Iterator[str]:
         sides = [_entries(facts.get(name)) for facts in (first, second)]
         if sides[0] == sides[1]:
             continue
-        names = list(dict.fromkeys([*sides[0], *sides[1]]))
-        for entry in names:
-            values = [side.get(entry) for side in sides]
+        for entry in dict.fromkeys([*sides[0], *sides[1]]):
+            values: list[Any] = [side.get(entry) for side in sides]
+            where = f"{name} {entry}".strip()
+            if all(isinstance(value, dict) for value in values):
+                keys = [*values[0], *values[1]]
+                key = next((k for k in keys if values[0].get(k) != values[1].get(k)), "")
+                where, values = f"{where}: {key}", [value.get(key, "default") for value in values]
             if values[0] != values[1]:
-                shown = [brief("nothing" if value is None else value) for value in values]
-                where = f"{name} {entry}".strip()
+                shown = ["nothing" if value is None else brief(value) for value in values]
                 yield f"{where}: {shown[0]} in the transform and {shown[1]} in the schema"
         if list(sides[0]) != list(sides[1]):
             yield f"{name}: another order"
@@ -200,10 +222,3 @@ def _entries(value: Any) -> dict[str, Any]:
         }
         for place, field in enumerate(fields)
     }
-
-
-def increment_of(growth: Growth, own: dict[str, Any]) -> Increment:
-    """Returns the increment of a transform, given the facts of its own day."""
-    days = () if growth.parent is None else growth.parent.days
-    own = {"day": growth.day, "transform": None} | own
-    return Increment(growth.day, growth.config.numerics, (*days, own))

@@ -65,17 +65,14 @@ class KnownValues(NamedTuple):
         for bucket, sizes in enumerate(facts):
             entries, size = sizes[column]
             with open(Path(self.folder, str(bucket)), "rb") as file:
-                file.seek(sum(_file_bytes(*before, self.texts[i]) for i, before in _before(sizes, column)))
+                before = zip(sizes, self.texts[:column], strict=False)
+                file.seek(sum(_file_bytes(values, size, texts) for (values, size), texts in before))
                 hashes, counts = (np.frombuffer(file.read(8 * entries), k) for k in ("u8", "i8"))
                 days, texts = np.frombuffer(file.read(4 * entries), np.int32), None
                 if self.texts[column]:
                     texts = texts_of(file.read(4 * entries + size), entries, 0, size)
                 found.append(Candidates(hashes, counts, days, texts))
         return found
-
-
-def _before(sizes: list[list[int]], column: int) -> Iterator[tuple[int, list[int]]]:
-    yield from enumerate(sizes[:column])
 
 
 def _file_bytes(entries: int, text_bytes: int, texts: bool) -> int:

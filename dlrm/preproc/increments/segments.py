@@ -26,6 +26,7 @@ from dlrm.mapped_files import map_file, map_npy
 from dlrm.preproc.increments.candidates import joined
 from dlrm.preproc.increments.known import GROWS, KnownValues
 
+DAY = "day.json"  # in `chain/` of a dataset, written last
 _LEAST_SEGMENT = 1 << 12  # values; shorter segments are always taken in
 _SORTED_AT_ONCE = 1 << 22
 _ARRAYS = ("dictionary", "texts", "ends")
@@ -66,7 +67,7 @@ def write_segments(places: Sequence[int], job: SegmentJob) -> dict[str, Any]:
         arrays; `linked`, file -> the parent's; `candidates`; and `forgotten`, the number of those
         that had no room.
     """
-    facts = {}
+    facts = dict[str, Any]()
     for place in places:
         segments, crcs, linked = [], [], dict[str, str]()
         if job.kinds[place] != "id":
@@ -109,9 +110,7 @@ class _Source(NamedTuple):
     before: int  # not in its ids
 
 
-def _write(
-    place: int, k: int, group: list[int], job: SegmentJob
-) -> tuple[dict[str, Any], int]:
+def _write(place: int, k: int, group: list[int], job: SegmentJob) -> tuple[dict[str, Any], int]:
     """Writes a segment; returns its checksums and links, and its size."""
     sizes, new = job.known.sizes[place], len(job.known.sizes[place])
     names = _ARRAYS if job.kinds[place] == "string" else _ARRAYS[:1]
@@ -140,9 +139,7 @@ def _write(
     sources = [
         _Source(
             _load(job.parent, segment_name(place, s), kind),
-            IdLookup.load(
-                job.known.lookups, segment_name(place, s), layout.id_dtype(ends[s] + 1)
-            ),
+            IdLookup.load(job.known.lookups, segment_name(place, s), layout.id_dtype(ends[s] + 1)),
             0,
         )
         for s in group[:-1]
@@ -157,10 +154,9 @@ def _write(
 
 
 def _load(directory: str, name: str, kind: str) -> Dictionary:
-    arrays = [map_npy(Path(directory, f"{array}_{name}.npy")) for array in _ARRAYS[:1]]
-    if kind == "string":
-        arrays += [map_npy(Path(directory, f"{array}_{name}.npy")) for array in _ARRAYS[1:]]
-    return Dictionary(*arrays, kind=kind)
+    names = _ARRAYS if kind == "string" else _ARRAYS[:1]
+    keys, *texts = (map_npy(Path(directory, f"{array}_{name}.npy")) for array in names)
+    return Dictionary(keys, texts[0], texts[1], kind) if texts else Dictionary(keys, kind=kind)
 
 
 def _write_arrays(sources: list[_Source], place: int, k: int, job: SegmentJob) -> int:
@@ -225,7 +221,10 @@ def _in_order(
         parts = [slice(*own[number : number + 2]) for own in cuts]
         hashes = np.concatenate([s.lookup.hashes[p] for s, p in zip(sources, parts, strict=True)])
         ids = np.concatenate(
-            [s.lookup.ids[p].astype(dtype) + dtype.type(s.before) for s, p in zip(sources, parts, strict=True)]
+            [
+                s.lookup.ids[p].astype(dtype) + dtype.type(s.before)
+                for s, p in zip(sources, parts, strict=True)
+            ]
         )
         order = np.argsort(hashes)
         yield hashes[order], ids[order]

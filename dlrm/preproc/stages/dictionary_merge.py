@@ -260,9 +260,7 @@ def _save(path: Path, array: np.ndarray) -> None:
         write_array(partial, array)
 
 
-def _write_lookup(
-    dictionary: np.ndarray, column: int | str, folder: str, before: int = 0
-) -> None:
+def _write_lookup(dictionary: np.ndarray, column: int | str, folder: str, before: int = 0) -> None:
     """Writes a lookup; the ids begin after those of `before` values."""
     hashes, ids, directory = IdLookup.from_dictionary(dictionary)
     if before:

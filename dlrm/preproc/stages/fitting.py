@@ -32,7 +32,7 @@ _GROUPS = 12
 
 
 class TransformFacts(NamedTuple):
-    """What a transform holds besides what is fitted; see `Transform`."""
+    """Parts of a transform that are not fitted to values; see `Transform`."""
 
     schema: Schema
     columns: Sequence[str] = ()

@@ -22,7 +22,6 @@ from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.transform import Transform
 from dlrm.manifest import checksum
 from dlrm.preproc.execution.engines import TaskError
-from dlrm.preproc.increments.extend import extend
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.counting import CountJob, count_part
@@ -174,7 +173,8 @@ def write_dataset(
     if isinstance(divided.divider, Divider):
         _check_splits(divided.rows.sum(axis=0), divided.divider)
     facts = facts_of(run, counted, columns, negatives)
-    fitted = (fit if run.growth is None else extend)(run, counted, output / layout.TRANSFORM, facts)
+    fit_rows = fit if run.growth is None else run.growth.fit
+    fitted = fit_rows(run, counted, output / layout.TRANSFORM, facts)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
     names = [target.name for target in targets]

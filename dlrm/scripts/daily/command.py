@@ -195,12 +195,11 @@ class _Follower:
 
     def _check_rows(self, day: Day, folder: Path, rows: int, clicks: int) -> None:
         """Refuses a day without clicks, or with far fewer rows than the day before."""
-        if day.name in self._own.accept:
-            return
-        problem = ""
+        problem, accept = "", f"--accept {day.name} learns it, "
         if not 0 < clicks < rows:
             problem = f"expected rows with and without a click, got {clicks:,} clicks of {rows:,}"
-        elif self._chain.days:
+            accept = ""
+        elif self._chain.days and day.name not in self._own.accept:
             usual, name = self._chain.days[-1].rows, self._chain.days[-1].name
             if rows < self._own.least_rows * usual:
                 problem = (
@@ -210,8 +209,8 @@ class _Follower:
         if problem:
             shutil.rmtree(folder)
             raise ValueError(
-                f"{day.path}: {problem}; nothing is learned of it. --accept {day.name} learns it, "
-                f"--skip {day.name} leaves it out"
+                f"{day.path}: {problem}; nothing is learned of it. {accept}--skip {day.name} "
+                "leaves it out"
             )
 
     def _prepare(self, day: Day, folder: Path, before: LearnedDay | None) -> None:

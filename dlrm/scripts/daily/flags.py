@@ -35,7 +35,7 @@ class DailyConfig:
     )
     skip: tuple[str, ...] = setting((), "names of days to leave out")
     accept: tuple[str, ...] = setting(
-        (), "names of days to learn although they have no click, or far fewer rows than before"
+        (), "names of days to learn although they have far fewer rows than the day before"
     )
     until: str | None = setting(None, "name of the last day to learn; default: all that are there")
     epochs: int = setting(1, "number of passes over the rows of a day after the first", least=1)

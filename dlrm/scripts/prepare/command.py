@@ -14,10 +14,9 @@ from dlrm.preproc.execution.choice import SparkConfig, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
-from dlrm.preproc.increments.options import IncrementConfig
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.options import OUTPUT_FORMATS, RunConfig, SplitConfig
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common.spark_flags import spark_query
 from dlrm.scripts.common.table_flags import (
