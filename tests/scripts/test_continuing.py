@@ -160,7 +160,7 @@ def test_each_batch_replays_its_share_of_older_days(days):
     assert len({*met}) >= 14  # other rows in every batch
 
 
-def test_rows_unseen_for_days_begin_anew_and_are_recorded(command, days, tmp_path):
+def test_rows_unseen_for_days_begin_anew_and_are_recorded(command, checkpoint_tool, days, tmp_path):
     """Table 1 has the rows 100 to 199 on the first day only, and row 150 again on the fourth."""
     narrow = []
     for i in range(4):
@@ -187,6 +187,9 @@ def test_rows_unseen_for_days_begin_anew_and_are_recorded(command, days, tmp_pat
     stored = read_tensors(last_checkpoint("run3") / "days.safetensors")
     assert stored["evicted.1"].tolist() == [*range(100, 150), *range(151, 200)]
     assert stored["seen.1"][[100, 150]].tolist() == [1, 4]
+    said = checkpoint_tool("inspect", last_checkpoint("run3")).stdout
+    assert re.search(r"goes on from: .*run2/step-000000012, step 12, as day 4", said)
+    assert "not seen since: 99\n" in said
 
 
 def test_learning_rates_go_on_are_constant_or_begin_again(command, days):
