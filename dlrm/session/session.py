@@ -37,7 +37,7 @@ from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
 from dlrm.remote.uri import is_uri
-from dlrm.serving.network.recalibration import FOLDER as RECALIBRATION
+from dlrm.serving.network.recalibration import recalibrations
 from dlrm.session.local_paths import enter_local_paths, local_checkpoints
 from dlrm.session.profiling import StepProfiler
 from dlrm.tasks.run import USER_ERRORS, Run
@@ -234,17 +234,6 @@ class Session:
         new_or_resumed(checkpoints, values["resume"])
         self.at_the_end.callback(checkpoints.release)
         return checkpoints
-
-
-def recalibrations(continued: Path | None, checkpoints: Path) -> list[Path]:
-    """Returns the recalibration that a run's next checkpoint takes over, or nothing.
-
-    Args:
-        continued: the checkpoint that the run continues, as long as it is there.
-        checkpoints: directory of the run's own checkpoints, the last of which has it already.
-    """
-    source = last_checkpoint(checkpoints) or continued
-    return [source / RECALIBRATION] if source and (source / RECALIBRATION).is_dir() else []
 
 
 def _with_log_path(values: Values) -> Values:

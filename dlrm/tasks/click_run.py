@@ -273,11 +273,11 @@ class _Opening:
         whole, world = self._datasets(), self.world
         with agreed(world, *USER_ERRORS):
             self._check_numericals(whole)
+            fitted = fitted_directory(self.config.data)
+            found = [*self._compared(fitted)]
             if self.goes_on:
                 assert self.known is not None
                 check_sizes(self.known, whole.train, str(self.values["dataset"]))
-            fitted = fitted_directory(self.config.data)
-            found = [*self._compared(fitted)]
             asked, self.values = (
                 self.values,
                 with_saved_flags(self.values, self.known, ARCHITECTURE),

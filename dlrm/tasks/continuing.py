@@ -25,6 +25,7 @@ from dlrm.tasks.config import CARRIED, CONSTANT, REWARM, SCHEDULE
 from dlrm.tasks.run import CONTINUES, known_checkpoint, saved_flags
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.directory import find_checkpoint
+from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.state import read_tensors
 from dlrm.train.schedule import ScheduleConfig
 
@@ -48,7 +49,10 @@ def with_carried(values: Values) -> Values:
         return values.filled(saved_flags(resumed, names & values.keys()))
     if path is None or resumed is not None:
         return values
-    return values.filled(saved_flags(find_checkpoint(path, newest=True), {*CARRIED} & {*values}))
+    found = find_checkpoint(path, newest=True)
+    if is_nvidia(found):  # whose flags are of another program
+        return values
+    return values.filled(saved_flags(found, {*CARRIED} & {*values}))
 
 
 def check_continued(values: Values) -> None:
@@ -222,3 +226,11 @@ class Days:
             for name, arrays in (("seen", self.seen), ("evicted", self.evicted))
             for table, array in enumerate(arrays)
         }
+
+
+def evicted_rows(checkpoint: Path) -> int | None:
+    """Returns the number of rows that have begun anew and were not seen since, if it is counted."""
+    path = checkpoint / DAYS
+    if not path.is_file():
+        return None
+    return sum(len(rows) for name, rows in read_tensors(path).items() if name.startswith("evicted"))
