@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dlrm.data.clicks.config import DataConfig
-from dlrm.preproc.increments.options import IncrementConfig
+from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.settings import REQUIRED, check_settings, same_setting, setting
 from dlrm.tasks.config import ClickCheckpointConfig
 
