@@ -1,4 +1,4 @@
-"""How the fields of a day differ from those of the day before, and what is out of bounds."""
+"""Differences between the fields of a day and of the day before, and the alarms of a day."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,7 +71,7 @@ def alarms_of(
     judged: Mapping[str, float | None],
     fields: Mapping[str, Mapping[str, float]],
 ) -> list[str]:
-    """Returns what is out of bounds on a day, in a sentence each.
+    """Returns the alarms of a day, in a sentence each.
 
     Args:
         bounds: the bounds.
