@@ -78,7 +78,8 @@ def _find_input(values: Values) -> _Input:
     folder = values["input_folder"]
     train = find_file(folder, "train.txt") if folder.is_dir() else None
     if train is None:
-        return _Input(find_days(folder, values["num_days"]), None, None)
+        days = find_days(folder, values["num_days"], hold_out=values["hold_out"])
+        return _Input(days, None, None)
     if any(folder.glob("day_*")):
         raise ValueError(f"{folder}: expected day files or train.txt, got both")
     return _Input([train], values["num_days"] or KAGGLE_DAYS, find_file(folder, "test.txt"))

@@ -19,13 +19,15 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.scripts.common.table_flags import FilesConfig
 from dlrm.scripts.daily.flags import AlarmConfig, DailyConfig
+from dlrm.scripts.prepare.flags import CriteoConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags(
         [("Days", DailyConfig), ("Alarms", AlarmConfig), ("Files", FilesConfig)]
-        + [("Files", TextFormat)]
+        + [("Files", TextFormat), ("For --schema criteo", CriteoConfig)],
+        without=("num_days", "dictionary_days", "hold_out", "output_format"),
     )
     hint = "the same command resumes the day"
     return run_command(line, _run, __doc__, arguments, usage=2, hint=hint)

@@ -59,11 +59,12 @@ class Chain:
     Attributes:
         folder: the directory.
         schema: SHA-256 of the schema of all days.
+        dataset: path of a day's dataset in its directory.
         days: the days, in the order in which they were learned.
     """
 
-    def __init__(self, folder: Path, schema: str) -> None:
-        self.folder, self.schema = folder, schema
+    def __init__(self, folder: Path, schema: str, dataset: str) -> None:
+        self.folder, self.schema, self.dataset = folder, schema, dataset
         self.days: list[LearnedDay] = []
 
     def load(self) -> None:
@@ -113,7 +114,7 @@ class Chain:
 
     def dataset_of(self, day: str) -> Path:
         """Returns the dataset of a day."""
-        return self.path_of(day) / "dataset"
+        return self.path_of(day) / self.dataset
 
     def checkpoint_of(self, day: str) -> Path:
         """Returns the last checkpoint of a day; one that does not exist if there is none."""
@@ -170,8 +171,11 @@ class Chain:
 
 
 @contextmanager
-def open_chain(folder: Path, schema: str) -> Iterator[Chain]:
+def open_chain(folder: Path, schema: str, dataset: str = "dataset") -> Iterator[Chain]:
     """Opens the chain of a directory, and keeps others from changing it meanwhile.
+
+    Args:
+        folder, schema, dataset: see `Chain`.
 
     Raises:
         FileExistsError: another process is at work there, or it is something else.
@@ -186,7 +190,7 @@ def open_chain(folder: Path, schema: str) -> Iterator[Chain]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FileExistsError(f"{folder}: another dlrm daily is at work here") from None
-        chain = Chain(folder, schema)
+        chain = Chain(folder, schema, dataset)
         chain.load()
         yield chain
     finally:

@@ -1,33 +1,30 @@
 """Learns the new days of a log, each after it has been scored."""
 
-import hashlib
 import json
 import shutil
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
 from dlrm.command_line import painted, say
-from dlrm.data.transform.schema import Schema
 from dlrm.documents import read_json
 from dlrm.files import make_directories, write_atomically
 from dlrm.flags import Values
 from dlrm.manifest import read_manifest, read_sealed, sealed_json
 from dlrm.scripts.common.steps import StepError, run_step
-from dlrm.scripts.common.table_flags import TEXT_FLAGS
 from dlrm.scripts.daily.chain import LOG, Chain, LearnedDay, digest_of, open_chain
 from dlrm.scripts.daily.days import Day, date_of, find_days
 from dlrm.scripts.daily.drift import alarms_of, psi_by_field
 from dlrm.scripts.daily.flags import CONTINUED, FROZEN, RETRAINED, AlarmConfig, DailyConfig
 from dlrm.scripts.daily.page import page, table_of
+from dlrm.scripts.daily.rows import Logs, Tables, rows_of
 
 DRIFTED = 3  # exit code: all new days are learned, and one of them raised an alarm
 PAGE = "daily.html"
 _BEGUN, _TRAINED = "begun.json", "trained"
-_FORMAT = ("input_format", *TEXT_FLAGS)
 _METRICS = ("auc", "log_loss", "calibration", "normalized_entropy", "gauc_by_impressions")
 
 
@@ -38,16 +35,18 @@ def run(values: Values) -> int:
         ValueError, OSError: an error that the user can fix.
     """
     own, bounds = values.config(DailyConfig), values.config(AlarmConfig)
-    schema = hashlib.sha256(own.schema.read_bytes()).hexdigest()
-    output = own.output.absolute()
-    with open_chain(output, schema) as chain, open(output / LOG, "a", encoding="utf-8") as log:
+    rows, output = rows_of(values), own.output.absolute()
+    with (
+        open_chain(output, rows.digest, rows.dataset) as chain,
+        open(output / LOG, "a", encoding="utf-8") as log,
+    ):
         found = find_days(own.days, say)
         for name in {*own.skip, *own.accept} - {day.name for day in found}:
             say(f"note: --skip or --accept {name}: no such day in {own.days}")
         new = chain.new_days(found, own.skip)
         if own.until is not None:
             new = _until(new, own.until, chain)
-        follower = _Follower(values, chain, bounds, log)
+        follower = _Follower(own, rows, chain, bounds, log)
         try:
             for day in new:
                 follower.learn(day)
@@ -81,18 +80,17 @@ def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
 class _Follower:
     """Learns days, one at a time."""
 
-    def __init__(self, values: Values, chain: Chain, bounds: AlarmConfig, log: TextIO) -> None:
-        self._own, self._chain, self._bounds, self._log = (
-            values.config(DailyConfig),
-            chain,
-            bounds,
-            log,
-        )
-        self._schema = self._own.schema.absolute()
-        self._format = {name: values[name] for name in _FORMAT if name in values.given}
-        groups = Schema.load(self._schema).groups
-        self._groups = {"groups": groups[0]} if groups else {}
-        self._raw = {day.name: day.path.absolute() for day in find_days(self._own.days, _silent)}
+    def __init__(
+        self,
+        own: DailyConfig,
+        rows: Tables | Logs,
+        chain: Chain,
+        bounds: AlarmConfig,
+        log: TextIO,
+    ) -> None:
+        self._own, self._rows, self._chain, self._bounds = own, rows, chain, bounds
+        self._log = log
+        self._raw = {day.name: day.path.absolute() for day in find_days(own.days, _silent)}
 
     def learn(self, day: Day) -> None:
         """Scores a day, learns it, and records both.
@@ -162,8 +160,7 @@ class _Follower:
             if not (output / "evaluation.json").exists():
                 flags = {"checkpoint": checkpoint, "input": day.path.absolute(), "output": output}
                 with self._timed(day.name, f"judge {model}"):
-                    flags |= {"bootstrap": 0, **self._groups, **self._format}
-                    self._step("evaluate", flags)
+                    self._step("evaluate", {**flags, "bootstrap": 0, **self._rows.judging})
             facts[model] = read_json(output / "evaluation.json")
         judged = {
             model: {n: own["models"][0][n]["value"] for n in _METRICS if n in own["models"][0]}
@@ -186,9 +183,10 @@ class _Follower:
             )
         if not (at / _TRAINED).exists():
             with self._timed(folder.name, "retrain"):
-                inputs = [self._raw[name] for name in names]
-                self._step("prepare", self._preparation(inputs, at / "dataset"))
-                flags = self._first_training(at / "dataset", at / "run")
+                at.mkdir(exist_ok=True)
+                flags = self._preparation([self._raw[name] for name in names], at)
+                self._step("prepare", {**flags, "overwrite": True})
+                flags = self._first_training(at / self._rows.dataset, at / "run")
                 self._step("train", flags, self._flag_file())
             write_atomically(at / _TRAINED, "")
         return at / "run"
@@ -214,9 +212,9 @@ class _Follower:
             )
 
     def _prepare(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
-        if digest_of(folder / "dataset") is not None:
+        if digest_of(self._chain.dataset_of(day.name)) is not None:
             return
-        flags = self._preparation([day.path.absolute()], folder / "dataset")
+        flags = self._preparation([day.path.absolute()], folder)
         flags |= {name: getattr(self._own, name) for name in ("half_life", "candidates")}
         if before is not None:
             flags["extend"] = self._chain.dataset_of(before.name)
@@ -228,7 +226,7 @@ class _Follower:
     def _train(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
         if (folder / _TRAINED).exists():
             return
-        dataset, run = folder / "dataset", folder / "run"
+        dataset, run = self._chain.dataset_of(day.name), folder / "run"
         with self._timed(day.name, "train"):
             if before is None:
                 self._step("train", self._first_training(dataset, run), self._flag_file())
@@ -236,9 +234,8 @@ class _Follower:
                 self._step("train", self._further_training(dataset, run, before))
         write_atomically(folder / _TRAINED, "")
 
-    def _preparation(self, inputs: list[Path], output: Path) -> dict[str, Any]:
-        flags = {"schema": self._schema, "input": inputs, "output": output, "test_fraction": 0}
-        return {**flags, "cores": self._own.cores, **self._format}
+    def _preparation(self, inputs: Sequence[Path], folder: Path) -> dict[str, Any]:
+        return {**self._rows.preparation(inputs, folder), "cores": self._own.cores}
 
     def _first_training(self, dataset: Path, output: Path) -> dict[str, Any]:
         flags = {"dataset": dataset, "save_checkpoint_path": output, "resume": True, "set_aside": 0}

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from dlrm.data.clicks.config import DataConfig
 from dlrm.preproc.stages.options import IncrementConfig
+from dlrm.scripts.prepare.flags import PrepareConfig
 from dlrm.settings import REQUIRED, check_settings, same_setting, setting
 from dlrm.tasks.config import ClickCheckpointConfig
 
@@ -20,7 +21,7 @@ class DailyConfig:
         "directory with a file or a folder for each day, named so that the names sort in the order "
         "of time, such as 2026-11-20.csv or day_3",
     )
-    schema: Path = setting(REQUIRED, "schema.yaml of the rows", uri="read")
+    schema: str = same_setting(PrepareConfig, "schema")
     output: Path = setting(REQUIRED, "directory of the chain: its record, datasets, checkpoints")
     train_flags: Path | None = setting(
         None,

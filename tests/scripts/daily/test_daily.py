@@ -13,6 +13,7 @@ import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
 from dlrm.scripts.commands import COMMANDS, run
+from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.slow
 FLAGS = """\
@@ -209,3 +210,18 @@ def test_retraining_on_all_days_is_compared(learned):
     judged = record(learned)["days"][-1]["judged"]
     assert judged.keys() == {"continued", "frozen", "retrained"}
     assert not (learned / "chain/days/2026-11-04/retrained").exists()
+
+
+def test_logs_in_criteo_format_are_learned(tmp_path):
+    simulation = Simulation(rows=3000, days=2, num_numerical=2, num_categorical=2)
+    planted = simulate(simulation, tmp_path / "logs")["days"]
+    (tmp_path / "small.flags").write_text(FLAGS)
+    shape = ("--num_numerical=2", "--num_categorical=2", "--frequency_limit=2")
+    assert daily(tmp_path, "--schema=criteo", *shape) in (0, 3)
+    days = record(tmp_path)["days"]
+    assert [(day["name"], day["rows"]) for day in days] == [("day_0", 1500), ("day_1", 1500)]
+    assert days[1]["clicks"] == round(planted[1]["click_rate"] * 1500)
+    manifest = json.loads(
+        (tmp_path / "chain/days/day_1/dataset/binary_dataset/manifest.json").read_text()
+    )
+    assert manifest["rows"]["train"] == 1500
