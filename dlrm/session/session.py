@@ -40,7 +40,7 @@ from dlrm.remote.uri import is_uri
 from dlrm.serving.network.recalibration import recalibrations
 from dlrm.session.local_paths import enter_local_paths, local_checkpoints
 from dlrm.session.profiling import StepProfiler
-from dlrm.tasks.run import USER_ERRORS, Run
+from dlrm.tasks.run import CONTINUES, USER_ERRORS, Run
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     check_unchanged,
@@ -471,7 +471,12 @@ def resume(
         with agreed(trainer.world, ValueError):
             if unfinished:
                 raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
-        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
+        begins = (
+            "starting with another run's state"
+            if CONTINUES in trainer.run
+            else "starting at step 0"
+        )
+        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: {begins}")
         return False
     with agreed(trainer.world, ValueError, OSError):
         check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))

@@ -18,6 +18,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
+from dlrm.data.clicks.replay import replay_note
 from dlrm.data.transform.difference import check_extends, compare_transforms
 from dlrm.distributed import World, agreed, check_same, from_first
 from dlrm.distributed.placement import Placement
@@ -310,6 +311,7 @@ class _Opening:
             )
         saves = bool(self.values["save_checkpoint_path"])
         notes = [printable(note) for note in found if note]
+        notes += [replay] if (replay := replay_note(self.config.data)) else []
         notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []
         changed = [f"{n} {self.values[n]}" for n in ARCHITECTURE if self.values[n] != asked[n]]
         if changed:

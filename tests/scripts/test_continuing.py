@@ -2,8 +2,11 @@
 
 import re
 import shutil
+import signal
+import time
 from dataclasses import replace
 
+import forked
 import numpy as np
 import pytest
 import torch
@@ -83,6 +86,7 @@ def test_a_killed_run_that_goes_on_resumes_and_does_not_begin_twice(
     capsys.readouterr()
     command(*again, data=days[1], training=["--print_freq=1"], model=[])
     assert re.search(r"resumed from .*step-000000005: 5 steps", said := capsys.readouterr().out)
+    assert f"replay: 64 of the 256 rows of each training batch are of {days[0]}" in said
     assert "goes on from" not in said
     assert differing("whole", "parts") == {}
     # without the flag, the checkpoint tells
@@ -126,18 +130,56 @@ def test_a_row_that_no_batch_looked_up_is_new_whenever_its_table_grew(command, d
     assert differing("early 2", "late 2") == {}
 
 
+def two_processes(folder, data, *flags):
+    job = Ranks(folder, "dlrm.scripts.main", f"--dataset={data}", *flags, *TRAIN)
+    assert job.wait() == 0, job.output()
+
+
 @pytest.mark.slow
 def test_two_processes_go_on_as_one_long_run_of_two(days, tmp_path):
-    long = joined(tmp_path / "long", days[:2])
-    for run, data, more in (
-        ("whole", long, []),
-        ("run0", days[0], []),
-        ("run1", days[1], ["--continue_from=run0"]),
-    ):
-        flags = [f"--dataset={data}", f"--save_checkpoint_path={run}", *more, *TRAIN]
-        job = Ranks(tmp_path, "dlrm.scripts.main", *flags)
-        assert job.wait() == 0, job.output()
+    two_processes(tmp_path, joined(tmp_path / "long", days[:2]), "--save_checkpoint_path=whole")
+    two_processes(tmp_path, days[0], "--save_checkpoint_path=run0")
+    two_processes(tmp_path, days[1], "--save_checkpoint_path=run1", "--continue_from=run0")
     assert differing(tmp_path / "whole", tmp_path / "run1") == {}
+
+
+@pytest.mark.slow
+def test_two_processes_grow_evict_and_replay_as_one_does(command, days, tmp_path):
+    larger = write_dataset(tmp_path / "larger", DAY, LARGER, seed=1)
+    command("--save_checkpoint_path=run0", "--max_steps=1", data=days[0])
+    for kind, more in (("one", []), ("two", [f"--replay_data={days[0]}", "--replay=0.25"])):
+        for source in ("run0", f"{kind} 1"):
+            name = f"{kind} {1 + (source != 'run0')}"
+            flags = [f"--continue_from={source}", "--evict_unseen_days=1", "--seed=3", *more]
+            command(*flags, f"--save_checkpoint_path={name}", data=larger)
+            two_processes(tmp_path, larger, *flags, f"--save_checkpoint_path=both {name}")
+            one, both = (read_saved(last_checkpoint(path)) for path in (name, f"both {name}"))
+            for table, other in zip(one.tables, both.tables, strict=True):
+                rows = table.part(0, table.rows), other.part(0, table.rows)
+                np.testing.assert_allclose(*rows, atol=2e-4)
+            days_of = [read_tensors(saved.path / "days.safetensors") for saved in (one, both)]
+            assert all((days_of[1][name] == own).all() for name, own in days_of[0].items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [0, 1, 3])
+def test_a_run_that_is_killed_while_it_goes_on_ends_as_an_uninterrupted_one(
+    command, days, tmp_path, saved
+):
+    command("--save_checkpoint_path=run0", data=days[0])
+    words = [f"--dataset={days[1]}", "--continue_from=run0", "--checkpoint_freq=1", "--resume"]
+    words += ["--base_device=cpu", "--keep_checkpoints=9", "--epochs=20"]
+    forked.succeed("dlrm.scripts.main", *words, "--save_checkpoint_path=whole", cwd=tmp_path)
+    words.append("--save_checkpoint_path=parts")
+    process = forked.start("dlrm.scripts.main", *words, stdout=tmp_path / "said", cwd=tmp_path)
+    while process.is_alive() and len(all_checkpoints("parts")) < saved:
+        time.sleep(0.001)
+    time.sleep(0 if saved else 0.3)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    forked.succeed("dlrm.scripts.main", *words, cwd=tmp_path)
+    assert differing("whole", "parts") == {}
 
 
 def test_each_batch_replays_its_share_of_older_days(days):

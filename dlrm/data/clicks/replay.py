@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 from dlrm.data.clicks.batch import Batch, ClickDataset
+from dlrm.data.clicks.config import DataConfig
 from dlrm.data.prefetch import batch_order
+from dlrm.remote.cache import with_uris
 
 
 def replayed_rows(batch_size: int, share: float) -> int:
@@ -22,6 +24,17 @@ def replayed_rows(batch_size: int, share: float) -> int:
             f"--batch_size {batch_size} that are replayed"
         )
     return rows
+
+
+def replay_note(config: DataConfig) -> str | None:
+    """Returns a line about the rows that a training replays, or None."""
+    if not config.replay:
+        return None
+    rows = replayed_rows(config.batch_size, config.replay)
+    return (
+        f"replay: {rows:,} of the {config.batch_size:,} rows of each training batch are of "
+        f"{', '.join(map(with_uris, config.replay_data or ()))}"
+    )
 
 
 class Replayed:
