@@ -211,6 +211,7 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         "dlrm",
         [
             ("dlrm.fit", dlrm.fit),
+            ("dlrm.update", dlrm.update),
             ("dlrm.Classifier", dlrm.Classifier),
             *_methods("dlrm.Classifier", dlrm.Classifier),
             ("dlrm.load", dlrm.load),

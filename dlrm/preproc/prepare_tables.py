@@ -12,6 +12,7 @@ from dlrm.data.tables.kinds.kind import Kind
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import open_work_folder, remove_work_folder
+from dlrm.preproc.increments.growth import open_growth
 from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
@@ -53,11 +54,15 @@ def prepare_tables(
         EngineError: tasks could not be run.
     """
     began = time.perf_counter()
+    growth = open_growth(options.increment, options.schema)
     inputs = _inputs(options, tables) if query is None else InputFiles([], query=query)
     in_memory = any(file.kind == FRAME for file in inputs.files)
     in_memory |= query is not None and query.frame is not None
     on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
     facts = options.facts() | input_facts(on_disk)
+    facts |= {} if growth is None else growth.facts()
+    for note in [] if growth is None else growth.notes():
+        say(note)
     for split, files in tables.items():
         named = [f"{file.path.resolve()} ({file.kind})" for file in files]
         facts[f"--{split}_input"] = len(files) if in_memory else named
@@ -68,7 +73,7 @@ def prepare_tables(
             say(f"resuming the run in {work.path.parent}")
         try:
             with engine() as running:
-                result = prepare(PreparationRun(running, work, options, say), inputs)
+                result = prepare(PreparationRun(running, work, options, say, growth), inputs)
                 work.publish()
         except EngineError as error:
             if in_memory:

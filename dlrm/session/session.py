@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -40,10 +41,11 @@ from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
 from dlrm.remote.uri import is_uri
+from dlrm.serving.network.recalibration import recalibrations
 from dlrm.session.local_paths import enter_local_paths, local_checkpoints
 from dlrm.session.nodes import PLACES, check_data, clock_notes, enter_copies
 from dlrm.session.profiling import StepProfiler
-from dlrm.tasks.run import USER_ERRORS, Run
+from dlrm.tasks.run import CONTINUES, USER_ERRORS, Run
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     check_unchanged,
@@ -238,6 +240,9 @@ class Session:
             values.get("async_checkpoint", False),
             self.dog.beat,
         )
+        checkpoints.tensors = run.tensors
+        if run.continued:
+            checkpoints.inherited = partial(recalibrations, run.checkpoint, checkpoints.path)
         if self._mirror is not None:
             checkpoints.saved = self._mirror.saved
             self._mirror.add_log(values["log_path"])
@@ -455,10 +460,15 @@ def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
+def held_checkpoint(path: str | None, world: World, newest: bool = False) -> Iterator[Path | None]:
     """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
 
     The path may be another on each node, as long as all have copies of the same directory.
+
+    Args:
+        path: the path, or None.
+        world: the ranks.
+        newest: see `find_checkpoint`.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is missing or damaged.
@@ -467,7 +477,7 @@ def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
         inside = None
         with agreed(world, ValueError, OSError):
             if path and world.rank == 0:
-                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path)), path)
+                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path, newest)), path)
         inside = from_first(inside, world)
         yield Path(path, inside) if path and inside else None
 
@@ -509,7 +519,12 @@ def resume(
         with agreed(trainer.world, ValueError):
             if unfinished:
                 raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
-        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
+        begins = (
+            "starting with another run's state"
+            if CONTINUES in trainer.run
+            else "starting at step 0"
+        )
+        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: {begins}")
         return False
     with trainer.checkpoints.on_all_nodes(last) as path:
         own = path or last
@@ -537,7 +552,7 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
         task.loss_metric,
         curves,
         title=f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
-        schedule=trainer.schedule,
+        schedule=trainer.scheduled,
         best_step=progress.best.get("step"),
         tested=trainer.roles.chooses,
     )

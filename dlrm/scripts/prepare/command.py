@@ -19,7 +19,7 @@ from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.options import OUTPUT_FORMATS, RunConfig, SplitConfig
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.scripts.common.spark_flags import spark_query
 from dlrm.scripts.common.table_flags import (
@@ -93,6 +93,7 @@ def _options(values: Values, by_files: bool) -> TableOptions:
         divided = by_files or values["test_from"] or values["split_column"]
         fraction = 0.0 if divided else DEFAULT_TEST_FRACTION
     options: dict[str, Any] = preparation(values) | {"output_format": OUTPUT_FORMATS[0]}
+    options["increment"] = values.config(IncrementConfig)
     return TableOptions(
         Schema.load(values["schema"]),
         values.config(SplitConfig, test_fraction=fraction),
@@ -127,7 +128,7 @@ def _prepare_logs(values: Values) -> int:
     arguments = [f"--input_folder={values['input'][0]}", f"--output_folder={values['output']}"]
     arguments += flags_of({n: values[n] for n in (*_LOG_FLAGS, *settings_of(CriteoConfig))})
     arguments += [f"--conf={item}" for item in values["conf"]]
-    names = ("output_ordering", "restart", "report", "memory_gib")
+    names = ("output_ordering", "restart", "report", "memory_gib", *settings_of(IncrementConfig))
     arguments += flags_of({name: values[name] for name in names})
     arguments += [f"--write_mode={'overwrite' if values['overwrite'] else 'errorifexists'}"]
     code = prepare_logs.main(arguments)

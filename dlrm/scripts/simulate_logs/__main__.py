@@ -11,7 +11,8 @@ a line are left out. Labels are drawn from a planted logistic model:
 The effect of a value is a hash of it and is smaller for rarer values, so that some hundred thousand
 rows suffice to learn the effects. Missing fields, and ids too rare to be distinguished after
 preprocessing, have the effect of their preprocessed value. `planted.json` has the AUC and log loss
-of the true probabilities on the last day, which no model can surpass.
+of the true probabilities on each day and on the halves of the last, which no model can surpass.
+With --drift and --new_ids, days differ, as `dlrm daily` follows them.
 
 Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
 """

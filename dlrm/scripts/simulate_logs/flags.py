@@ -24,6 +24,15 @@ class Simulation:
     )
     click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
     missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
+    drift: float = setting(
+        0.0,
+        "angle, in radians, by which all effects turn each day to others: effects that are N days "
+        "apart have the correlation cos(N * drift)",
+        least=0,
+    )
+    new_ids: float = setting(
+        0.0, "share of the ids that others replace each day, for good", least=0, most=1
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)

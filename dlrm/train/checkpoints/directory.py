@@ -5,10 +5,12 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first
 from dlrm.distributed.transfers import leaders
@@ -40,11 +42,13 @@ class CheckpointDirectory:
         nodes: the ranks that do not see the directory.
         saved: called on the first rank with the checkpoints that are kept, by step, when it is
             claimed and after each that is saved.
+        inherited: returns further directories to copy into a checkpoint, when it is saved.
+        tensors: further files of tensors for each, see `CheckpointWriter`.
 
     Args:
         path: directory of the checkpoints; created.
         keep: number of last checkpoints to keep besides the best.
-        attached: a directory to keep in each, see `CheckpointWriter`.
+        attached: a directory to copy into each, see `CheckpointWriter`.
         world: the ranks.
         in_background: write while the training continues.
         beat: called while the files that the training waits for make progress.
@@ -66,6 +70,8 @@ class CheckpointDirectory:
         self._beat = beat
         self.release: Callable[[], object] = lambda: None
         self.saved: Callable[[list[Path]], object] = lambda steps: None
+        self.inherited: Callable[[], Sequence[Path]] = lambda: ()
+        self.tensors: Mapping[str, Mapping[str, Tensor]] = {}
         self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
@@ -124,11 +130,12 @@ class CheckpointDirectory:
                 parameters,
                 config,
                 progress,
-                self.attached,
+                [*([self.attached] if self.attached else []), *self.inherited()],
                 self.world,
                 self._in_background,
                 self._beat,
                 self.nodes,
+                self.tensors,
             )
         if not self._in_background:
             self.finish()
@@ -306,24 +313,28 @@ def all_checkpoints(path: str | os.PathLike) -> list[Path]:
 
 
 @contextmanager
-def checkpoint_in_use(path: str | os.PathLike) -> Iterator[Path]:
+def checkpoint_in_use(path: str | os.PathLike, newest: bool = False) -> Iterator[Path]:
     """Yields the result of `find_checkpoint`, which is not pruned within the block.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
     """
     while True:
-        found = find_checkpoint(path)
+        found = find_checkpoint(path, newest)
         with in_use(found) as stays:
             if stays:
                 yield found
                 return
 
 
-def find_checkpoint(path: str | os.PathLike) -> Path:
+def find_checkpoint(path: str | os.PathLike, newest: bool = False) -> Path:
     """Returns the checkpoint at `path`, or the best, or else the last one, of a run's directory.
 
     A directory that NVIDIA's program saved is a checkpoint.
+
+    Args:
+        path: a checkpoint, or a run's directory.
+        newest: the last one of a run's directory, even if another is the best.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -331,7 +342,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
     path = Path(path)
     if (path / MANIFEST).exists() or is_nvidia(path):
         return path
-    found = best_checkpoint(path) or last_checkpoint(path)
+    found = (None if newest else best_checkpoint(path)) or last_checkpoint(path)
     if found is None:
         raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
     return found

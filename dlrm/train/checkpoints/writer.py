@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -73,8 +74,8 @@ class CheckpointWriter:
         parameters: the state to save.
         config: configuration of the run, JSON values.
         progress: progress of the run, JSON values.
-        attached: a directory to keep in the checkpoint under its name; its files are hard links
-            if the file system allows it, otherwise copies.
+        attached: directories to copy into the checkpoint under their names.
+        tensors: further files of tensors, by name, which the first rank writes.
         world: the ranks.
         in_background: copy the state in memory, and write while the training continues.
         beat: called about once a second while `finish` waits for files.
@@ -90,11 +91,12 @@ class CheckpointWriter:
         parameters: Parameters,
         config: dict[str, Any],
         progress: dict[str, Any],
-        attached: Path | None = None,
+        attached: Sequence[Path] = (),
         world: World = World(),
         in_background: bool = False,
         beat: Callable[[], object] = lambda: None,
         nodes: Nodes = Nodes(),
+        tensors: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
     ):
         self._beat, self._nodes = beat, nodes
         self._world, self._config, self._progress = world, config, progress
@@ -104,6 +106,7 @@ class CheckpointWriter:
                 assert isinstance(parameters.store, RowStore), "a view has nothing to save"
                 self._store = parameters.store.checkpoint()
         self._attached, self._copy = attached, in_background
+        self._further = tensors
         self._staged: StagedDirectory | None = None  # of the first rank
         path = None
         with agreed(world, OSError):
@@ -178,8 +181,9 @@ class CheckpointWriter:
     def _check_room(self, files: "Sequence[tuple[str, _Rows | dict[str, Tensor]]]") -> None:
         """Compares the free space of each node with what is about to be written there."""
         own = sum(_bytes_of(content) for _, content in files)
-        if self._attached and self._staged is not None:
-            own += sum(path.stat().st_size for path in self._attached.rglob("*"))
+        if self._staged is not None:
+            below = (path for folder in self._attached for path in folder.rglob("*"))
+            own += sum(path.stat().st_size for path in below)
         needs = gather(own, self._world)
         try:
             with agreed(self._world, OSError):
@@ -247,6 +251,8 @@ class CheckpointWriter:
                 for name, value in state.items()
             ]
         files.append((random_state_file(self._world.rank), random_state(parameters.random)))
+        if self._world.rank == 0:
+            files += [(name, dict(tensors)) for name, tensors in self._further.items()]
         dense = {"dense": parameters.dense(), "optimizer": others, "average": parameters.average}
         if self._world.rank < parameters.parts.size:  # the first pipeline, if there are several
             for name, tensors in dense.items():
@@ -277,8 +283,8 @@ class CheckpointWriter:
         config = {**self._config, "optimizers": kinds, "tables": list(tables.values())}
         if stores := [ours.store for ours in everyone if ours.store is not None]:
             config[STORES] = stores
-        if self._attached:
-            shutil.copytree(self._attached, self._staging / self._attached.name)
+        for folder in self._attached:
+            shutil.copytree(folder, self._staging / folder.name)
         checksums = {name: crc for ours in everyone for name, crc in ours.checksums.items()}
         describe(self._staging, config, self._progress, checksums)
 
