@@ -85,8 +85,8 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
   DLRM_CHECK(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
              torch::headeronly::toString(output_dtype));
   const int64_t tables = inputs.tables, dim = weight.size(1);
-  const int64_t* table_offsets = inputs.table_offsets.const_data_ptr<int64_t>();
-  check_table_offsets(kBagName, table_offsets, tables, weight.size(0));
+  const TableRanges ranges(inputs.table_offsets);
+  check_table_offsets(kBagName, ranges, tables, weight.size(0));
   const Tensor offsets = offsets_of(inputs);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
   Tensor output = allocate(weight, {inputs.batch, tables, dim}, output_dtype);
@@ -104,8 +104,8 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
               const std::unique_ptr<int64_t[]> rows(
                   new int64_t[bag_offsets[end] - bag_offsets[begin]]);
               const int64_t position =
-                  pool(weight_data, ids_data, sample_weights_data, bag_offsets, table_offsets,
-                       tables, dim, mean, output_data, rows.get(), begin, end);
+                  pool(weight_data, ids_data, sample_weights_data, bag_offsets, ranges, tables,
+                       dim, mean, output_data, rows.get(), begin, end);
               if (position >= 0) bad.report(position);
             });
         if (bad.any()) {
@@ -114,7 +114,7 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
           const int64_t bag = after - bag_offsets - 1, table = bag % tables;
           fail(kBagName, ": id ", int64_t{ids_data[bad.position()]}, " of table ", table,
                " in batch row ", bag / tables, ": expected 0 <= id < ",
-               table_offsets[table + 1] - table_offsets[table]);
+               ranges.ends[table] - ranges.begins[table]);
         }
       });
     });
@@ -130,7 +130,7 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
   const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
   const Tensor grad = checked_bag_grad(grad_, inputs);
   const int64_t tables = inputs.tables, dim = grad.size(2);
-  const int64_t* table_offsets = inputs.table_offsets.const_data_ptr<int64_t>();
+  const TableRanges ranges(inputs.table_offsets);
   const Tensor offsets = offsets_of(inputs);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
   Tensor rows = allocate(inputs.ids, {inputs.total}, ScalarType::Long);
@@ -150,7 +150,7 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
       torch::stable::parallel_for(
           0, inputs.bags, bags_per_task(inputs, dim), [&](int64_t begin, int64_t end) {
             for (int64_t bag = begin; bag < end; ++bag) {
-              const int64_t offset = table_offsets[bag % tables];
+              const int64_t offset = ranges.begins[bag % tables];
               for (int64_t i = bag_offsets[bag]; i < bag_offsets[bag + 1]; ++i) {
                 rows_data[i] = offset + ids_data[i];
               }

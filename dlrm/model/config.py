@@ -1,5 +1,6 @@
 """The architecture of a DLRM: its fields, defaults and checks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -33,10 +34,12 @@ class DLRMConfig:
     """The architecture; field names are those of the command line's flags.
 
     Attributes:
-        table_sizes: rows of each embedding table, as in the data set.
+        table_sizes: rows of the table of each categorical field, as in the data set.
         num_numerical_features: number of numerical features of a sample.
-        table_poolings: pooling of each table, if the data set specifies it; None, for one table or
+        table_poolings: pooling of each field, if the data set specifies it; None, for one field or
             for all, is `pooling`.
+        field_tables: number of each field's table, if fields share tables; numbers ascend by first
+            fields, from 0. None is a table of its own for each field.
 
     Raises:
         ValueError: values do not fit together; the message names flag and value.
@@ -87,6 +90,7 @@ class DLRMConfig:
         architecture=True,
     )
     table_poolings: tuple[str | None, ...] | None = None
+    field_tables: tuple[int, ...] | None = None
     embedding_dtype: str = setting(
         "fp32",
         "bf16: look up rows with half the memory traffic; a second tensor keeps the remaining "
@@ -209,6 +213,7 @@ class DLRMConfig:
         check_settings(self)
         self._check_parts()
         self._check_poolings()
+        self._check_tables()
         if self.embedding_dtype != "fp32" and self.embedding_type not in FUSED_TYPES:
             raise ValueError(
                 f"--embedding_dtype {self.embedding_dtype} needs --embedding_type joint_fused, got "
@@ -242,9 +247,29 @@ class DLRMConfig:
                 f"{len(self.table_sizes)} tables, got {poolings}"
             )
 
+    def _check_tables(self) -> None:
+        rows: dict[int, int] = {}
+        for field, (table, size) in enumerate(zip(self.tables, self.table_sizes, strict=False)):
+            if not 0 <= table <= len(rows) or rows.setdefault(table, size) != size:
+                known = ", ".join(map(str, rows.values())) or "none"
+                raise ValueError(
+                    f"field_tables: field {field}: expected the next number, {len(rows)}, or that "
+                    f"of a table of {size} rows among those of {known}, got {table}"
+                )
+        if len(self.tables) != len(self.table_sizes):
+            raise ValueError(
+                f"field_tables: expected a number for each of {len(self.table_sizes)} fields, got "
+                f"{len(self.tables)}"
+            )
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Returns the number of each field's table."""
+        return self.field_tables or tuple(range(len(self.table_sizes)))
+
     @property
     def poolings(self) -> tuple[str, ...]:
-        """Returns the pooling of each table, which makes one vector of several rows of a sample."""
+        """Returns the pooling of each field, which makes one vector of several rows of a sample."""
         said = self.table_poolings or [None] * len(self.table_sizes)
         return tuple(one or self.pooling for one in said)
 
@@ -275,7 +300,15 @@ class DLRMConfig:
     def embedding_rows(self) -> tuple[int, ...]:
         """Returns the rows of each table as built: `table_sizes`, at most `max_table_size`."""
         limit = self.max_table_size
-        return tuple(size if limit is None else min(size, limit) for size in self.table_sizes)
+        sizes = dict(zip(reversed(self.tables), reversed(self.table_sizes), strict=True))
+        of_tables = (sizes[table] for table in range(len(sizes)))
+        return tuple(size if limit is None else min(size, limit) for size in of_tables)
+
+    def table_names(self, fields: Sequence[str]) -> list[str]:
+        """Returns the name of each table, that of its field or of its fields, given all names."""
+        pairs = [*zip(self.tables, fields, strict=True)]
+        of_tables = range(len(self.embedding_rows))
+        return ["+".join(name for own, name in pairs if own == table) for table in of_tables]
 
     def placed(self, num_ranks: int) -> "Placement":
         """Returns the placement of the tables on `num_ranks` processes.

@@ -54,8 +54,8 @@ class DLRM(nn.Module):
             `forward` then takes slots instead of ids. None: all rows are in memory.
 
     Attributes:
-        tables_by_rank: the tables whose ids each process takes.
-        own_samples_only: tables for which this process takes only the ids of its own samples.
+        fields_by_rank: the categorical fields whose ids each process takes.
+        own_samples_only: fields for which this process takes only the ids of its own samples.
         numerical_embedding: embedding of the numerical fields, or None.
         cross: the cross layers that enter the last layer, or None.
         wide: the weights of ids that are added to the logit, or None.
@@ -86,8 +86,9 @@ class DLRM(nn.Module):
         self.config, self.dtype = config, dtype
         self.store: RowSlots | None = store
         self.placement = placement or config.placed(world.size)
-        self.world, self.tables_by_rank = world, self.placement.tables_by_rank()
-        self.own_samples_only = self.placement.replicated_alone(world.rank)
+        of_fields = self.placement.of_fields(config.tables)
+        self.world, self.fields_by_rank = world, of_fields.tables_by_rank()
+        self.own_samples_only = of_fields.replicated_alone(world.rank)
         self.embeddings = make_tables(config, self.placement, world, seed, store)
         self.wide: Tables | None = self.embeddings.wide_twin() if config.wide else None
         with torch.device("meta" if world.device == "meta" else "cpu"):  # not the caller's
@@ -97,12 +98,13 @@ class DLRM(nn.Module):
         self.to(world.device)
 
     def _make_buffers(self) -> None:
-        """Makes what depends on the tables of this process: their rows and poolings."""
-        own, rows = self.tables_by_rank[self.world.rank], self.config.embedding_rows
+        """Makes what depends on the fields of this process: their tables' rows, and poolings."""
+        own, rows = self.fields_by_rank[self.world.rank], self.config.embedding_rows
+        of_fields = self.config.tables
         self.table_rows: torch.Tensor
-        own_rows = torch.tensor([rows[table] for table in own], dtype=torch.int64)
+        own_rows = torch.tensor([rows[of_fields[field]] for field in own], dtype=torch.int64)
         self.register_buffer("table_rows", own_rows, persistent=False)
-        poolings = [self.config.poolings[table] for table in own]
+        poolings = [self.config.poolings[field] for field in own]
         kinds = sorted({*poolings}) or ["sum"]
         self._pooling = kinds[0] if len(kinds) == 1 else None  # by weights of ids
         self.mean_tables: torch.Tensor
@@ -168,9 +170,9 @@ class DLRM(nn.Module):
         Args:
             numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
                 this process, `World.part(batch)`.
-            categorical: ids `[batch, own tables]`, any integer dtype; with `lengths`, `[total]`,
+            categorical: ids `[batch, own fields]`, any integer dtype; with `lengths`, `[total]`,
                 bag after bag as `ops.joint_embedding_bag` takes them.
-            lengths: number of ids of each sample and table, `[batch, own tables]`; None is one id
+            lengths: number of ids of each sample and field, `[batch, own fields]`; None is one id
                 each.
             samples_by_rank: number of samples of each process in the batch; None is `World.part`.
             id_weights: with `lengths`, a factor for the row of each id, `[total]` float32; None is
@@ -367,7 +369,7 @@ class DLRM(nn.Module):
     def table_parameters(self) -> TableParameters:
         """Returns the parameters that hold tables; see `Tables.table_parameters`.
 
-        The wide weights of table i are table `len(table_sizes) + i`, of one column.
+        The wide weights of table i are table `number of tables + i`, of one column.
         """
         return [one for tables in self._all_tables() for one in tables.table_parameters()]
 

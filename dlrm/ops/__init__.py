@@ -15,6 +15,7 @@ from dlrm.ops.joint_embedding import (
     joint_embedding,
     joint_embedding_gradient,
     joint_embedding_reference,
+    table_ranges,
 )
 from dlrm.ops.joint_embedding_bag import (
     POOLINGS,
@@ -127,4 +128,5 @@ __all__ = [
     "row_wise_adagrad_decay_reference",
     "row_wise_adagrad_reference",
     "split_float32",
+    "table_ranges",
 ]

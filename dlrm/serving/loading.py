@@ -133,8 +133,9 @@ def model_config(path: Path) -> DLRMConfig:
             if field.name in saved
         }
         values["table_sizes"] = tuple(config["dataset"]["table sizes"])
-        poolings = config["dataset"].get("poolings")
-        values["table_poolings"] = None if poolings is None else tuple(poolings)
+        for name, said in (("table_poolings", "poolings"), ("field_tables", "field tables")):
+            of_fields = config["dataset"].get(said)
+            values[name] = None if of_fields is None else tuple(of_fields)
         values["num_numerical_features"] = _num_numerical(path)
         return DLRMConfig(**values)
     except (KeyError, TypeError) as error:

@@ -114,7 +114,7 @@ class ClickRun(Run):
             OtherRankError: a file of another rank is damaged.
         """
         world, model = self.world, self.task.model
-        shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
+        shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
         with agreed(world, ValueError, OSError):
             datasets = open_datasets(self.config.data, shard)
             for dataset in datasets if self.trains else [datasets.test]:
@@ -214,7 +214,8 @@ class _Opening:
                 DLRMConfig,
                 table_sizes=tuple(whole.train.table_sizes),
                 num_numerical_features=whole.train.num_numerical,
-                table_poolings=_poolings(self.known, whole.train),
+                table_poolings=_said(self.known, "poolings", whole.train.poolings),
+                field_tables=_said(self.known, "field tables", whole.train.field_tables),
             )
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture, whole)
@@ -386,10 +387,10 @@ class _Opening:
         return frozenset(self.resumable - length)
 
 
-def _poolings(checkpoint: Path | None, data: ClickDataset) -> tuple[str | None, ...] | None:
-    """Returns the poolings of the checkpoint's training data, otherwise of this dataset."""
-    saved = read_config(checkpoint)["dataset"].get("poolings") if checkpoint else None
-    return data.poolings if saved is None else tuple(saved)
+def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> Any:
+    """Returns what the checkpoint's training data said of each field, otherwise this dataset."""
+    saved = read_config(checkpoint)["dataset"].get(name) if checkpoint else None
+    return here if saved is None else tuple(saved)
 
 
 def _why_not_recorded(

@@ -67,10 +67,10 @@ def fingerprint(data: ClickDataset) -> dict[str, Any]:
     ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
     tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
     content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
-    poolings = {} if data.poolings is None else {"poolings": list(data.poolings)}
+    shapes = {"poolings": data.poolings, "field tables": data.field_tables}
     return {
         "rows": data.num_samples,
         "table sizes": data.table_sizes,
-        **poolings,
+        **{name: list(values) for name, values in shapes.items() if values is not None},
         "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
     }

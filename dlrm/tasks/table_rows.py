@@ -38,7 +38,7 @@ def grow_tables(
 
     Args:
         saved: the checkpoint, of ours.
-        table_sizes: rows of each table, at least as many as it has.
+        table_sizes: rows of each field's table, at least as many as it has.
         directory: directory of the copy.
         dataset: the dataset whose dictionaries have the ids of the new rows. The copy gets its
             transform instead of the checkpoint's.
@@ -48,19 +48,27 @@ def grow_tables(
         None.
 
     Raises:
-        ValueError: a table would lose rows, the number of tables differs, ids are hashed, so that
+        ValueError: a table would lose rows, the number of fields differs, two fields of one table
+            have other rows, ids are hashed, so that
             they would select other rows, the rows are in a store, or the transform of the dataset
             is not that of the checkpoint with further values in its dictionaries.
         OSError: the copy cannot be written.
     """
     before = _table_sizes(saved)
-    if len(table_sizes) != len(before):
+    of_fields = saved.config["dataset"].get("field tables") or range(len(before))
+    if len(table_sizes) != len(of_fields):
         raise ValueError(
-            f"{saved.path}: expected the rows of {len(before)} tables, got {len(table_sizes)}"
+            f"{saved.path}: expected the rows of {len(of_fields)} tables, got {len(table_sizes)}"
         )
-    for table, (old, new) in enumerate(zip(before, table_sizes, strict=True)):
+    after: dict[int, int] = {}
+    for table, new in zip(of_fields, table_sizes, strict=True):
+        old, least = before[table], after.setdefault(table, new)
         if new < old:
             raise ValueError(f"{saved.path}: table {table}: expected {old} rows or more, got {new}")
+        if new != least:
+            raise ValueError(
+                f"{saved.path}: table {table}, which fields share: expected {least} rows, got {new}"
+            )
     if _architecture(saved)["hash_indices"]:
         raise ValueError(
             f"{saved.path}: --hash_indices takes ids modulo the rows of their table, so that they "
@@ -68,7 +76,7 @@ def grow_tables(
         )
     note = None if dataset is None else check_extends(saved.path, dataset)
     tables = [
-        entry | {"rows": table_sizes[index % len(before)]}
+        entry | {"rows": after[index % len(before)]}
         for index, entry in enumerate(saved.config["tables"])
     ]
     grown = {i: new["rows"] for i, new in enumerate(tables) if new["rows"] > saved.tables[i].rows}

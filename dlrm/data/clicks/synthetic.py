@@ -53,6 +53,7 @@ class SyntheticDataset(BatchedRows):
     """
 
     poolings: tuple[str | None, ...] | None = None
+    field_tables: tuple[int, ...] | None = None
 
     def __init__(
         self,

@@ -11,6 +11,7 @@
       - workclass                                  # strings, every value has an id
       - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
+      - {column: seen, table: shown}               # the same ids and rows as any field of "shown"
       - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
       - {column: item, encodings: [count, {kind: target, smoothing: 20}]}  # further numbers
       - {column: shop, type: id, cardinality: 500}   # ids already, kept as they are
@@ -166,7 +167,9 @@ class CategoricalField:
         hash_buckets: number of further ids, chosen by hash, that values without their own share; 0
             gives them id 0, which is that of missing values.
         dictionary: name of a dictionary that fields share, for which their counts are added up;
-            None is a dictionary of the field's own.
+            None is a dictionary of the field's own, or that of its `table`.
+        table: name of an embedding table that fields share; they share the dictionary of this name,
+            too. None is a table of the field's own.
         max_length: for a list field, with several values per row: number of values to keep; None is
             one value per row.
         keep: which values of a longer list to keep: the "first" or the "last"; "all" refuses longer
@@ -192,6 +195,7 @@ class CategoricalField:
     max_ids: int | None = None
     hash_buckets: int = 0
     dictionary: str | None = None
+    table: str | None = None
     max_length: int | None = None
     keep: str | None = None
     ordered: bool = True
@@ -209,6 +213,11 @@ class CategoricalField:
         _check_spellings(where, self)
         _check_choice(where, "type", self.type, CATEGORICAL_TYPES)
         self._check_ids(where)
+        if self.table is not None and self.dictionary is not None:
+            raise ValueError(
+                f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
+                f"share the dictionary of that name, got {self.dictionary!r}"
+            )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type string or integer")
         if self.frequency_limit < 1:
@@ -276,6 +285,11 @@ class CategoricalField:
             )
 
     @property
+    def shared(self) -> str | None:
+        """Returns the name of the dictionary that the field shares; None if it has its own."""
+        return self.dictionary or self.table
+
+    @property
     def kept(self) -> str:
         """Returns `keep`, or its default."""
         return self.keep or ("last" if self.ordered else "first")
@@ -339,7 +353,7 @@ class Schema:
     Attributes:
         label: the column to predict.
         numerical: fields of numbers, in the order of the model's inputs.
-        categorical: fields with a table each, in that order.
+        categorical: fields with a table each, unless fields share one, in that order.
         missing_values: texts that mean "missing" besides empty ones, in fields without their own. A
             number such as "-999" stands for that number in numerical fields and columns of
             integers, and "nan" for NaN.
@@ -430,13 +444,13 @@ class Schema:
         for fields_of in self.dictionaries().values():
             first = fields_of[0]
             for field in fields_of[1:]:
-                for name in ("type", "frequency_limit", "max_ids", "hash_buckets"):
+                for name in ("type", "frequency_limit", "max_ids", "hash_buckets", "cardinality"):
                     ours, theirs = getattr(field, name), getattr(first, name)
                     if ours != theirs:
+                        kind = "dictionary" if field.table is None else "table"
                         raise ValueError(
                             f"categorical field {field.column}: {name}: expected {theirs}, as of "
-                            f"{first.column}, which shares dictionary {first.dictionary!r}, got "
-                            f"{ours}"
+                            f"{first.column}, which shares {kind} {first.shared!r}, got {ours}"
                         )
 
     def missing_of(self, field: NumericalField | CategoricalField) -> tuple[str, ...]:
@@ -516,9 +530,15 @@ class Schema:
         """
         by_name: dict[str, list[CategoricalField]] = {}
         for field in self.categorical_features:
-            shared = f"shared {field.dictionary}" if field.dictionary else f"of {field.column}"
+            shared = f"shared {field.shared}" if field.shared else f"of {field.column}"
             by_name.setdefault(shared, []).append(field)
         return by_name
+
+    @property
+    def shared_tables(self) -> dict[str, str]:
+        """Returns the categorical features whose table others have, too, with the table's name."""
+        named = {f.column: f.table for f in self.categorical if f.table is not None}
+        return {name: table for name, table in named.items() if [*named.values()].count(table) > 1}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the schema as maps and lists, without default values."""
@@ -693,7 +713,7 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("delimiter", "quote", "escape", "encoding", "decimal"), (str, None)),
     **dict.fromkeys(("thousands", "compression"), (str, None)),
     "header": (bool, None),
-    **dict.fromkeys(("weights", "pooling", "name"), (str, None)),
+    **dict.fromkeys(("weights", "pooling", "name", "table"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
     "smoothing": (float,),
     **dict.fromkeys(("cardinality", "max_ids", "max_length"), (int, None)),

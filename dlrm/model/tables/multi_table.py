@@ -15,7 +15,7 @@ from dlrm.model.tables.layout import Bags, TableParameters, Tables, WholeTables
 
 
 class MultiTableEmbedding(WholeTables):
-    """One `nn.Embedding` per feature, in float32; for the arguments see `JointEmbedding`."""
+    """One `nn.Embedding` per table, in float32; for the arguments see `JointEmbedding`."""
 
     def __init__(
         self,
@@ -23,9 +23,10 @@ class MultiTableEmbedding(WholeTables):
         dim: int,
         initial: Initial,
         world: World = World(),
-        tables_by_rank: Sequence[Sequence[int]] | None = None,
+        tables: Sequence[int] | None = None,
+        fields_by_rank: Sequence[Sequence[int]] | None = None,
     ):
-        super().__init__(held, dim, world, tables_by_rank)
+        super().__init__(held, dim, world, tables, fields_by_rank)
         device = world.device
         self.embeddings = nn.ModuleList(
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
@@ -47,7 +48,7 @@ class MultiTableEmbedding(WholeTables):
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         self.check(ids)
         wide = ids.long()
-        vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
+        vectors = [self.embeddings[place](wide[:, i]) for i, place in enumerate(self._places)]
         return self._stack(vectors, len(ids), dtype)
 
     def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
@@ -55,12 +56,13 @@ class MultiTableEmbedding(WholeTables):
         assert lengths is not None
         self.check(ids, lengths)
         bag_of = ops.bags_of_ids(ids, lengths)
-        tables, wide, vectors = bag_of % max(lengths.shape[1], 1), ids.long(), []
+        fields, wide, vectors = bag_of % max(lengths.shape[1], 1), ids.long(), []
         if weights is not None and pooling == "mean":  # torch supports weights for sums only
             pooling, weights = "sum", weights / lengths.flatten()[bag_of]
         pool = partial(nn.functional.embedding_bag, mode=pooling, sparse=True)
-        for i, weight in enumerate(self.embeddings.parameters()):
-            own, chosen = lengths[:, i].long(), tables == i
+        of_tables = list(self.embeddings.parameters())
+        for i, place in enumerate(self._places):
+            weight, own, chosen = of_tables[place], lengths[:, i].long(), fields == i
             begins = own.cumsum(0) - own
             factors = None if weights is None else weights[chosen]
             vectors.append(pool(wide[chosen], weight, begins, per_sample_weights=factors))

@@ -20,7 +20,8 @@ class StoredEmbedding(WholeTables):
     take slots instead of ids; `rows` gives the records of ids in the store.
 
     Args:
-        held, dim, world, tables_by_rank: see `WholeTables`; the tables are those of the store.
+        held, dim, world, tables, fields_by_rank: see `WholeTables`; the tables are those of the
+            store.
         initial: initial values, which the store gets.
         slots: number of rows in memory.
         dtype: dtype of the weight, float32 or bfloat16; see `JointEmbedding`.
@@ -34,9 +35,10 @@ class StoredEmbedding(WholeTables):
         slots: int,
         dtype: torch.dtype = torch.float32,
         world: World = World(),
-        tables_by_rank: Sequence[Sequence[int]] | None = None,
+        tables: Sequence[int] | None = None,
+        fields_by_rank: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(held, dim, world, tables_by_rank)
+        super().__init__(held, dim, world, tables, fields_by_rank)
         self._initial, self.slots = initial, slots
         weight = torch.zeros(slots, dim, dtype=dtype, device=world.device)
         self.weight = nn.Parameter(weight)
@@ -80,7 +82,7 @@ class StoredEmbedding(WholeTables):
         return super().rows(bags)
 
     def forward(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
-        """Looks up slots `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
+        """Looks up slots `[batch, fields]`; returns `[batch, fields, dim]` of `dtype`."""
         found = ops.joint_embedding(
             self.weight, slots.reshape(-1, 1), self.slot_offsets, dtype=dtype
         )

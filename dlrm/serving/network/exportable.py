@@ -45,13 +45,14 @@ class Exportable(nn.Module):
         super().__init__()
         self.recalibrate = nn.Identity() if recalibration is None else recalibration
         config = model.config
-        sizes = torch.tensor(config.embedding_rows)
+        rows, of_fields = torch.tensor(config.embedding_rows), torch.tensor(config.tables)
+        sizes = rows[of_fields]
         self.hashed, self.probability = config.hash_indices, probability
         self.has_wide = config.wide
         self.sizes: Tensor
         self.first_rows: Tensor
         self.register_buffer("sizes", sizes)
-        self.register_buffer("first_rows", sizes.cumsum(0) - sizes)
+        self.register_buffer("first_rows", (rows.cumsum(0) - rows)[of_fields])
         self.tables = _Lookup(tables)
         self.wide = _Lookup(QuantizedTables(_wide_weights(model, tables)))
         self.bottom_mlp = model.bottom_mlp.exportable()

@@ -49,7 +49,7 @@ def plan_placement(workload: Workload, limits: Limits, machine: Machine) -> Plac
     """
     best: tuple[tuple, Placement] | None = None
     for replicated in _copies(workload, limits):
-        parts = dict.fromkeys(range(len(workload.config.table_sizes)), 1)
+        parts = dict.fromkeys(range(len(workload.config.embedding_rows)), 1)
         waited = 0
         while waited <= _PATIENCE:
             placement = _dealt(workload, limits, replicated, parts)
@@ -67,7 +67,7 @@ def plan_placement(workload: Workload, limits: Limits, machine: Machine) -> Plac
 
 
 def mean_ids(data: ClickDataset) -> tuple[float, ...] | None:
-    """Returns the average number of ids of a sample in each table, in the first batch.
+    """Returns the average number of ids of a sample in each field, in the first batch.
 
     None is one id in each, or no batch.
     """
@@ -117,7 +117,7 @@ def _dealt(
     config = workload.config
     pieces = [
         piece
-        for table in range(len(config.table_sizes))
+        for table in range(len(config.embedding_rows))
         for piece in _pieces(workload, table, 1 if table in replicated else parts[table])
     ]
     weigh = _weigh(workload, limits, [p for p in pieces if p.table not in replicated])
@@ -144,14 +144,15 @@ def _dealt(
 
 
 def _weigh(workload: Workload, limits: Limits, pieces: Sequence[Piece]) -> Callable[[Piece], _Load]:
-    ids = workload.ids_of_tables
+    ids, vectors = workload.ids_of_tables, workload.vectors_of_tables
 
     def bytes_of(piece: Piece) -> float:
         return piece.num_bytes(workload.state_bytes)
 
     def seconds_of(piece: Piece) -> float:
         share = piece.num_rows / max(piece.shape[0], 1)
-        return (1 + ids[piece.table] * share) * (_NARROWEST + piece.width)
+        looked_up = vectors[piece.table] + ids[piece.table] * share
+        return looked_up * (_NARROWEST + piece.width)
 
     all_bytes = sum(map(bytes_of, pieces)) / limits.num_ranks or 1
     all_seconds = sum(map(seconds_of, pieces)) / limits.num_ranks or 1
