@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm.model.layers.choices import (
+    ATTENTION,
     CROSS_STRUCTURES,
     DCN,
     MAX_BINS,
@@ -40,6 +41,8 @@ class DLRMConfig:
             for all, is `pooling`.
         field_tables: number of each field's table, if fields share tables; numbers ascend by first
             fields, from 0. None is a table of its own for each field.
+        field_targets: for each field whose pooling is attention, the field of its candidate, which
+            has the same table; None for others.
 
     Raises:
         ValueError: values do not fit together; the message names flag and value.
@@ -91,6 +94,14 @@ class DLRMConfig:
     )
     table_poolings: tuple[str | None, ...] | None = None
     field_tables: tuple[int, ...] | None = None
+    field_targets: tuple[int | None, ...] | None = None
+    attention_hidden: int = setting(
+        36,
+        "Neurons of the activation unit that weighs the items of a list with pooling: attention",
+        architecture=True,
+        least=1,
+        most=_MOST,
+    )
     embedding_dtype: str = setting(
         "fp32",
         "bf16: look up rows with half the memory traffic; a second tensor keeps the remaining "
@@ -240,10 +251,11 @@ class DLRMConfig:
     def _check_poolings(self) -> None:
         poolings = self.table_poolings
         if poolings is not None and (
-            len(poolings) != len(self.table_sizes) or not {*poolings} <= {None, *POOLINGS}
+            len(poolings) != len(self.table_sizes)
+            or not {*poolings} <= {None, ATTENTION, *POOLINGS}
         ):
             raise ValueError(
-                f"table_poolings: expected one of {POOLINGS}, or None, for each of "
+                f"table_poolings: expected one of {(*POOLINGS, ATTENTION)}, or None, for each of "
                 f"{len(self.table_sizes)} tables, got {poolings}"
             )
 
@@ -261,6 +273,31 @@ class DLRMConfig:
                 f"field_tables: expected a number for each of {len(self.table_sizes)} fields, got "
                 f"{len(self.tables)}"
             )
+
+        if self.attention_hidden != type(self).attention_hidden and not self.attended:
+            raise ValueError(
+                f"--attention_hidden {self.attention_hidden} is for lists with pooling: attention, "
+                "and the dataset has none"
+            )
+        targets = self.field_targets or (None,) * len(self.table_sizes)
+        for field, (target, pooling) in enumerate(zip(targets, self.poolings, strict=True)):
+            if pooling == ATTENTION and (
+                target is None
+                or not 0 <= target < len(self.tables)
+                or self.tables[target] != self.tables[field]
+                or self.poolings[target] == ATTENTION
+            ):
+                raise ValueError(
+                    f"field_targets: field {field}: expected another field of table "
+                    f"{self.tables[field]}, which is not attended, got {target}"
+                )
+
+    @property
+    def attended(self) -> dict[int, int]:
+        """Returns the fields whose pooling is attention, each with the field of its candidate."""
+        targets = enumerate(self.field_targets or ())
+        pairs = ((field, target) for field, target in targets if target is not None)
+        return {f: target for f, target in pairs if self.poolings[f] == ATTENTION}
 
     @property
     def tables(self) -> tuple[int, ...]:

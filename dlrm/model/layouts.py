@@ -47,6 +47,11 @@ def make_tables(
                 f"--placement {config.placement} divides tables or copies them, which needs "
                 f"--embedding_type joint_fused, got {config.embedding_type}"
             )
+        if config.attended:
+            raise ValueError(
+                f"--placement {config.placement} divides tables or copies them: expected whole "
+                "tables for lists with pooling: attention; use --placement balanced"
+            )
         return DividedEmbedding(placement, world, initial, dtype, tables=config.tables)
     held = {piece.table: piece for piece in placement.of_rank(world.rank)}
     whole = held, placement.dim, initial

@@ -4,6 +4,12 @@ Each operator runs compiled if `dlrm/_ops_cpu.so` (on a GPU `dlrm/_ops_cuda.so`)
 be loaded. Otherwise its plain-torch reference runs, with the same values.
 """
 
+from dlrm.ops.attended_bag import (
+    ActivationUnits,
+    attended_bag,
+    attended_bag_reference,
+    attended_sum,
+)
 from dlrm.ops.dense_adam import dense_adam_
 from dlrm.ops.device_errors import raise_device_errors
 from dlrm.ops.dot_interaction import (
@@ -70,9 +76,13 @@ from dlrm.ops.row_update import (
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
+    "ActivationUnits",
     "Rows",
     "POOLINGS",
     "PRODUCTS",
+    "attended_bag",
+    "attended_bag_reference",
+    "attended_sum",
     "bags_of_ids",
     "check_bags",
     "choose_products",

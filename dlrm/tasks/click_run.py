@@ -216,6 +216,7 @@ class _Opening:
                 num_numerical_features=whole.train.num_numerical,
                 table_poolings=_said(self.known, "poolings", whole.train.poolings),
                 field_tables=_said(self.known, "field tables", whole.train.field_tables),
+                field_targets=_said(self.known, "targets", whole.train.targets),
             )
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture, whole)

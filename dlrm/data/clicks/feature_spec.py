@@ -223,7 +223,7 @@ class FeatureSpec:
 
     @property
     def poolings(self) -> tuple[str | None, ...] | None:
-        """Pooling of each feature: "sum", "mean" or None if unspecified; None if none has one.
+        """Pooling of each feature: "sum", "mean", "attention" or None; None if none has one.
 
         If all lists have the same pooling, features with one id per row, which no pooling changes,
         get it too.
@@ -231,10 +231,20 @@ class FeatureSpec:
         said = {field.pooling for field in self.lists.values()}
         if said <= {None}:
             return None
-        if len(said) == 1:
+        if len(said) == 1 and said != {bags.ATTENTION}:
             return tuple(said) * len(self.categorical)
         of_lists = {name: field.pooling for name, field in self.lists.items()}
         return tuple(of_lists.get(name) for name in self.categorical)
+
+    @property
+    def targets(self) -> tuple[int | None, ...] | None:
+        """Feature of each attended feature's candidate, by number; None if none is attended."""
+        of_lists = {name: field.target for name, field in self.lists.items()}
+        if not any(of_lists.values()):
+            return None
+        numbers = {name: number for number, name in enumerate(self.categorical)}
+        named = (of_lists.get(name) for name in self.categorical)
+        return tuple(None if target is None else numbers[target] for target in named)
 
     def dtype(self, feature: str) -> np.dtype:
         """Returns the dtype that a feature has in its file."""
@@ -491,6 +501,8 @@ def _check_features(spec: FeatureSpec) -> None:
             except ValueError as error:
                 _fail(spec, f"feature {name}: {error}")
             _check_table(spec, name)
+            if name in spec.lists:
+                _check_target(spec, name)
         expected = {
             **dict.fromkeys(spec.numerical, layout.NUMERICAL_DTYPE),
             spec.label: layout.LABEL_DTYPE,
@@ -513,6 +525,21 @@ def _check_table(spec: FeatureSpec, name: str) -> None:
                 f"feature {name}: expected the cardinality of {other}, "
                 f"{brief(facts.get('cardinality'))}, which shares table {table!r}, got {size}",
             )
+
+
+def _check_target(spec: FeatureSpec, name: str) -> None:
+    """Checks the candidate of an attended feature."""
+    target = spec.lists[name].target
+    if target is None:
+        return
+    own = spec.feature_spec[name].get("table")
+    there = spec.feature_spec.get(target, {}) if target in spec.categorical else {}
+    if target in spec.lists or own is None or there.get("table") != own:
+        _fail(
+            spec,
+            f"feature {name}: target: expected a feature of table {brief(own)} with one id a row, "
+            f"got {brief(target)}",
+        )
 
 
 def _check_splits(spec: FeatureSpec) -> None:

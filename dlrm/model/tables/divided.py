@@ -57,7 +57,9 @@ class DividedEmbedding(Tables):
             _by_kind(one.of_rank(world.rank)) for one in (placement, self._of_fields)
         )
         self.groups = nn.ModuleList(
-            _Group(held[kind], looked_up[kind], self._tables, read, first_number, initial, dtype, world)
+            _Group(
+                held[kind], looked_up[kind], self._tables, read, first_number, initial, dtype, world
+            )
             for kind in sorted(held)
         )
         self._held = [group for group in self._own() if not group.replicated]
@@ -208,7 +210,7 @@ class _Group(nn.Module):
         return Bags((ids - self._first)[here], here.to(torch.int8))
 
     def _several(self, bags: Bags, samples: slice) -> Bags:
-        ids, lengths, weights, pooling, _ = bags
+        ids, lengths, weights, pooling, *_ = bags
         assert lengths is not None
         if self._all and not self.bounded and samples == slice(0, len(lengths)):
             return bags
@@ -221,7 +223,7 @@ class _Group(nn.Module):
 
     def _within_bounds(self, bags: Bags) -> Bags:
         """Drops the ids of rows that other pieces hold."""
-        ids, lengths, weights, pooling, _ = bags
+        ids, lengths, weights, pooling, *_ = bags
         assert lengths is not None
         bag_of = ops.bags_of_ids(ids, lengths)
         piece, ids = bag_of % lengths.shape[1], ids.long()

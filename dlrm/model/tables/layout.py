@@ -20,6 +20,18 @@ TableParameters = list[tuple[nn.Parameter, Mapping[int, Piece]]]
 Vectors = Callable[[], Tensor]  # waits, and returns them
 
 
+class Attended(NamedTuple):
+    """Lists that are weighted by target attention; see `ops.attended_bag`.
+
+    Attributes:
+        lists: column of each list among the fields looked up, and that of its candidate.
+        units: the activation units.
+    """
+
+    lists: Sequence[tuple[int, int]]
+    units: ops.ActivationUnits
+
+
 class Bags(NamedTuple):
     """The ids of a look-up.
 
@@ -28,6 +40,7 @@ class Bags(NamedTuple):
         lengths: number of ids of each bag, `[batch, fields]`; None is one id each.
         weights: with `lengths`, a factor for the row of each id, `[total]`; None is 1.
         pooling: "sum" or "mean".
+        attended: with `lengths` and "sum", the lists that are weighted by target attention.
         samples_by_rank: number of samples of each process in the batch; None is `World.part`.
     """
 
@@ -36,12 +49,17 @@ class Bags(NamedTuple):
     weights: Tensor | None = None
     pooling: str = "sum"
     samples_by_rank: Sequence[int] | None = None
+    attended: "Attended | None" = None
 
     def pooled(
         self, weight: Tensor, offsets: Tensor, dtype: torch.dtype, native: bool = True
     ) -> Tensor:
         """Returns the vectors of bags with lengths; see `ops.joint_embedding_bag`."""
         assert self.lengths is not None
+        if self.attended is not None:
+            attend = ops.attended_bag if native else ops.attended_bag_reference
+            operands = weight, self.ids, self.lengths, offsets, *self.attended
+            return attend(*operands, sample_weights=self.weights, dtype=dtype)
         look_up = ops.joint_embedding_bag if native else ops.joint_embedding_bag_reference
         return look_up(
             weight,

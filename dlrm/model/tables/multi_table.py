@@ -52,9 +52,11 @@ class MultiTableEmbedding(WholeTables):
         return self._stack(vectors, len(ids), dtype)
 
     def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
-        ids, lengths, weights, pooling, _ = bags
+        ids, lengths, weights, pooling, *_ = bags
         assert lengths is not None
         self.check(ids, lengths)
+        if bags.attended is not None:
+            return self._attended(bags, dtype)
         bag_of = ops.bags_of_ids(ids, lengths)
         fields, wide, vectors = bag_of % max(lengths.shape[1], 1), ids.long(), []
         if weights is not None and pooling == "mean":  # torch supports weights for sums only
@@ -67,6 +69,20 @@ class MultiTableEmbedding(WholeTables):
             factors = None if weights is None else weights[chosen]
             vectors.append(pool(wide[chosen], weight, begins, per_sample_weights=factors))
         return self._stack(vectors, len(lengths), dtype)
+
+    def _attended(self, bags: Bags, dtype: torch.dtype) -> Tensor:
+        """Returns the vectors of bags of which some are weighted by target attention."""
+        assert bags.lengths is not None
+        assert bags.attended is not None
+        bag_of = ops.bags_of_ids(bags.ids, bags.lengths)
+        fields, wide = bag_of % bags.lengths.shape[1], bags.ids.long()
+        of_tables, parts = list(self.embeddings), []
+        by_field = [(fields == i).nonzero().squeeze(1) for i in range(len(self._places))]
+        for place, chosen in zip(self._places, by_field, strict=True):
+            parts.append(of_tables[place](wide[chosen]))
+        vectors = torch.cat(parts)[torch.cat(by_field).argsort()]
+        shape = bags.lengths.shape[0], bags.lengths.shape[1]
+        return ops.attended_sum(vectors, bag_of, shape, *bags.attended, bags.weights).to(dtype)
 
     def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
         if vectors:

@@ -46,7 +46,8 @@ class StoredEmbedding(WholeTables):
         low = torch.zeros_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
         self.slot_offsets: Tensor
-        offsets = torch.tensor([0, slots], device=world.device)
+        each = torch.ones(len(self._places), dtype=torch.int64, device=world.device)
+        offsets = torch.stack([0 * each, slots * each])  # any field may have any slot
         self.register_buffer("slot_offsets", offsets, persistent=False)
 
     def initial(self) -> Iterator[RowBlock]:
@@ -83,13 +84,7 @@ class StoredEmbedding(WholeTables):
 
     def forward(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up slots `[batch, fields]`; returns `[batch, fields, dim]` of `dtype`."""
-        found = ops.joint_embedding(
-            self.weight, slots.reshape(-1, 1), self.slot_offsets, dtype=dtype
-        )
-        return found.view(*slots.shape, self.dim)
+        return ops.joint_embedding(self.weight, slots, self.slot_offsets, dtype=dtype)
 
     def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
-        assert bags.lengths is not None
-        slots = bags._replace(lengths=bags.lengths.reshape(-1, 1))
-        found = slots.pooled(self.weight, self.slot_offsets, dtype)
-        return found.view(*bags.lengths.shape, self.dim)
+        return bags.pooled(self.weight, self.slot_offsets, dtype)

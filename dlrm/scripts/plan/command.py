@@ -104,7 +104,9 @@ def _workload(values: Values, spec: FeatureSpec, machine: Machine) -> Workload:
         DLRMConfig,
         table_sizes=tuple(spec.cardinalities),
         num_numerical_features=len(spec.numerical),
+        table_poolings=spec.poolings,
         field_tables=spec.field_tables,
+        field_targets=spec.targets,
     )
     device = "cpu" if machine.name == "cpu" else "cuda"
     return Workload.of_run(

@@ -78,14 +78,18 @@ def mean_ids(data: ClickDataset) -> tuple[float, ...] | None:
     return tuple(lengths.double().mean(0).tolist())
 
 
+def may_divide(workload: Workload) -> bool:
+    """Returns whether tables may be divided and copied."""
+    config, stored = workload.config, workload.table_memory is not None
+    return config.embedding_type in FUSED_TYPES and not stored and not config.attended
+
+
 def _copies(workload: Workload, limits: Limits) -> Iterator[frozenset[int]]:
     """Yields the sets of tables to try as copies."""
     yield frozenset()
     rows = workload.config.embedding_rows
     samples = workload.batch_size // limits.num_ranks
-    fused = workload.config.embedding_type in FUSED_TYPES
-    stored = workload.table_memory is not None
-    if limits.num_ranks > 1 and fused and not limits.fixed_shapes and not stored:
+    if limits.num_ranks > 1 and may_divide(workload) and not limits.fixed_shapes:
         for limit in (samples // 64, samples // 8):
             small = frozenset(table for table, count in enumerate(rows) if count <= limit)
             if small:
@@ -188,7 +192,7 @@ def _heaviest(
     placement: Placement, workload: Workload, limits: Limits, parts: dict[int, int]
 ) -> int | None:
     """Returns the table to divide next: the heaviest on the fullest rank that can be divided."""
-    if workload.config.embedding_type not in FUSED_TYPES or workload.table_memory is not None:
+    if not may_divide(workload):
         return None
     held = [piece for piece in placement.pieces if not piece.replicated]
     weigh = _weigh(workload, limits, held)
