@@ -60,11 +60,11 @@ namespace {
 Tensor joint_embedding_rows(const Tensor& ids_, const Tensor& table_offsets_) {
   const Tensor ids = as_contiguous(ids_);
   const Tensor table_offsets = as_contiguous(table_offsets_);
-  DLRM_CHECK(ids.dim() == 2 && is_id(ids.scalar_type()) &&
-                 TableRanges::may_be(table_offsets, ids.size(1)),
-             "joint_embedding_rows: expected ids [batch, tables] and table_offsets [tables + 1] ",
-             "Long, got ", shape_of(ids), " ", dtype_of(ids), " and ", shape_of(table_offsets), " ",
-             dtype_of(table_offsets));
+  DLRM_CHECK(
+      ids.dim() == 2 && is_id(ids.scalar_type()) && TableRanges::may_be(table_offsets, ids.size(1)),
+      "joint_embedding_rows: expected ids [batch, tables] and table_offsets [tables + 1] ",
+      "Long, got ", shape_of(ids), " ", dtype_of(ids), " and ", shape_of(table_offsets), " ",
+      dtype_of(table_offsets));
   const int64_t batch = ids.size(0), tables = ids.size(1);
   Tensor rows = allocate(ids, {1, batch * tables}, ScalarType::Long);
   const int64_t* offsets = TableRanges(table_offsets).begins;

@@ -6,8 +6,8 @@ constexpr int64_t kBagAheadBytes = 4096;
 // Writes the weight's row of each id of bags [begin, end). Returns the first position whose id is
 // outside its table, or -1.
 template <typename id_t>
-int64_t find_rows(const id_t* ids, const int64_t* bag_offsets, TableRanges ranges,
-                  int64_t tables, int64_t* rows, int64_t begin, int64_t end) {
+int64_t find_rows(const id_t* ids, const int64_t* bag_offsets, TableRanges ranges, int64_t tables,
+                  int64_t* rows, int64_t begin, int64_t end) {
   int64_t table = begin % tables;
   for (int64_t bag = begin; bag < end; ++bag) {
     const int64_t offset = ranges.begins[table];
@@ -65,9 +65,8 @@ DLRM_INLINE void pool_columns(const Bag<weight_t>& bag, int64_t rows_ahead, int6
 // of these bags. Returns the first position whose id is outside its table, or -1.
 template <typename weight_t, typename output_t, typename id_t>
 int64_t pool_bags(const weight_t* weight, const id_t* ids, const float* sample_weights,
-                  const int64_t* bag_offsets, TableRanges ranges, int64_t tables,
-                  int64_t dim, bool mean, output_t* output, int64_t* rows, int64_t begin,
-                  int64_t end) {
+                  const int64_t* bag_offsets, TableRanges ranges, int64_t tables, int64_t dim,
+                  bool mean, output_t* output, int64_t* rows, int64_t begin, int64_t end) {
   constexpr int64_t kStripe = 8;  // vectors of sums in registers
   const int64_t rows_ahead = std::clamp<int64_t>(kBagAheadBytes / (dim * sizeof(weight_t)), 4, 64);
   const int64_t bad = find_rows(ids, bag_offsets, ranges, tables, rows, begin, end);

@@ -7,8 +7,8 @@ constexpr int64_t kGatherAheadBytes = 8192;
 // prefetch its row), each row once, writes each row once. Returns the first position whose id is
 // outside its table, where it stops, or -1.
 template <typename weight_t, typename output_t, typename id_t, bool kStream>
-int64_t gather_rows(const weight_t* weight, const id_t* ids, TableRanges ranges,
-                    int64_t tables, int64_t dim, output_t* output, int64_t begin, int64_t end) {
+int64_t gather_rows(const weight_t* weight, const id_t* ids, TableRanges ranges, int64_t tables,
+                    int64_t dim, output_t* output, int64_t begin, int64_t end) {
   const int64_t row_bytes = dim * sizeof(weight_t);
   const int64_t ahead = std::clamp<int64_t>(kGatherAheadBytes / row_bytes, 4, 64);
   int64_t next_table = begin % tables;

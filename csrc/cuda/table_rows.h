@@ -19,8 +19,8 @@ struct TableRows {
       errors.report({kBadId, position, table, batch_row, id, end - first});
     } else {
       const bool at_first = first < 0 || first > total_rows;
-      errors.report({kBadOffset, position, at_first ? table : ranges.ends - ranges.begins + table, batch_row,
-                     at_first ? first : end, total_rows});
+      errors.report({kBadOffset, position, at_first ? table : ranges.ends - ranges.begins + table,
+                     batch_row, at_first ? first : end, total_rows});
     }
     return 0;
   }

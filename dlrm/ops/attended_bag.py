@@ -1,5 +1,7 @@
 """Attended bag: a joint embedding bag whose lists are weighted by target attention.
 
+The schemas are in csrc/schemas.h, the kernels in csrc/cpu/attention*.
+
 An activation unit gives each item of a list a weight that depends on the item and on the sample's
 candidate (DIN; Zhou et al., 2018, arXiv 1706.06978); the list's vector is the weighted sum.
 """
@@ -13,6 +15,7 @@ from torch import Tensor
 
 from dlrm.ops.joint_embedding import table_ranges
 from dlrm.ops.joint_embedding_bag import bags_of_ids, check_bags
+from dlrm.ops.library import is_native_on_cpu, native_available
 
 
 class ActivationUnits(NamedTuple):
@@ -60,6 +63,11 @@ def attended_bag(
     Raises:
         RuntimeError: see `joint_embedding_bag`.
     """
+    tensors = weight, ids, lengths, table_offsets
+    given = (*tensors, *units, *(() if sample_weights is None else (sample_weights,)))
+    if is_native_on_cpu(*given):
+        pairs = [field for pair in lists for field in pair]
+        return _AttendedBag.apply(*tensors, sample_weights, pairs, dtype, *units)
     check_bags("attended_bag", ids, lengths, table_offsets)
     return attended_bag_reference(
         weight,
@@ -142,3 +150,51 @@ def item_weights(
     hidden = F.linear(items, unit.items, None) + added[samples]
     hidden = hidden + F.linear(items * candidates[samples], unit.products, None)
     return F.relu(hidden) @ unit.output + unit.output_bias
+
+
+class _AttendedBag(torch.autograd.Function):
+    """Weighs the rows of attended lists, then adds up the rows of each bag.
+
+    The weights are the sample weights of the bags' operators, so that a row has one gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, weight, ids, lengths, table_offsets, sample_weights, lists, dtype, *units):  # type: ignore[override]
+        tensors = weight, ids, lengths, table_offsets
+        factors = torch.ops.dlrm.attention_weights.default(*tensors, lists, *units)
+        if sample_weights is not None:
+            factors *= sample_weights
+        ctx.save_for_backward(*tensors, sample_weights, factors, *units)
+        ctx.lists = lists
+        with torch._C._AutoDispatchBelowAutograd():
+            return torch.ops.dlrm.joint_embedding_bag.default(*tensors, factors, False, dtype)
+
+    @staticmethod
+    def backward(ctx, grad):  # type: ignore[override]
+        weight, ids, lengths, table_offsets, sample_weights, factors, *units = ctx.saved_tensors
+        rows, values = torch.ops.dlrm.joint_embedding_bag_backward.default(
+            grad, ids, lengths, table_offsets, factors, False
+        )
+        of_factors = torch.ops.dlrm.joint_embedding_bag_sample_weights_backward.default(
+            grad, weight, rows, lengths, False
+        )
+        if sample_weights is not None:
+            of_factors *= sample_weights
+        of_units = torch.ops.dlrm.attention_weights_backward.default(
+            of_factors, values, weight, rows, lengths, ctx.lists, *units
+        )
+        sparse = torch.sparse_coo_tensor(
+            rows.unsqueeze(0), values, weight.shape, check_invariants=False, is_coalesced=False
+        )
+        return sparse, *[None] * 6, *of_units
+
+
+if native_available():
+
+    @torch.library.register_fake("dlrm::attention_weights")
+    def _(weight, ids, *operands):
+        return weight.new_empty(ids.shape, dtype=torch.float32)
+
+    @torch.library.register_fake("dlrm::attention_weights_backward")
+    def _(grad, values, weight, rows, lengths, lists, *units):
+        return tuple(torch.empty_like(part) for part in units)
