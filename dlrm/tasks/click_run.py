@@ -149,7 +149,7 @@ class ClickRun(Run):
             OtherRankError: a file of another rank is damaged.
         """
         world, model = self.world, self.task.model
-        shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
+        shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
         with agreed(world, ValueError, OSError):
             datasets = open_datasets(self.config.data, shard)
             for dataset in datasets if self.trains else [datasets.test]:
@@ -225,8 +225,9 @@ class ClickRun(Run):
         line = f"goes on from {self.checkpoint} after step {step} (--continue_lr {mode})"
         if is_nvidia(self.checkpoint):
             line += ", with its weights alone: NVIDIA's format has no optimizer state and no step"
-        before = read_config(self.checkpoint)["dataset"].get("table sizes", sizes)
-        if added := sum(sizes) - sum(before):
+        saved = read_config(self.checkpoint)["dataset"]
+        before, tables = saved.get("table sizes", sizes), saved.get("field tables")
+        if added := sum(sizes) - sum(dict(zip(tables or range(len(before)), before)).values()):  # noqa: B905
             line += f"; {added:,} rows appended"
         if self.evicted:
             evicted = sum(map(len, self.evicted.values()))
@@ -287,7 +288,9 @@ class _Opening:
                 DLRMConfig,
                 table_sizes=tuple(whole.train.table_sizes),
                 num_numerical_features=whole.train.num_numerical,
-                table_poolings=_poolings(self.known, whole.train),
+                table_poolings=_said(self.known, "poolings", whole.train.poolings),
+                field_tables=_said(self.known, "field tables", whole.train.field_tables),
+                field_targets=_said(self.known, "targets", whole.train.targets),
             )
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture, whole)
@@ -505,10 +508,10 @@ class _Opening:
         return frozenset(self.resumable - length)
 
 
-def _poolings(checkpoint: Path | None, data: ClickDataset) -> tuple[str | None, ...] | None:
-    """Returns the poolings of the checkpoint's training data, otherwise of this dataset."""
-    saved = read_config(checkpoint)["dataset"].get("poolings") if checkpoint else None
-    return data.poolings if saved is None else tuple(saved)
+def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> Any:
+    """Returns what the checkpoint's training data said of each field, otherwise this dataset."""
+    saved = read_config(checkpoint)["dataset"].get(name) if checkpoint else None
+    return here if saved is None else tuple(saved)
 
 
 def _why_not_recorded(

@@ -200,16 +200,18 @@ class Days:
         """
         own = data.dataset if isinstance(data, Replayed) else data
         here = [np.zeros(len(seen), bool) for seen in self.seen]
+        tables = own.field_tables or range(len(here))
         for index in range(len(own)):
             batch = own.batch(index)
-            ids, count = batch.categorical.cpu().numpy(), len(here)
+            ids, count = batch.categorical.cpu().numpy(), len(tables)
             if batch.lengths is None:
-                of_tables = [ids[:, table] for table in range(count)]
+                of_fields = [ids[:, field] for field in range(count)]
             else:
                 lengths = batch.lengths.cpu().numpy().astype(np.int64)
-                tables = np.tile(np.arange(count), len(lengths)).repeat(lengths.ravel())
-                of_tables = [ids[tables == table] for table in range(count)]
-            for mark, column in zip(here, of_tables, strict=True):
+                fields = np.tile(np.arange(count), len(lengths)).repeat(lengths.ravel())
+                of_fields = [ids[fields == field] for field in range(count)]
+            for table, column in zip(tables, of_fields, strict=True):
+                mark = here[table]
                 known = (column >= 0) & (column < len(mark))  # the training names others
                 mark[column[known].astype(np.int64)] = True
         gone = []

@@ -40,7 +40,7 @@ def grow_tables(
 
     Args:
         saved: the checkpoint, of ours.
-        table_sizes: rows of each table, at least as many as it has.
+        table_sizes: rows of each field's table, at least as many as it has.
         directory: directory of the copy.
         dataset: the dataset whose dictionaries have the ids of the new rows. The copy gets its
             transform instead of the checkpoint's.
@@ -50,16 +50,18 @@ def grow_tables(
         None.
 
     Raises:
-        ValueError: a table would lose rows, the number of tables differs, ids are hashed, so that
-            they would select other rows, the rows are in a store, or the transform of the dataset
-            is not that of the checkpoint with further values in its dictionaries.
+        ValueError: a table would lose rows, the number of fields differs, two fields of one table
+            have other rows, ids are hashed, so that they would select other rows, the rows are in a
+            store, or the transform of the dataset is not that of the checkpoint with further values
+            in its dictionaries.
         OSError: the copy cannot be written.
     """
     before = _table_sizes(saved)
-    _check_growth(saved, table_sizes)
+    after = _sizes_by_table(saved, table_sizes)
+    _check_growth(saved, after)
     note = None if dataset is None else check_extends(saved.path, dataset)
     tables = [
-        entry | {"rows": table_sizes[index % len(before)]}
+        entry | {"rows": after[index % len(before)]}
         for index, entry in enumerate(saved.config["tables"])
     ]
     grown = {i: new["rows"] for i, new in enumerate(tables) if new["rows"] > saved.tables[i].rows}
@@ -194,6 +196,23 @@ class _ChangedRows(SavedRows):
                 after = first + known - self.before.rows
                 rows[known:] = self.values.of_added[after : after + count - known]
         return rows
+
+
+def _sizes_by_table(saved: SavedModel, field_sizes: Sequence[int]) -> list[int]:
+    """Returns the rows of each table, given those of each field; fields may share a table."""
+    of_fields = saved.config["dataset"].get("field tables") or range(len(_table_sizes(saved)))
+    if len(field_sizes) != len(of_fields):
+        raise ValueError(
+            f"{saved.path}: expected the rows of {len(of_fields)} tables, got {len(field_sizes)}"
+        )
+    sizes: dict[int, int] = {}
+    for table, size in zip(of_fields, field_sizes, strict=True):
+        if size != (first := sizes.setdefault(table, size)):
+            raise ValueError(
+                f"{saved.path}: table {table}, which fields share: expected {first} rows, got "
+                f"{size}"
+            )
+    return [sizes[table] for table in range(len(sizes))]
 
 
 def _check_growth(saved: SavedModel, table_sizes: Sequence[int]) -> None:

@@ -214,7 +214,7 @@ def test_an_id_outside_its_table_is_refused_before_anything_is_sent(name, table,
     said = []
     for rank in range(2):
         model = DLRM(DLRMConfig(SIZES, 4, DIM, (DIM,), (1,)), World(rank, 2), placement=TWO[name])
-        own = model.tables_by_rank[rank]
+        own = model.fields_by_rank[rank]
         ids = torch.zeros(6, len(own), dtype=torch.int64)
         ids[5, [other == table for other in own]] = value
         with pytest.raises((RuntimeError, ValueError)) as raised:  # there is no process group
@@ -254,7 +254,7 @@ def stepped(world, folder, placement):
     config = DLRMConfig(tuple(spec.cardinalities), 2, DIM, (DIM,), (4, 1), table_poolings=poolings)
     task = Recommendation(config, world, seed=2, placement=placement)
     model = task.model
-    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
+    shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
     data, losses = SplitDataset(spec, "train", 11, shard=shard), []
     (*optimizers,) = task.optimizers(OptimizerConfig(freeze_mlps=True))
     set_learning_rate(optimizers, 0.5)

@@ -71,6 +71,7 @@ class Replayed:
         self.batch_size = dataset.batch_size + self._rows
         self.num_samples = dataset.num_samples + len(dataset) * self._rows
         self.one_id_each, self.poolings = dataset.one_id_each, dataset.poolings
+        self.field_tables, self.targets = dataset.field_tables, dataset.targets
 
     @property
     def dataset(self) -> ClickDataset:

@@ -218,7 +218,8 @@ def _of_schemas(model: Transform, here: Transform) -> Iterator[str]:
             name = _name("categorical", field.column)
             yield from _unequal(f"{name}: type", field.type, other.type)
             yield from _unequal(f"{name}: hash buckets", field.hash_buckets, other.hash_buckets)
-            for entry in ("max_length", "kept", "ordered", "weights", "pooling"):
+            entries = ("table", "max_length", "kept", "ordered", "weights", "pooling", "target")
+            for entry in entries:
                 values = getattr(field, entry), getattr(other, entry)
                 yield from _unequal(f"{name}: {entry}", *values)
 

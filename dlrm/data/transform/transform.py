@@ -201,6 +201,12 @@ class Transform:
         return {i: field for i, field in fields.items() if field is not None}
 
     @property
+    def shared_tables(self) -> dict[int, str]:
+        """Returns the fields whose table others have, too, with the table's name."""
+        shared = self.schema.shared_tables
+        return {i: shared[f.column] for i, f in enumerate(self.fields) if f.column in shared}
+
+    @property
     def longest(self) -> dict[int, int]:
         """Returns the maximum ids per row of each table of lists."""
         return {table: field.max_length for table, field in self.lists.items()}
@@ -410,7 +416,7 @@ class Transform:
             plain = self.kinds is None
             rows = self.cardinalities[place] if field.type == "id" else None
             made.append(FieldKeys(field, self.schema.missing_of(field), known, plain, rows))
-            if field.dictionary is None and rows is None:
+            if field.shared is None and rows is None:
                 # Others may have a field's markers as values.
                 self._check_markers(place, made[-1])
         return made

@@ -220,6 +220,7 @@ def _specification(
         names,
         metadata_of(totals, names),
         {categorical[i]: field for i, field in fitted.lists.items()},
+        {categorical[i]: table for i, table in fitted.shared_tables.items()},
     )
 
 

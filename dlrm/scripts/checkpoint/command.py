@@ -128,7 +128,9 @@ def _grow(own: CheckpointConfig, source: Path) -> int:
         sizes = list(own.table_sizes or ())
     if note := grow_tables(saved, sizes, own.output, own.dataset):
         say(note)
-    added = sum(sizes) - sum(table.rows for table in saved.tables[: len(sizes)])
+    of_fields = saved.config["dataset"].get("field tables") or range(len(sizes))
+    after = dict(zip(of_fields, sizes, strict=True))
+    added = sum(rows - saved.tables[table].rows for table, rows in after.items())
     say(f"{own.output}: {added:,} rows appended to the tables of {saved.path}")
     return 0
 

@@ -229,7 +229,7 @@ def _describe(run: ClickRun) -> Line:
         native = ops.instruction_set() if ops.native_available() else "plain torch"
         device += f" ({torch.get_num_threads()} threads, operators: {native})"
     if world.size > 1:
-        counts = ", ".join(str(len(tables)) for tables in task.model.tables_by_rank)
+        counts = ", ".join(str(len(own)) for own in task.model.placement.tables_by_rank())
         device += f"  processes: {world.size}, with {counts} tables"
     train, steps = datasets.train, len(datasets.train)
     total = run.config.train.num_steps(steps)
@@ -241,7 +241,7 @@ def _describe(run: ClickRun) -> Line:
         "test": f"test: {splits['test']:,} rows, {model}",
     }
     return Line(
-        f"device: {device}  parameters: {weights:,} ({len(train.table_sizes)} tables, "
+        f"device: {device}  parameters: {weights:,} ({len(config.embedding_rows)} tables, "
         f"{rows:,} rows)  rows: {shown}",
         shortly.get(run.values["mode"]),
     )

@@ -3,9 +3,10 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.stages.division import splitmix64
 from dlrm.scripts.simulate_logs.flags import ALWAYS_SMALL, Simulation
+
+if TYPE_CHECKING:
+    from dlrm.scripts.simulate_logs.histories import Seen
 
 PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
@@ -309,21 +313,21 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     """
     columns = simulation.num_numerical + simulation.num_categorical
     least = 2 + columns  # bytes of a row: its label, its end and one tab per field
+    if simulation.history:
+        least = simulation.history // 2  # an item takes most of a byte
     check_disk(output, simulation.rows * least, f"--rows {simulation.rows}")
-    simulator = Simulator(simulation)
+    write_day = _days(simulation)
     last = simulation.days - 1
     metrics = {name: StreamingMetrics() for name in ("test", "validation", "last_day")}
     of_days = []
     with staged_directory(output, replace=True) as staging:
         for day in range(simulation.days):
             start, done, of_day = time.perf_counter(), 0, StreamingMetrics()
-            with open(staging / f"day_{day}", "wb") as file:
-                for chunk in simulator.chunks(day):
-                    file.write(chunk.text)
-                    of_day.add(chunk.probability, chunk.label)
-                    if day == last:
-                        _add_last_day(metrics, chunk, max(simulation.day_rows(last) // 2 - done, 0))
-                    done += len(chunk.label)
+            for chunk in write_day(staging, day):
+                of_day.add(chunk.probability, chunk.label)
+                if day == last:
+                    _add_last_day(metrics, chunk, max(simulation.day_rows(last) // 2 - done, 0))
+                done += len(chunk.label)
             of_days.append(of_day.summary())
             seconds = time.perf_counter() - start
             print(f"day_{day}: {done:,} rows, {done / seconds:,.0f} rows/s", flush=True)
@@ -337,7 +341,25 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     return planted
 
 
-def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows: int) -> None:
+def _days(simulation: Simulation) -> "Callable[[Path, int], Iterator[Chunk | Seen]]":
+    """Returns a function that writes a day into a directory and yields its rows."""
+    if simulation.history:
+        from dlrm.scripts.simulate_logs.histories import HistorySimulator
+
+        return HistorySimulator(simulation).write
+    return partial(_write_log, Simulator(simulation))
+
+
+def _write_log(simulator: Simulator, directory: Path, day: int) -> Iterator[Chunk]:
+    with open(directory / f"day_{day}", "wb") as file:
+        for chunk in simulator.chunks(day):
+            file.write(chunk.text)
+            yield chunk
+
+
+def _add_last_day(
+    metrics: dict[str, StreamingMetrics], chunk: "Chunk | Seen", test_rows: int
+) -> None:
     """Adds a chunk of the last day, whose first `test_rows` rows are in the first half."""
     metrics["last_day"].add(chunk.probability, chunk.label)
     metrics["test"].add(chunk.probability[:test_rows], chunk.label[:test_rows])

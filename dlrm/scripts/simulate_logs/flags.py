@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from dlrm.limits import check_features
 from dlrm.settings import check_settings, setting
 
+# Flags of logs in Criteo's format.
+_OF_LOGS = ("num_numerical", "num_categorical", "cardinality_scale", "missing")
 ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
 
 
@@ -34,6 +36,14 @@ class Simulation:
         0.0, "share of the ids that others replace each day, for good", least=0, most=1
     )
 
+    history: int = setting(
+        0,
+        "mean number of items that a row's list has; 0 writes logs in Criteo's format, and more "
+        "writes Parquet files with items seen, an item and a planted attention between them",
+        least=0,
+        most=10_000,
+    )
+
     def __post_init__(self) -> None:
         check_settings(self)
         if self.days < 2:
@@ -44,6 +54,13 @@ class Simulation:
         check_features("--num_categorical", self.num_categorical)
         if self.num_numerical + self.num_categorical < 1:
             raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
+        for flag in _OF_LOGS if self.history else ():
+            value, default = getattr(self, flag), type(self).__dataclass_fields__[flag].default
+            if value != default:
+                raise ValueError(
+                    f"--{flag} {value} contradicts --history {self.history}, whose rows have an "
+                    "item and a list of items alone"
+                )
 
     def day_rows(self, day: int) -> int:
         """Returns the number of rows of a day."""
