@@ -6,7 +6,7 @@ from dlrm.limits import check_features
 from dlrm.settings import check_settings, setting
 
 # Flags of logs in Criteo's format.
-_OF_LOGS = ("num_numerical", "num_categorical", "cardinality_scale", "missing")
+_OF_LOGS = ("num_numerical", "num_categorical", "cardinality_scale", "missing", "drift", "new_ids")
 ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
 
 
@@ -35,7 +35,6 @@ class Simulation:
     new_ids: float = setting(
         0.0, "share of the ids that others replace each day, for good", least=0, most=1
     )
-
     history: int = setting(
         0,
         "mean number of items that a row's list has; 0 writes logs in Criteo's format, and more "
