@@ -51,7 +51,7 @@ def run_step(
     words = [name, *words, *flags_of(flags)]
     with subprocess.Popen(
         [sys.executable, "-m", "dlrm", *words],
-        env=os.environ | {"PYTHONUNBUFFERED": "1"} | (variables or {}),
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
         cwd=_HERE,
         stdout=subprocess.PIPE,
         text=True,

@@ -62,10 +62,10 @@ def run(values: Values) -> int:
     learned = chain.days[len(chain.days) - len(new) :]
     if not new:
         say(f"nothing new: {chain.days[-1].name} is the last day")
-    for day in learned:
-        for alarm in day.alarms:
-            say(f"warning: {day.name}: {alarm}")
-    return DRIFTED if any(day.alarms for day in learned) else 0
+    alarms = [f"{day.name}: {alarm}" for day in learned for alarm in day.alarms]
+    for line in alarms:
+        say(f"warning: {line}")
+    return DRIFTED if alarms else 0
 
 
 def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
