@@ -416,6 +416,7 @@ def configuration(
         ),
         "spark.hadoop.fs.permissions.umask-mode": f"{umask():03o}",  # of files of the JVM
         "spark.ui.showConsoleProgress": "false",
+        "spark.ui.retainedTasks": "1000",  # of a stage, which the driver keeps for Spark's pages
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
         **place,
         **(_OWN_CLUSTER if re.match("local|spark://", master or "") else {}),
