@@ -1,7 +1,7 @@
 """Lookups: the ids of a dictionary's numbers, found by a hash."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
@@ -16,6 +16,7 @@ from dlrm.mapped_files import map_file
 
 _HASH_FACTOR = np.uint64(0x9E3779B97F4A7C15)  # as in csrc/host/id_lookup.h
 _ENTRIES_PER_PLACE = 2
+_ENTRIES_AT_ONCE = 1 << 20
 
 
 def spread(keys: np.ndarray) -> np.ndarray:
@@ -150,10 +151,15 @@ def lookup_in(
 
 def lookup_directory(hashes: np.ndarray) -> np.ndarray:
     """Returns the directory of `IdLookup` for ascending hashes."""
+    return np.concatenate(list(directory_parts(hashes)))
+
+
+def directory_parts(hashes: np.ndarray) -> Iterator[np.ndarray]:
+    """Yields the directory of `IdLookup` for ascending hashes, some entries at a time."""
     bits = max(len(hashes) // _ENTRIES_PER_PLACE, 1).bit_length() - 1
-    places = np.zeros((1 << bits) + 1, np.int64)
-    if bits:
-        edges = np.arange(1, 1 << bits, dtype=np.uint64) << np.uint64(64 - bits)
-        places[1:-1] = np.searchsorted(hashes, edges)
-    places[-1] = len(hashes)
-    return places
+    yield np.zeros(1, np.int64)
+    for begin in range(1, 1 << bits, _ENTRIES_AT_ONCE):
+        end = min(begin + _ENTRIES_AT_ONCE, 1 << bits)
+        edges = np.arange(begin, end, dtype=np.uint64) << np.uint64(64 - bits)
+        yield np.searchsorted(hashes, edges).astype(np.int64)
+    yield np.array([len(hashes)], np.int64)

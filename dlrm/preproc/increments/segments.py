@@ -19,12 +19,13 @@ from dlrm.data.transform.dictionaries import (
     open_dictionary,
     segment_name,
 )
-from dlrm.data.transform.lookup import IdLookup, lookup_directory
+from dlrm.data.transform.lookup import IdLookup
 from dlrm.files import link_or_copy, staged_file
 from dlrm.locks import sync
 from dlrm.mapped_files import map_file, map_npy
 from dlrm.preproc.increments.candidates import joined
 from dlrm.preproc.increments.known import GROWS, KnownValues
+from dlrm.preproc.stages.dictionary_merge import write_directory
 
 DAY = "day.json"  # in `chain/` of a dataset, written last
 _LEAST_SEGMENT = 1 << 12  # values; shorter segments are always taken in
@@ -205,7 +206,7 @@ def _write_lookup(sources: list[_Source], last: int, size: int, name: str, folde
             for some, own in _in_order(sources, dtype, -(-size // _SORTED_AT_ONCE)):
                 file1.write(some.data)
                 file2.write(own.data)
-        directory.write_bytes(lookup_directory(map_file(hashes, np.uint64)).data)
+        write_directory(directory, map_file(hashes, np.uint64))
 
 
 def _in_order(

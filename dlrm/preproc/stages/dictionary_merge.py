@@ -25,7 +25,7 @@ from dlrm.data.transform.dictionaries import (
     segment_name,
     segments_of,
 )
-from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
+from dlrm.data.transform.lookup import IdLookup, directory_parts, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
 from dlrm.files import staged_file, write_array
@@ -262,7 +262,7 @@ def _fit_column(column: int, job: FitJob) -> int:
             stack.enter_context(staged_file(path, one_of_many=True)) for path in final
         )
         values = _Values.collect(_merged(column, job), hashes)
-        directory.write_bytes(lookup_directory(_mapped(hashes, np.uint64, values.size)).data)
+        write_directory(directory, _mapped(hashes, np.uint64, values.size))
         values.number(targets, _mapped(ids, layout.id_dtype(values.size + 1), values.size, "w+"))
         values.remove()
     most = job.columns[column].most
@@ -275,6 +275,13 @@ def _fit_column(column: int, job: FitJob) -> int:
         _save(path, array[:count])
     _write_lookup(map_npy(arrays[0]), column, job.lookups)
     return most
+
+
+def write_directory(path: Path, hashes: np.ndarray) -> None:
+    """Writes the directory of a lookup."""
+    with open(path, "wb") as file:
+        for part in directory_parts(hashes):
+            file.write(part.data)
 
 
 @dataclass(frozen=True)
@@ -368,30 +375,29 @@ class _Values:
     def in_order(self) -> Iterator[np.ndarray]:
         """Yields indices by descending count, then key or text, some at a time."""
         for lowest, highest, values in _count_ranges(self.counts, self.at_once):
-            for first, last in self._ranges(lowest, values):
-                orders: list[np.ndarray] = [np.empty(0, np.int64)]
-                for number, count in enumerate(_parts(self.counts)):
-                    mine = np.flatnonzero((lowest <= count) & (count <= highest))
-                    orders.append(self._within(mine + number * _SORTED_AT_ONCE, first, last))
-                yield self._sorted(np.concatenate(orders))
+            if values <= self.at_once:
+                yield self._sorted(np.concatenate(list(self._places(lowest, highest))))
+                continue
+            cuts = self._cuts(lowest, values)
+            paths = [self.files[0].with_suffix(f".{number}") for number in range(len(cuts) + 1)]
+            for path in paths:
+                path.touch()
+            for places in self._places(lowest, highest):
+                owners = self._ranges_of(places, cuts)
+                order = np.argsort(owners, kind="stable")
+                edges = np.searchsorted(owners[order], np.arange(len(paths) + 1))
+                for path, begin, end in zip(paths, edges, edges[1:], strict=False):
+                    with open(path, "ab") as file:
+                        file.write(places[order[begin:end]].data)
+            for path in paths:
+                yield self._sorted(np.fromfile(path, np.int64))
+                path.unlink()
 
-    def _within(self, places: np.ndarray, first: Any, last: Any) -> np.ndarray:
-        """Returns the places whose keys or texts are in `[first, last)`; None is no bound."""
-        if first is None and last is None:
-            return places
-        if self.texts is None:
-            keys = self.keys[places]
-            mine = np.ones(len(places), bool) if first is None else keys >= first
-            return places[mine if last is None else mine & (keys < last)]
-        import pyarrow as pa
-        import pyarrow.compute as pc
-
-        texts, mine = self.texts.take(places), np.ones(len(places), bool)
-        for bound, is_within in ((first, pc.greater_equal), (last, pc.less)):
-            if bound is not None:
-                within = is_within(texts, pa.scalar(bound, pa.large_binary()))
-                mine &= within.to_numpy(zero_copy_only=False)
-        return places[mine]
+    def _places(self, lowest: int, highest: int) -> Iterator[np.ndarray]:
+        """Yields the indices of values with counts from a lowest to a highest one."""
+        for number, count in enumerate(_parts(self.counts)):
+            mine = (lowest <= count) & (count <= highest)
+            yield np.flatnonzero(mine) + number * _SORTED_AT_ONCE
 
     def _sorted(self, places: np.ndarray) -> np.ndarray:
         if self.texts is None:
@@ -403,27 +409,35 @@ class _Values:
         order = pc.sort_indices(table, [("count", "descending"), ("text", "ascending")])
         return places[order.to_numpy()]
 
-    def _ranges(self, count: int, values: int) -> Iterator[tuple[Any, Any]]:
-        """Divides the values of a count into ranges, if they are too many to sort at once."""
-        if values <= self.at_once:
-            yield None, None
-            return
+    def _cuts(self, count: int, values: int) -> Any:
+        """Returns keys or texts that divide the values of a count into ranges to sort at once."""
         stride = max(values >> 16, 1)
-        sampled = np.concatenate(
-            [
-                np.flatnonzero(counted == count)[::stride] + number * _SORTED_AT_ONCE
-                for number, counted in enumerate(_parts(self.counts))
-            ]
-        )
+        sampled = np.concatenate([places[::stride] for places in self._places(count, count)])
         ranges = -(-2 * values // self.at_once)  # half full on average: a sample is not exact
         chosen = np.arange(1, ranges) * len(sampled) // ranges
         if self.texts is None:
-            cuts = np.unique(np.sort(self.keys[sampled])[chosen]).tolist()
-            cuts = list(map(np.uint64, cuts))
-        else:
-            sample = sorted(self.texts.take(sampled).to_pylist())
-            cuts = list(dict.fromkeys(sample[place] for place in chosen.tolist()))
-        yield from zip([None, *cuts], [*cuts, None], strict=True)
+            return np.unique(np.sort(self.keys[sampled])[chosen])
+        import pyarrow.compute as pc
+
+        texts = self.texts.take(sampled)
+        return texts.take(pc.sort_indices(texts).take(chosen)).unique()
+
+    def _ranges_of(self, places: np.ndarray, cuts: Any) -> np.ndarray:
+        """Returns the number of the cuts that are not above each of some values."""
+        if self.texts is None:
+            return np.searchsorted(cuts, self.keys[places], side="right")
+        import pyarrow.compute as pc
+
+        texts = self.texts.take(places)
+        least: np.ndarray = np.zeros(len(places), np.int64)
+        most: np.ndarray = np.full(len(places), len(cuts))
+        for _ in range(len(cuts).bit_length()):  # bisects
+            middle = np.minimum((least + most) // 2, max(len(cuts) - 1, 0))
+            above = pc.greater_equal(texts, cuts.take(middle)).to_numpy(zero_copy_only=False)
+            is_open = least < most
+            least = np.where(is_open & above, middle + 1, least)
+            most = np.where(is_open & ~above, middle, most)
+        return least
 
 
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
