@@ -131,7 +131,7 @@ def dataset_of_frames(model: Predictor, frames: Mapping[str, Any]) -> Dataset:
 
     Raises:
         ValueError: a column is missing, a value is unreadable, or the model's transform does not
-            know the label or keeps a sample of the rows; the message names column and row.
+            know the label or keeps a sample of the rows; the message has the details.
     """
     transform = model.row_transform
     if not transform.label_known:

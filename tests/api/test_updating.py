@@ -83,7 +83,7 @@ def test_mistakes_are_named(model, frames):
         (frames[1], {"top_mlp_sizes": (8, 1)}, ValueError, "of another architecture"),
         (frames[1].slice(0, 0), {}, ValueError, "frame: expected rows, got none"),
         (frames[1].drop_columns("shop"), {}, ValueError, "shop"),
-        (unreadable, {}, ValueError, "train row 1, column bought: .*'maybe'"),
+        (unreadable, {}, ValueError, "column bought: .*'yes' or 'no', got 'maybe'"),
     ):
         with pytest.raises(error, match=said):
             model.update(data, **arguments)
