@@ -4,17 +4,12 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import os
-import shutil
-import weakref
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from dlrm.api.dataset import Dataset, check_types, plain, unexpected
 from dlrm.api.defaults import set_aside_default, training_defaults
-from dlrm.api.temporary import temporary_directory
 from dlrm.api.training import (
     OF_CONTINUING,
     SETTINGS,
@@ -23,12 +18,6 @@ from dlrm.api.training import (
     train_and_load,
     warn_of_a_poor_fit,
 )
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.tables.frames import open_frame
-from dlrm.data.tables.row_reader import RowReader
-from dlrm.data.transform.transform import Transform
 from dlrm.distributed import choose_device
 from dlrm.files import check_all_local
 from dlrm.remote.copies import check_path
@@ -65,10 +54,10 @@ def update(
 
     Args:
         model: a model of `dlrm.fit`, `dlrm.load` or `update`.
-        data: the rows: a table in memory, a `Dataset`, or a dataset's directory or URI. A table is
-            read by the model's own transform: values that it does not know share one row. The
+        data: the rows: a table in memory, a `Dataset`, or a dataset's directory or URI. The
             dictionaries of a dataset must be those of the model, perhaps with further values at
-            their ends, for which the tables grow.
+            their ends, for which the tables grow. Those of a table become so, as by `dlrm prepare
+            --extend`.
         test, validation: tables with the rows of these splits, where `data` is a table.
         metrics, on_test, on_step, progress, verbose, save_checkpoint_path, base_device: see
             `dlrm.fit`.
@@ -134,7 +123,7 @@ def _settings(dataset: Dataset, checkpoint: Path, chosen: Mapping[str, Any]) -> 
 
 
 def dataset_of_frames(model: Predictor, frames: Mapping[str, Any]) -> Dataset:
-    """Returns a temporary dataset of tables, read by a model's transform as it is.
+    """Returns a temporary dataset of tables, whose dictionaries extend those of a model.
 
     Args:
         model: the model.
@@ -142,7 +131,7 @@ def dataset_of_frames(model: Predictor, frames: Mapping[str, Any]) -> Dataset:
 
     Raises:
         ValueError: a column is missing, a value is unreadable, or the model's transform does not
-            know the label or keeps a sample of the rows; the message names column and row.
+            know the label or keeps a sample of the rows; the message has the details.
     """
     transform = model.row_transform
     if not transform.label_known:
@@ -152,49 +141,13 @@ def dataset_of_frames(model: Predictor, frames: Mapping[str, Any]) -> Dataset:
             f"{model.path}: was trained on {transform.keep_negatives:g} of the rows with label 0; "
             "prepare the rows with dlrm prepare, which samples them, and update with the dataset"
         )
-    temporary = temporary_directory()
-    path, schema = Path(temporary.name, "dataset"), transform.schema
-    names = schema.categorical_names
-    others = ["validation"] if frames.get("validation") is not None else []
-    spec = FeatureSpec.named(
-        path / layout.FEATURE_SPEC,
-        schema.label.column,
-        schema.numerical_names,
-        dict(zip(names, transform.cardinalities, strict=True)),
-        ["train", "test", *others],
-        lists={names[i]: field for i, field in transform.lists.items()},
+    others = {split: frames.get(split) for split in ("test", "validation")}
+    whole = {"test_fraction": 0.0} if all(frame is None for frame in others.values()) else {}
+    return Dataset.from_arrow(
+        frames["train"],
+        transform.schema,
+        extend=str(model.path),
+        output_ordering="input",
+        **others,
+        **whole,
     )
-    rows = {}
-    for split in spec.splits:
-        with SplitWriter(spec, split) as writer:
-            if frames.get(split) is not None:
-                _write(transform, frames[split], split, writer, spec)
-        rows[split] = writer.num_rows
-    if not rows["train"]:
-        raise ValueError("data: expected rows to train on, got none")
-    spec.save()
-    shutil.copytree(model.path / layout.TRANSFORM, path / layout.TRANSFORM)
-    layout.write_dataset_manifest(path, rows, transform.cardinalities, {})
-    dataset = Dataset(path)
-    dataset.is_temporary = True
-    weakref.finalize(dataset, temporary.cleanup)
-    return dataset
-
-
-def _write(
-    transform: Transform, frame: Any, split: str, writer: SplitWriter, spec: FeatureSpec
-) -> None:
-    schema = transform.schema
-    reader = RowReader(schema, True, transform.known_labels, False, transform)
-    weights = spec.file(split, spec.label).with_name(layout.WEIGHT_FILE)
-    for batch in open_frame(frame, reader.columns):
-        rows, bad = reader.read(batch)
-        if bad:
-            bad[0].where = f"{split} row {bad[0].row + writer.num_rows}"
-            raise bad[0]
-        numerical, ids, _ = transform.apply(rows.numerical, rows.categorical)
-        assert rows.labels is not None
-        writer.write(rows.labels, numerical, ids)
-        if schema.weight:
-            with open(weights, "ab") as file:
-                file.write(np.ascontiguousarray(rows.extra["weight"], "<f4").tobytes())

@@ -11,7 +11,9 @@ from dlrm.data.clicks import layout
 from dlrm.data.transform import stored
 from dlrm.data.transform.dictionaries import Dictionary, checksum, segments_of
 from dlrm.data.transform.encodings import Encoded
+from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import canonical_text
 from dlrm.files import link_or_copy, write_atomically
 from dlrm.manifest import read_manifest
 from dlrm.preproc.increments.candidates import bytes_of, quotas
@@ -79,6 +81,7 @@ def extend(
             f"--day {growth.day}: expected rows with label 1 among its {num_rows} training rows, "
             "got none"
         )
+    _check_labels(growth, schema, facts.negatives)
     places = list(schema.dictionaries().values())
     columns = with_totals(counted_columns(schema), counted)
     known = _known(run, growth, columns)
@@ -123,6 +126,19 @@ def extend(
     linked |= _link_encodings(run, growth, grown, directory, lookups)
     run.work.finish("linked", _checksums(growth, linked))
     return _transform(run, growth, counted, directory, facts, results, made, content, num_rows)
+
+
+def _check_labels(growth: "Growth", schema: Schema, negatives: Sequence[str] | None) -> None:
+    """Raises ValueError if a day has a label that the days before do not have."""
+    label, known = schema.label, growth.parent and growth.parent.fitted.known_labels
+    if not known or label.any_negative:
+        return
+    forms = set(map(canonical_text, known))
+    if others := [text for text in negatives or () if canonical_text(text) not in forms]:
+        raise ValueError(
+            f"--day {growth.day}: column {label.column}: expected the labels of "
+            f"{growth.config.extend}, {' or '.join(map(repr, known))}, got {others[0]!r}"
+        )
 
 
 def _known(run: PreparationRun, growth: "Growth", columns: Sequence[CountedColumn]) -> KnownValues:
