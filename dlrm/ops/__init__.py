@@ -9,6 +9,7 @@ from dlrm.ops.attended_bag import (
     attended_bag,
     attended_bag_reference,
     attended_sum,
+    item_weights,
 )
 from dlrm.ops.dense_adam import dense_adam_
 from dlrm.ops.device_errors import raise_device_errors
@@ -93,6 +94,7 @@ __all__ = [
     "edges_up_to",
     "fused_linear_dtypes",
     "instruction_set",
+    "item_weights",
     "interaction_width",
     "join_float32",
     "joint_embedding",
