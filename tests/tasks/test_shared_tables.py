@@ -14,6 +14,7 @@ from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
+from dlrm.tasks.planning.costs import costs
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan_placement
 from dlrm.tasks.planning.workload import Workload, table_bytes
@@ -30,7 +31,8 @@ LAYOUTS = ["joint_fused", "joint_sparse", "joint", "multi_table"]
 
 def config(**changes):
     values = {"bottom_mlp_sizes": (8, DIM), "top_mlp_sizes": (8, 1), "field_tables": TABLES}
-    return DLRMConfig(tuple(FIELDS.values()), 2, DIM, **{**values, **changes})
+    values["embedding_dim"] = DIM
+    return DLRMConfig(tuple(FIELDS.values()), 2, **{**values, **changes})
 
 
 def write(directory, lists=True, rows=5 * BATCH, seed=0):
@@ -178,6 +180,25 @@ def test_a_plan_holds_the_table_once():
     placement = plan_placement(shared, Limits(2), MACHINES["cpu"])
     assert placement.table_rows == (50, 7)
     assert len(plan_placement(apart, Limits(2), MACHINES["cpu"]).table_rows) == 3
+
+
+def test_a_plan_keeps_attended_tables_whole_and_counts_their_units():
+    parts = {"placement": "auto", "embedding_dim": 64, "bottom_mlp_sizes": (64,)}
+    summed, attended = (
+        Workload(config(**parts, **more), 4096, "adagrad", lookups=(1, 1, 20.0))
+        for more in ({}, ATTENDED)
+    )
+    placements = [plan_placement(one, Limits(4), MACHINES["cpu"]) for one in (summed, attended)]
+    assert [one.is_whole for one in placements] == [False, True]
+    found = [costs(placements[1], one, MACHINES["cpu"]) for one in (summed, attended)]
+    rank = next(piece.rank for piece in placements[1].pieces if piece.table == 0)
+    pairs = zip(*found, strict=True)
+    more = [mine.seconds.products - theirs.seconds.products for theirs, mine in pairs]
+    passes, each = 3, 2 * 64 * 36
+    assert more[rank] == pytest.approx(passes * 4096 * 22 * each / MACHINES["cpu"].flops)
+    assert more[rank - 1] == 0
+    dense = [one[rank].memory.dense for one in found]
+    assert dense[1] - dense[0] == 2 * 4 * (36 * 4 * 64 + 2 * 36 + 1)  # weights and gradients
 
 
 @pytest.mark.parametrize(

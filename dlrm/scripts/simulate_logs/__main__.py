@@ -13,8 +13,8 @@ rows suffice to learn the effects. Missing fields, and ids too rare to be distin
 preprocessing, have the effect of their preprocessed value. `planted.json` has the AUC and log loss
 of the true probabilities on the last day, which no model can surpass.
 
-With `--history 20` the days are Parquet files, `day_0.parquet` and so on: each row has an item and a
-list of 20 items seen on average, and the click depends on how many of these are like the item.
+With `--history 20` the days are Parquet files, `day_0.parquet` and so on: each row has an item and
+a list of 20 items seen on average, and the click depends on how many of these are like the item.
 `schema.yaml` beside them attends to the list.
 
 Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
