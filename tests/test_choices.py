@@ -12,7 +12,7 @@ from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
 from dlrm.model.layers.numerical_embedding import NUMERICAL_EMBEDDINGS
-from dlrm.ops import products
+from dlrm.ops import library as products
 from dlrm.scripts.checkpoint import flags as checkpoint
 from dlrm.scripts.common.dlrm_flags import RUNTIMES
 from dlrm.scripts.schema.flags import DraftConfig

@@ -141,13 +141,13 @@ def dataset_of_frames(model: Predictor, frames: Mapping[str, Any]) -> Dataset:
             f"{model.path}: was trained on {transform.keep_negatives:g} of the rows with label 0; "
             "prepare the rows with dlrm prepare, which samples them, and update with the dataset"
         )
-    others = {split: frames.get(split) for split in ("test", "validation")}
-    whole = {"test_fraction": 0.0} if all(frame is None for frame in others.values()) else {}
+    others: dict[str, Any] = {split: frames.get(split) for split in ("test", "validation")}
+    if all(frame is None for frame in others.values()):
+        others["test_fraction"] = 0.0
     return Dataset.from_arrow(
         frames["train"],
         transform.schema,
         extend=str(model.path),
         output_ordering="input",
         **others,
-        **whole,
     )

@@ -9,6 +9,7 @@ from dlrm.ops.attended_bag import (
     attended_bag,
     attended_bag_reference,
     attended_sum,
+    item_weights,
 )
 from dlrm.ops.dense_adam import dense_adam_
 from dlrm.ops.device_errors import raise_device_errors
@@ -36,7 +37,7 @@ from dlrm.ops.joint_embedding_pieces import (
     pieces_are_native,
 )
 from dlrm.ops.layers import dropout, fused_linear_dtypes, linear
-from dlrm.ops.library import instruction_set, native_available
+from dlrm.ops.library import PRODUCTS, choose_products, instruction_set, native_available
 from dlrm.ops.logistic_loss import logistic_loss, logistic_loss_reference
 from dlrm.ops.mlp import (
     mlp,
@@ -54,7 +55,6 @@ from dlrm.ops.piecewise_linear import (
     piecewise_linear_reference,
     piecewise_tables,
 )
-from dlrm.ops.products import PRODUCTS, choose_products
 from dlrm.ops.row_update import (
     row_adagrad_,
     row_adagrad_decay_,
@@ -93,6 +93,7 @@ __all__ = [
     "edges_up_to",
     "fused_linear_dtypes",
     "instruction_set",
+    "item_weights",
     "interaction_width",
     "join_float32",
     "joint_embedding",

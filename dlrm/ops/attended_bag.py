@@ -110,10 +110,10 @@ def attended_sum(
     units: ActivationUnits,
     sample_weights: Tensor | None = None,
 ) -> Tensor:
-    """Returns the weighted sums of bags, `[batch, fields, dim]`, in operators of any exporter.
+    """Returns the weighted sums of bags, `[batch, fields, dim]`, given the row of each id.
 
     Args:
-        vectors: the row of each id, `[total, dim]`.
+        vectors: `[total, dim]`.
         bags: the bag of each id, `[total]`; bag `b * fields + f` is field f of sample b.
         shape: batch and fields.
         lists, units, sample_weights: see `attended_bag`.
@@ -126,8 +126,8 @@ def attended_sum(
     of_field = bags - samples * fields
     factors = torch.ones(1, **kind)
     for place, (field, target) in enumerate(lists):
-        unit = ActivationUnits(*(part[place] for part in units))
-        found = item_weights(vectors, sums[:, target], samples, unit)
+        unit = [part[place] for part in units]
+        found = item_weights(vectors, sums[:, target], samples, *unit)
         factors = torch.where(of_field == field, found, factors)
     weighted = vectors * factors.unsqueeze(1)
     if sample_weights is not None:
@@ -136,20 +136,28 @@ def attended_sum(
 
 
 def item_weights(
-    items: Tensor, candidates: Tensor, samples: Tensor, unit: ActivationUnits
+    vectors: Tensor,
+    candidate: Tensor,
+    samples: Tensor,
+    items: Tensor,
+    products: Tensor,
+    candidates: Tensor,
+    bias: Tensor,
+    output: Tensor,
+    output_bias: Tensor,
 ) -> Tensor:
-    """Returns the weights that an activation unit gives to items, `[total]`.
+    """Returns the weights that an activation unit gives to items, `[total]`; it can be exported.
 
     Args:
-        items: `[total, dim]`.
-        candidates: `[batch, dim]`.
+        vectors: the items, `[total, dim]`.
+        candidate: that of each sample, `[batch, dim]`.
         samples: the sample of each item, `[total]`.
-        unit: the unit, without a dimension of lists.
+        items, products, candidates, bias, output, output_bias: one of `ActivationUnits`.
     """
-    added = F.linear(candidates, unit.candidates, unit.bias)
-    hidden = F.linear(items, unit.items, None) + added[samples]
-    hidden = hidden + F.linear(items * candidates[samples], unit.products, None)
-    return F.relu(hidden) @ unit.output + unit.output_bias
+    hidden = F.linear(vectors, items) + F.linear(candidate, candidates, bias)[samples]
+    hidden = hidden + F.linear(vectors * candidate[samples], products)
+    # ONNX Runtime multiplies no empty matrix with a vector.
+    return (F.relu(hidden) * output).sum(1) + output_bias
 
 
 class _AttendedBag(torch.autograd.Function):

@@ -102,6 +102,7 @@ OURS = {
     "early_stop": None,
     "allow_other_transform": False,
     "amp_dtype": None,
+    "attention_hidden": 36,
     "async_checkpoint": False,
     "checkpoint_freq": None,
     "defaults": "2020",

@@ -14,13 +14,13 @@ from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
-from dlrm.store.config import TableStoreConfig
-from dlrm.tasks.click_memory import table_store
+from dlrm.tasks.planning.costs import costs
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan_placement
 from dlrm.tasks.planning.workload import Workload, table_bytes
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 
@@ -31,7 +31,8 @@ LAYOUTS = ["joint_fused", "joint_sparse", "joint", "multi_table"]
 
 def config(**changes):
     values = {"bottom_mlp_sizes": (8, DIM), "top_mlp_sizes": (8, 1), "field_tables": TABLES}
-    return DLRMConfig(tuple(FIELDS.values()), 2, DIM, **{**values, **changes})
+    values["embedding_dim"] = DIM
+    return DLRMConfig(tuple(FIELDS.values()), 2, **{**values, **changes})
 
 
 def write(directory, lists=True, rows=5 * BATCH, seed=0):
@@ -106,20 +107,23 @@ PLACEMENTS = {
 }
 
 
-def stepped(world, folder, pieces, optimizer, saved=None):
+def stepped(world, folder, pieces, optimizer, saved, parts):
     """Takes three steps; returns the losses, and saves a checkpoint."""
     placement = Placement((50, 7), DIM, world.size, tuple(pieces)) if pieces else None
-    task = Recommendation(config(wide=True), world, seed=2, placement=placement)
+    task = Recommendation(config(wide=True, **parts), world, seed=2, placement=placement)
     model, losses = task.model, []
     shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
     data = SplitDataset(FeatureSpec.load(folder), "train", 11, shard=shard)
-    (*optimizers,) = task.optimizers(OptimizerConfig(optimizer, freeze_mlps=True))
+    (*optimizers,) = task.optimizers(OptimizerConfig(optimizer, "sgd"))
     set_learning_rate(optimizers, 0.3)
+    summed = GradientSum(task.parameter_groups()["dense"], world)
     for index in range(3):
         loss = task.loss(data.batch(index))
         losses.append(sum(gather(loss.item(), world)))
         model.zero_grad()
+        summed.expect()
         loss.backward()
+        summed.wait()
         for one in optimizers:
             one.step()
     parameters = Parameters(model, model.table_parameters())
@@ -127,45 +131,37 @@ def stepped(world, folder, pieces, optimizer, saved=None):
     return losses
 
 
-@pytest.mark.parametrize("name", PLACEMENTS)
-@pytest.mark.parametrize("lists", [True, False])
-def test_two_ranks_train_as_one(ranks, tmp_path, name, lists):
-    write(tmp_path / "data", lists)
-    alone, both = tmp_path / "alone", tmp_path / "both"
-    expected = stepped(World(), tmp_path / "data", None, "adagrad", alone)
-    arguments = (tmp_path / "data", PLACEMENTS[name], "adagrad", both)
+def check_two_ranks(ranks, folder, pieces, lists, **parts):
+    """Checks that two ranks give the losses and weights of one."""
+    write(folder / "data", lists)
+    alone, both = folder / "alone", folder / "both"
+    expected = stepped(World(), folder / "data", None, "adagrad", alone, parts)
+    arguments = (folder / "data", pieces, "adagrad", both, parts)
     for losses in ranks(2).call(stepped, [arguments] * 2):
         assert losses == pytest.approx(expected, abs=1e-5)
     assert expected[2] != pytest.approx(expected[1], abs=1e-3)
     assert len(list((both / "tables").glob("?.bin"))) == 4  # two of vectors, two wide
-    models = [DLRM(config(wide=True)) for _ in range(2)]
-    for model, folder in zip(models, (alone, both), strict=True):
-        load_checkpoint(folder, Parameters(model, model.table_parameters()))
-    torch.testing.assert_close(tables_of(models[0]), tables_of(models[1]), atol=1e-5, rtol=0)
+    models = [DLRM(config(wide=True, **parts)) for _ in range(2)]
+    for model, saved in zip(models, (alone, both), strict=True):
+        load_checkpoint(saved, Parameters(model, model.table_parameters()))
+    weights = [dict(model.named_parameters()) for model in models]
+    torch.testing.assert_close(*weights, atol=2e-5, rtol=0)
+    return models[0]
 
 
-def test_rows_in_a_store_train_as_in_memory(tmp_path):
-    spec = write(tmp_path / "data")
-    stored = TableStoreConfig(table_memory="17MB", table_store=str(tmp_path / "store"))
-    optimizers = OptimizerConfig("adagrad")
-    store = table_store(stored, config(), optimizers, World())
-    results = []
-    for task in (Recommendation(config(), seed=1), Recommendation(config(), seed=1, store=store)):
-        slots = task.slots(trains=True)
-        own = task.optimizers(optimizers)
-        set_learning_rate(own, 0.3)
-        data = (SplitDataset(spec, "train", BATCH).batch(index) for index in range(4))
-        losses = []
-        for batch in slots.ahead(data) if slots else data:
-            for one in own:
-                one.zero_grad()
-            losses.append(task.loss(batch))
-            losses[-1].backward()
-            for one in own:
-                one.step()
-        results.append([loss.item() for loss in losses])
-    store.close()
-    assert results[0] == results[1]
+@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("lists", [True, False])
+def test_two_ranks_train_as_one(ranks, tmp_path, name, lists):
+    check_two_ranks(ranks, tmp_path, PLACEMENTS[name], lists)
+
+
+ATTENDED = {"table_poolings": (None, None, "attention"), "field_targets": (None, None, 0)}
+
+
+def test_two_ranks_attend_as_one(ranks, tmp_path):
+    model = check_two_ranks(ranks, tmp_path, PLACEMENTS["whole"], True, **ATTENDED)
+    initial = DLRM(config(wide=True, **ATTENDED), seed=2).attention["2"]
+    assert not torch.equal(model.attention["2"].weight, initial.weight)
 
 
 def test_a_plan_holds_the_table_once():
@@ -184,6 +180,25 @@ def test_a_plan_holds_the_table_once():
     placement = plan_placement(shared, Limits(2), MACHINES["cpu"])
     assert placement.table_rows == (50, 7)
     assert len(plan_placement(apart, Limits(2), MACHINES["cpu"]).table_rows) == 3
+
+
+def test_a_plan_keeps_attended_tables_whole_and_counts_their_units():
+    parts = {"placement": "auto", "embedding_dim": 64, "bottom_mlp_sizes": (64,)}
+    summed, attended = (
+        Workload(config(**parts, **more), 4096, "adagrad", lookups=(1, 1, 20.0))
+        for more in ({}, ATTENDED)
+    )
+    placements = [plan_placement(one, Limits(4), MACHINES["cpu"]) for one in (summed, attended)]
+    assert [one.is_whole for one in placements] == [False, True]
+    found = [costs(placements[1], one, MACHINES["cpu"]) for one in (summed, attended)]
+    rank = next(piece.rank for piece in placements[1].pieces if piece.table == 0)
+    pairs = zip(*found, strict=True)
+    more = [mine.seconds.products - theirs.seconds.products for theirs, mine in pairs]
+    passes, each = 3, 2 * 64 * 36
+    assert more[rank] == pytest.approx(passes * 4096 * 22 * each / MACHINES["cpu"].flops)
+    assert more[rank - 1] == 0
+    dense = [one[rank].memory.dense for one in found]
+    assert dense[1] - dense[0] == 2 * 4 * (36 * 4 * 64 + 2 * 36 + 1)  # weights and gradients
 
 
 @pytest.mark.parametrize(

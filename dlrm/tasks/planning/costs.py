@@ -171,11 +171,18 @@ class _Share:
         flops = machine.half_flops if workload.half else machine.flops
         seconds = Seconds(
             look_ups=self._row_seconds(),
-            products=passes * self.samples * self.dense_part.flops / flops,
+            products=passes * (self.samples * self.dense_part.flops + self._attention()) / flops,
             exchange=exchange,
             other=machine.step_seconds,
         )
         return RankCost(self.pieces, self._memory(tables), sent, seconds)
+
+    def _attention(self) -> float:
+        """Returns the operations by which this rank weighs the items of its attended lists."""
+        config = self.workload.config
+        each = 2 * config.embedding_dim * config.attention_hidden  # and twice for the candidate
+        attended = [one for one in self.held if one.piece.table in config.attended and not one.wide]
+        return sum(self.batch * (one.ids + 2) * each for one in attended)
 
     def _row_seconds(self) -> float:
         """Returns the seconds of look-ups, which read, and of updates, which read and write."""
