@@ -35,7 +35,7 @@ from dlrm.preproc.stages.fitting import (
     remove_folder,
     shared_out,
 )
-from dlrm.preproc.stages.shuffle_files import bucket_files, remove_unfinished, total_counts
+from dlrm.preproc.stages.shuffle_files import INDEX, bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, PreparationRun
 from dlrm.preproc.stages.tasks import create_files, transform_split, write_bucket
@@ -172,6 +172,7 @@ def write_dataset(
     if isinstance(divided.divider, Divider):
         _check_splits(divided.rows.sum(axis=0), divided.divider)
     fitted = fit(run, counted, output / layout.TRANSFORM, columns, negatives)
+    run.work.share(output / layout.TRANSFORM)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
     names = [target.name for target in targets]
@@ -297,6 +298,7 @@ def _shuffle(run: PreparationRun, target: Target, job: TransformJob) -> None:
     with run.stage("shuffle") as stage:
         stage.rows = target.rows
         if run.work.result("shuffled") is None:
+            run.work.fetch(Path(job.shuffle), INDEX)
             sources = bucket_files(Path(job.shuffle))
             counts = total_counts(sources)
             rows, first = counts[:, 0].tolist(), (np.cumsum(counts, axis=0) - counts).tolist()
@@ -361,7 +363,9 @@ def finish_dataset(
 
 
 def _checksums(run: PreparationRun) -> dict[str, str]:
-    """Returns checksums of every large file, computed by the engine."""
+    """Returns checksums of every large file, computed by the engine if no task has done it."""
+    if (known := run.work.checksums()) is not None:
+        return known
     output = run.work.output
     names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
     task = partial(_checksums_of, folder=str(output))

@@ -14,10 +14,11 @@ import sys
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.execution.choice import StoreConfig, goes_through_store
 from dlrm.preproc.stages.options import SplitConfig
 from dlrm.scripts.common.spark_flags import SPARK
 from dlrm.scripts.common.table_flags import PREPARATION, FilesConfig
-from dlrm.scripts.prepare.flags import CriteoConfig, PrepareConfig
+from dlrm.scripts.prepare.flags import INPUTS, CriteoConfig, PrepareConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -31,12 +32,17 @@ def main(arguments: list[str] | None = None) -> int:
             ("For --schema criteo", CriteoConfig),
             *PREPARATION,
             *SPARK,
+            ("Spark", StoreConfig),
         ],
         ("Dataset", "Files", "Division of rows", "Preparation", "For --schema criteo"),
         without=("held_out",),
     )
     hint = "the same command resumes the run"
-    return run_command(line, _run, __doc__, arguments, hint=hint)
+    return run_command(line, _run, __doc__, arguments, at_store=_at_store, hint=hint)
+
+
+def _at_store(values: Values) -> tuple[str, ...]:
+    return (*INPUTS, "output") if goes_through_store(values, "output") else ()
 
 
 def _run(values: Values) -> int | None:
