@@ -117,7 +117,8 @@ def _in_slices(store: Store, base: str, name: Any, listed: dict[str, Entry]) -> 
         OSError: an object is missing, or is shorter than its slices.
         ValueError: the list is damaged, or of a later version.
     """
-    place = f"{store.root}{base}{brief(name)}"
+    check_relative(name, f"{store.root}{base}")
+    place = f"{store.root}{base}{name}"
     if name not in listed:
         raise FileNotFoundError(f"{place}: no such object")
     record = parse_sealed(bytes(store.read(listed[name])), place, required=True)

@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
+from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -205,7 +206,7 @@ class NodeFiles:
         """Has the first and the last bytes of a file; see the function."""
         size = self.entry(path).size
         tail = max(size - END_BYTES, 0)
-        self.fetch(path, [(0, END_BYTES), (tail, size)])
+        self.fetch(path, [(0, END_BYTES), (tail, size)] if tail else [(0, size)])
         with open(path, "rb") as file:
             if file.read(4) != _PARQUET or size < 12:
                 return
@@ -309,7 +310,13 @@ class NodeFiles:
 
 def _in_order(act: Any, items: Iterable[Any]) -> Iterator[Any]:
     """Yields the results for items, with some of them at work ahead."""
+    items = iter(items)
+    first = list(islice(items, 2))
+    if len(first) < 2:  # without threads
+        yield from map(act, first)
+        return
     waiting: deque[Future[Any]] = deque()
+    items = chain(first, items)
     with ThreadPoolExecutor(_AHEAD) as pool:
         try:
             for item in items:

@@ -55,6 +55,7 @@ from dlrm.remote.uri import Uri, is_uri
 from dlrm.settings import settings_of
 
 _WHOLE = (b"ORC", b"ARROW1", b"\xff\xff\xff\xff")  # begin inputs that the driver reads whole
+_ROOT = b"<root>"  # of the driver's files, in results that have paths
 _RESULT = re.compile(r"(.*)\.tasks/(\d+)\.json")
 _WATCHED_SECONDS = 5.0  # between listings of finished tasks
 
@@ -95,7 +96,7 @@ class StoredWork(WorkFolder):
         self._results: dict[str, list[dict[str, Any]]] = {}
         path = Path(files.root, self._told.state)
         super().__init__(path, Path(files.root, task_files.path_of(uri)), resumed)
-        self.output.mkdir(parents=True)
+        self.output.mkdir(parents=True, exist_ok=True)
 
     @property
     def output(self) -> Path:
@@ -112,13 +113,15 @@ class StoredWork(WorkFolder):
         if f"{stage}.done" not in self._there:
             return None
         place = self._state.below(f"{stage}.done")
-        return parse_json(read_object(self._store, place.key), str(place), object)
+        content = read_object(self._store, place.key)
+        return parse_json(content.replace(_ROOT, self._files.root.encode()), str(place), object)
 
     def finish(self, stage: str, result: Any) -> None:
         """Marks a stage as finished."""
         self._lease.check()
         key = self._state.below(f"{stage}.done").key
-        self._store.write(key, json.dumps(result).encode())
+        content = json.dumps(result).encode().replace(self._files.root.encode(), _ROOT)
+        self._store.write(key, content)
         self._there.add(f"{stage}.done")
 
     def run(
