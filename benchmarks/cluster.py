@@ -155,6 +155,21 @@ class Cluster:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
+    def user_of(self, number: int) -> str:
+        """Returns the user of a worker."""
+        uid = Path(f"/proc/{self._java_of(number)}").stat().st_uid
+        return pwd.getpwuid(uid).pw_name
+
+    def files_of(self, number: int, folder: Path | str) -> list[str]:
+        """Returns the names in a folder as a worker sees it; none if it sees no such folder."""
+        seen = Path(f"/proc/{self._java_of(number)}/root{folder}")
+        return sorted(path.name for path in seen.iterdir()) if seen.exists() else []
+
+    def _java_of(self, number: int) -> int:
+        process = self._workers[number]
+        pids = (process.pid, *descendants(process.pid))
+        return next(pid for pid in pids if b"worker.Worker" in command_of(pid))
+
     def is_at_work(self) -> list[int]:
         """Returns the workers with an executor."""
         return [
