@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 from dlrm.locks import new_suffix
 from dlrm.manifest import slice_sums
 from dlrm.mapped_files import map_npy
+from dlrm.remote.cache import NO_HOST, STREAMS  # paths from which messages make URIs
 
 if TYPE_CHECKING:
     import numpy as np
@@ -42,14 +43,12 @@ Range = tuple[str, int, int]  # a file, and the bytes of it from one to another
 END_BYTES, _PARQUET = 1 << 16, b"PAR1"
 _AHEAD = 16  # ranges that are requested before the first is used
 _BUFFER_BYTES = 1 << 22  # of an input that is read from its beginning to its end
-_NO_HOST = "-"  # in paths, of hdfs:// without a host
-_STREAMS = "streams"  # so that messages have URIs in place of the paths, see `with_uris`
 _active: "NodeFiles | None" = None
 
 
 def path_of(uri: "Uri") -> str:
     """Returns the path of a URI below a root."""
-    return f"{uri.scheme}/{uri.authority or _NO_HOST}/{uri.key.rstrip('/')}"
+    return f"{uri.scheme}/{uri.authority or NO_HOST}/{uri.key.rstrip('/')}"
 
 
 def is_active() -> bool:
@@ -75,11 +74,11 @@ def fetch_ends(path: str | os.PathLike) -> None:
         _active.fetch_ends(os.fspath(path))
 
 
-def open_input(path: str | os.PathLike) -> BinaryIO:
-    """Opens a file to read it from some place on."""
+def open_input(path: str | os.PathLike, end: int | None = None) -> BinaryIO:
+    """Opens a file to read it from some place on, to about `end` if that is not its end."""
     if _active is None:
         return open(path, "rb")
-    return io.BufferedReader(_Object(_active, os.fspath(path)), _BUFFER_BYTES)
+    return io.BufferedReader(_Object(_active, os.fspath(path), end), _BUFFER_BYTES)
 
 
 def read_ranges(ranges: Iterable[Range]) -> Iterator[bytes]:
@@ -157,7 +156,7 @@ class NodeFiles:
         from dlrm.remote.uri import Uri
 
         scheme, authority, key = os.path.relpath(path, self.root).split("/", 2)
-        return open_store(Uri(scheme, authority.removeprefix(_NO_HOST))), key
+        return open_store(Uri(scheme, authority.removeprefix(NO_HOST))), key
 
     def entry(self, path: str) -> "Entry":
         """Returns the object of a path: of an input the one that the driver has found."""
@@ -168,11 +167,13 @@ class NodeFiles:
         return known
 
     def _reading(self, path: str) -> "tuple[Store, Entry]":
-        """Returns an object without asking for its size, if ranges are read that are known."""
+        """Returns an object to read known ranges of, for which nobody has to ask for its size."""
         from dlrm.remote.store import Entry
 
         store, key = self.store_of(path)
         known = self.entries.get(os.path.relpath(path, self.root))
+        if known is None and not store.protects:  # whose reads compare times
+            known = store.entry(key)
         return store, known or Entry(key, 0, "size unknown", 0.0)
 
     def fetch(self, path: str, ranges: Sequence[tuple[int, int]] | None) -> None:
@@ -301,8 +302,8 @@ class NodeFiles:
             own = [(os.path.relpath(name, told.data), *rest) for name, *rest in self.slices]
             facts = {"object": task, "slices": own}
         if len(files) == 1:
-            ((key, path),) = files.items()
-            store.write(key, path)
+            ((key, file),) = files.items()
+            store.write(key, file)
         elif files:
             upload(store, files)
         return facts
@@ -331,11 +332,20 @@ def _in_order(act: Any, items: Iterable[Any]) -> Iterator[Any]:
 
 
 class _Object(io.RawIOBase):
-    """An object as a file that is read in ranges."""
+    """An object as a file that is read in ranges, the next of which is fetched meanwhile.
 
-    def __init__(self, files: NodeFiles, path: str) -> None:
+    Args:
+        files: the files of the task.
+        path: its path.
+        end: where reading is expected to end; what is read behind it is read in small ranges.
+    """
+
+    def __init__(self, files: NodeFiles, path: str, end: int | None) -> None:
         self._store, _ = files.store_of(path)
         self._entry, self._place = files.entry(path), 0
+        self._end = self._entry.size if end is None else min(end, self._entry.size)
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="ahead")
+        self._ahead: tuple[int, int, Future[Any]] | None = None
 
     def readable(self) -> bool:
         return True
@@ -351,14 +361,30 @@ class _Object(io.RawIOBase):
     def tell(self) -> int:
         return self._place
 
+    def close(self) -> None:
+        if not self.closed:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+        super().close()
+
     def readinto(self, buffer: Any) -> int:
-        end = min(self._place + len(buffer), self._entry.size)
-        if self._place >= end:
-            return 0
-        content = self._store.read(self._entry, self._place, end)
+        if self._ahead is not None and self._ahead[0] == self._place:
+            end, content = self._ahead[1], self._ahead[2].result()
+        else:
+            end = self._range_end(self._place)
+            content = self._store.read(self._entry, self._place, end)
+        content = memoryview(content)[: len(buffer)]
         buffer[: len(content)] = content
-        self._place = end
+        self._place, self._ahead = self._place + len(content), None
+        if len(content) and self._place == end < self._end:
+            following = self._range_end(end)
+            future = self._pool.submit(self._store.read, self._entry, end, following)
+            self._ahead = end, following, future
         return len(content)
+
+    def _range_end(self, place: int) -> int:
+        if place < self._end:
+            return min(place + _BUFFER_BYTES, self._end)
+        return min(place + END_BYTES, self._entry.size)
 
 
 class _Packing(pickle.Pickler):
@@ -436,7 +462,7 @@ def attempt(told: RunFiles, entries: "dict[str, Entry]") -> Iterator[NodeFiles]:
     if node is None:
         local = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
         node = f"{local.partition(',')[0]}/dlrm-{told.name}"
-    root, common = f"{node}/{_STREAMS}/{new_suffix()}", f"{node}/{_STREAMS}/{told.name}"
+    root, common = f"{node}/{STREAMS}/{new_suffix()}", f"{node}/{STREAMS}/{told.name}"
     os.makedirs(root)
     before, _active = _active, NodeFiles(root, common, entries)
     try:

@@ -1,12 +1,15 @@
 """Preparation whose tasks share no folder, and exchange files through a store of objects."""
 
+import functools
 import json
 import os
 import random
+import shutil
 from contextlib import contextmanager, nullcontext
 from unittest.mock import patch
 
 import pyarrow as pa
+import pyarrow.fs
 import pyarrow.parquet as pq
 import pytest
 from tables_testing import Inline, write_table
@@ -21,12 +24,14 @@ from dlrm.preproc.execution.stored_work import driver_folder, outlined
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
-from dlrm.remote import blocks, transfer
+from dlrm.remote import blocks, hdfs, transfer
 from dlrm.remote.blocks import find_streamed, streamed_directory
 from dlrm.remote.cache import Cache
+from dlrm.remote.hdfs import ArrowStore
 from dlrm.remote.publish import RUN, fetched_directory, find_published
 from dlrm.remote.store import open_store
 from dlrm.remote.task_files import NodeFiles
+from dlrm.remote.uri import Uri
 
 ROWS = 2000
 SCHEMA = {
@@ -124,6 +129,19 @@ def test_the_bytes_are_those_of_a_local_run_also_of_tasks_that_run_twice(
     assert not any(key.startswith(RUN) for key in keys)
     assert not any(key.endswith("train/label.bin") for key in keys)  # it is in slices
     assert not any((tmp_path / "cache/dlrm/remote/streams").iterdir())
+
+
+def test_hadoop_serves_as_a_store_too(source, tmp_path, monkeypatch):
+    path, _ = source(".csv")
+    (tmp_path / "hadoop").mkdir()
+    shutil.copy(path, tmp_path / "hadoop/rows.csv")
+    files = pyarrow.fs.LocalFileSystem()
+    opened = functools.cache(lambda root: ArrowStore(root, files, str(tmp_path / "hadoop")))
+    monkeypatch.setattr(hdfs, "open_hdfs", opened)
+    output = Uri.parse("hdfs:///out")
+    said = prepare("hdfs:///rows.csv", output)
+    assert said[-1].startswith("hdfs:///out: complete")
+    assert manifest_at(output) == prepare_local(path, tmp_path / "local")
 
 
 def test_slices_are_read_in_any_range_and_streamed(source, store_uri, tmp_path, monkeypatch):

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -233,12 +234,12 @@ class StoredWork(WorkFolder):
             if stage not in self._results:
                 self._results[stage] = self._read(stage, sorted(numbers))
         of_file: dict[str, list[tuple[int, int, list[int], str]]] = {}
-        for name, own in self._slices():
-            of_file.setdefault(name, []).append(own)
+        for name, facts in self._slices():
+            of_file.setdefault(name, []).append(facts)
         sums = {}
         for name, own in of_file.items():
             joined = JoinedChecksum(str(self._data.below(name)))
-            for place, size, parts, _ in sorted(own):
+            for place, size, parts, _ in sorted(own, key=itemgetter(0)):
                 joined.add(place, size, parts)
             if joined.size != (expected := (self.output / name).stat().st_size):
                 raise ValueError(

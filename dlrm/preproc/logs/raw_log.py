@@ -168,7 +168,7 @@ def number_rows(splits: Sequence[Split], counted: Sequence[dict[str, Any]]) -> l
 def count_lines(split: Split) -> int:
     """Counts the lines that start in a split, which are the newlines before its bytes."""
     lines = 1 if split.begin == 0 else 0
-    with open_input(split.path) as file:
+    with open_input(split.path, split.end) as file:
         position = max(split.begin - 1, 0)
         file.seek(position)
         while position < split.end - 1:
@@ -183,7 +183,7 @@ def start_of_line(split: Split, line: int) -> int:
     if line == 0 and split.begin == 0:
         return 0
     wanted = line if split.begin == 0 else line + 1  # newlines up to it
-    with open_input(split.path) as file:
+    with open_input(split.path, split.end) as file:
         position = max(split.begin - 1, 0)
         file.seek(position)
         while True:
@@ -217,7 +217,7 @@ def read_blocks(
         ValueError: the lines differ from those that were counted.
     """
     rows = skipped = crc = 0
-    with open_input(split.path) as file:
+    with open_input(split.path, split.end) as file:
         position = _first_line(file, split)
         while position < split.end:
             file.seek(position)

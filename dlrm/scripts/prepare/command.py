@@ -47,7 +47,8 @@ def run(values: Values) -> int | None:
         if name in values.given:
             raise ValueError(f"--{name}: is for --schema criteo; got --schema {own.schema}")
     if not goes_through_store(values, "output"):
-        return _prepare(values, own.output)
+        _prepare(values, own.output)
+        return None
     from dlrm.preproc.execution.stored_work import outlined_inputs
 
     if query := _query(values):
@@ -56,15 +57,17 @@ def run(values: Values) -> int | None:
             f"into a folder, got {values['output']}"
         )
     with outlined_inputs(values, INPUTS) as local:
-        return _prepare(local, Uri.parse(values["output"]))
+        _prepare(local, Uri.parse(values["output"]))
+    return None
 
 
 def _prepare(values: Values, output: Path | Uri) -> None:
     own = values.config(PrepareConfig)
     query, tables = _query(values), {}
     if query is None:
-        for path in own.input if isinstance(output, Path) else ():
-            check_outside(output, path)
+        if isinstance(output, Path):
+            for path in own.input:
+                check_outside(output, path)
         tables = {"train": find_tables(own.input, values["input_format"], say)}
         for split, given in (("test", own.test_input), ("validation", own.validation_input)):
             if given:
@@ -134,8 +137,8 @@ def _prepare_logs(values: Values) -> int:
     arguments = [f"--input_folder={values['input'][0]}", f"--output_folder={values['output']}"]
     arguments += flags_of({n: values[n] for n in (*_LOG_FLAGS, *settings_of(CriteoConfig))})
     arguments += [f"--conf={item}" for item in values["conf"]]
-    names = ("output_ordering", "restart", "report", "memory_gib", "through_store")
-    names += tuple(name for name in settings_of(CacheConfig) if name in values)
+    names = ["output_ordering", "restart", "report", "memory_gib", "through_store"]
+    names += (name for name in settings_of(CacheConfig) if name in values)
     arguments += flags_of({name: values[name] for name in names})
     arguments += [f"--write_mode={'overwrite' if values['overwrite'] else 'errorifexists'}"]
     code = prepare_logs.main(arguments)
