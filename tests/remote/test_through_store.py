@@ -284,6 +284,16 @@ def test_objects_that_are_missing_or_short_are_named(source, store_uri):
         find_published(output)
 
 
+def test_a_driver_without_room_for_the_results_says_what_they_need(source, store_uri):
+    _, uri = source(".parquet")
+    output = store_uri.below("out")
+    with (
+        patch.object(stored_work, "host_memory", lambda: (5000, 10**9)),
+        pytest.raises(OSError, match=f"{output.below(RUN)}.*memory, of which 5,000 bytes are free"),
+    ):
+        prepare(uri, output)
+
+
 def test_rows_that_are_lost_or_there_twice_are_noticed():
     data = random.Random(0).randbytes(100)
     joined = manifest.JoinedChecksum("label.bin")

@@ -12,6 +12,7 @@ through it; see `task_files`.
 import json
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
@@ -22,6 +23,7 @@ from typing import Any
 
 from dlrm.documents import parse_json
 from dlrm.flags import Values
+from dlrm.host_memory import host_memory
 from dlrm.locks import OwnedDirectory, new_suffix, remove_abandoned
 from dlrm.manifest import JoinedChecksum
 from dlrm.preproc.execution.engines import Engine
@@ -49,7 +51,7 @@ from dlrm.remote.publish import (
     read_object,
     write_slices,
 )
-from dlrm.remote.store import Entry, open_store
+from dlrm.remote.store import Entry, open_store, total_bytes
 from dlrm.remote.task_files import NodeFiles, RunFiles
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri, is_uri
@@ -57,6 +59,7 @@ from dlrm.settings import settings_of
 
 _WHOLE = (b"ORC", b"ARROW1", b"\xff\xff\xff\xff")  # begin inputs that the driver reads whole
 _ROOT = b"<root>"  # of the driver's files, in results that have paths
+_OBJECT_BYTES = 8  # of the driver's memory, for a byte of results
 _RESULT = re.compile(r"(.*)\.tasks/(\d+)\.json")
 _WATCHED_SECONDS = 5.0  # between listings of finished tasks
 
@@ -92,8 +95,7 @@ class StoredWork(WorkFolder):
             f"{files.root}/nodes",
             name,
         )
-        listed = self._store.entries(self._state.folder)
-        self._there = {entry.key.removeprefix(self._state.folder) for entry in listed}
+        self._there = {e.key.removeprefix(self._state.folder) for e in self._entries()}
         self._results: dict[str, list[dict[str, Any]]] = {}
         path = Path(files.root, self._told.state)
         super().__init__(path, Path(files.root, task_files.path_of(uri)), resumed)
@@ -147,25 +149,42 @@ class StoredWork(WorkFolder):
                 content, inputs = task_files.packed(items[i], root, entries)
                 work.append((i, content, common | inputs))
             act = partial(task_files.run_task, told, stage, function)
-            with watched(partial(self._done, stage), on_progress, _WATCHED_SECONDS):
+            with watched(lambda: {*self._done(stage)}, on_progress, _WATCHED_SECONDS):
                 engine.run(stage, act, work)
-        self._results[stage] = self._read(stage, range(len(items)))
+        self._results[stage] = self._read(stage)
+        assert len(self._results[stage]) == len(items), stage
         return [record["result"] for record in self._results[stage]]
 
-    def _done(self, stage: str) -> set[int]:
-        folder = self._state.below(f"{stage}.tasks").folder
-        found = (_RESULT.fullmatch(e.key) for e in self._store.entries(folder))
-        return {int(match[2]) for match in found if match}
+    def _entries(self) -> list[Entry]:
+        return self._store.entries(self._state.folder)
 
-    def _read(self, stage: str, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        folder = self._state.below(f"{stage}.tasks")
+    def _done(self, stage: str) -> dict[int, Entry]:
+        """Returns the results of finished items, by number."""
+        entries = self._store.entries(self._state.below(f"{stage}.tasks").folder)
+        found = ((_RESULT.fullmatch(entry.key), entry) for entry in entries)
+        return {int(match[2]): entry for match, entry in found if match}
 
-        def read(number: int) -> dict[str, Any]:
-            place = folder.below(f"{number}.json")
-            return parse_json(read_object(self._store, place.key), str(place))
+    def _read(self, stage: str) -> list[dict[str, Any]]:
+        """Returns the results of a stage.
+
+        Raises:
+            OSError: they are more than the driver's memory holds.
+        """
+        entries = [entry for _, entry in sorted(self._done(stage).items())]
+        needed, memory = total_bytes(entries) * _OBJECT_BYTES, host_memory()
+        if memory is not None and needed > memory[0]:
+            raise OSError(
+                f"{self._state.below(f'{stage}.tasks')}: expected results that fit in the driver's "
+                f"memory, of which {memory[0]:,} bytes are free, got {len(entries):,} that take "
+                f"about {needed:,}; start it on a larger machine, with a larger --split_bytes or a "
+                "smaller --max_bad_lines"
+            )
+
+        def read(entry: Entry) -> dict[str, Any]:
+            return parse_json(bytes(self._store.read(entry)), f"{self.uri.root}{entry.key}")
 
         with ThreadPoolExecutor(16) as pool:
-            return list(pool.map(read, numbers))
+            return list(pool.map(read, entries))
 
     def _flush(self, stage: str) -> None:
         """Uploads the slices that the driver itself has written before a stage."""
@@ -186,6 +205,11 @@ class StoredWork(WorkFolder):
         """Has the files that tasks have written to a folder; see `WorkFolder.fetch`."""
         store, key = self._files.store_of(str(folder))
         found = [e for e in store.entries(f"{key}/") if e.key.endswith(ending)]
+        if (needed := total_bytes(found)) > (free := shutil.disk_usage(self._files.root).free):
+            raise OSError(
+                f"{self.uri.root}{key}: needs {needed:,} bytes in {self._files.root}, which has "
+                f"{free:,} left; name a larger disk by --cache_dir"
+            )
         paths = [folder / entry.key.removeprefix(f"{key}/") for entry in found]
         with ThreadPoolExecutor(16) as pool:
             list(pool.map(partial(self._files.fetch, ranges=None), map(str, paths)))
@@ -226,13 +250,10 @@ class StoredWork(WorkFolder):
         Raises:
             ValueError: a file has a gap, or rows twice.
         """
-        stages: dict[str, list[int]] = {}
-        for entry in self._store.entries(self._state.folder):
-            if found := _RESULT.fullmatch(entry.key.removeprefix(self._state.folder)):
-                stages.setdefault(found[1], []).append(int(found[2]))
-        for stage, numbers in stages.items():
-            if stage not in self._results:
-                self._results[stage] = self._read(stage, sorted(numbers))
+        keys = (e.key.removeprefix(self._state.folder) for e in self._entries())
+        stages = {found[1] for found in map(_RESULT.fullmatch, keys) if found}
+        for stage in sorted(stages - self._results.keys()):  # of an earlier driver
+            self._results[stage] = self._read(stage)
         of_file: dict[str, list[tuple[int, int, list[int], str]]] = {}
         for name, facts in self._slices():
             of_file.setdefault(name, []).append(facts)
