@@ -117,7 +117,7 @@ def write_slice(path: Path, place: int, parts: Iterable[memoryview]) -> bool:
 
 
 class RunFiles(NamedTuple):
-    """What the tasks of a run are told.
+    """The places of a run, for its tasks.
 
     Attributes:
         root: the driver's directory, of which tasks have their own.
