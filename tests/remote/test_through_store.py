@@ -49,6 +49,16 @@ class KilledError(BaseException):
     """Must not be caught, like SIGKILL."""
 
 
+class Counting(Inline):
+    """Counts the tasks that it runs."""
+
+    ran = 0
+
+    def run(self, stage, task, items):
+        self.ran += len(items)
+        super().run(stage, task, items)
+
+
 class Twice(Inline):
     """Runs every task twice, as a retry or speculation does."""
 
@@ -183,11 +193,14 @@ def killed_at_write(number):
 def test_a_killed_run_goes_on_with_the_tasks_that_the_store_has(source, store_uri, tmp_path):
     path, uri = source(".csv")
     output, expected = store_uri.below("out"), prepare_local(path, tmp_path / "local")
-    for number in (1, 4, 5, 3):
+    finished, whole, rest = (1, 4, 5, 3), Counting(), Counting()
+    for number in finished:
         with killed_at_write(number):
             prepare(uri, output)
         assert find_published(output) is None
-    said = prepare(uri, output)
+    said = prepare(uri, output, rest)
+    prepare(uri, store_uri.below("at once"), whole)
+    assert rest.ran == whole.ran - sum(finished) > 0
     assert said[0] == f"resuming the run in {output.below(RUN)}"
     assert manifest_at(output) == expected
 
