@@ -247,6 +247,18 @@ def test_a_second_driver_is_refused_while_the_first_is_at_work(source, store_uri
     prepare(uri, output, Second())
 
 
+def test_rows_that_are_left_out_have_the_place_of_their_object(store_uri):
+    uri, output = store_uri.below("rows.csv"), store_uri.below("out")
+    columns = "label,number,age,word,genre,user\n"
+    lines = [f"{i % 2},{i},{i % 9},w,g,u{i % 7}" for i in range(200)]
+    lines[150] = "1,none,3,w,g,u"
+    open_store(uri).write(uri.key, (columns + "\n".join(lines) + "\n").encode())
+    prepare(uri, output, bad_lines="quarantine", max_bad_lines=0.1)
+    with fetched_directory(Cache.open(), output) as path:
+        text = (path / "quarantine" / "rows.csv.tsv").read_text()
+    assert text.startswith(f"{uri}, line 152\t")
+
+
 def test_an_earlier_dataset_is_replaced_only_if_that_is_wanted(source, store_uri):
     _, uri = source(".parquet")
     output = store_uri.below("out")

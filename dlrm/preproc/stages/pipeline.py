@@ -39,6 +39,7 @@ from dlrm.preproc.stages.shuffle_files import INDEX, bucket_files, remove_unfini
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, PreparationRun
 from dlrm.preproc.stages.tasks import create_files, transform_split, write_bucket
+from dlrm.remote.cache import with_uris
 
 _BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
 _BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
@@ -106,7 +107,7 @@ def quarantine(
     texts: dict[str, list[str]] = {}
     for part, rows in zip(parts, rejected, strict=True):
         lines = texts.setdefault(part.source, [])
-        lines += [f"{part.where(row)}\t{why}\t{text}\n" for row, why, text in rows]
+        lines += [f"{with_uris(part.where(row))}\t{why}\t{text}\n" for row, why, text in rows]
     names = [Path(source).name for source in texts]
     if len(set(names)) < len(names):
         names = [f"{number}.{name}" for number, name in enumerate(names)]
