@@ -23,6 +23,18 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def(
       "joint_embedding_bag_sample_weights_backward(Tensor grad, Tensor weight, Tensor rows,"
       " Tensor lengths, bool mean) -> Tensor");
+  // Weights of ids by target attention, 1 for ids of other fields. `lists` are pairs of fields,
+  // list and candidate, each with a unit; see dlrm/ops/attended_bag.py. The gradient of the rows is
+  // added to `values`, and the result has the gradients of the units' weights, in their order.
+  m.def(
+      "attention_weights(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
+      " int[] lists, Tensor items, Tensor products, Tensor candidates, Tensor bias, Tensor output,"
+      " Tensor output_bias) -> Tensor");
+  m.def(
+      "attention_weights_backward(Tensor grad, Tensor(a!) values, Tensor weight, Tensor rows,"
+      " Tensor lengths, int[] lists, Tensor items, Tensor products, Tensor candidates, Tensor bias,"
+      " Tensor output, Tensor output_bias)"
+      " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Rows of `pieces`: number of the weight, column of the ids, first and last + 1 row of the table
   // that are here, rows of the table, and the weight's row of the first; by weight.
   m.def(

@@ -130,6 +130,21 @@ class Placement:
         looked_up = {piece.table for piece in own if not piece.replicated}
         return tuple(sorted({piece.table for piece in own} - looked_up))
 
+    def of_fields(self, tables: Sequence[int]) -> "Placement":
+        """Returns the placement with a table for each field, whose pieces are those of its own.
+
+        Args:
+            tables: number of each field's table.
+        """
+        if list(tables) == list(range(len(self.table_rows))):
+            return self
+        own: dict[int, list[Piece]] = {}
+        for piece in self.pieces:
+            own.setdefault(piece.table, []).append(piece)
+        rows = tuple(self.table_rows[table] for table in tables)
+        pieces = (p._replace(table=i) for i, table in enumerate(tables) for p in own[table])
+        return Placement(rows, self.dim, self.num_ranks, tuple(pieces))
+
     def of_one_column(self) -> "Placement":
         """Returns the placement of one-column tables whose rows are where the first columns are."""
         pieces = (piece.of_one_column() for piece in self.pieces if piece.columns[0] == 0)
@@ -278,7 +293,7 @@ def placement_text(placement: Placement, names: Sequence[str]) -> str:
 
     Args:
         placement: the placement.
-        names: names of the tables' features, for readers.
+        names: names of the tables, for readers.
     """
     lines = [
         "# Where the embedding tables are, for --placement. A piece has rows and columns",

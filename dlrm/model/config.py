@@ -1,10 +1,12 @@
 """The architecture of a DLRM: its fields, defaults and checks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm.model.layers.choices import (
+    ATTENTION,
     CROSS_STRUCTURES,
     DCN,
     MAX_BINS,
@@ -33,10 +35,14 @@ class DLRMConfig:
     """The architecture; field names are those of the command line's flags.
 
     Attributes:
-        table_sizes: rows of each embedding table, as in the data set.
+        table_sizes: rows of the table of each categorical field, as in the data set.
         num_numerical_features: number of numerical features of a sample.
-        table_poolings: pooling of each table, if the data set specifies it; None, for one table or
+        table_poolings: pooling of each field, if the data set specifies it; None, for one field or
             for all, is `pooling`.
+        field_tables: number of each field's table, if fields share tables; numbers ascend by first
+            fields, from 0. None is a table of its own for each field.
+        field_targets: for each field whose pooling is attention, the field of its candidate, which
+            has the same table; None for others.
 
     Raises:
         ValueError: values do not fit together; the message names flag and value.
@@ -87,6 +93,15 @@ class DLRMConfig:
         architecture=True,
     )
     table_poolings: tuple[str | None, ...] | None = None
+    field_tables: tuple[int, ...] | None = None
+    field_targets: tuple[int | None, ...] | None = None
+    attention_hidden: int = setting(
+        36,
+        "Neurons of the activation unit that weighs the items of a list with pooling: attention",
+        architecture=True,
+        least=1,
+        most=_MOST,
+    )
     embedding_dtype: str = setting(
         "fp32",
         "bf16: look up rows with half the memory traffic; a second tensor keeps the remaining "
@@ -209,6 +224,7 @@ class DLRMConfig:
         check_settings(self)
         self._check_parts()
         self._check_poolings()
+        self._check_tables()
         if self.embedding_dtype != "fp32" and self.embedding_type not in FUSED_TYPES:
             raise ValueError(
                 f"--embedding_dtype {self.embedding_dtype} needs --embedding_type joint_fused, got "
@@ -235,16 +251,62 @@ class DLRMConfig:
     def _check_poolings(self) -> None:
         poolings = self.table_poolings
         if poolings is not None and (
-            len(poolings) != len(self.table_sizes) or not {*poolings} <= {None, *POOLINGS}
+            len(poolings) != len(self.table_sizes)
+            or not {*poolings} <= {None, ATTENTION, *POOLINGS}
         ):
             raise ValueError(
-                f"table_poolings: expected one of {POOLINGS}, or None, for each of "
+                f"table_poolings: expected one of {(*POOLINGS, ATTENTION)}, or None, for each of "
                 f"{len(self.table_sizes)} tables, got {poolings}"
             )
 
+    def _check_tables(self) -> None:
+        rows: dict[int, int] = {}
+        for field, (table, size) in enumerate(zip(self.tables, self.table_sizes, strict=False)):
+            if not 0 <= table <= len(rows) or rows.setdefault(table, size) != size:
+                known = ", ".join(map(str, rows.values())) or "none"
+                raise ValueError(
+                    f"field_tables: field {field}: expected the next number, {len(rows)}, or that "
+                    f"of a table of {size} rows among those of {known}, got {table}"
+                )
+        if len(self.tables) != len(self.table_sizes):
+            raise ValueError(
+                f"field_tables: expected a number for each of {len(self.table_sizes)} fields, got "
+                f"{len(self.tables)}"
+            )
+
+        if self.attention_hidden != type(self).attention_hidden and not self.attended:
+            raise ValueError(
+                f"--attention_hidden {self.attention_hidden} is for lists with pooling: attention, "
+                "and the dataset has none"
+            )
+        targets = self.field_targets or (None,) * len(self.table_sizes)
+        for field, (target, pooling) in enumerate(zip(targets, self.poolings, strict=True)):
+            if pooling == ATTENTION and (
+                target is None
+                or not 0 <= target < len(self.tables)
+                or self.tables[target] != self.tables[field]
+                or self.poolings[target] == ATTENTION
+            ):
+                raise ValueError(
+                    f"field_targets: field {field}: expected another field of table "
+                    f"{self.tables[field]}, which is not attended, got {target}"
+                )
+
+    @property
+    def attended(self) -> dict[int, int]:
+        """Returns the fields whose pooling is attention, each with the field of its candidate."""
+        targets = enumerate(self.field_targets or ())
+        pairs = ((field, target) for field, target in targets if target is not None)
+        return {f: target for f, target in pairs if self.poolings[f] == ATTENTION}
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Returns the number of each field's table."""
+        return self.field_tables or tuple(range(len(self.table_sizes)))
+
     @property
     def poolings(self) -> tuple[str, ...]:
-        """Returns the pooling of each table, which makes one vector of several rows of a sample."""
+        """Returns the pooling of each field, which makes one vector of several rows of a sample."""
         said = self.table_poolings or [None] * len(self.table_sizes)
         return tuple(one or self.pooling for one in said)
 
@@ -275,7 +337,15 @@ class DLRMConfig:
     def embedding_rows(self) -> tuple[int, ...]:
         """Returns the rows of each table as built: `table_sizes`, at most `max_table_size`."""
         limit = self.max_table_size
-        return tuple(size if limit is None else min(size, limit) for size in self.table_sizes)
+        sizes = dict(zip(reversed(self.tables), reversed(self.table_sizes), strict=True))
+        of_tables = (sizes[table] for table in range(len(sizes)))
+        return tuple(size if limit is None else min(size, limit) for size in of_tables)
+
+    def table_names(self, fields: Sequence[str]) -> list[str]:
+        """Returns the name of each table, that of its field or of its fields, given all names."""
+        pairs = [*zip(self.tables, fields, strict=True)]
+        of_tables = range(len(self.embedding_rows))
+        return ["+".join(name for own, name in pairs if own == table) for table in of_tables]
 
     def placed(self, num_ranks: int) -> "Placement":
         """Returns the placement of the tables on `num_ranks` processes.

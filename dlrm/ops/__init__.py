@@ -4,6 +4,12 @@ Each operator runs compiled if `dlrm/_ops_cpu.so` (on a GPU `dlrm/_ops_cuda.so`)
 be loaded. Otherwise its plain-torch reference runs, with the same values.
 """
 
+from dlrm.ops.attended_bag import (
+    ActivationUnits,
+    attended_bag,
+    attended_bag_reference,
+    attended_sum,
+)
 from dlrm.ops.dense_adam import dense_adam_
 from dlrm.ops.device_errors import raise_device_errors
 from dlrm.ops.dot_interaction import (
@@ -15,6 +21,7 @@ from dlrm.ops.joint_embedding import (
     joint_embedding,
     joint_embedding_gradient,
     joint_embedding_reference,
+    table_ranges,
 )
 from dlrm.ops.joint_embedding_bag import (
     POOLINGS,
@@ -69,9 +76,13 @@ from dlrm.ops.row_update import (
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
+    "ActivationUnits",
     "Rows",
     "POOLINGS",
     "PRODUCTS",
+    "attended_bag",
+    "attended_bag_reference",
+    "attended_sum",
     "bags_of_ids",
     "check_bags",
     "choose_products",
@@ -127,4 +138,5 @@ __all__ = [
     "row_wise_adagrad_decay_reference",
     "row_wise_adagrad_reference",
     "split_float32",
+    "table_ranges",
 ]

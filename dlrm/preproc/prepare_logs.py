@@ -19,7 +19,7 @@ from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.execution.choice import SparkConfig, StoreConfig, goes_through_store
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.logs.options import LogOptions, LogsConfig
-from dlrm.preproc.stages.options import RunConfig
+from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 
 _HELPS = {
     "output_ordering": "order of training rows (of all rows for --mode transform)",
@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
             ("Columns", LogFormat),
             ("Preparation", LogOptions),
             ("Preparation", RunConfig),
+            ("Days", IncrementConfig),
             ("Spark", SparkConfig),
             ("Spark", StoreConfig),
         ],

@@ -137,7 +137,7 @@ def alternatives(
             yield from change(workload, fit)
     if "processes" not in fixed:
         least = min(memory.free for memory in devices)
-        for count in range(num_ranks + 1, len(config.table_sizes) + 1):
+        for count in range(num_ranks + 1, len(config.embedding_rows) + 1):
             if max(map(sum, table_bytes(config.placed(count), workload))) <= least:
                 yield f"{count} processes with a GPU like this each (torchrun)"
                 break

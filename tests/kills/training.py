@@ -102,7 +102,7 @@ def begin(run, config, keep, in_background=False, world=World(), beat=lambda ste
     """Returns the trainer of a new or resumed run and its training and test batches."""
     sizes = {name: tuple(v) if isinstance(v, list) else v for name, v in ARCHITECTURE.items()}
     task = Scored(DLRMConfig(TABLE_SIZES, 2, **sizes), world, seed=1)
-    shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+    shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
     notes = Path(run).with_name("notes")
     checkpoints = CheckpointDirectory(run, keep, notes, world, in_background)
     session.new_or_resumed(checkpoints, resume=True)

@@ -33,6 +33,8 @@ JUNE_2020 = {
     "dataset": None,
     "dataset_subset": None,
     "set_aside": 0.0,
+    "replay": 0.0,
+    "replay_data": None,
     "dataset_type": "split",
     "decay_end_lr": 0.0,
     "decay_power": 2,
@@ -109,6 +111,9 @@ OURS = {
     "verbose": False,
     "overlap": "none",
     "load_optimizer_state": False,
+    "continue_from": None,
+    "continue_lr": None,
+    "evict_unseen_days": None,
     "verify_data": "first",
     "allow_links": False,
     "sample_weights": True,
@@ -413,6 +418,7 @@ NO_ARCHITECTURE = {
 # What a resumed run must keep besides the architecture.
 FROZEN = {
     *("amp", "amp_dtype", "base_device", "batch_size", "dataset_subset", "dataset_type"),
+    *("continue_lr", "evict_unseen_days", "replay"),
     *("decay_end_lr", "decay_power", "decay_start_step", "decay_steps", "ema_decay"),
     *("embedding_l2", "embedding_l2_mode", "embedding_optimizer", "feature_spec"),
     *("freeze_embeddings", "freeze_mlps", "gradient_accumulation_steps", "half_dtype"),

@@ -106,3 +106,47 @@ def test_wrong_flags_are_named(tmp_path, capsys):
 def test_too_few_rows_for_an_auc_say_so(tmp_path, capsys):
     assert main(["--output", str(tmp_path / "raw"), "--rows=5", "--days=2"]) == 0
     assert capsys.readouterr().out.endswith("AUC: test undefined, validation undefined\n")
+
+
+def test_effects_turn_and_ids_are_replaced_day_by_day():
+    still, moving = (
+        Simulator(
+            Simulation(
+                rows=300_000, days=3, num_numerical=0, num_categorical=1, missing=0.0, **others
+            )
+        )
+        for others in ({}, {"drift": 0.5, "new_ids": 0.2})
+    )
+    first, *later = (
+        [line[2:] for line in chunk.text.splitlines()]
+        for chunk in map(_first, [(moving, 0), (still, 2), (moving, 2)])
+    )
+    kept = [np.isin(day, first).mean() for day in later]
+    assert kept[1] < 0.75 * kept[0]  # two fifths of the ids are others after two days
+    effects = [_effect_by_id(simulator, day) for simulator, day in ((moving, 0), (moving, 2))]
+    ids = sorted(effects[0].keys() & effects[1].keys())
+    assert len(ids) > 20
+    correlation = np.corrcoef([effects[0][i] for i in ids], [effects[1][i] for i in ids])[0, 1]
+    assert correlation == pytest.approx(np.cos(1.0), abs=0.35)
+
+
+def _first(of):
+    simulator, day = of
+    return next(simulator.chunks(day))
+
+
+def _effect_by_id(simulator, day):
+    chunk = next(simulator.chunks(day))
+    ids = [line[2:] for line in chunk.text.splitlines()]
+    logits = np.log(chunk.probability / (1 - chunk.probability))
+    return dict(zip(ids, logits - logits.mean(), strict=True))
+
+
+def test_each_day_has_its_best_reachable_auc(tmp_path):
+    simulation = Simulation(rows=6000, days=3, drift=0.3, new_ids=0.1)
+    days = simulate(simulation, tmp_path / "raw")["days"]
+    for day, planted in enumerate(days):
+        (chunk,) = Simulator(simulation).chunks(day)
+        assert planted["auc"] == pytest.approx(
+            roc_auc_score(chunk.label, chunk.probability), abs=1e-5
+        )

@@ -103,7 +103,7 @@ def trainer_of(world, run, placement=None):
 
 def batches_of(trainer, run):
     model, world = trainer.task.model, trainer.world
-    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
+    shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
     beyond = 3 if model.config.hash_indices else 1
     spec = FeatureSpec.default(".", 4, [beyond * size for size in SIZES])
     hotness = run.hotness and [run.hotness]

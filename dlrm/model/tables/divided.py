@@ -9,6 +9,7 @@ adds these vectors.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import accumulate
 from typing import Any, cast
@@ -33,7 +34,8 @@ class DividedEmbedding(Tables):
         initial, dtype: as in `JointEmbedding`.
         first_number: number of the first table; initial values depend on table numbers, and tables
             are saved under them.
-        read: the tables whose ids this rank takes; None are those of which it holds a piece.
+        read: the fields whose ids this rank takes; None are those of whose tables it holds a piece.
+        tables: table number of each field; None is one each.
     """
 
     def __init__(
@@ -44,21 +46,26 @@ class DividedEmbedding(Tables):
         dtype: torch.dtype = torch.float32,
         first_number: int = 0,
         read: Sequence[int] | None = None,
+        tables: Sequence[int] | None = None,
     ):
         super().__init__()
         self.placement, self.world = placement, world
-        read = read or placement.tables_by_rank()[world.rank]
-        groups: dict[tuple, list[Piece]] = {}
-        for piece in placement.of_rank(world.rank):
-            groups.setdefault(_kind(piece), []).append(piece)
+        self._tables = list(range(len(placement.table_rows)) if tables is None else tables)
+        self._of_fields = placement.of_fields(self._tables)
+        read = read or self._of_fields.tables_by_rank()[world.rank]
+        held, looked_up = (
+            _by_kind(one.of_rank(world.rank)) for one in (placement, self._of_fields)
+        )
         self.groups = nn.ModuleList(
-            _Group(groups[kind], read, first_number, initial, dtype, world)
-            for kind in sorted(groups)
+            _Group(
+                held[kind], looked_up[kind], self._tables, read, first_number, initial, dtype, world
+            )
+            for kind in sorted(held)
         )
         self._held = [group for group in self._own() if not group.replicated]
         places = [place for i, group in enumerate(self._held) for place in group.places(i, read)]
         self._places = torch.tensor(places, dtype=torch.int64, device="cpu").view(-1, 6)
-        self._layout = _Layout(placement, world.device)
+        self._layout = _Layout(self._of_fields, world.device)
         self._no_atoms = torch.zeros(1, 0, dtype=dtype, device=world.device, requires_grad=True)
 
     def table_parameters(self) -> TableParameters:
@@ -70,7 +77,8 @@ class DividedEmbedding(Tables):
             self.world,
             Initial(scale=0.0),
             first_number=len(self.placement.table_rows),
-            read=self.placement.tables_by_rank()[self.world.rank],
+            read=self._of_fields.tables_by_rank()[self.world.rank],
+            tables=self._tables,
         )
 
     def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
@@ -111,12 +119,28 @@ def _kind(piece: Piece) -> tuple[bool, bool, int]:
     return piece.replicated, not piece.has_all_rows, piece.width
 
 
+def _by_kind(pieces: Sequence[Piece]) -> dict[tuple[bool, bool, int], list[Piece]]:
+    groups: dict[tuple[bool, bool, int], list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(_kind(piece), []).append(piece)
+    return groups
+
+
 class _Group(nn.Module):
-    """Pieces of one rank that are looked up together, in one weight of one width."""
+    """Pieces of one rank that are looked up together, in one weight of one width.
+
+    Args:
+        held: the pieces of tables.
+        pieces: the same for each field, whose number is that of the piece's table.
+        of_fields: table number of each field.
+        read, first_number, initial, dtype, world: see `DividedEmbedding`.
+    """
 
     def __init__(
         self,
+        held: Sequence[Piece],
         pieces: Sequence[Piece],
+        of_fields: Sequence[int],
         read: Sequence[int],
         first_number: int,
         initial: Initial,
@@ -126,8 +150,12 @@ class _Group(nn.Module):
         super().__init__()
         self.pieces = pieces
         self.replicated, self.bounded, width = _kind(pieces[0])
-        numbered = {first_number + piece.table: piece for piece in pieces}
-        self.tables = JointEmbedding(numbered, width, initial, True, dtype, world)
+        numbered = {first_number + piece.table: piece for piece in held}
+        fields = [first_number + of_fields[piece.table] for piece in pieces]
+        places, ends = list(numbered), list(accumulate(piece.num_rows for piece in held))
+        self._offsets = [([0, *ends])[places.index(number)] for number in fields]
+        alone = replace(world, rank=0, size=1)
+        self.tables = JointEmbedding(numbered, width, initial, True, dtype, alone, fields)
         columns = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
@@ -150,10 +178,9 @@ class _Group(nn.Module):
 
     def places(self, number: int, read: Sequence[int]) -> list[list[int]]:
         """Returns the `pieces` of `ops.joint_embedding_pieces` for the weight of this number."""
-        offsets = accumulate((piece.num_rows for piece in self.pieces), initial=0)
         return [
             [number, read.index(piece.table), *piece.rows, piece.shape[0], offset]
-            for piece, offset in zip(self.pieces, offsets, strict=False)
+            for piece, offset in zip(self.pieces, self._offsets, strict=True)
         ]
 
     def forward(self, bags: Bags, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
@@ -183,7 +210,7 @@ class _Group(nn.Module):
         return Bags((ids - self._first)[here], here.to(torch.int8))
 
     def _several(self, bags: Bags, samples: slice) -> Bags:
-        ids, lengths, weights, pooling, _ = bags
+        ids, lengths, weights, pooling, *_ = bags
         assert lengths is not None
         if self._all and not self.bounded and samples == slice(0, len(lengths)):
             return bags
@@ -196,7 +223,7 @@ class _Group(nn.Module):
 
     def _within_bounds(self, bags: Bags) -> Bags:
         """Drops the ids of rows that other pieces hold."""
-        ids, lengths, weights, pooling, _ = bags
+        ids, lengths, weights, pooling, *_ = bags
         assert lengths is not None
         bag_of = ops.bags_of_ids(ids, lengths)
         piece, ids = bag_of % lengths.shape[1], ids.long()

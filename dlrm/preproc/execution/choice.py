@@ -43,6 +43,11 @@ class SparkConfig:
     def __post_init__(self) -> None:
         if wrong := [item for item in self.conf if "=" not in item]:
             raise UsageError(f"--conf: expected NAME=VALUE, got {wrong[0]!r}")
+        if (self.master or "").startswith("sc:"):
+            raise UsageError(
+                f"--master {self.master}: expected the master of a cluster, got a server of Spark "
+                "Connect, whose sessions dlrm.preproc.run takes in Python"
+            )
 
     def settings(self, of_query: bool = False) -> dict[str, str]:
         """Returns the settings of a session, with an optimizing compiler for a query."""

@@ -411,8 +411,15 @@ def outlined_inputs(values: Values, names: Sequence[str]) -> Iterator[Values]:
         names: flags with input, which are URIs.
 
     Raises:
-        OSError, ValueError: an object cannot be read; or a value is a path of this machine.
+        OSError, ValueError: an object cannot be read; a value is a path of this machine; or the
+            rows are a day of a chain.
     """
+    for name in ("extend", "day"):
+        if values[name] is not None:
+            raise ValueError(
+                f"--{name}: expected --nothrough_store, and a --cache_dir that all nodes see, as "
+                "chains of days are extended in a folder"
+            )
     show_uris()
     with driver_folder(Cache.of_flags(values)) as files:
         found = {name: outlined(files, values[name], name) for name in names if values[name]}

@@ -18,13 +18,15 @@ from dlrm.limits import check_processes
 from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.work_folder import opened_work, shared_folders, spark_log
+from dlrm.preproc.increments.growth import open_growth
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
-from dlrm.preproc.stages.options import RunConfig
+from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.remote.uri import Uri
+from dlrm.settings import settings_of
 
 
 def run(values: Values) -> None:
@@ -52,6 +54,9 @@ def _check_mode(values: Values) -> None:
         if values[name]:
             say(f"note: --{name} is not used: {why}")
     if values["mode"] in ("generate_models", "transform"):
+        for name in settings_of(IncrementConfig):
+            if name in values.given:
+                raise ValueError(f"--{name}: is for --mode prepare")
         return
     for name in ("days", "input_file", "model_folder", "unlabelled"):
         if values[name]:
@@ -74,7 +79,8 @@ def _find_input(values: Values) -> _Input:
     folder = values["input_folder"]
     train = find_file(folder, "train.txt") if folder.is_dir() else None
     if train is None:
-        return _Input(find_days(folder, values["num_days"]), None, None)
+        days = find_days(folder, values["num_days"], hold_out=values["hold_out"])
+        return _Input(days, None, None)
     if any(folder.glob("day_*")):
         raise ValueError(f"{folder}: expected day files or train.txt, got both")
     return _Input([train], values["num_days"] or KAGGLE_DAYS, find_file(folder, "test.txt"))
@@ -163,14 +169,18 @@ def _opened(
 ) -> Iterator[PreparationRun]:
     """Opens the work folder of an output, and starts the engine."""
     options = _options(values)
+    growth = open_growth(options.increment, options.schema)
     replace = values["write_mode"] == "overwrite"
     facts = options.facts() | facts | input_facts(files)
+    facts |= {} if growth is None else growth.facts()
+    for note in [] if growth is None else growth.notes():
+        say(note)
     with opened_work(output, facts, replace, values["restart"]) as work:
         if work.resumed:
             say(f"going on with what {work.shown} has")
         try:
             with _engine(values, output) as engine:
-                yield PreparationRun(engine, work, options, say)
+                yield PreparationRun(engine, work, options, say, growth)
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.shown}: the same command resumes it"
             raise type(error)(f"{error} ({hint})") from error
@@ -204,6 +214,7 @@ def _options(values: Values) -> LogOptions:
         log_format=values.config(LogFormat),
         dictionary_days=_range("dictionary_days", values["dictionary_days"]),
         report=values["report"] and values["mode"] == "prepare",
+        increment=values.config(IncrementConfig),
     )
 
 

@@ -70,7 +70,10 @@ class Split:
 
 
 def find_days(
-    folder: Path, num_days: int | None = None, days: tuple[int, int] | None = None
+    folder: Path,
+    num_days: int | None = None,
+    days: tuple[int, int] | None = None,
+    hold_out: bool = True,
 ) -> list[Path]:
     """Returns `day_0`, `day_1`, ... of a folder, each plain, `.gz` or `.zst`.
 
@@ -80,6 +83,7 @@ def find_days(
         num_days: expected number of days; None takes all.
         days: first and last day to return; the folder need not have others. None returns all,
             which must be 2 or more, without a gap.
+        hold_out: whether the last day is held out; otherwise there may be one only.
 
     Raises:
         FileNotFoundError: the folder or a day is missing.
@@ -114,7 +118,7 @@ def find_days(
     present_days = f"day_0 to day_{last}" if present else "none"
     if num_days is not None and len(present) != num_days:
         raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), got {present_days}")
-    if days is None and len(present) < 2:
+    if days is None and len(present) < 1 + hold_out:
         raise ValueError(
             f"{folder}: expected day files day_0, day_1, ..., at least 2 since the last one is "
             f"held out for testing, or train.txt; got {present_days}"

@@ -29,6 +29,7 @@ from dlrm.preproc.stages.dataset_files import TransformJob
 from dlrm.preproc.stages.division import TRAIN, Divider, Ranges
 from dlrm.preproc.stages.fitting import (
     count_buckets,
+    facts_of,
     fit,
     label_counts,
     negatives_of,
@@ -172,7 +173,9 @@ def write_dataset(
     negatives = negatives_of(options.schema, counted)
     if isinstance(divided.divider, Divider):
         _check_splits(divided.rows.sum(axis=0), divided.divider)
-    fitted = fit(run, counted, output / layout.TRANSFORM, columns, negatives)
+    facts = facts_of(run, counted, columns, negatives)
+    fit_rows = fit if run.growth is None else run.growth.fit
+    fitted = fit_rows(run, counted, output / layout.TRANSFORM, facts)
     run.work.share(output / layout.TRANSFORM)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
@@ -219,6 +222,7 @@ def _specification(
         names,
         metadata_of(totals, names),
         {categorical[i]: field for i, field in fitted.lists.items()},
+        {categorical[i]: table for i, table in fitted.shared_tables.items()},
     )
 
 
@@ -357,6 +361,8 @@ def finish_dataset(
     remove_unfinished(output)
     rows = {name: totals[name].get("rows", 0) for name in names}
     made_of = run.options.manifest_facts() | (origin or {})
+    if run.growth is not None:
+        made_of["increment"] = run.growth.manifest_facts()
     layout.write_dataset_manifest(output, rows, cardinalities, made_of, _checksums(run))
     result = {"totals": totals, "cardinalities": list(cardinalities)} | facts
     run.work.finish_output(result)
@@ -371,7 +377,8 @@ def _checksums(run: PreparationRun) -> dict[str, str]:
     names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
     task = partial(_checksums_of, folder=str(output))
     parts = run.work.run(run.engine, "checksums", task, shared_out(names))
-    return {name: crc for part in parts for name, crc in part.items()}
+    known = run.work.result("linked") or {}  # of an earlier day
+    return known | {name: crc for part in parts for name, crc in part.items()}
 
 
 def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:

@@ -255,6 +255,7 @@ def _categorical(
                 "name": field.column,
                 "type": field.type,
                 "dictionary": field.dictionary,
+                **({} if field.table is None else {"table": field.table}),
                 "missing": counts.missing(fitted.num_numerical + i, splits),
                 "distinct_values": (
                     None if is_id else sum(bucket["distinct"][place] for bucket in merged)

@@ -23,6 +23,7 @@ from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.parts import FilePart, parts_of
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
+from dlrm.preproc.increments.extend import lookups_of_parent
 from dlrm.preproc.stages.division import Divider
 from dlrm.preproc.stages.pipeline import Divided, count, quarantine, write_dataset
 from dlrm.preproc.stages.report import Files
@@ -88,7 +89,9 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     if not num_rows:
         raise ValueError("expected rows, got none")
     divider = Divider(options.division, options.schema, num_rows, inputs.splits)
-    source = TableSource(options.schema, divider.columns)
+    lookups = lookups_of_parent(run)
+    known = None if lookups is None else (str(run.growth.parent.transform), str(lookups))
+    source = TableSource(options.schema, divider.columns, known)
     counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
     quarantine(run, parts, counted)
     parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, counted, strict=True)]

@@ -58,7 +58,8 @@ def run(values: Values) -> int:
         refused = f"{output}: not written, since the plan does not fit in --memory_gb {memory:g}"
         print(refused, file=sys.stderr)
     elif output:
-        write_atomically(output, placement_text(placement, list(spec.categorical)))
+        names = workload.config.table_names(spec.categorical)
+        write_atomically(output, placement_text(placement, names))
         print(f"{output}: for --placement of a training by {limits.num_ranks} processes")
     return 0 if fits else _DOES_NOT_FIT
 
@@ -103,6 +104,9 @@ def _workload(values: Values, spec: FeatureSpec, machine: Machine) -> Workload:
         DLRMConfig,
         table_sizes=tuple(spec.cardinalities),
         num_numerical_features=len(spec.numerical),
+        table_poolings=spec.poolings,
+        field_tables=spec.field_tables,
+        field_targets=spec.targets,
     )
     device = "cpu" if machine.name == "cpu" else "cuda"
     return Workload.of_run(
@@ -125,6 +129,6 @@ def _mean_ids(values: Values, spec: FeatureSpec) -> tuple[float, ...] | None:
     if len(given) not in (1, count) or not all(0 <= ids < 1e9 for ids in given):
         raise ValueError(
             f"--mean_ids {','.join(map(str, given))}: expected one number of 0 or more, or one for "
-            f"each of {count} tables"
+            f"each of {count} fields"
         )
     return given if len(given) == count else given * count

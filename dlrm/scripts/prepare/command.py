@@ -1,10 +1,13 @@
 """Turns tables or logs into a dataset."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dlrm.command_line import flags_of, free_name, say, shell_line
 from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import check_outside
 from dlrm.flags import Values
@@ -16,7 +19,7 @@ from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders, spark_log
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.options import OUTPUT_FORMATS, RunConfig, SplitConfig
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import Uri, is_uri
@@ -68,10 +71,10 @@ def _prepare(values: Values, output: Path | Uri) -> None:
         if isinstance(output, Path):
             for path in own.input:
                 check_outside(output, path)
-        tables = {"train": find_tables(own.input, values["input_format"], say)}
+        tables = {"train": _found(own.input, values)}
         for split, given in (("test", own.test_input), ("validation", own.validation_input)):
             if given:
-                tables[split] = find_tables(given, values["input_format"], say)
+                tables[split] = _found(given, values)
     options = _options(values, len(tables) > 1)
     how = {"replace": own.overwrite, "restart": values["restart"], "query": query, "say": say}
     try:
@@ -81,6 +84,13 @@ def _prepare(values: Values, output: Path | Uri) -> None:
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
     _suggest_training(output)
+
+
+def _found(paths: Sequence[str], values: Values) -> list[TableFile]:
+    """Returns the files of tables; executors of Spark work in other directories than this one."""
+    is_local = values["engine"] == "local"
+    inputs = paths if is_local else [os.path.abspath(path) for path in paths]
+    return find_tables(inputs, values["input_format"], say)
 
 
 def _suggest_training(dataset: Path | Uri) -> None:
@@ -103,6 +113,7 @@ def _options(values: Values, by_files: bool) -> TableOptions:
         divided = by_files or values["test_from"] or values["split_column"]
         fraction = 0.0 if divided else DEFAULT_TEST_FRACTION
     options: dict[str, Any] = preparation(values) | {"output_format": OUTPUT_FORMATS[0]}
+    options["increment"] = values.config(IncrementConfig)
     return TableOptions(
         Schema.load(values["schema"]),
         values.config(SplitConfig, test_fraction=fraction),
@@ -138,6 +149,7 @@ def _prepare_logs(values: Values) -> int:
     arguments += flags_of({n: values[n] for n in (*_LOG_FLAGS, *settings_of(CriteoConfig))})
     arguments += [f"--conf={item}" for item in values["conf"]]
     names = ["output_ordering", "restart", "report", "memory_gib", "through_store"]
+    names += settings_of(IncrementConfig)
     names += (name for name in settings_of(CacheConfig) if name in values)
     arguments += flags_of({name: values[name] for name in names})
     arguments += [f"--write_mode={'overwrite' if values['overwrite'] else 'errorifexists'}"]

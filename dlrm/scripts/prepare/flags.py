@@ -56,6 +56,10 @@ class CriteoConfig:
     numeric_transform: str | None = setting(
         None, f"{described(CRITEO_TRANSFORMS)}; default: readme", choices=CRITEO_TRANSFORMS
     )
+    hold_out: bool | None = setting(
+        None,
+        "hold out the last day, half for testing and half for validation (default)",
+    )
     output_format: str | None = setting(
         None,
         "split_binary (default), one file per feature; binary, NVIDIA's rows of 4-byte words",

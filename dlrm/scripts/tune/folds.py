@@ -112,6 +112,7 @@ def write_part(
             sizes,
             splits,
             lists=spec.lists,
+            tables=spec.shared_tables,
         )
         counts = {}
         for split, role in splits.items():

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
+from dlrm import ops
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.choices import PLAIN_MLP
@@ -45,13 +46,14 @@ class Exportable(nn.Module):
         super().__init__()
         self.recalibrate = nn.Identity() if recalibration is None else recalibration
         config = model.config
-        sizes = torch.tensor(config.embedding_rows)
+        rows, of_fields = torch.tensor(config.embedding_rows), torch.tensor(config.tables)
+        sizes = rows[of_fields]
         self.hashed, self.probability = config.hash_indices, probability
         self.has_wide = config.wide
         self.sizes: Tensor
         self.first_rows: Tensor
         self.register_buffer("sizes", sizes)
-        self.register_buffer("first_rows", sizes.cumsum(0) - sizes)
+        self.register_buffer("first_rows", (rows.cumsum(0) - rows)[of_fields])
         self.tables = _Lookup(tables)
         self.wide = _Lookup(QuantizedTables(_wide_weights(model, tables)))
         self.bottom_mlp = model.bottom_mlp.exportable()
@@ -213,6 +215,11 @@ class ExportableBagDLRM(Exportable):
         self.means: Tensor
         means = [pooling == "mean" for pooling in model.config.poolings]
         self.any_mean = any(means)
+        self.attended = list(model.config.attended.items())
+        self.units = nn.ParameterList()
+        if self.attended:
+            units = model.attention.operands(model.config.attended)
+            self.units.extend(nn.Parameter(part.detach(), False) for part in units)
         self.register_buffer("means", torch.tensor(means, dtype=torch.long))
 
     def forward(
@@ -234,10 +241,24 @@ class ExportableBagDLRM(Exportable):
         bags = ended.scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
         tables = bags.remainder(lengths.shape[1])
         rows = self._known(ids.long(), self.sizes[tables]) + self.first_rows[tables]
-        logits = self._logits(numerical, self._pooled(self.tables(rows), bags, lengths, weights))
+        vectors = self.tables(rows)
+        if self.attended:
+            pooled = self._attend(vectors, bags, lengths, weights)
+        else:
+            pooled = self._pooled(vectors, bags, lengths, weights)
+        logits = self._logits(numerical, pooled)
         if self.has_wide:
             logits = logits + self._pooled(self.wide(rows), bags, lengths, weights).sum(1)
         return self._scores(logits)
+
+    def _attend(
+        self, vectors: Tensor, bags: Tensor, lengths: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """Does the same as `_pooled` if items of some lists have weights by their candidates."""
+        shape = lengths.shape[0], lengths.shape[1]
+        units = ops.ActivationUnits(*self.units)
+        pooled = ops.attended_sum(vectors, bags, shape, self.attended, units, weights)
+        return self._mean(pooled, lengths)
 
     def _pooled(
         self, vectors: Tensor, bags: Tensor, lengths: Tensor, weights: Tensor | None
@@ -248,6 +269,9 @@ class ExportableBagDLRM(Exportable):
         pooled = torch.zeros(lengths.numel(), vectors.shape[1], device=vectors.device)
         pooled = pooled.index_add(0, bags, vectors)
         pooled = pooled.view(lengths.shape[0], lengths.shape[1], vectors.shape[1])
+        return self._mean(pooled, lengths)
+
+    def _mean(self, pooled: Tensor, lengths: Tensor) -> Tensor:
         if self.any_mean:
             counts = (lengths * self.means).clamp(min=1)  # 1 for tables that are summed
             pooled = pooled / counts.unsqueeze(2)

@@ -43,7 +43,6 @@ def dense_part_of(config: DLRMConfig) -> DensePart:
         replace(
             config,
             table_sizes=(1,) * len(config.table_sizes),
-            table_poolings=None,
             max_table_size=None,
             placement="balanced",
             embedding_type="joint_fused",

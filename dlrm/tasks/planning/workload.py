@@ -20,7 +20,7 @@ class Workload:
         batch_size: samples of all ranks.
         optimizer: optimizer of the tables; None if they are not trained.
         dense_optimizer: optimizer of the MLPs; None if they are not trained.
-        lookups: average number of ids of a sample in each table; None is one in each.
+        lookups: average number of ids of a sample in each field; None is one in each.
         half: compute in half precision.
         table_memory: memory for the tables of each rank, such as "8GB"; other rows are in a store.
             None: all rows are in memory.
@@ -51,8 +51,22 @@ class Workload:
         return cls(config, batch_size, tables, mlps, l2_of_all=l2_of_all, **further)
 
     @property
-    def ids_of_tables(self) -> tuple[float, ...]:
+    def ids_of_fields(self) -> tuple[float, ...]:
         return self.lookups or (1.0,) * len(self.config.table_sizes)
+
+    @property
+    def ids_of_tables(self) -> tuple[float, ...]:
+        """Returns the average number of ids of a sample in each table, of all its fields."""
+        ids = [0.0] * len(self.config.embedding_rows)
+        for table, count in zip(self.config.tables, self.ids_of_fields, strict=True):
+            ids[table] += count
+        return tuple(ids)
+
+    @property
+    def vectors_of_tables(self) -> tuple[int, ...]:
+        """Returns the number of fields of each table."""
+        tables = self.config.tables
+        return tuple(map(tables.count, range(len(self.config.embedding_rows))))
 
     @property
     def value_bytes(self) -> int:
@@ -111,7 +125,8 @@ def stored_tables(placement: Placement, rank: int, workload: Workload) -> Stored
     """Returns a rank's tables in a store; the workload has a `table_memory`."""
     assert workload.table_memory is not None
     rows = tuple(piece.num_rows for piece in placement.of_rank(rank))
-    return StoredTables(rows, workload.row_bytes, workload.table_memory)
+    fields = tuple(workload.vectors_of_tables[piece.table] for piece in placement.of_rank(rank))
+    return StoredTables(rows, workload.row_bytes, workload.table_memory, fields)
 
 
 def most_rows_of_batch(placement: Placement, rank: int, workload: Workload) -> int:

@@ -175,6 +175,11 @@ def _check_dlrm(saved: SavedModel) -> None:
             f"{saved.path}: expected a DLRM, with tables, bottom_mlp, top_mlp and output; got "
             f"{len(saved.tables)} tables, {', '.join(sorted(parts)) or 'nothing else'}"
         )
+    if saved.config.get("dataset", {}).get("field tables"):
+        raise ValueError(
+            f"{saved.path}: expected a table for each field, got fields that share one (table in "
+            "the schema), which NVIDIA's code does not have, so the model cannot be written for it"
+        )
     flags = saved.config.get("flags", {})
     own = [f"--{name}" for name in ("wide", "batch_norm") if flags.get(name)]
     own += ["--ema_decay"] if flags.get("ema_decay") is not None else []
