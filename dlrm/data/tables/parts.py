@@ -11,6 +11,7 @@ from dlrm.data.tables.files import PARQUET, kind_named
 from dlrm.data.tables.kinds.columnar import Columnar, Groups
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE
+from dlrm.remote import task_files
 
 _BLOCK_BYTES = 1 << 20
 
@@ -104,7 +105,16 @@ class FilePart(NamedTuple):
         return kind
 
     def _open(self) -> Groups:
-        return self._kind.open(self.path, self.source)
+        if not task_files.is_active():
+            return self._kind.open(self.path, self.source)
+        if self._kind is not PARQUET:
+            task_files.fetch(self.path)
+            return self._kind.open(self.path, self.source)
+        task_files.fetch_ends(self.path)
+        opened = self._kind.open(self.path, self.source)
+        groups = [opened.group(number) for number in range(self.begin, self.end)]
+        task_files.fetch(self.path, [(group.begin, group.end) for group in groups])
+        return opened
 
 
 def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[FilePart]:

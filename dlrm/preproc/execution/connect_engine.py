@@ -19,6 +19,7 @@ from dlrm.preproc.execution.spark_engine import (
     quiet_errors,
     umask,
 )
+from dlrm.remote.uri import Uri
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -63,7 +64,7 @@ class ConnectEngine(SparkEngine):
     def _is_stopped(self) -> bool:
         return False
 
-    def start(self, folders: Sequence[Path] = (), log: Path | None = None) -> None:
+    def start(self, folders: Sequence[Path | Uri] = (), log: Path | None = None) -> None:
         """Starts Python on every core; see `SparkEngine.start`."""
         with self._progress_noted():
             super().start(folders, log)
@@ -126,7 +127,7 @@ class ConnectEngine(SparkEngine):
 
 @contextmanager
 def session_engine(
-    session: "SparkSession", folders: Sequence[Path], say: Callable[[str], None]
+    session: "SparkSession", folders: Sequence[Path | Uri], say: Callable[[str], None]
 ) -> Iterator[SparkEngine]:
     """Runs tasks in a session of the user, which is left as it is.
 

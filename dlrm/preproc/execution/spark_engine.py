@@ -25,6 +25,7 @@ from dlrm.command_line import missing_extra
 from dlrm.locks import OwnedDirectory, remove_abandoned
 from dlrm.preproc.execution.engines import EngineError, TaskError, return_memory
 from dlrm.preproc.execution.executors import checked, executor_error
+from dlrm.remote.uri import Uri
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -53,6 +54,8 @@ DEADLINE = "spark.dlrm.startTimeout"
 class SparkEngine:
     """Runs tasks on a Spark context, with the umask of the process that created it."""
 
+    is_distributed = True
+
     def __init__(self, spark: "SparkContext", session: "SparkSession | None" = None) -> None:
         self._spark, self._session, self._umask = spark, session, umask()
 
@@ -73,7 +76,7 @@ class SparkEngine:
         quiet_errors()
         return self._session or SparkSession.getActiveSession() or SparkSession(self._spark)
 
-    def start(self, folders: Sequence[Path] = (), log: Path | None = None) -> None:
+    def start(self, folders: Sequence[Path | Uri] = (), log: Path | None = None) -> None:
         """Starts Python on every core, and checks that tasks can write files into directories.
 
         Executors that differ from the driver and directories that are not shared are so reported
@@ -97,7 +100,7 @@ class SparkEngine:
         try:
             with failures():
                 while (cores := self._count_cores()) > probed:  # more have registered
-                    probe = partial(_probe, [os.fspath(folder) for folder in folders])
+                    probe = partial(_probe, [*folders])
                     self.run(START, probe, range(cores))
                     probed = cores
         except TaskError as error:
@@ -188,6 +191,25 @@ def quiet_errors() -> None:
     logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
 
 
+def is_on_cluster(master: str | None) -> bool:
+    """Returns whether Spark's tasks will run on other machines.
+
+    Args:
+        master: see `spark_engine`.
+    """
+    if "pyspark" in sys.modules:
+        from pyspark import SparkContext
+
+        if (running := SparkContext._active_spark_context) is not None:
+            master = running.master
+    if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:  # by spark-submit
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()
+        master = SparkConf().get("spark.master", "local")
+    return re.fullmatch(r"local(\[.*\])?", master or "local") is None
+
+
 def umask() -> int:
     """Returns the umask of this process."""
     mask = os.umask(0o077)
@@ -202,9 +224,12 @@ def _seconds(text: str) -> int:
     return int(match[1])
 
 
-def _probe(folders: Sequence[str], _: int) -> None:
-    """Creates, writes, renames and removes a file in each directory."""
+def _probe(folders: Sequence[Path | Uri], _: int) -> None:
+    """Creates, writes, renames and removes a file in each directory, and an object below a URI."""
     for folder in folders:
+        if isinstance(folder, Uri):
+            _probe_store(folder)
+            continue
         path = Path(folder, f".dlrm-probe-{uuid.uuid4().hex}")
         step = "create"
         try:
@@ -218,7 +243,23 @@ def _probe(folders: Sequence[str], _: int) -> None:
         except OSError as error:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-            raise OSError(error.errno, f"{error.strerror}: cannot {step} a file", folder) from None
+            raise OSError(
+                error.errno, f"{error.strerror}: cannot {step} a file", str(folder)
+            ) from None
+
+
+def _probe_store(uri: Uri) -> None:
+    """Writes, reads, lists and removes an object."""
+    from dlrm.remote.publish import RUN
+    from dlrm.remote.store import open_store
+
+    store, key = open_store(uri, patient=False), uri.below(f"{RUN}/.probe-{uuid.uuid4().hex}").key
+    store.write(key, b"probe")
+    try:
+        if bytes(store.read(store.entry(key))) != b"probe" or not store.entries(key):
+            raise OSError(f"{uri}: an object that was written is not there")
+    finally:
+        store.remove([key])
 
 
 def _host_and_user() -> tuple[str, str]:
@@ -322,7 +363,7 @@ def spark_engine(
     memory_gib: int,
     log: Path | None = None,
     settings: dict[str, str] | None = None,
-    folders: Sequence[Path] = (),
+    folders: Sequence[Path | Uri] = (),
     say: Callable[[str], None] = print,
 ) -> Iterator[SparkEngine]:
     """Starts Spark and stops it at the end; uses a running Spark of this process, and leaves it.
@@ -389,7 +430,10 @@ def spark_engine(
 
 
 def _started(
-    spark: "SparkContext", folders: Sequence[Path], log: Path | None, say: Callable[[str], None]
+    spark: "SparkContext",
+    folders: Sequence[Path | Uri],
+    log: Path | None,
+    say: Callable[[str], None],
 ) -> SparkEngine:
     engine = SparkEngine(spark)
     if engine.address:

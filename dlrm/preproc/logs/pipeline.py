@@ -137,6 +137,7 @@ def _unpacked(run: PreparationRun, files: Sequence[Path], name: str) -> list[Day
             items = [(str(path), str(paths[path])) for path in packed]
             unpacked = stage.tasks(f"{name}.unpack", _unpack, items, sizes)
             stage.size = sum(result["bytes"] for result in unpacked)
+            run.work.outline(folder)
     return [
         Day(str(paths[path].resolve()), 0, paths[path].stat().st_size, str(path)) for path in files
     ]

@@ -34,6 +34,7 @@ from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.division import bucket_of
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
+from dlrm.remote.task_files import read_ranges
 
 _SORTED_AT_ONCE = 1 << 22  # values, of texts of up to
 _USUAL_TEXT = 32  # bytes on average
@@ -443,19 +444,30 @@ class _Values:
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields keys, counts and, for a column of texts, the texts, bucket by bucket."""
     is_text, width = job.columns[column].kind == "texts", job.columns[column].width
+    for (entries, text_bytes), content in zip(
+        (kept[column] for kept in job.kept), read_ranges(_places(column, job)), strict=True
+    ):
+        keys = np.frombuffer(content, np.uint64, entries)
+        counts, texts = (
+            np.frombuffer(content, np.int64, (width // 8 - 1) * entries, 8 * entries),
+            None,
+        )
+        if job.columns[column].encoded is not None:
+            counts = counts.reshape(entries, width // 8 - 1)
+        if is_text:
+            texts = texts_of(content, entries, width * entries, text_bytes - 4 * entries)
+        yield keys, counts, texts
+
+
+def _places(column: int, job: FitJob) -> Iterator[tuple[str, int, int]]:
+    """Yields the files of all buckets with the places of a column's values."""
     for bucket, kept in enumerate(job.kept):
-        entries, text_bytes = kept[column]
-        with open(Path(job.merged, str(bucket)), "rb") as file:
-            before = zip(job.columns, kept[:column], strict=False)
-            file.seek(sum(earlier.width * values + texts for earlier, (values, texts) in before))
-            keys = np.frombuffer(file.read(8 * entries), np.uint64)
-            counts, texts = np.frombuffer(file.read((width - 8) * entries), np.int64), None
-            if job.columns[column].encoded is not None:
-                counts = counts.reshape(entries, width // 8 - 1)
-            if is_text:
-                content = file.read(text_bytes)
-                texts = texts_of(content, entries, 0, text_bytes - 4 * entries)
-            yield keys, counts, texts
+        sizes = [
+            made.width * values + texts
+            for made, (values, texts) in zip(job.columns, kept, strict=True)
+        ]
+        begin = sum(sizes[:column])
+        yield str(Path(job.merged, str(bucket))), begin, begin + sizes[column]
 
 
 def _mapped(path: Path, dtype: Any, size: int, mode: Any = "r") -> np.ndarray:

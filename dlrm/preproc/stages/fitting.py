@@ -241,6 +241,7 @@ def fit_counted(
             fitted = [by_column[i] for i in range(len(columns))]
             work.finish("fitted", fitted)
         remove_folder(work.folder("merged"))
+        work.fetch(directory)
     return fitted
 
 

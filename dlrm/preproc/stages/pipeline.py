@@ -36,10 +36,11 @@ from dlrm.preproc.stages.fitting import (
     remove_folder,
     shared_out,
 )
-from dlrm.preproc.stages.shuffle_files import bucket_files, remove_unfinished, total_counts
+from dlrm.preproc.stages.shuffle_files import INDEX, bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, PreparationRun
 from dlrm.preproc.stages.tasks import create_files, transform_split, write_bucket
+from dlrm.remote.cache import with_uris
 
 _BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
 _BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
@@ -107,7 +108,7 @@ def quarantine(
     texts: dict[str, list[str]] = {}
     for part, rows in zip(parts, rejected, strict=True):
         lines = texts.setdefault(part.source, [])
-        lines += [f"{part.where(row)}\t{why}\t{text}\n" for row, why, text in rows]
+        lines += [f"{with_uris(part.where(row))}\t{why}\t{text}\n" for row, why, text in rows]
     names = [Path(source).name for source in texts]
     if len(set(names)) < len(names):
         names = [f"{number}.{name}" for number, name in enumerate(names)]
@@ -175,6 +176,7 @@ def write_dataset(
     facts = facts_of(run, counted, columns, negatives)
     fit_rows = fit if run.growth is None else run.growth.fit
     fitted = fit_rows(run, counted, output / layout.TRANSFORM, facts)
+    run.work.share(output / layout.TRANSFORM)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
     names = [target.name for target in targets]
@@ -301,6 +303,7 @@ def _shuffle(run: PreparationRun, target: Target, job: TransformJob) -> None:
     with run.stage("shuffle") as stage:
         stage.rows = target.rows
         if run.work.result("shuffled") is None:
+            run.work.fetch(Path(job.shuffle), INDEX)
             sources = bucket_files(Path(job.shuffle))
             counts = total_counts(sources)
             rows, first = counts[:, 0].tolist(), (np.cumsum(counts, axis=0) - counts).tolist()
@@ -367,7 +370,9 @@ def finish_dataset(
 
 
 def _checksums(run: PreparationRun) -> dict[str, str]:
-    """Returns checksums of every large file, computed by the engine."""
+    """Returns checksums of every large file, computed by the engine if no task has done it."""
+    if (known := run.work.checksums()) is not None:
+        return known
     output = run.work.output
     names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
     task = partial(_checksums_of, folder=str(output))

@@ -159,6 +159,7 @@ def _load(
 ) -> Counted:
     """Adds up the counts of tasks, under the names of splits, and of periods if there are any."""
     folder = run.work.folder("transform.statistics")
+    run.work.fetch(folder)
     counts = Counted(fitted.num_numerical, fitted.num_categorical, len(fitted.lists))
     for number, part in enumerate(parts):
         for name, statistics in Statistics.load(folder / str(number)).items():

@@ -30,10 +30,12 @@ from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource
+from dlrm.remote import task_files
 
 _PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless the user sets it
 _PARTS_PER_CORE = 2
 _COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
+_HEADER_BYTES = 8 << 20  # of CSV, to read its header
 _MOST_NOTES = 3  # about files whose rows extend over several lines
 
 
@@ -97,11 +99,16 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     first = inputs.files[0]
     columns: list[str] = []
     if first.kind.delimited:
-        headers = (file.columns(options.format) for file in inputs.files)
+        headers = (_header(file, options.format) for file in inputs.files)
         columns = next(filter(None, headers), [])
     names = Files([_name(file) for file in inputs.files])
     divided = Divided(source, divider, parts, rows, ids)
     return write_dataset(run, divided, counted, names, columns, origin)
+
+
+def _header(file: TableFile, text: TextFormat) -> list[str]:
+    task_files.fetch(file.path, [(0, _HEADER_BYTES)])
+    return file.columns(text)
 
 
 def _name(file: TableFile) -> str:
@@ -176,6 +183,7 @@ def _staged(run: PreparationRun, files: Sequence[TableFile]) -> list[tuple[Path,
         task = partial(_stage, text=options.format, quarantine=options.quarantine, cells=cells)
         done = now.tasks("stage", task, items, sizes)
         now.rows, now.size = sum(result["rows"] for result in done), sum(sizes)
+        run.work.outline(folder)
     for note in [note for result in done if (note := result["note"])][:_MOST_NOTES]:
         run.say(note)
     numbers = set(columns).intersection(*(result["numbers"] for result in done))
@@ -203,4 +211,5 @@ def _stage(
 ) -> dict[str, Any]:
     file, target, columns = item
     assert isinstance(file.kind, Text), "others are read as they are"
+    task_files.fetch(file.path)
     return file.kind.stage(file, target, text, columns, quarantine, cells)

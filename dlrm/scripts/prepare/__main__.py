@@ -16,10 +16,11 @@ import sys
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.preproc.execution.choice import StoreConfig, goes_through_store
 from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.scripts.common.spark_flags import SPARK
 from dlrm.scripts.common.table_flags import PREPARATION, FilesConfig
-from dlrm.scripts.prepare.flags import CriteoConfig, PrepareConfig
+from dlrm.scripts.prepare.flags import INPUTS, CriteoConfig, PrepareConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,12 +35,17 @@ def main(arguments: list[str] | None = None) -> int:
             *PREPARATION,
             ("Days", IncrementConfig),
             *SPARK,
+            ("Spark", StoreConfig),
         ],
         ("Dataset", "Files", "Division of rows", "Days", "Preparation", "For --schema criteo"),
         without=("held_out",),
     )
     hint = "the same command resumes the run"
-    return run_command(line, _run, __doc__, arguments, hint=hint)
+    return run_command(line, _run, __doc__, arguments, at_store=_at_store, hint=hint)
+
+
+def _at_store(values: Values) -> tuple[str, ...]:
+    return (*INPUTS, "output") if goes_through_store(values, "output") else ()
 
 
 def _run(values: Values) -> int | None:

@@ -9,6 +9,7 @@ from dlrm.preproc.stages.options import OUTPUT_FORMATS
 from dlrm.settings import REQUIRED, setting
 
 CRITEO = "criteo"
+INPUTS = ("input", "test_input", "validation_input")
 DEFAULT_TEST_FRACTION = 0.2
 
 
