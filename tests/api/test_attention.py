@@ -1,5 +1,7 @@
 """A list that is attended to, from a table with a shared table to a served model."""
 
+from dataclasses import replace
+
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -10,6 +12,10 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
+from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
+from dlrm.tasks.table_rows import grow_tables
+from dlrm.train.checkpoints.nvidia import write_nvidia
+from dlrm.train.checkpoints.saved_model import read_saved
 
 SCHEMA = {
     "label": "click",
@@ -126,6 +132,54 @@ def test_other_layouts_give_the_same_model(dataset, layout):
     )
     rows = draw(50, seed=2)
     np.testing.assert_allclose(found.predict(rows), fused.predict(rows), atol=1e-4)
+
+
+@pytest.mark.long
+def test_a_served_model_scores_raw_rows_and_ids(model, tmp_path):
+    scorer = pytest.importorskip("dlrm.serving.server.scorer", reason="needs dlrm[serve]")
+    export = pytest.importorskip("dlrm.deployment.export", reason="needs dlrm[serve]")
+    model.save(tmp_path / "saved")
+    words = [f"--checkpoint={tmp_path / 'saved'}", f"--save-dir={tmp_path / 'models'}", "--python"]
+    export.run(export.parse(words))
+    rows = draw(30, seed=1)
+    lines = [text_of(row) for row in rows.to_pylist()]
+    inputs = inputs_of_rows(model, rows)
+    names = ("numerical", "ids", "lengths")
+    numbers = [inputs.numerical.astype("f4"), inputs.ids.astype("i8"), inputs.lengths.astype("i4")]
+    asked = [
+        {"raw__0": np.array(lines, "S").view(np.uint8).reshape(len(lines), -1)},
+        {f"input__{place}": array for place, array in zip(range(len(names)), numbers, strict=True)},
+    ]
+    answers = scorer.Scorer(tmp_path / "models/model/1", max_rows=100, threads=1)(asked)
+    for answer in answers:
+        assert not isinstance(answer, Exception), answer
+        np.testing.assert_allclose(answer.ravel(), model.logits(rows), rtol=1e-4, atol=1e-5)
+
+
+def text_of(row):
+    cells = (row[name] for name in ("age", "item", "user", "seen", "bought"))
+    return "\t".join("|".join(map(str, c)) if isinstance(c, list) else str(c) for c in cells)
+
+
+def inputs_of_rows(model, rows):
+    lines = "\n".join(text_of(row) for row in rows.to_pylist())
+    text = text_of_lines(lines.encode(), len(model.row_transform.names))
+    return inputs_of_text(model.row_transform, text)
+
+
+def test_rows_may_be_added_to_a_shared_table(model, tmp_path):
+    saved = read_saved(model.path)
+    grow_tables(saved, [40, 21, 40, 40], tmp_path / "grown")
+    grown = read_saved(tmp_path / "grown")
+    assert [table.rows for table in grown.tables] == [40, 21]
+    with pytest.raises(ValueError, match="table 0, which fields share: expected 40 rows, got 41"):
+        grow_tables(saved, [40, 21, 41, 40], tmp_path / "other")
+    with pytest.raises(ValueError, match="NVIDIA's code does not have"):
+        write_nvidia(replace(saved, dense=without(saved.dense)), tmp_path / "nvidia")
+
+
+def without(dense):
+    return {name: value for name, value in dense.items() if not name.startswith("attention")}
 
 
 def test_divided_tables_are_refused():

@@ -49,7 +49,8 @@ class Clicks:
     """Batches that are pure functions of their index."""
 
     table_sizes, num_numerical, batch_size = list(TABLE_SIZES), 2, 8
-    categorical_names, one_id_each, poolings = ["a", "b", "c"], True, None
+    categorical_names, one_id_each = ["a", "b", "c"], True
+    poolings = field_tables = targets = None
 
     def __init__(self, num_batches, seed):
         self._num_batches, self._seed = num_batches, seed
