@@ -161,7 +161,8 @@ class Recommendation(ClickTask):
 
     def _before_look_up(self, batch: Batch) -> None:
         if self._deferring:
-            self._deferring.before_look_up(self.model.rows(batch.categorical, batch.lengths))
+            found = self.model.rows_by_weight(batch.categorical, batch.lengths)
+            self._deferring.before_look_up(found)
 
     def slots(self, trains: bool = False) -> Slots | None:
         """Returns the assigner of slots to rows of batches, or None if all rows are in memory."""
@@ -245,7 +246,7 @@ class Recommendation(ClickTask):
         plain = architecture.embedding_type in FUSED_TYPES and not cuda_kernels_available()
         if config.embedding_optimizer != "sgd" or architecture.embedding_dtype != "fp32":
             return plain
-        narrow = architecture.embedding_dim < ORDERED_COLUMNS
+        narrow = min(architecture.table_dims, default=0) < ORDERED_COLUMNS
         return plain or narrow or architecture.embedding_type not in FUSED_TYPES
 
     def optimizers(

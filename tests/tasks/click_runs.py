@@ -128,7 +128,8 @@ def tables_of(trainer):
             values = join_float32(part.weight.detach()[own], low[id(part.weight)][own])
         found.append((part.table, part.piece, values.clone()))
     columns_of = trainer.task.model.config.wide * [1] * len(SIZES)
-    shapes = [*((rows, DIM) for rows in SIZES), *zip(SIZES, columns_of, strict=False)]
+    dims = trainer.task.model.config.table_dims
+    shapes = [*zip(SIZES, dims, strict=True), *zip(SIZES, columns_of, strict=False)]
     tables = [torch.full(shape, torch.nan) for shape in shapes]
     for theirs in gather(found, trainer.world):
         for table, held, values in theirs:

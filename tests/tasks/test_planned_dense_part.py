@@ -107,8 +107,8 @@ def held(config, optimizers, placement, rank):
     average = EMA(task.model, 0.9, dense).state
     return {
         "weights": tables,
-        "state": states[0],
-        "dense": sum(value.nbytes for value in dense.values()) + gradients + states[1],
+        "state": sum(states[:-1]),
+        "dense": sum(value.nbytes for value in dense.values()) + gradients + states[-1],
         "average": sum(value.nbytes for value in average.values()),
     }
 

@@ -83,7 +83,10 @@ class Workload:
 
     @property
     def row_bytes(self) -> int:
-        """Returns the bytes of a whole row, of its wide weight and of the optimizer's state."""
+        """Returns the bytes of a whole row, of its wide weight and of the optimizer's state.
+
+        The row is one of a table as wide as the interaction.
+        """
         shape = 1, self.config.embedding_dim
         return self.bytes_of([Piece(0, (0, 1), (0, shape[1]), 0, shape)])[1]
 

@@ -141,20 +141,22 @@ class RowOptimizer(LossScaled, DefersUpdates, Optimizer):
         return self.rule.initial_state(weight)
 
     @torch.no_grad()
-    def before_look_up(self, rows: Tensor) -> None:
+    def before_look_up(self, rows: Tensor | Mapping[Tensor, Tensor]) -> None:
         """Applies to rows the updates of the steps that they have missed, if there are any.
 
         If a batch looks up at least as many rows as a weight has, repeats included, one pass over
         the weight replaces the search for late rows. The values are the same.
 
         Args:
-            rows: rows of each weight; all that the next `step` has gradients of, or more.
+            rows: rows of each weight, by weight if they differ; all that the next `step` has
+                gradients of, or more.
         """
         for weight, missed in self._missed.items():
-            if len(rows) >= len(weight):
+            own = rows if isinstance(rows, Tensor) else rows[weight]
+            if len(own) >= len(weight):
                 self._decay_all(weight)
             elif len(missed):
-                self._decay(weight, rows)
+                self._decay(weight, own)
 
     @torch.no_grad()
     def finish_updates(self) -> None:
