@@ -43,6 +43,8 @@ class DLRMConfig:
             fields, from 0. None is a table of its own for each field.
         field_targets: for each field whose pooling is attention, the field of its candidate, which
             has the same table; None for others.
+        field_dims: columns of each field's table, at most `embedding_dim`, to which vectors of
+            fewer are projected. None, for one field or for all, is `embedding_dim`.
 
     Raises:
         ValueError: values do not fit together; the message names flag and value.
@@ -95,6 +97,7 @@ class DLRMConfig:
     table_poolings: tuple[str | None, ...] | None = None
     field_tables: tuple[int, ...] | None = None
     field_targets: tuple[int | None, ...] | None = None
+    field_dims: tuple[int | None, ...] | None = None
     attention_hidden: int = setting(
         36,
         "Neurons of the activation unit that weighs the items of a list with pooling: attention",
@@ -238,6 +241,7 @@ class DLRMConfig:
         for flag in ("bottom_mlp_sizes", "top_mlp_sizes"):
             if not getattr(self, flag):
                 raise ValueError(f"--{flag}: expected one size or more")
+        self._check_dims()
         if self.bottom_mlp_sizes[-1] != self.embedding_dim:
             raise ValueError(
                 f"--bottom_mlp_sizes {_listed(self.bottom_mlp_sizes)}: the last size must equal "
@@ -291,6 +295,45 @@ class DLRMConfig:
                     f"field_targets: field {field}: expected another field of table "
                     f"{self.tables[field]}, which is not attended, got {target}"
                 )
+
+    def _check_dims(self) -> None:
+        said = self.field_dims or (None,) * len(self.table_sizes)
+        if len(said) != len(self.table_sizes):
+            raise ValueError(
+                f"field_dims: expected a number or None for each of {len(self.table_sizes)} "
+                f"fields, got {len(said)}"
+            )
+        of_tables: dict[int, int] = {}
+        for field, (table, own) in enumerate(zip(self.tables, said, strict=True)):
+            dim = own or self.embedding_dim
+            if not 1 <= dim <= self.embedding_dim or of_tables.setdefault(table, dim) != dim:
+                raise ValueError(
+                    f"field_dims: field {field}: expected from 1 to --embedding_dim "
+                    f"{self.embedding_dim}, the same for all fields of a table, got {own}"
+                )
+        for field in self.attended:
+            if self.table_dims[self.tables[field]] != self.embedding_dim:
+                raise ValueError(
+                    f"field_dims: field {field}: expected --embedding_dim {self.embedding_dim} of "
+                    f"a list with pooling: attention, got {said[field]}"
+                )
+        if self.has_narrow_tables and self.embedding_type not in FUSED_TYPES:
+            raise ValueError(
+                f"--embedding_type {self.embedding_type}: expected joint_fused, since fields of "
+                "the dataset have an embedding_dim of their own"
+            )
+
+    @property
+    def table_dims(self) -> tuple[int, ...]:
+        """Returns the columns of each table."""
+        said = self.field_dims or (None,) * len(self.table_sizes)
+        of_tables = dict(zip(self.tables, said, strict=True))
+        return tuple(of_tables[table] or self.embedding_dim for table in range(len(of_tables)))
+
+    @property
+    def has_narrow_tables(self) -> bool:
+        """Returns whether tables have fewer columns than `embedding_dim`."""
+        return any(dim < self.embedding_dim for dim in self.table_dims)
 
     @property
     def attended(self) -> dict[int, int]:
@@ -362,10 +405,40 @@ class DLRMConfig:
                     f"--placement {self.placement}: expected {AUTO}, {', '.join(PLACEMENTS)} or a "
                     "file that dlrm plan --output wrote, and there is no such file"
                 )
-            return read_placement(self.placement, rows, dim, num_ranks)
+            return read_placement(self.placement, rows, dim, num_ranks, self.table_dims)
         # With several processes, a planner resolves "auto" before the model is built.
         places = place_tables(rows, num_ranks, self.placement)
-        return Placement.from_whole_tables(rows, dim, places)
+        return Placement.from_whole_tables(rows, dim, places, self.table_dims)
+
+
+def check_dims(
+    names: Sequence[str],
+    dims: Sequence[int | None] | None,
+    poolings: Sequence[str | None] | None,
+    embedding_dim: int,
+) -> None:
+    """Refuses columns of tables that do not suit the interaction, by the names of their fields.
+
+    Args:
+        names: names of the categorical fields.
+        dims, poolings: of the dataset, as `DLRMConfig.field_dims` and `table_poolings`.
+        embedding_dim: the width of the interaction.
+
+    Raises:
+        ValueError: the message names the first such field.
+    """
+    for name, dim, pooling in zip(names, dims or (), poolings or [None] * len(names), strict=False):
+        if dim is not None and dim > embedding_dim:
+            raise ValueError(
+                f"categorical field {name}: embedding_dim {dim}: expected at most --embedding_dim "
+                f"{embedding_dim}, the width of the interaction; write embedding_dim: "
+                f"{embedding_dim} or less in the schema, or train with --embedding_dim {dim}"
+            )
+        if dim not in (None, embedding_dim) and pooling == ATTENTION:
+            raise ValueError(
+                f"categorical field {name}: embedding_dim {dim}: expected --embedding_dim "
+                f"{embedding_dim} of a list with pooling: attention; leave embedding_dim out"
+            )
 
 
 # Fields that a checkpoint determines; all others follow the data set, or change no prediction.

@@ -24,6 +24,7 @@ from dlrm.model.layers.numerical_embedding import (
 )
 from dlrm.model.layers.own import OwnNumericalEmbedding, own_top_mlp
 from dlrm.model.layers.packed import Adapters, mean_of_members
+from dlrm.model.layers.projection import Projections
 from dlrm.model.layouts import make_tables
 from dlrm.model.score import Score, interactions
 from dlrm.model.tables.joint import LookUp
@@ -57,6 +58,7 @@ class DLRM(nn.Module):
     Attributes:
         fields_by_rank: the categorical fields whose ids each process takes.
         own_samples_only: fields for which this process takes only the ids of its own samples.
+        projections: the matrices of tables with fewer columns than the interaction, or None.
         attention: the activation unit of each attended list, by number of its field.
         numerical_embedding: embedding of the numerical fields, or None.
         cross: the cross layers that enter the last layer, or None.
@@ -121,6 +123,10 @@ class DLRM(nn.Module):
         config, dim = self.config, self.config.embedding_dim
         inputs, options = config.num_numerical_features, (self.dtype, optimized_mlp)
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
+        self.projections: Projections | None = None
+        if config.has_narrow_tables:
+            dims = [config.table_dims[table] for table in config.tables]
+            self.projections = Projections(dims, config.tables, dim, seed)
         self.attention = TargetAttention(config.attended, dim, config.attention_hidden, seed)
         self.numerical_embedding = _numerical_embedding(config, seed)
         self.interact, self.cross = interactions(config, self.bottom_mlp.num_vectors, seed)
@@ -285,6 +291,8 @@ class DLRM(nn.Module):
         _, _, *fields = self._parts
         vectors = [embed(numerical).to(self.dtype) for embed in fields]
         embeddings, *weights = (wait() for wait in received)
+        if self.projections is not None:
+            embeddings = self.projections(embeddings)
         if vectors:
             embeddings = torch.cat([*vectors, embeddings], 1)
         return embeddings, weights[0].sum((1, 2)) if weights else None
@@ -359,6 +367,16 @@ class DLRM(nn.Module):
     def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns the rows of a joint table that a batch looks up; see `Tables.rows`."""
         return self.embeddings.rows(Bags(self._hashed(categorical, lengths), lengths))
+
+    def rows_by_weight(
+        self, categorical: Tensor, lengths: Tensor | None = None
+    ) -> dict[Tensor, Tensor]:
+        """Returns the rows of each weight of tables that a batch looks up."""
+        bags = Bags(self._hashed(categorical, lengths), lengths)
+        if self.placement.dims:
+            return {k: v for one in self._all_tables() for k, v in one.rows_by_weight(bags).items()}
+        rows = self.embeddings.rows(bags)  # those of the wide term, too
+        return {weight: rows for weight, _ in self.table_parameters()}
 
     def _hashed(self, categorical: Tensor, lengths: Tensor | None) -> Tensor:
         """Returns ids, modulo the rows of their table with `hash_indices`."""

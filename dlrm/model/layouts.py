@@ -41,13 +41,13 @@ def make_tables(
     dtype = _DTYPES[config.embedding_dtype]
     std = config.embedding_init_std if config.embedding_init == "normal" else None
     initial = Initial(seed, config.embedding_init_scale, std)
-    if not placement.is_whole:
-        if config.embedding_type not in FUSED_TYPES:
+    if not placement.is_whole or placement.dims:
+        if not placement.is_whole and config.embedding_type not in FUSED_TYPES:
             raise ValueError(
                 f"--placement {config.placement} divides tables or copies them, which needs "
                 f"--embedding_type joint_fused, got {config.embedding_type}"
             )
-        if config.attended:
+        if config.attended and not placement.is_whole:
             raise ValueError(
                 f"--placement {config.placement} divides tables or copies them: expected whole "
                 "tables for lists with pooling: attention; use --placement balanced"

@@ -24,7 +24,7 @@ from dlrm.distributed import World, agreed, check_same, from_first
 from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
 from dlrm.flags import Values
-from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
+from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig, check_dims
 from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
@@ -284,6 +284,9 @@ class _Opening:
                 self.values,
                 with_saved_flags(self.values, self.known, ARCHITECTURE),
             )
+            field_dims = _said(self.known, "embedding dims", whole.train.field_dims)
+            names, poolings = whole.train.categorical_names, whole.train.poolings
+            check_dims(names, field_dims, poolings, self.values["embedding_dim"])
             architecture = self.values.config(
                 DLRMConfig,
                 table_sizes=tuple(whole.train.table_sizes),
@@ -291,6 +294,7 @@ class _Opening:
                 table_poolings=_said(self.known, "poolings", whole.train.poolings),
                 field_tables=_said(self.known, "field tables", whole.train.field_tables),
                 field_targets=_said(self.known, "targets", whole.train.targets),
+                field_dims=field_dims,
             )
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture, whole)

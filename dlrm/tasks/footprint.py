@@ -95,6 +95,8 @@ def check_tables_fit(
     )
     beside = " and a wide weight" if config.wide else ""
     parts = f"{rows:,} rows of {config.embedding_dim} values{beside}"
+    if config.has_narrow_tables:
+        parts = f"{weights // 4:,} values of tables of {min(config.table_dims)} columns and more"
     if needed > weights:
         state = f"{_shown(needed - weights)} of {optimizer}'s state"
         parts = f"{_shown(weights)} of {parts} and {state}"

@@ -93,6 +93,11 @@ OURS = {
     "mlp_products": "auto",
     "embedding_l2": 0.0,
     "embedding_l2_mode": "all",
+    "wide_optimizer": None,
+    "ftrl_alpha": 0.1,
+    "ftrl_beta": 1.0,
+    "ftrl_l1": 0.0,
+    "ftrl_l2": 0.0,
     "weight_decay": 0.0,
     "schedule": "nvidia",
     "warmup": 0.0,
@@ -430,6 +435,7 @@ FROZEN = {
     *("synthetic_dataset_num_entries", "synthetic_dataset_numerical_features"),
     *("synthetic_dataset_table_sizes", "synthetic_dataset_use_feature_spec", "synthetic_ids"),
     *("tf32", "warmup", "warmup_factor", "warmup_steps", "warmup_unit", "weight_decay"),
+    *("ftrl_alpha", "ftrl_beta", "ftrl_l1", "ftrl_l2", "wide_optimizer"),
 }
 
 

@@ -173,6 +173,7 @@ class Sharded:
         self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
         self.one_id_each, self.poolings = dataset.one_id_each, dataset.poolings
         self.field_tables, self.targets = dataset.field_tables, dataset.targets
+        self.field_dims = dataset.field_dims
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -205,6 +206,8 @@ class ClickDataset(Protocol):
         field_tables: number of each feature's table; None is a table of its own for each.
         targets: for each feature whose pooling is "attention" the feature of its candidate, else
             None; None if no feature is attended.
+        field_dims: columns of each feature's table, or None for the model's; None if no feature has
+            its own.
     """
 
     table_sizes: list[int]
@@ -216,6 +219,7 @@ class ClickDataset(Protocol):
     poolings: tuple[str | None, ...] | None
     field_tables: tuple[int, ...] | None
     targets: tuple[int | None, ...] | None
+    field_dims: tuple[int | None, ...] | None
 
     def __len__(self) -> int:
         """Returns the number of batches, the short last one included."""

@@ -78,6 +78,7 @@ class SplitDataset(BatchedRows):
         names = [self.categorical_names[table] for table in tables]
         self.one_id_each, self.poolings = not spec.lists, spec.poolings
         self.field_tables, self.targets = spec.field_tables, spec.targets
+        self.field_dims = spec.field_dims
         self._own_alone = [table in shard.own_samples_only for table in tables]
         self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
         self._ids: list[np.ndarray | ListColumn] = []
@@ -221,6 +222,7 @@ class BinaryDataset(BatchedRows):
     poolings: tuple[str | None, ...] | None = None
     field_tables: tuple[int, ...] | None = None
     targets: tuple[int | None, ...] | None = None
+    field_dims: tuple[int | None, ...] | None = None
 
     def __init__(
         self,

@@ -72,6 +72,7 @@ class Replayed:
         self.num_samples = dataset.num_samples + len(dataset) * self._rows
         self.one_id_each, self.poolings = dataset.one_id_each, dataset.poolings
         self.field_tables, self.targets = dataset.field_tables, dataset.targets
+        self.field_dims = dataset.field_dims
 
     @property
     def dataset(self) -> ClickDataset:

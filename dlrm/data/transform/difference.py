@@ -218,7 +218,16 @@ def _of_schemas(model: Transform, here: Transform) -> Iterator[str]:
             name = _name("categorical", field.column)
             yield from _unequal(f"{name}: type", field.type, other.type)
             yield from _unequal(f"{name}: hash buckets", field.hash_buckets, other.hash_buckets)
-            entries = ("table", "max_length", "kept", "ordered", "weights", "pooling", "target")
+            entries = (
+                "table",
+                "embedding_dim",
+                "max_length",
+                "kept",
+                "ordered",
+                "weights",
+                "pooling",
+                "target",
+            )
             for entry in entries:
                 values = getattr(field, entry), getattr(other, entry)
                 yield from _unequal(f"{name}: {entry}", *values)

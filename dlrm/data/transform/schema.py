@@ -13,6 +13,7 @@
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
       - {column: shown_item, table: shown}         # the same ids and rows as any field of "shown"
       - {column: seen, table: shown, max_length: 50, pooling: attention, target: shown_item}
+      - {column: city, embedding_dim: 8}           # 8 columns, projected to the model's
       - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
       - {column: item, encodings: [count, {kind: target, smoothing: 20}]}  # further numbers
       - {column: shop, type: id, cardinality: 500}   # ids already, kept as they are
@@ -172,6 +173,8 @@ class CategoricalField:
             None is a dictionary of the field's own, or that of its `table`.
         table: name of an embedding table that fields share; they share the dictionary of this name,
             too. None is a table of the field's own.
+        embedding_dim: columns of the table, at most the model's `--embedding_dim`, to which its
+            vectors are projected; None is that number.
         max_length: for a list field, with several values per row: number of values to keep; None is
             one value per row.
         keep: which values of a longer list to keep: the "first" or the "last"; "all" refuses longer
@@ -200,6 +203,7 @@ class CategoricalField:
     hash_buckets: int = 0
     dictionary: str | None = None
     table: str | None = None
+    embedding_dim: int | None = None
     max_length: int | None = None
     keep: str | None = None
     ordered: bool = True
@@ -222,6 +226,10 @@ class CategoricalField:
             raise ValueError(
                 f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
                 f"share the dictionary of that name, got {self.dictionary!r}"
+            )
+        if self.embedding_dim is not None and self.embedding_dim < 1:
+            raise ValueError(
+                f"{where}: embedding_dim: expected 1 or more, got {self.embedding_dim}"
             )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type string or integer")
@@ -472,8 +480,10 @@ class Schema:
         """Checks that fields of a shared dictionary agree on the type and numbering of values."""
         for fields_of in self.dictionaries().values():
             first = fields_of[0]
+            names = ["type", "frequency_limit", "max_ids", "hash_buckets", "cardinality"]
+            names += ["embedding_dim"] if first.table is not None else []
             for field in fields_of[1:]:
-                for name in ("type", "frequency_limit", "max_ids", "hash_buckets", "cardinality"):
+                for name in names:
                     ours, theirs = getattr(field, name), getattr(first, name)
                     if ours != theirs:
                         kind = "dictionary" if field.table is None else "table"
@@ -591,6 +601,12 @@ class Schema:
         """Returns the categorical features whose table others have, too, with the table's name."""
         named = {f.column: f.table for f in self.categorical if f.table is not None}
         return {name: table for name, table in named.items() if [*named.values()].count(table) > 1}
+
+    @property
+    def embedding_dims(self) -> dict[str, int]:
+        """Returns the columns of tables by categorical feature, where the schema says them."""
+        said = {field.column: field.embedding_dim for field in self.categorical}
+        return {name: dim for name, dim in said.items() if dim is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the schema as maps and lists, without default values."""
@@ -768,7 +784,7 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("weights", "pooling", "name", "table", "target"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
     "smoothing": (float,),
-    **dict.fromkeys(("cardinality", "max_ids", "max_length"), (int, None)),
+    **dict.fromkeys(("cardinality", "embedding_dim", "max_ids", "max_length"), (int, None)),
     **dict.fromkeys(("any_negative", "ordered", "required"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),

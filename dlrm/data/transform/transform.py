@@ -207,6 +207,12 @@ class Transform:
         return {i: shared[f.column] for i, f in enumerate(self.fields) if f.column in shared}
 
     @property
+    def embedding_dims(self) -> dict[int, int]:
+        """Returns the columns of the tables of fields for which the schema says them."""
+        said = self.schema.embedding_dims
+        return {i: said[f.column] for i, f in enumerate(self.fields) if f.column in said}
+
+    @property
     def longest(self) -> dict[int, int]:
         """Returns the maximum ids per row of each table of lists."""
         return {table: field.max_length for table, field in self.lists.items()}

@@ -85,7 +85,8 @@ class Tables(nn.Module):
 
         Returns:
             A function that waits and returns the vectors of all fields, `[own samples, fields,
-            dim]`.
+            dim]`, or, of several widths, concatenated in the order of `by_width`, `[own samples,
+            sum of the fields' columns]`.
         """
         raise NotImplementedError
 
@@ -95,6 +96,11 @@ class Tables(nn.Module):
         An id outside its table may give any row. Divided tables have no such rows.
         """
         raise NotImplementedError
+
+    def rows_by_weight(self, bags: Bags) -> dict[Tensor, Tensor]:
+        """Returns the rows of each weight that a batch looks up; see `rows`."""
+        rows = self.rows(bags)
+        return {weight: rows for weight, _ in self.table_parameters()}
 
     def table_parameters(self) -> TableParameters:
         """Returns the parameters that hold tables, each with its pieces by table, in order."""

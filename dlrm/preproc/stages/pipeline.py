@@ -223,6 +223,7 @@ def _specification(
         metadata_of(totals, names),
         {categorical[i]: field for i, field in fitted.lists.items()},
         {categorical[i]: table for i, table in fitted.shared_tables.items()},
+        {categorical[i]: dim for i, dim in fitted.embedding_dims.items()},
     )
 
 

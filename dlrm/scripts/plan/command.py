@@ -12,7 +12,7 @@ from dlrm.distributed import World, choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
 from dlrm.flags import Values
-from dlrm.model.config import DLRMConfig
+from dlrm.model.config import DLRMConfig, check_dims
 from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.placement import AUTO
 from dlrm.scripts.plan.flags import PlanConfig
@@ -100,6 +100,7 @@ def _spec(values: Values) -> FeatureSpec:
 
 
 def _workload(values: Values, spec: FeatureSpec, machine: Machine) -> Workload:
+    check_dims(spec.categorical, spec.field_dims, spec.poolings, values["embedding_dim"])
     config = values.config(
         DLRMConfig,
         table_sizes=tuple(spec.cardinalities),
@@ -107,6 +108,7 @@ def _workload(values: Values, spec: FeatureSpec, machine: Machine) -> Workload:
         table_poolings=spec.poolings,
         field_tables=spec.field_tables,
         field_targets=spec.targets,
+        field_dims=spec.field_dims,
     )
     device = "cpu" if machine.name == "cpu" else "cuda"
     return Workload.of_run(

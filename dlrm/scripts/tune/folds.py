@@ -113,6 +113,7 @@ def write_part(
             splits,
             lists=spec.lists,
             tables=spec.shared_tables,
+            dims=spec.embedding_dims,
         )
         counts = {}
         for split, role in splits.items():

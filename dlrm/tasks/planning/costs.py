@@ -187,11 +187,11 @@ class _Share:
     def _row_seconds(self) -> float:
         """Returns the seconds of look-ups, which read, and of updates, which read and write."""
         total, machine, workload = 0.0, self.machine, self.workload
-        for (piece, ids, read, value, _), batch in self.all:
+        for (piece, ids, read, value, wide), batch in self.all:
             rows = batch * ids * piece.num_rows / max(piece.shape[0], 1)
             moved = (read + value) * piece.width
             if workload.optimizer:
-                state = workload.state_bytes(piece.width)
+                state = workload.state_bytes(piece.width, wide)
                 moved += 2 * (4 * piece.width + state) + 2 * value * piece.width
             vectors = 2 * value * piece.width * batch  # copied there and back
             seconds = rows * (2 * machine.row_seconds + moved / machine.row_bandwidth)
@@ -226,6 +226,8 @@ class _Share:
         copies = 3 if members == 1 else 3 + 3 * members
         # Vectors, their gradients and a copy of these; activations, and one layer's gradient.
         total = copies * counted.vectors * value + 3 * 4 * len(config.table_sizes) * config.wide
+        if config.has_narrow_tables:  # their vectors before the projection, and gradients
+            total += 2 * sum(config.table_dims[table] for table in config.tables) * value
         total = self.samples * (total + (counted.values + counted.widest) * value)
         total += int(sum(24 * batch * one.ids for one, batch in self.all)) + self._summed_bytes()
         if any(count != 1 for count in self.workload.ids_of_fields):  # each row has a gradient
@@ -248,7 +250,8 @@ class _Share:
         total = int(_BATCHES_AHEAD * _ID_BYTES * ids)
         total += _BATCHES_AHEAD * self.samples * 4 * (config.num_numerical_features + 1)
         if self.num_ranks > 1:  # sent and received
-            row = config.embedding_dim * self.workload.value_bytes + 4 * config.wide
+            columns = sum(config.table_dims[table] for table in config.tables)
+            row = columns * self.workload.value_bytes + 4 * config.wide * len(config.tables)
             total += 2 * sum(one.value * one.piece.width * batch for one, batch in self.all)
-            total += self.samples * len(config.table_sizes) * row + 4 * self.trained
+            total += self.samples * row + 4 * self.trained
         return total

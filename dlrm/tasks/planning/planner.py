@@ -144,7 +144,8 @@ def _dealt(
         loads[rank] = _Load(loads[rank].bytes + own.bytes, loads[rank].seconds + own.seconds)
         tables[rank].add(piece.table)
         placed.append(piece._replace(rank=rank))
-    return Placement(config.embedding_rows, config.embedding_dim, limits.num_ranks, tuple(placed))
+    shape = config.embedding_rows, config.embedding_dim, limits.num_ranks
+    return Placement(*shape, tuple(placed), config.table_dims)
 
 
 def _weigh(workload: Workload, limits: Limits, pieces: Sequence[Piece]) -> Callable[[Piece], _Load]:
@@ -165,8 +166,8 @@ def _weigh(workload: Workload, limits: Limits, pieces: Sequence[Piece]) -> Calla
 
 def _pieces(workload: Workload, table: int, parts: int) -> list[Piece]:
     """Divides a table into equal parts, which have no ranks yet."""
-    rows, dim = workload.config.embedding_rows[table], workload.config.embedding_dim
-    by_columns = parts <= _most_columns(workload)
+    rows, dim = workload.config.embedding_rows[table], workload.config.table_dims[table]
+    by_columns = parts <= _most_columns(workload, table)
     edges = (
         [_NARROWEST * (dim // _NARROWEST * i // parts) for i in range(parts)] + [dim]
         if by_columns and parts > 1
@@ -181,11 +182,11 @@ def _pieces(workload: Workload, table: int, parts: int) -> list[Piece]:
     return [whole._replace(rows=own) for own in ranges]
 
 
-def _most_columns(workload: Workload) -> int:
+def _most_columns(workload: Workload, table: int) -> int:
     """Returns the greatest number of column pieces of a table."""
     if workload.optimizer == "row_wise_adagrad":
         return 1
-    return max(workload.config.embedding_dim // _NARROWEST, 1)
+    return max(workload.config.table_dims[table] // _NARROWEST, 1)
 
 
 def _heaviest(
@@ -201,10 +202,10 @@ def _heaviest(
         assert piece.rank is not None
         for i, share in enumerate(weigh(piece)):
             fullest[piece.rank][i] += share
-    by_columns = _most_columns(workload)
     may = [
         piece
         for piece in held
+        for by_columns in (_most_columns(workload, piece.table),)
         if parts[piece.table] < limits.num_ranks
         and (2 * parts[piece.table] <= by_columns or not limits.fixed_shapes)
         and (parts[piece.table] < by_columns or piece.num_rows >= limits.num_ranks)

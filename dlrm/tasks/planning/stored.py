@@ -102,6 +102,12 @@ def check_storable(flag: str, config: DLRMConfig, placement: Placement) -> None:
     """
     if config.embedding_type not in FUSED_TYPES:
         raise ValueError(f"{flag} needs --embedding_type joint_fused, got {config.embedding_type}")
+    if config.has_narrow_tables:
+        raise ValueError(
+            f"{flag}: expected tables of one width, but fields of the dataset have an "
+            "embedding_dim of their own (embedding_dim in the schema), and a store has records of "
+            "one size"
+        )
     if not placement.is_whole:
         raise ValueError(
             f"{flag}: expected whole tables, but --placement {config.placement} divides or "
