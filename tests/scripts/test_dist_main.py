@@ -561,13 +561,20 @@ def test_a_port_in_use_is_an_error(tmp_path, dataset):
 @pytest.mark.parametrize(
     ("by_rank", "expected"),
     [
-        (["--seed=1", "--seed=2"], "--seed: 1 on rank 0, 2 on 1"),
-        (["--dataset={dataset}", "--dataset={other}"], "the dataset's first and last batch: "),
+        (["--seed=1", "--seed=2"], "must agree:\n  --seed: 1 on rank 0, 2 on 1"),
+        (["", "--dataset={other}"], "must read copies of one dataset:\n  --dataset {other}: "),
+        (
+            ["--dataset={bare}", "--dataset={other_bare}"],
+            "must agree:\n  the dataset's first and last batch: ",
+        ),
     ],
 )
 def test_ranks_that_differ_are_told(start, tmp_path, dataset, by_rank, expected):
-    other = write_dataset(tmp_path / "other", seed=1)
-    texts = [text.format(dataset=dataset, other=other) for text in by_rank]
+    places = {"other": write_dataset(tmp_path / "other", seed=1)}
+    for name, source in (("bare", dataset), ("other_bare", places["other"])):
+        places[name] = shutil.copytree(source, tmp_path / name)
+        (places[name] / "manifest.json").unlink()
+    texts = [text.format(**places) or f"--dataset={dataset}" for text in by_rank]
     script = tmp_path / "differing.py"
     script.write_text(
         "import os, sys\n"
@@ -578,8 +585,7 @@ def test_ranks_that_differ_are_told(start, tmp_path, dataset, by_rank, expected)
     job = start(module=tmp_path / "differing.py")
     assert job.wait() != 0
     output = job.output()
-    assert "error: the ranks of a run must agree" in output, output
-    assert expected in output
+    assert f"error: the ranks of a run {expected.format(**places)}" in output, output
     assert "Traceback" not in output, output
 
 
