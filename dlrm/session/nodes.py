@@ -17,7 +17,11 @@ from dlrm.remote.cache import values_with_uris, with_uris
 from dlrm.train.checkpoints.directory import checkpoint_in_use, last_checkpoint
 from dlrm.train.checkpoints.nodes import on_all_nodes
 
-_SAVED, _LOADED = PLACES = ("save_checkpoint_path", "load_checkpoint_path")
+_SAVED, _LOADED, _CONTINUED = PLACES = (
+    "save_checkpoint_path",
+    "load_checkpoint_path",
+    "continue_from",
+)
 _DATA = ("dataset", "test_dataset")
 _LATE = 60.0  # seconds by which clocks may differ
 
@@ -37,8 +41,8 @@ class Copies(NamedTuple):
 def enter_copies(stack: ExitStack, values: Values, trains: bool, world: World) -> Copies:
     """Copies checkpoints of the first rank to nodes that do not see them.
 
-    These are the checkpoint from which the first rank resumes, and that of
-    `--load_checkpoint_path`.
+    These are the checkpoint from which the first rank resumes, and those of
+    `--load_checkpoint_path` and `--continue_from`.
 
     Args:
         stack: removes the copies as it ends.
@@ -54,7 +58,7 @@ def enter_copies(stack: ExitStack, values: Values, trains: bool, world: World) -
     if world.size == 1:
         return found
     named = values_with_uris(values)
-    check_same({f"--{name}": named[name] for name in (*PLACES, "mode", "resume")}, world)
+    check_same({f"--{name}": named.get(name) for name in (*PLACES, "mode", "resume")}, world)
     saved, loaded = values[_SAVED] if trains else None, values[_LOADED]
     place, held = Path(saved or tempfile.gettempdir()), {}
     if saved and values["resume"]:
@@ -62,6 +66,8 @@ def enter_copies(stack: ExitStack, values: Values, trains: bool, world: World) -
     one = trains or values["mode"] == "test"  # other modes may read all checkpoints of a run
     if loaded and from_first(one or Path(loaded, MANIFEST).is_file(), world):
         held[_LOADED] = checkpoint_in_use(loaded)
+    if continued := values.get(_CONTINUED):
+        held[_CONTINUED] = checkpoint_in_use(continued, newest=True)
     for name, first in held.items():
         path, copy = _enter_copy(stack, values[name], first, place, world)
         if name == _SAVED:

@@ -148,6 +148,11 @@ def test_nodes_train_from_and_test_a_checkpoint_of_the_first(trained, tmp_path):
     assert codes == [0] * 3, said
     assert not [*tmp_path.glob("run/.node*")]
     assert re.search(f"weights from .*model/{model.name}", said), said
+    where[1] = "--continue_from=model"
+    said, codes = train(tmp_path, *where, *RUN, "--epochs=1", nodes=(1, 2))
+    assert codes == [0] * 3, said
+    assert all_checkpoints(tmp_path / "node0/run")
+    where[1] = "--load_checkpoint_path=model"
     tested, codes = train(tmp_path, *where, "--mode=test", nodes=(1, 2))
     assert codes == [0] * 3, tested
     alone, codes = train(tmp_path, *where, "--mode=test", nodes=(1,))
