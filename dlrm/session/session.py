@@ -131,9 +131,8 @@ class Session:
             check_data(found, self.world)
             with self.agreed():
                 self.values = complete(found)
-            self._check(
-                check, ranks_may_differ, {name: asked[name] for name in PLACES if name in asked}
-            )
+            places = {name: asked[name] for name in PLACES if name in asked}
+            self._check(check, ranks_may_differ, places)
         except BaseException:
             self.at_the_end.__exit__(*sys.exc_info())
             raise
