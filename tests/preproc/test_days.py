@@ -193,7 +193,7 @@ def short(monkeypatch):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.slow),
         pytest.param({"half_life": 1.5}, marks=pytest.mark.slow),
         pytest.param({"candidates": 1500}, marks=pytest.mark.slow),
         {"candidates": 4000, "half_life": 3},
@@ -365,6 +365,7 @@ def test_counts_of_another_run_are_refused(two, tmp_path):
         extend(tmp_path / "2", tmp_path / "3")
 
 
+@pytest.mark.slow
 def test_a_parent_without_counts_begins_at_zero(two, tmp_path):
     prepare(TEXTS, [write_table(small(1), tmp_path / "rows.parquet", 17)], tmp_path / "1")
     said = extend(tmp_path / "1", tmp_path / "2", 2)
@@ -378,6 +379,7 @@ def test_a_parent_without_counts_begins_at_zero(two, tmp_path):
     assert not (tmp_path / "1/chain").exists()
 
 
+@pytest.mark.slow
 def test_a_day_has_the_same_bytes_in_parts_of_any_size(two, tmp_path):
     made = []
     for number, size in enumerate((1 << 20, 500)):
@@ -393,6 +395,7 @@ def test_a_day_has_the_same_bytes_in_parts_of_any_size(two, tmp_path):
     assert made[0] == made[1]
 
 
+@pytest.mark.slow
 def test_a_killed_day_goes_on_to_the_same_bytes(two, tmp_path):
     before = contents(two)
     extend(two / "2", tmp_path / "3")
@@ -499,6 +502,7 @@ def test_logs_are_extended(tmp_path):
             assert dictionary.keys.tolist() == list(ids)
 
 
+@pytest.mark.slow
 def test_a_model_of_an_earlier_day_grows_by_the_dictionaries_of_a_later_one(two, tmp_path):
     settings = {"epochs": 1, "embedding_dim": 4, "bottom_mlp_sizes": (4,), "top_mlp_sizes": (1,)}
     dlrm.fit(str(two / "1"), save_checkpoint_path=tmp_path / "run", **settings)

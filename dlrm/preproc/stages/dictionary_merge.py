@@ -413,7 +413,7 @@ class _Values:
     def _cuts(self, count: int, values: int) -> Any:
         """Returns keys or texts that divide the values of a count into ranges to sort at once."""
         stride = max(values >> 16, 1)
-        sampled = np.concatenate([places[::stride] for places in self._places(count, count)])
+        sampled = np.concatenate([p[::stride].copy() for p in self._places(count, count)])
         ranges = -(-2 * values // self.at_once)  # half full on average: a sample is not exact
         chosen = np.arange(1, ranges) * len(sampled) // ranges
         if self.texts is None:
