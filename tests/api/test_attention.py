@@ -12,6 +12,7 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
+from dlrm.serving.importance import contributions, permutation_importance
 from dlrm.serving.rows.raw import inputs_of_text, text_of_lines
 from dlrm.tasks.table_rows import grow_tables
 from dlrm.train.checkpoints.nvidia import write_nvidia
@@ -154,6 +155,18 @@ def test_a_served_model_scores_raw_rows_and_ids(model, tmp_path):
     for answer in answers:
         assert not isinstance(answer, Exception), answer
         np.testing.assert_allclose(answer.ravel(), model.logits(rows), rtol=1e-4, atol=1e-5)
+
+
+def test_explanations_count_the_candidate_and_the_list(model):
+    rows = draw(300, seed=3)
+    inputs, labels = inputs_of_rows(model, rows), np.array(rows["click"], np.float32)
+    found = permutation_importance(model, inputs, labels)
+    assert [one.field for one in found] == list(range(5))
+    parts = contributions(model, inputs)
+    assert parts.shape == (300, 5)
+    assert (np.abs(parts).max(0) > 0).all()
+    empty = np.array([not seen for seen in rows["seen"].to_pylist()])
+    assert np.abs(parts[empty, 3]).max() == 0
 
 
 def text_of(row):
