@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from itertools import groupby
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,9 +37,12 @@ class Projections(nn.Module):
             for width, fields in groupby(order, key=lambda field: dims[field])
         ]
         self._sizes = [width * len(names) for width, names in self._groups]
+        self._in_order = order == sorted(order)
+        self._order: Tensor
         self._places: Tensor
-        places = torch.tensor(order, dtype=torch.int64).argsort()
-        self.register_buffer("_places", places, persistent=False)
+        numbers = torch.tensor(order, dtype=torch.int64)
+        self.register_buffer("_order", numbers, persistent=False)
+        self.register_buffer("_places", numbers.argsort(), persistent=False)
 
     def forward(self, vectors: Tensor) -> Tensor:
         """Returns `[samples, fields, dim]`.
@@ -54,12 +58,26 @@ class Projections(nn.Module):
                 matrices = torch.stack([self.get_parameter(name) for name in names])
                 found = torch.bmm(found.transpose(0, 1), matrices.to(own.dtype)).transpose(0, 1)
             projected.append(found)
-        return torch.cat(projected, 1).index_select(1, self._places)
+        joined = projected[0] if len(projected) == 1 else torch.cat(projected, 1)
+        return joined if self._in_order else _Reordered.apply(joined, self._places, self._order)
 
     def whole(self, table: int, rows: Tensor) -> Tensor:
         """Returns rows of a table as rows of `dim` columns, for look-ups without projections."""
         matrix = self._parameters.get(str(table))
         return rows if matrix is None else rows.float() @ matrix
+
+
+class _Reordered(torch.autograd.Function):
+    """Selects all fields in another order; torch's gradient of a selection adds up."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, places: Tensor, order: Tensor) -> Tensor:
+        ctx.order = order
+        return vectors.index_select(1, places)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        return grads[0].index_select(1, ctx.order), None, None
 
 
 def by_width(dims: Sequence[int]) -> list[int]:
