@@ -4,9 +4,9 @@
 
 Prints its address. It has what this package asks of a store: objects with ETags, ranges,
 conditions, uploads in parts, listings and deletions, and the generations of Google's interface of
-the same form. It checks no signature, keeps its index in
-memory, and needs a fraction of the time of moto's server. `Settings` are flags, and change while it
-runs by a PUT of JSON to `/-/settings`; `/-/facts` answers with counts and processor time.
+the same form. It checks no signature, and needs a fraction of the time of moto's server. With
+--keep it has its objects again when it is restarted. `Settings` are flags, and change while it runs
+by a PUT of JSON to `/-/settings`; `/-/facts` answers with counts and processor time.
 """
 
 import argparse
@@ -104,9 +104,10 @@ class Buckets:
     Args:
         folder: where the files are.
         settings: the treatment of requests.
+        keep: whether a later server has the objects too, by a journal of changes.
     """
 
-    def __init__(self, folder: Path, settings: Settings) -> None:
+    def __init__(self, folder: Path, settings: Settings, keep: bool = False) -> None:
         self.folder, self.settings = folder, settings
         self.counts: Counter[str] = Counter()
         self._objects: dict[str, dict[str, Object]] = {}
@@ -114,6 +115,29 @@ class Buckets:
         self._numbers = itertools.count(1)
         self._random = random.Random(settings.seed)
         self._began, self._second = 0, 0
+        self._journal = None
+        if keep:
+            self._replay(folder / "journal")
+            self._journal = open(folder / "journal", "a", buffering=1)  # noqa: SIM115
+
+    def _replay(self, journal: Path) -> None:
+        last = 0
+        for line in journal.read_text().splitlines() if journal.exists() else ():
+            bucket, key, name, *facts = json.loads(line)
+            objects = self._objects.setdefault(bucket, {})
+            if name:
+                objects[key] = Object(self.folder / name, *facts)
+                last = max(last, facts[-1])
+            elif key:
+                objects.pop(key, None)
+        files = (int(path.name) for path in self.folder.glob("[0-9]*"))
+        self._numbers = itertools.count(max(last, 0, *files) + 1)
+
+    def _note(self, bucket: str, key: str, found: Object | None) -> None:
+        """Writes a change to the journal."""
+        if self._journal is not None:
+            facts = (found.path.name, *found[1:]) if found else (None,)
+            self._journal.write(json.dumps([bucket, key, *facts]) + "\n")
 
     def new_file(self) -> Path:
         """Returns the place of a body."""
@@ -233,6 +257,7 @@ class Buckets:
     def _put(self, request: Request, body: Path | None) -> Answer:
         if not request.key:
             self._objects.setdefault(request.bucket, {})
+            self._note(request.bucket, "", None)
             return Answer(200)
         if "uploadId" in request.query:
             parts = self._parts.get(request.query["uploadId"])
@@ -255,6 +280,7 @@ class Buckets:
         if headers.get("x-goog-if-generation-match", str(generation)) != str(generation):
             return refusal(412, "PreconditionFailed", "the object has another generation")
         objects[request.key] = stored = make()
+        self._note(request.bucket, request.key, stored)
         if old is not None:
             old.path.unlink(missing_ok=True)
         return Answer(200, stored.versions)
@@ -272,6 +298,7 @@ class Buckets:
             keys = re.findall(r"<Key>(.*?)</Key>", body.read_text())
             named = [_unescaped(key) for key in keys]
             for key in named:
+                self._note(request.bucket, key, None)
                 self._drop(objects.pop(key, None))
             return xml("DeleteResult", *(f"<Deleted>{tag('Key', key)}</Deleted>" for key in named))
         if "uploads" in request.query:
@@ -304,6 +331,7 @@ class Buckets:
             for part in self._parts.pop(request.query["uploadId"], {}).values():
                 self._drop(part)
         else:
+            self._note(request.bucket, request.key, None)
             self._drop(self._objects[request.bucket].pop(request.key, None))
         return Answer(204)
 
@@ -425,9 +453,11 @@ def _read(answer: Answer, size: int) -> bytes:
         return os.pread(file.fileno(), size, answer.begin)
 
 
-async def serve(folder: Path, settings: Settings, port: int, buckets: Iterable[str]) -> None:
+async def serve(
+    folder: Path, settings: Settings, port: int, buckets: Iterable[str], keep: bool
+) -> None:
     """Serves until the process ends."""
-    stored = Buckets(folder, settings)
+    stored = Buckets(folder, settings, keep)
     for name in buckets:
         stored.answer(Request("PUT", name, "", {}, {}), None)
     loop = asyncio.get_running_loop()
@@ -441,6 +471,7 @@ class Endpoint:
 
     Args:
         folder: an empty folder for the objects.
+        keep: whether it can be restarted.
         settings: fields of `Settings`.
 
     Attributes:
@@ -448,14 +479,26 @@ class Endpoint:
         environment: variables with which S3's clients use it.
     """
 
-    def __init__(self, folder: Path, **settings: float | str) -> None:
+    def __init__(self, folder: Path, keep: bool = False, **settings: float | str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        flags = [f"--{name}={value}" for name, value in settings.items()]
+        flags = [f"--{name}={value}" for name, value in settings.items()] + ["--keep"] * keep
         self._command = [sys.executable, __file__, str(folder), *flags]
 
-    def __enter__(self) -> "Endpoint":
+    def _start(self) -> None:
         self._process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
         self.url = self._process.stdout.readline().strip()
+
+    def restart(self, seconds: float = 1.0) -> None:
+        """Kills the server, and starts one with its objects at its address after some time."""
+        self._process.kill()
+        self._process.wait()
+        self._process.stdout.close()
+        time.sleep(seconds)
+        self._command.append(f"--port={self.url.rpartition(':')[2]}")
+        self._start()
+
+    def __enter__(self) -> "Endpoint":
+        self._start()
         self.environment = {
             "AWS_ENDPOINT_URL": self.url,
             "AWS_ACCESS_KEY_ID": "test",
@@ -488,13 +531,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("folder", type=Path, help="an empty folder for the objects")
     parser.add_argument("--port", type=int, default=0)
+    parser.add_argument("--keep", action="store_true", help="have the objects after a restart")
     parser.add_argument("--bucket", nargs="*", default=["bench"])
     for one in fields(Settings):
         kind = type(one.default)
         parser.add_argument(f"--{one.name}", type=kind, default=one.default, **one.metadata)
     options = parser.parse_args()
     settings = Settings(**{one.name: getattr(options, one.name) for one in fields(Settings)})
-    asyncio.run(serve(options.folder, settings, options.port, options.bucket))
+    asyncio.run(serve(options.folder, settings, options.port, options.bucket, options.keep))
 
 
 if __name__ == "__main__":

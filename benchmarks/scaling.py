@@ -58,7 +58,7 @@ class Training:
             synthetic_dataset_table_sizes=config.table_sizes,
             synthetic_dataset_num_entries=batch * 1_000_000,
         )
-        shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+        shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
         self.batches = ClickLoader(open_datasets(data, shard).train)
         self.task, self.exposed = task, 0.0
         settings = TrainConfig(max_steps=1, print_freq=1_000_000)
@@ -101,7 +101,7 @@ class Training:
         if self.world.size == 1:
             return 0.0, 0.0
         model = self.task.model
-        own = len(model.tables_by_rank[self.world.rank])
+        own = len(model.fields_by_rank[self.world.rank])
         shape = (self.batch, own, model.config.embedding_dim)
         vectors = torch.zeros(shape, dtype=model.dtype, requires_grad=True)
         held = {id(weight) for weight, _ in self.task.table_parameters()}
@@ -109,7 +109,7 @@ class Training:
         dist.barrier()
         began = time.perf_counter()
         for _ in range(steps):
-            received = exchange(vectors, model.tables_by_rank, self.world)()
+            received = exchange(vectors, model.fields_by_rank, self.world)()
             received.backward(received.detach())
             vectors.grad = None
             dist.all_reduce(dense)

@@ -146,7 +146,7 @@ class Training:
             synthetic_dataset_hotness=case.hotness,
         )
         model = task.model
-        shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
+        shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
         made = open_datasets(data, shard).train
         self.batches = ClickLoader(Ready(made, made.num_samples) if ready else made)
         self.trainer = Trainer(

@@ -7,6 +7,25 @@
 
 namespace dlrm {
 
+// Where the rows of each table begin and end in the weight.
+struct TableRanges {
+  const int64_t* begins;
+  const int64_t* ends;
+
+  // `offsets` are [tables + 1] or, where tables may have the same rows, [2, tables].
+  explicit TableRanges(const Tensor& offsets)
+      : begins(offsets.const_data_ptr<int64_t>()),
+        ends(begins + (offsets.dim() == 2 ? offsets.size(1) : 1)) {}
+
+  static bool may_be(const Tensor& offsets, int64_t tables) {
+    const bool one_by_one = offsets.dim() == 1 && offsets.size(0) == tables + 1;
+    const bool apart = offsets.dim() == 2 && offsets.size(0) == 2 && offsets.size(1) == tables;
+    return offsets.scalar_type() == ScalarType::Long && (one_by_one || apart);
+  }
+
+  int64_t place_of_end(int64_t table) const { return ends - begins + table; }
+};
+
 struct JointEmbeddingInputs {
   int64_t batch;
   int64_t tables;
@@ -14,7 +33,7 @@ struct JointEmbeddingInputs {
   int64_t total_rows;
   Tensor weight;         // [total_rows, dim], contiguous
   Tensor ids;            // [batch, tables], contiguous
-  Tensor table_offsets;  // [tables + 1] int64, contiguous
+  Tensor table_offsets;  // see TableRanges; contiguous
   ScalarType output_dtype;
 
   JointEmbeddingInputs(const Tensor& weight_, const Tensor& ids_, const Tensor& table_offsets_,
@@ -25,8 +44,7 @@ struct JointEmbeddingInputs {
     DLRM_CHECK(ids_.dim() == 2 && is_id(ids_.scalar_type()),
                "joint_embedding: expected ids [batch, tables] of Char, Short, Int or Long, got ",
                shape_of(ids_), " ", dtype_of(ids_));
-    DLRM_CHECK(table_offsets_.dim() == 1 && table_offsets_.size(0) == ids_.size(1) + 1 &&
-                   table_offsets_.scalar_type() == ScalarType::Long,
+    DLRM_CHECK(TableRanges::may_be(table_offsets_, ids_.size(1)),
                "joint_embedding: expected table_offsets [", ids_.size(1) + 1, "] Long for ids ",
                shape_of(ids_), ", got ", shape_of(table_offsets_), " ", dtype_of(table_offsets_));
     DLRM_CHECK(weight_.device() == ids_.device() && weight_.device() == table_offsets_.device(),
@@ -45,13 +63,18 @@ struct JointEmbeddingInputs {
   }
 };
 
-// `offsets` are readable here: on the host.
-inline void check_table_offsets(const char* name, const int64_t* offsets, int64_t tables,
+// The offsets are readable here: on the host.
+inline void check_table_offsets(const char* name, const TableRanges& ranges, int64_t tables,
                                 int64_t total_rows) {
-  for (int64_t t = 0; t <= tables; ++t) {
-    DLRM_CHECK(offsets[t] >= (t == 0 ? 0 : offsets[t - 1]) && offsets[t] <= total_rows, name,
-               ": table_offsets[", t, "] = ", offsets[t],
-               ": expected offsets that do not fall, within the weight's ", total_rows, " rows");
+  const auto check = [&](int64_t place, int64_t least) {
+    const int64_t offset = ranges.begins[place];
+    DLRM_CHECK(offset >= least && offset <= total_rows, name, ": table_offsets[", place,
+               "] = ", offset, ": expected offsets that do not fall, within the weight's ",
+               total_rows, " rows");
+  };
+  for (int64_t t = 0; t < tables; ++t) {
+    check(t, 0);
+    check(ranges.place_of_end(t), ranges.begins[t]);
   }
 }
 

@@ -30,7 +30,7 @@ struct BagLengths {
 
 struct BagInputs : BagLengths {
   Tensor ids;                            // [total], contiguous
-  Tensor table_offsets;                  // [tables + 1] int64, contiguous
+  Tensor table_offsets;                  // see TableRanges; contiguous
   std::optional<Tensor> sample_weights;  // [total] float, contiguous
 
   BagInputs(const Tensor& ids_, const Tensor& lengths_, const Tensor& table_offsets_,
@@ -39,11 +39,9 @@ struct BagInputs : BagLengths {
     DLRM_CHECK(ids_.dim() == 1 && is_id(ids_.scalar_type()), kBagName,
                ": expected ids [total] of Char, Short, Int or Long, got ", shape_of(ids_), " ",
                dtype_of(ids_));
-    DLRM_CHECK(table_offsets_.dim() == 1 && table_offsets_.size(0) == tables + 1 &&
-                   table_offsets_.scalar_type() == ScalarType::Long,
-               kBagName, ": expected table_offsets [", tables + 1, "] Long for lengths ",
-               shape_of(lengths_), ", got ", shape_of(table_offsets_), " ",
-               dtype_of(table_offsets_));
+    DLRM_CHECK(TableRanges::may_be(table_offsets_, tables), kBagName, ": expected table_offsets [",
+               tables + 1, "] Long for lengths ", shape_of(lengths_), ", got ",
+               shape_of(table_offsets_), " ", dtype_of(table_offsets_));
     bool one_device =
         ids_.device() == lengths_.device() && ids_.device() == table_offsets_.device();
     if (sample_weights_) {

@@ -23,6 +23,18 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
   m.def(
       "joint_embedding_bag_sample_weights_backward(Tensor grad, Tensor weight, Tensor rows,"
       " Tensor lengths, bool mean) -> Tensor");
+  // Weights of ids by target attention, 1 for ids of other fields. `lists` are pairs of fields,
+  // list and candidate, each with a unit; see dlrm/ops/attended_bag.py. The gradient of the rows is
+  // added to `values`, and the result has the gradients of the units' weights, in their order.
+  m.def(
+      "attention_weights(Tensor weight, Tensor ids, Tensor lengths, Tensor table_offsets,"
+      " int[] lists, Tensor items, Tensor products, Tensor candidates, Tensor bias, Tensor output,"
+      " Tensor output_bias) -> Tensor");
+  m.def(
+      "attention_weights_backward(Tensor grad, Tensor(a!) values, Tensor weight, Tensor rows,"
+      " Tensor lengths, int[] lists, Tensor items, Tensor products, Tensor candidates, Tensor bias,"
+      " Tensor output, Tensor output_bias)"
+      " -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   // Rows of `pieces`: number of the weight, column of the ids, first and last + 1 row of the table
   // that are here, rows of the table, and the weight's row of the first; by weight.
   m.def(
@@ -50,6 +62,11 @@ inline void define_ops(torch::stable::detail::StableLibrary& m) {
       " Tensor grad, Tensor lr, Tensor step, *, float beta1=0.9, float beta2=0.999,"
       " float eps=1e-8, float l2=0.0, Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? "
       "grad_scale=None,"
+      " Tensor? found_inf=None) -> ()");
+  m.def(
+      "row_ftrl_(Tensor(a!) weight, Tensor(b!) z, Tensor(c!) n, Tensor rows, Tensor grad,"
+      " Tensor lr, *, float beta=1.0, float l1=0.0, float ridge=0.0, float l2=0.0,"
+      " Tensor(d!)? low=None, int[]? table_sizes=None, Tensor? grad_scale=None,"
       " Tensor? found_inf=None) -> ()");
   // Adam of dense weights; see cpu/dense_adam.cpp. `steps` are the numbers of updates so far.
   m.def(

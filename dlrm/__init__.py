@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from dlrm.api.classifier import Classifier as Classifier
     from dlrm.api.dataset import Dataset as Dataset
     from dlrm.api.training import fit as fit
+    from dlrm.api.updating import update as update
     from dlrm.data.transform.schema import Schema as Schema
     from dlrm.model.layers.own import (
         register_interaction as register_interaction,
@@ -60,6 +61,7 @@ _LAZY = {
     "register_interaction": "dlrm.model.layers.own",
     "register_numerical_embedding": "dlrm.model.layers.own",
     "register_top_mlp": "dlrm.model.layers.own",
+    "update": "dlrm.api.updating",
 }
 _MISSING = {"Classifier"} if importlib.util.find_spec("sklearn") is None else set()
 __all__ = [*(name for name in _LAZY if name not in _MISSING), "__version__"]  # noqa: PLE0604

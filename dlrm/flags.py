@@ -434,6 +434,7 @@ def run_command(
     *,
     usage: int | None = None,
     code: int = 1,
+    at_store: Callable[["Values"], Collection[str]] = lambda values: (),
     **others: Any,
 ) -> int:
     """Parses a command line, runs the command and returns the exit code; see `exit_code_of`.
@@ -445,6 +446,8 @@ def run_command(
         arguments: words after the command's name; by default those of this process.
         usage: exit code after a `UsageError`; by default that of other errors.
         code: exit code after other errors.
+        at_store: returns the flags whose URIs the command reads and writes itself, which then gets
+            the flags of `CacheConfig` as well.
         others: arguments of `exit_code_of`.
     """
 
@@ -452,6 +455,8 @@ def run_command(
         try:
             values = line.parse(sys.argv[1:] if arguments is None else arguments)
             roles, own = _roles(line, values), values.without(settings_of(CacheConfig))
+            if left := at_store(values):
+                roles, own = {name: roles[name] for name in roles.keys() - left}, values
             if not any(is_uri(v) for n in roles for v in _items(values[n])):
                 return act(own)
             from dlrm.remote.edges import run_locally

@@ -7,8 +7,9 @@ import json
 import os
 import re
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,80 @@ class Checksum:
     def __str__(self) -> str:
         last = [self._crc] if self._bytes or not self._blocks else []
         return "".join(f"{crc:08x}" for crc in [*self._blocks, *last])
+
+
+class JoinedChecksum:
+    """The checksum of a file of which others have read the bytes, in slices.
+
+    Args:
+        name: the file, for messages.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name, self._blocks, self.size = name, list[int](), 0
+
+    def add(self, place: int, size: int, sums: Sequence[int]) -> None:
+        """Adds the next bytes of the file.
+
+        Args:
+            place: the first of them.
+            size: their number.
+            sums: the result of `slice_sums` for them.
+
+        Raises:
+            ValueError: bytes are missing before them, or there twice.
+        """
+        if place != self.size:
+            raise ValueError(
+                f"{self._name}: expected the bytes from {self.size} on, got those from {place} on"
+            )
+        for crc in sums:
+            part = min(BLOCK_BYTES - self.size % BLOCK_BYTES, place + size - self.size)
+            if self.size % BLOCK_BYTES:
+                self._blocks[-1] = _product(_shift(part), self._blocks[-1]) ^ crc
+            else:
+                self._blocks.append(crc)
+            self.size += part
+        assert self.size == place + size, (self._name, place, size)
+
+    def __str__(self) -> str:
+        return "".join(f"{crc:08x}" for crc in self._blocks or [0])
+
+
+def slice_sums(place: int, data: Any) -> list[int]:
+    """Returns the CRC-32 of the part of each block of a file that some of its bytes are in.
+
+    Args:
+        place: the first of these bytes in the file.
+        data: the bytes.
+    """
+    view, sums = memoryview(data), list[int]()
+    while len(view):
+        part = BLOCK_BYTES - place % BLOCK_BYTES
+        sums.append(zlib.crc32(view[:part]))
+        view, place = view[part:], place + len(view[:part])
+    return sums
+
+
+def _product(first: int, other: int) -> int:
+    """Multiplies two polynomials over GF(2) modulo that of CRC-32, with x^0 as the highest bit."""
+    product, bit = 0, 1 << 31
+    while first:
+        if first & bit:
+            product, first = product ^ other, first ^ bit
+        bit, other = bit >> 1, other >> 1 ^ (0xEDB88320 if other & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=1 << 12)
+def _shift(size: int) -> int:
+    """Returns x^(8 size): the CRC-32 of bytes before `size` others is multiplied by it."""
+    power, square, bits = 1 << 31, 1 << 30, 8 * size
+    while bits:
+        if bits & 1:
+            power = _product(square, power)
+        square, bits = _product(square, square), bits >> 1
+    return power
 
 
 def checksum(path: str | os.PathLike) -> str:

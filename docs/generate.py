@@ -211,6 +211,7 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
         "dlrm",
         [
             ("dlrm.fit", dlrm.fit),
+            ("dlrm.update", dlrm.update),
             ("dlrm.Classifier", dlrm.Classifier),
             *_methods("dlrm.Classifier", dlrm.Classifier),
             ("dlrm.load", dlrm.load),
@@ -223,6 +224,7 @@ def _api() -> Iterator[tuple[str, list[tuple[str, Any]]]]:
             *_methods("dlrm.Schema", dlrm.Schema),
         ],
     )
+    yield "dlrm.preproc", [("dlrm.preproc.run", dlrm.preproc.run)]
     judging = _methods("Predictor", Judged)
     yield "Models", [("Predictor", Predictor), *_methods("Predictor", Predictor), *judging]
     yield "Own networks", [("dlrm.tasks.click_task.ClickTask", ClickTask)]

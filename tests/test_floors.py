@@ -35,6 +35,7 @@ FLOOR = {package: height for height, floor in enumerate(FLOORS) for package in f
 TORCH_FREE = [
     "dlrm.api.dataset",
     "dlrm.api.defaults",
+    "dlrm.api.spark_session",
     "dlrm.api.temporary",
     "dlrm.command_line",
     "dlrm.documents",

@@ -20,8 +20,8 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
                        std::optional<ScalarType> dtype) {
   const JointEmbeddingInputs inputs(weight, ids, table_offsets, dtype);
   const int64_t batch = inputs.batch, tables = inputs.tables, dim = inputs.dim;
-  const int64_t* offsets = inputs.table_offsets.const_data_ptr<int64_t>();
-  check_table_offsets("joint_embedding", offsets, tables, inputs.total_rows);
+  const TableRanges ranges(inputs.table_offsets);
+  check_table_offsets("joint_embedding", ranges, tables, inputs.total_rows);
   Tensor output = allocate(inputs.weight, {batch, tables, dim}, inputs.output_dtype);
   FirstBad bad;
   dispatch_floating(inputs.weight.scalar_type(), [&]<typename weight_t>() {
@@ -38,7 +38,7 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
         torch::stable::parallel_for(0, batch * tables, std::max<int64_t>(1, kElementsPerTask / dim),
                                     [&](int64_t begin, int64_t end) {
                                       const int64_t position =
-                                          gather(weight_data, ids_data, offsets, tables, dim,
+                                          gather(weight_data, ids_data, ranges, tables, dim,
                                                  output_data, begin, end);
                                       if (position >= 0) bad.report(position);
                                     });
@@ -46,7 +46,7 @@ Tensor joint_embedding(const Tensor& weight, const Tensor& ids, const Tensor& ta
           const int64_t table = bad.position() % tables;
           fail("joint_embedding: id ", int64_t{ids_data[bad.position()]}, " of table ", table,
                " in batch row ", bad.position() / tables, ": expected 0 <= id < ",
-               offsets[table + 1] - offsets[table]);
+               ranges.ends[table] - ranges.begins[table]);
         }
       });
     });
@@ -60,15 +60,14 @@ namespace {
 Tensor joint_embedding_rows(const Tensor& ids_, const Tensor& table_offsets_) {
   const Tensor ids = as_contiguous(ids_);
   const Tensor table_offsets = as_contiguous(table_offsets_);
-  DLRM_CHECK(ids.dim() == 2 && is_id(ids.scalar_type()) &&
-                 table_offsets.scalar_type() == ScalarType::Long &&
-                 table_offsets.numel() == ids.size(1) + 1,
-             "joint_embedding_rows: expected ids [batch, tables] and table_offsets [tables + 1] ",
-             "Long, got ", shape_of(ids), " ", dtype_of(ids), " and ", shape_of(table_offsets), " ",
-             dtype_of(table_offsets));
+  DLRM_CHECK(
+      ids.dim() == 2 && is_id(ids.scalar_type()) && TableRanges::may_be(table_offsets, ids.size(1)),
+      "joint_embedding_rows: expected ids [batch, tables] and table_offsets [tables + 1] ",
+      "Long, got ", shape_of(ids), " ", dtype_of(ids), " and ", shape_of(table_offsets), " ",
+      dtype_of(table_offsets));
   const int64_t batch = ids.size(0), tables = ids.size(1);
   Tensor rows = allocate(ids, {1, batch * tables}, ScalarType::Long);
-  const int64_t* offsets = table_offsets.const_data_ptr<int64_t>();
+  const int64_t* offsets = TableRanges(table_offsets).begins;
   auto* row = rows.mutable_data_ptr<int64_t>();
   dispatch_id(ids.scalar_type(), [&]<typename id_t>() {
     const auto* id = ids.const_data_ptr<id_t>();

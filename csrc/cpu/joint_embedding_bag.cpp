@@ -1,5 +1,3 @@
-#include "../joint_embedding_bag.h"
-
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -7,6 +5,7 @@
 #include <tuple>
 #include <vector>
 
+#include "bag_offsets.h"
 #include "first_bad.h"
 #include "isa.h"
 
@@ -24,9 +23,11 @@ int64_t bags_per_task(const BagLengths& bags, int64_t dim) {
   return std::max<int64_t>(1, kElementsPerTask / (dim * rows_per_bag));
 }
 
+}  // namespace
+
 // Sums the lengths of each task, then the tasks, then writes where each bag begins: two passes over
-// the lengths. Returns [bags + 1] int64.
-Tensor offsets_of(const BagLengths& bags) {
+// the lengths.
+Tensor bag_offsets_of(const BagLengths& bags) {
   Tensor offsets = allocate(bags.lengths, {bags.bags + 1}, ScalarType::Long);
   int64_t* offsets_data = offsets.mutable_data_ptr<int64_t>();
   const int64_t tasks = (bags.bags + kLengthsPerTask - 1) / kLengthsPerTask;
@@ -72,6 +73,8 @@ Tensor offsets_of(const BagLengths& bags) {
   return offsets;
 }
 
+namespace {
+
 const float* data_or_null(const std::optional<Tensor>& sample_weights) {
   return sample_weights ? sample_weights->const_data_ptr<float>() : nullptr;
 }
@@ -85,9 +88,9 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
   DLRM_CHECK(is_floating(output_dtype), kBagName, ": expected dtype Float, BFloat16 or Half, got ",
              torch::headeronly::toString(output_dtype));
   const int64_t tables = inputs.tables, dim = weight.size(1);
-  const int64_t* table_offsets = inputs.table_offsets.const_data_ptr<int64_t>();
-  check_table_offsets(kBagName, table_offsets, tables, weight.size(0));
-  const Tensor offsets = offsets_of(inputs);
+  const TableRanges ranges(inputs.table_offsets);
+  check_table_offsets(kBagName, ranges, tables, weight.size(0));
+  const Tensor offsets = bag_offsets_of(inputs);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
   Tensor output = allocate(weight, {inputs.batch, tables, dim}, output_dtype);
   FirstBad bad;
@@ -104,8 +107,8 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
               const std::unique_ptr<int64_t[]> rows(
                   new int64_t[bag_offsets[end] - bag_offsets[begin]]);
               const int64_t position =
-                  pool(weight_data, ids_data, sample_weights_data, bag_offsets, table_offsets,
-                       tables, dim, mean, output_data, rows.get(), begin, end);
+                  pool(weight_data, ids_data, sample_weights_data, bag_offsets, ranges, tables, dim,
+                       mean, output_data, rows.get(), begin, end);
               if (position >= 0) bad.report(position);
             });
         if (bad.any()) {
@@ -114,7 +117,7 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
           const int64_t bag = after - bag_offsets - 1, table = bag % tables;
           fail(kBagName, ": id ", int64_t{ids_data[bad.position()]}, " of table ", table,
                " in batch row ", bag / tables, ": expected 0 <= id < ",
-               table_offsets[table + 1] - table_offsets[table]);
+               ranges.ends[table] - ranges.begins[table]);
         }
       });
     });
@@ -130,8 +133,8 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
   const BagInputs inputs(ids, lengths, table_offsets_, sample_weights);
   const Tensor grad = checked_bag_grad(grad_, inputs);
   const int64_t tables = inputs.tables, dim = grad.size(2);
-  const int64_t* table_offsets = inputs.table_offsets.const_data_ptr<int64_t>();
-  const Tensor offsets = offsets_of(inputs);
+  const TableRanges ranges(inputs.table_offsets);
+  const Tensor offsets = bag_offsets_of(inputs);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
   Tensor rows = allocate(inputs.ids, {inputs.total}, ScalarType::Long);
   Tensor values = allocate(grad, {inputs.total, dim});
@@ -150,7 +153,7 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
       torch::stable::parallel_for(
           0, inputs.bags, bags_per_task(inputs, dim), [&](int64_t begin, int64_t end) {
             for (int64_t bag = begin; bag < end; ++bag) {
-              const int64_t offset = table_offsets[bag % tables];
+              const int64_t offset = ranges.begins[bag % tables];
               for (int64_t i = bag_offsets[bag]; i < bag_offsets[bag + 1]; ++i) {
                 rows_data[i] = offset + ids_data[i];
               }
@@ -175,7 +178,7 @@ Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Te
              ", ", dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
   const Tensor rows = as_contiguous(rows_);
   const int64_t* rows_data = rows.const_data_ptr<int64_t>();
-  const Tensor offsets = offsets_of(bags);
+  const Tensor offsets = bag_offsets_of(bags);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
   Tensor output = allocate(weight, {bags.total}, ScalarType::Float);
   float* output_data = output.mutable_data_ptr<float>();

@@ -6,12 +6,12 @@ constexpr int64_t kBagAheadBytes = 4096;
 // Writes the weight's row of each id of bags [begin, end). Returns the first position whose id is
 // outside its table, or -1.
 template <typename id_t>
-int64_t find_rows(const id_t* ids, const int64_t* bag_offsets, const int64_t* table_offsets,
-                  int64_t tables, int64_t* rows, int64_t begin, int64_t end) {
+int64_t find_rows(const id_t* ids, const int64_t* bag_offsets, TableRanges ranges, int64_t tables,
+                  int64_t* rows, int64_t begin, int64_t end) {
   int64_t table = begin % tables;
   for (int64_t bag = begin; bag < end; ++bag) {
-    const int64_t offset = table_offsets[table];
-    const auto size = static_cast<uint64_t>(table_offsets[table + 1] - offset);
+    const int64_t offset = ranges.begins[table];
+    const auto size = static_cast<uint64_t>(ranges.ends[table] - offset);
     for (int64_t i = bag_offsets[bag]; i < bag_offsets[bag + 1]; ++i) {
       const int64_t id = ids[i];
       if (static_cast<uint64_t>(id) >= size) return i;
@@ -65,12 +65,11 @@ DLRM_INLINE void pool_columns(const Bag<weight_t>& bag, int64_t rows_ahead, int6
 // of these bags. Returns the first position whose id is outside its table, or -1.
 template <typename weight_t, typename output_t, typename id_t>
 int64_t pool_bags(const weight_t* weight, const id_t* ids, const float* sample_weights,
-                  const int64_t* bag_offsets, const int64_t* table_offsets, int64_t tables,
-                  int64_t dim, bool mean, output_t* output, int64_t* rows, int64_t begin,
-                  int64_t end) {
+                  const int64_t* bag_offsets, TableRanges ranges, int64_t tables, int64_t dim,
+                  bool mean, output_t* output, int64_t* rows, int64_t begin, int64_t end) {
   constexpr int64_t kStripe = 8;  // vectors of sums in registers
   const int64_t rows_ahead = std::clamp<int64_t>(kBagAheadBytes / (dim * sizeof(weight_t)), 4, 64);
-  const int64_t bad = find_rows(ids, bag_offsets, table_offsets, tables, rows, begin, end);
+  const int64_t bad = find_rows(ids, bag_offsets, ranges, tables, rows, begin, end);
   if (bad >= 0) return bad;
   const int64_t first_id = bag_offsets[begin], last_id = bag_offsets[end];
   for (int64_t index = begin; index < end; ++index) {

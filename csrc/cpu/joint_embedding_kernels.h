@@ -7,8 +7,8 @@ constexpr int64_t kGatherAheadBytes = 8192;
 // prefetch its row), each row once, writes each row once. Returns the first position whose id is
 // outside its table, where it stops, or -1.
 template <typename weight_t, typename output_t, typename id_t, bool kStream>
-int64_t gather_rows(const weight_t* weight, const id_t* ids, const int64_t* table_offsets,
-                    int64_t tables, int64_t dim, output_t* output, int64_t begin, int64_t end) {
+int64_t gather_rows(const weight_t* weight, const id_t* ids, TableRanges ranges, int64_t tables,
+                    int64_t dim, output_t* output, int64_t begin, int64_t end) {
   const int64_t row_bytes = dim * sizeof(weight_t);
   const int64_t ahead = std::clamp<int64_t>(kGatherAheadBytes / row_bytes, 4, 64);
   int64_t next_table = begin % tables;
@@ -16,13 +16,13 @@ int64_t gather_rows(const weight_t* weight, const id_t* ids, const int64_t* tabl
   int64_t table = begin % tables;
   for (int64_t position = begin; position < end; ++position) {
     for (; next < std::min(position + ahead, end); ++next) {
-      const auto row = static_cast<uint64_t>(table_offsets[next_table] + ids[next]);  // or bad
+      const auto row = static_cast<uint64_t>(ranges.begins[next_table] + ids[next]);  // or bad
       prefetch_bytes(reinterpret_cast<uintptr_t>(weight) + row * row_bytes, row_bytes);
       if (++next_table == tables) next_table = 0;
     }
-    const int64_t offset = table_offsets[table];
+    const int64_t offset = ranges.begins[table];
     const int64_t id = ids[position];
-    if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(table_offsets[table + 1] - offset)) {
+    if (static_cast<uint64_t>(id) >= static_cast<uint64_t>(ranges.ends[table] - offset)) {
       return position;
     }
     copy_elements<kStream>(weight + (offset + id) * dim, output + position * dim, dim);

@@ -18,7 +18,8 @@ enum ReportingOp : int64_t {
   kRowSgd,
   kRowAdagrad,
   kRowWiseAdagrad,
-  kRowAdam
+  kRowAdam,
+  kRowFtrl
 };
 enum Problem : int64_t {
   kBadId,       // value, table, batch row; limit: rows of the table

@@ -62,7 +62,7 @@ template <typename weight_t, typename output_t, int kVector>
 void gather(const Launcher& launch, const JointEmbeddingInputs& inputs, output_t* output) {
   const Groups groups(inputs.dim / kVector, kGatherThreads);
   const int64_t look_ups = inputs.batch * inputs.tables;
-  const TableRows table_rows{inputs.table_offsets.const_data_ptr<int64_t>(), inputs.total_rows};
+  const TableRows table_rows{TableRanges(inputs.table_offsets), inputs.total_rows};
   const int64_t of_block = int64_t{groups.threads.y} * kLookUps;
   launch(gather_rows<weight_t, output_t, kVector>, ceil_div(look_ups, of_block), groups.threads,
          of_block * sizeof(int64_t), inputs.weight.const_data_ptr<weight_t>(), Integers(inputs.ids),

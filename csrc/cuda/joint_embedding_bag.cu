@@ -199,7 +199,7 @@ Tensor joint_embedding_bag(const Tensor& weight_, const Tensor& ids, const Tenso
   const Errors errors(launch, kJointEmbeddingBag);
   const Tensor ends = ends_of(launch, inputs, errors);
   const BagEnds bags{ends.const_data_ptr<int64_t>(), inputs.bags, inputs.total};
-  const TableRows rows{inputs.table_offsets.const_data_ptr<int64_t>(), weight.size(0)};
+  const TableRows rows{TableRanges(inputs.table_offsets), weight.size(0)};
   Tensor output = torch::stable::new_empty(weight, {inputs.batch, tables, dim}, output_dtype);
   dispatch_floating(weight.scalar_type(), [&]<typename weight_t>() {
     dispatch_floating(output_dtype, [&]<typename output_t>() {
@@ -244,7 +244,7 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
       launch(spread_bags<scalar_t, kVector>, ceil_div(inputs.bags, groups.threads.y),
              groups.threads, 0, grad_data, Integers(inputs.ids),
              Factors(inputs.sample_weights, mean), bags,
-             inputs.table_offsets.const_data_ptr<int64_t>(), inputs.tables, dim,
+             TableRanges(inputs.table_offsets).begins, inputs.tables, dim,
              rows.mutable_data_ptr<int64_t>(), values_data);
     };
     constexpr int kVector = kElementsOf16Bytes<scalar_t>;

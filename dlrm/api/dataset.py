@@ -20,17 +20,19 @@ from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST, check_all_local
 from dlrm.preproc.execution.engines import TaskError, thread_engine
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.options import SplitConfig
+from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.cache import with_uris
 from dlrm.remote.copies import Copies, check_path, is_fetched, path_in
 from dlrm.remote.output import Output
 from dlrm.remote.uri import Uri
 from dlrm.serving.wording import in_python
+from dlrm.settings import settings_of
 
 _DIVISION = [field.name for field in fields(SplitConfig)]
 _OPTIONS = ["output_ordering", "bad_lines", "max_bad_lines", "report"]
-OPTIONS = (*_DIVISION, *_OPTIONS)  # keyword arguments of `Dataset.from_arrow`
+_INCREMENT = tuple(settings_of(IncrementConfig))
+OPTIONS = (*_DIVISION, *_OPTIONS, *_INCREMENT)  # keyword arguments of `Dataset.from_arrow`
 
 
 class Dataset:
@@ -106,7 +108,9 @@ class Dataset:
             verbose: print the stages.
             options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
                 `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
-                `max_bad_lines` and `report` (no report is written by default).
+                `max_bad_lines` and `report` (no report is written by default); and `extend`, `day`,
+                `candidates`, `half_life` and `numerics`, for days that extend the dictionaries of
+                earlier ones.
 
         Raises:
             TypeError: an unknown option.
@@ -119,8 +123,10 @@ class Dataset:
             raise unexpected(cls.from_arrow, unknown[0], OPTIONS)
         options = plain(options)
         with in_python():
-            check_types(options, (SplitConfig, TableOptions))
             check_all_local(options.items())
+            if isinstance(options.get("extend"), str):
+                options["extend"] = Path(options["extend"])
+            check_types(options, (SplitConfig, TableOptions, IncrementConfig))
             check_path(schema, "schema")
             check_path(output, "output")
             is_local = output is not None and not is_fetched(output)
@@ -137,7 +143,7 @@ class Dataset:
                 for split, table in frames.items()
                 if table is not None
             }
-            made = _options(as_schema(schema), options, divided=len(tables) > 1)
+            made = table_options(as_schema(schema), {"report": False} | options, len(tables) > 1)
             threads = cores or os.cpu_count() or 1
             say = print if verbose else _say_nothing
             _prepare(made, tables, path, threads, overwrite, say)
@@ -175,13 +181,21 @@ def _say_nothing(line: str) -> None:
     pass
 
 
-def _options(schema: Schema, given: Mapping[str, Any], divided: bool) -> TableOptions:
+def table_options(schema: Schema, given: Mapping[str, Any], divided: bool) -> TableOptions:
+    """Returns the options of preparing tables, of which a fifth of the rows are test rows.
+
+    Args:
+        schema: the meaning of the columns.
+        given: options by name, see `OPTIONS`; those that divide the rows take precedence.
+        divided: whether tables of their own have the test or validation rows.
+    """
     division = {name: value for name, value in given.items() if name in _DIVISION}
     by_rows = ("test_fraction", "test_from", "split_column")
     if not divided and not any(name in division for name in by_rows):
         division["test_fraction"] = TEST_FRACTION
     others = {name: value for name, value in given.items() if name in _OPTIONS}
-    return TableOptions(schema, SplitConfig(**division), **({"report": False} | others))
+    others["increment"] = IncrementConfig(**{n: v for n, v in given.items() if n in _INCREMENT})
+    return TableOptions(schema, SplitConfig(**division), **others)
 
 
 def as_schema(schema: Schema | str | os.PathLike | Mapping[str, Any]) -> Schema:

@@ -15,17 +15,17 @@ _owned: dict[tuple[int, str], OwnedDirectory] = {}  # by process, as forks have 
 _lock = threading.Lock()
 
 
-def temporary_directory() -> tempfile.TemporaryDirectory:
-    """Returns a temporary directory, in one of this process.
+def temporary_directory(folder: str | os.PathLike | None = None) -> tempfile.TemporaryDirectory:
+    """Returns a temporary directory, in one of this process, in a folder or where `TMPDIR` says.
 
     A process that is killed, such as the kernel of a notebook, leaves its directory. The next
     process of the same user that makes one removes it.
     """
-    return tempfile.TemporaryDirectory(prefix="dlrm-", dir=_of_this_process())
+    return tempfile.TemporaryDirectory(prefix="dlrm-", dir=_of_this_process(folder))
 
 
-def _of_this_process() -> Path:
-    place = os.getpid(), tempfile.gettempdir()
+def _of_this_process(folder: str | os.PathLike | None) -> Path:
+    place = os.getpid(), os.path.abspath(folder or tempfile.gettempdir())
     with _lock:
         if place not in _owned or not _owned[place].path.is_dir():
             parent = _of_this_user(Path(place[1]))

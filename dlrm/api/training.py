@@ -9,6 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from dlrm.remote.copies import check_path, is_fetched, path_in
 from dlrm.remote.mirror import Mirror, NotUploadedError, mirrored
 from dlrm.remote.uri import Uri
 from dlrm.serving.loading import load
+from dlrm.serving.network.recalibration import recalibrations
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python, warn
 from dlrm.settings import defaults_of, settings_of
@@ -66,6 +68,8 @@ SETTINGS = tuple(
     for name in settings_of(*_CONFIGS)
     if name not in _OF_THE_COMMAND and not name.startswith("synthetic_")
 )
+# Settings of a training that goes on.
+OF_CONTINUING = ("continue_lr", "evict_unseen_days")
 _AT_THE_END = 1 << 62  # steps between tests: only the last step is tested
 
 
@@ -159,7 +163,7 @@ def fit(
     if unknown := [name for name in settings if name not in options and name not in chosen]:
         raise unexpected(fit, unknown[0], sorted({*SETTINGS, *OPTIONS}))
     with in_python():
-        watch = _Watch(Callbacks(on_step, on_test), LabelsAndScores(metrics or {}), progress)
+        watch = Watch(Callbacks(on_step, on_test), LabelsAndScores(metrics or {}), progress)
         roles = ColumnRoles(label, positive, weight, groups, time)
         check_setting_types(chosen)
         check_schedule(chosen.get("schedule", "nvidia"), chosen)
@@ -178,13 +182,13 @@ def fit(
         values, said = _with_defaults(dataset, recipe, chosen)
         if said and verbose:
             print(said)
-        model = _train(dataset, values, device, save_checkpoint_path, verbose, watch)
+        model = train_and_load(dataset, values, device, save_checkpoint_path, verbose, watch)
     model.draft = draft
-    _warn_of_a_poor_fit(model.results, recipe)
+    warn_of_a_poor_fit(model.results, recipe)
     return model
 
 
-def _warn_of_a_poor_fit(results: Mapping[str, Any], recipe: str | None) -> None:
+def warn_of_a_poor_fit(results: Mapping[str, Any], recipe: str | None) -> None:
     """Warns if the model predicts the rows that report no better than one number would."""
     name = results.get("never_chosen_on")
     entropy = results.get(f"{name}_normalized_entropy", 0.0)
@@ -264,7 +268,7 @@ def judge_settings(
 
 
 @dataclass(frozen=True)
-class _Watch:
+class Watch:
     """Functions, metrics and the progress bar that the caller watches a training by."""
 
     callbacks: Callbacks = Callbacks()
@@ -277,14 +281,24 @@ class _Watch:
         return ProgressBar(steps, shown and log.quiet)
 
 
-def _train(
+def train_and_load(
     dataset: Dataset,
     values: dict[str, Any],
     device: str,
     save_checkpoint_path: str | os.PathLike | None,
     verbose: bool,
-    watch: _Watch,
+    watch: Watch,
+    continued: Path | None = None,
 ) -> Predictor:
+    """Trains and returns the model.
+
+    Args:
+        dataset: the rows.
+        values: settings.
+        device, save_checkpoint_path, verbose: see `fit`.
+        watch: functions of the caller.
+        continued: checkpoint to go on from; None begins with new weights.
+    """
     is_local = save_checkpoint_path is not None and not is_fetched(save_checkpoint_path)
     temporary = None if is_local else temporary_directory()
     path, mirror = Path(temporary.name if temporary else save_checkpoint_path or ""), None
@@ -297,7 +311,7 @@ def _train(
         with _checkpoints(path, dataset) as checkpoints, lines as log, settings:
             if mirror is not None:
                 checkpoints.saved = mirror.saved
-            results, roles = _trained(dataset, values, device, checkpoints, log, watch)
+            results, roles = _trained(dataset, values, device, checkpoints, log, watch, continued)
             write_results(find_checkpoint(path), {**results, **roles.facts()})
             log.summary(results)
         if temporary and mirror is not None:
@@ -317,20 +331,23 @@ def _trained(
     device: str,
     checkpoints: CheckpointDirectory | None,
     log: RunLog,
-    watch: _Watch = _Watch(),
+    watch: Watch = Watch(),
+    continued: Path | None = None,
 ) -> tuple[dict[str, float], Roles]:
     """Trains and returns the summary, and the roles of the rows in it."""
     saved_in = str(checkpoints.path) if checkpoints else None
     own = {"dataset": str(dataset.path), "save_checkpoint_path": saved_in}
+    if continued is not None:
+        own["continue_from"] = str(continued)
     settings = Values({**defaults_of(*_CONFIGS), **values, **own}, frozenset(values))
     fixed = () if saved_in else ("table_store",)
-    with ClickRun.open(settings, World(device=device), fixed=fixed) as run:
+    with ClickRun.open(settings, World(device=device), continued, fixed=fixed) as run:
         seed, schedule = run.config.data.seed, run.config.schedule
         run.task.model.random = torch.Generator(device).manual_seed(seed)
         datasets = run.own_part()
         _check_classes(datasets.train)
         steps = run.config.train.num_steps(len(datasets.train))
-        if idle := idle_steps_note(schedule, steps):
+        if continued is None and (idle := idle_steps_note(schedule, steps)):
             warn(idle)
         run.values, run.task.own_metrics = _recorded(run, dataset, device), watch.metrics
         for note in run.notes:
@@ -346,6 +363,11 @@ def _trained(
                 callbacks=bar.watching(watch.callbacks),
                 **run.trainer_arguments(datasets.train),
             )
+            if continued is not None:
+                log.line(run.begin_where_another_ended(trainer))
+                if checkpoints is not None:
+                    checkpoints.tensors = run.tensors
+                    checkpoints.inherited = partial(recalibrations, continued, checkpoints.path)
             results = trainer.fit(*run.batches(datasets))
         roles = trainer.roles
         check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)
@@ -377,6 +399,7 @@ def _recorded(run: ClickRun, dataset: Dataset, device: str) -> Values:
         "num_numerical_features": run.whole.train.num_numerical,
         "base_device": device,
     }
+    own |= {name: run.values[name] for name in OF_CONTINUING}
     return Values({**{name: run.values[name] for name in SETTINGS}, **own}, run.values.given)
 
 

@@ -433,7 +433,7 @@ def _report(directory: Path, export: Export, found: Agreement) -> list[str]:
         f"tables: {precision}, {tables.num_bytes:,} bytes, {tables.num_bytes / full:.3f} of fp32",
     ]
     if precision != "fp32":
-        _, names = field_names(export.predictor)
+        names = model.config.table_names(field_names(export.predictor)[1])
         by_table = compare_tables(model, tables, reference.inputs, reference.labels)
         lines += table_lines(names, model, tables, by_table)
         report["by_table"] = {

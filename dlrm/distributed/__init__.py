@@ -9,6 +9,7 @@ from dlrm.distributed.collectives import (
     gather,
     gather_rows,
     gather_to_first,
+    rank_names,
 )
 from dlrm.distributed.exchange import exchange
 from dlrm.distributed.world import (
@@ -42,6 +43,7 @@ __all__ = [
     "launch",
     "part",
     "pipelines",
+    "rank_names",
     "shutdown",
     "start_transfers",
 ]

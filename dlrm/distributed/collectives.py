@@ -1,6 +1,7 @@
 """Communication between the ranks of a run: sums, values, and errors that end all ranks."""
 
-from collections.abc import Iterator, Mapping
+import socket
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
@@ -85,8 +86,8 @@ def from_first(value: T, world: World) -> T:
 def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
     """Raises an error on every rank if any rank raises one, so that no rank waits for the others.
 
-    The lowest rank with an error raises its own, and names the ranks with errors unless only rank 0
-    or all have one; the others raise `OtherRankError`.
+    The lowest rank with an error raises its own, and names the ranks with errors, and their hosts,
+    unless only rank 0 or all have one; the others raise `OtherRankError`.
 
     Args:
         world: the ranks, all of which enter the block.
@@ -101,18 +102,29 @@ def agreed(world: World, *errors: type[Exception]) -> Iterator[None]:
         if mine:
             raise mine
         return
-    failed = [
-        rank for rank, text in enumerate(gather(mine and str(mine), world)) if text is not None
-    ]
+    told = gather((mine and str(mine), socket.gethostname()), world)
+    failed = [rank for rank, (text, _) in enumerate(told) if text is not None]
     if not failed:
         return
     if mine is None or world.rank != failed[0]:
         raise OtherRankError(f"rank {failed[0]} met an error") from mine
     if len(failed) == world.size or failed == [0]:
         raise mine
-    ranks = f"rank {failed[0]}" if len(failed) == 1 else f"ranks {', '.join(map(str, failed))}"
+    names = _with_hosts([host for _, host in told])
+    ranks = f"rank{'s' * (len(failed) > 1)} {', '.join(names[rank] for rank in failed)}"
     kind = next(kind for kind in errors if isinstance(mine, kind))
     raise kind(f"{ranks}: {mine}") from mine
+
+
+def rank_names(world: World) -> list[str]:
+    """Returns "rank <r>" for each rank, with its host if there are several; all ranks call it."""
+    return [f"rank {name}" for name in _with_hosts(gather(socket.gethostname(), world))]
+
+
+def _with_hosts(hosts: Sequence[str]) -> list[str]:
+    """Returns the numbers of the ranks, with their hosts if these differ."""
+    several = len({*hosts}) > 1
+    return [f"{rank} ({host})" if several else str(rank) for rank, host in enumerate(hosts)]
 
 
 def check_same(values: Mapping[str, Any], world: World) -> None:
@@ -123,11 +135,13 @@ def check_same(values: Mapping[str, Any], world: World) -> None:
         OtherRankError: on the other ranks.
     """
     everyone = gather({name: repr(value) for name, value in values.items()}, world)
+    names = _with_hosts(gather(socket.gethostname(), world))
     first = everyone[0]
     different = []
     for rank, theirs in enumerate(everyone):
         different += [
-            f"{name}: {first.get(name, 'none')} on rank 0, {theirs.get(name, 'none')} on {rank}"
+            f"{name}: {first.get(name, 'none')} on rank {names[0]}, "
+            f"{theirs.get(name, 'none')} on {names[rank]}"
             for name in sorted(first.keys() | theirs.keys())
             if first.get(name) != theirs.get(name)
         ]

@@ -11,7 +11,7 @@ from dlrm.manifest import check_lines, sealed_lines
 
 _COPIED = "all"  # instead of a rank
 _KEYS = {"ranks", "embedding_dim", "tables"}
-_TABLE_KEYS = {"name", "rows", "pieces"}
+_TABLE_KEYS = {"name", "rows", "embedding_dim", "pieces"}
 _PIECE_KEYS = {"rank", "rows", "columns"}
 
 
@@ -76,9 +76,10 @@ class Placement:
 
     Attributes:
         table_rows: rows of each table.
-        dim: columns of every table.
+        dim: columns of every table, unless `dims` has others.
         num_ranks: processes.
         pieces: pieces of all tables, which cover every table exactly once.
+        dims: columns of each table if some have fewer than `dim`; empty if none has.
 
     Raises:
         ValueError: a piece is outside its table, on no rank, or overlaps another, or pieces do not
@@ -89,8 +90,11 @@ class Placement:
     dim: int
     num_ranks: int
     pieces: tuple[Piece, ...]
+    dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
+        if {*self.dims} <= {self.dim}:
+            object.__setattr__(self, "dims", ())
         alone = self.num_ranks == 1
         pieces = (p._replace(rank=0) if alone and p.replicated else p for p in self.pieces)
         object.__setattr__(self, "pieces", tuple(sorted(pieces, key=lambda p: p[:3])))
@@ -99,15 +103,26 @@ class Placement:
 
     @classmethod
     def from_whole_tables(
-        cls, table_rows: Sequence[int], dim: int, tables_by_rank: Sequence[Sequence[int]]
+        cls,
+        table_rows: Sequence[int],
+        dim: int,
+        tables_by_rank: Sequence[Sequence[int]],
+        dims: Sequence[int] = (),
     ) -> "Placement":
         """Returns the placement of whole tables, each on one rank."""
+        columns = dims or (dim,) * len(table_rows)
         pieces = (
-            Piece(table, (0, table_rows[table]), (0, dim), rank, (table_rows[table], dim))
+            Piece(table, (0, rows), (0, columns[table]), rank, (rows, columns[table]))
             for rank, tables in enumerate(tables_by_rank)
             for table in tables
+            for rows in (table_rows[table],)
         )
-        return cls(tuple(table_rows), dim, len(tables_by_rank), tuple(pieces))
+        return cls(tuple(table_rows), dim, len(tables_by_rank), tuple(pieces), tuple(dims))
+
+    @property
+    def columns(self) -> tuple[int, ...]:
+        """Returns the columns of each table."""
+        return self.dims or (self.dim,) * len(self.table_rows)
 
     @property
     def is_whole(self) -> bool:
@@ -130,6 +145,22 @@ class Placement:
         looked_up = {piece.table for piece in own if not piece.replicated}
         return tuple(sorted({piece.table for piece in own} - looked_up))
 
+    def of_fields(self, tables: Sequence[int]) -> "Placement":
+        """Returns the placement with a table for each field, whose pieces are those of its own.
+
+        Args:
+            tables: number of each field's table.
+        """
+        if list(tables) == list(range(len(self.table_rows))):
+            return self
+        own: dict[int, list[Piece]] = {}
+        for piece in self.pieces:
+            own.setdefault(piece.table, []).append(piece)
+        rows = tuple(self.table_rows[table] for table in tables)
+        pieces = (p._replace(table=i) for i, table in enumerate(tables) for p in own[table])
+        dims = tuple(self.columns[table] for table in tables)
+        return Placement(rows, self.dim, self.num_ranks, tuple(pieces), dims)
+
     def of_one_column(self) -> "Placement":
         """Returns the placement of one-column tables whose rows are where the first columns are."""
         pieces = (piece.of_one_column() for piece in self.pieces if piece.columns[0] == 0)
@@ -139,7 +170,7 @@ class Placement:
         for piece in pieces:
             for what, (begin, end), size in (
                 ("rows", piece.rows, self.table_rows[table]),
-                ("columns", piece.columns, self.dim),
+                ("columns", piece.columns, self.columns[table]),
             ):
                 if not 0 <= begin <= end <= size or (begin == end and size):
                     raise ValueError(
@@ -164,7 +195,10 @@ class Placement:
         """Checks each cell of the grid that the edges of all pieces form."""
         edges = (
             sorted({0, size, *(edge for piece in pieces for edge in getattr(piece, name))})
-            for name, size in (("rows", self.table_rows[table]), ("columns", self.dim))
+            for name, size in (
+                ("rows", self.table_rows[table]),
+                ("columns", self.columns[table]),
+            )
         )
         if not pieces:
             raise ValueError(f"table {table}: expected one piece or more, got none")
@@ -184,13 +218,17 @@ class Placement:
 
 
 def read_placement(
-    path: str | os.PathLike, table_rows: Sequence[int], dim: int, num_ranks: int
+    path: str | os.PathLike,
+    table_rows: Sequence[int],
+    dim: int,
+    num_ranks: int,
+    dims: Sequence[int] = (),
 ) -> Placement:
     """Reads a placement in the format of `placement_text`.
 
     Args:
         path: the file.
-        table_rows, dim, num_ranks: the expected tables and ranks.
+        table_rows, dim, num_ranks, dims: the expected tables and ranks, as in `Placement`.
 
     Raises:
         FileNotFoundError: there is no such file.
@@ -212,24 +250,26 @@ def read_placement(
     if not isinstance(tables, list) or len(tables) != len(table_rows):
         got = len(tables) if isinstance(tables, list) else brief(tables)
         raise ValueError(f"{path}: tables: expected a list of {len(table_rows)}, got {got}")
+    columns = dims or (dim,) * len(table_rows)
     pieces = [
         piece
-        for table, (entry, rows) in enumerate(zip(tables, table_rows, strict=True))
-        for piece in _pieces(path, table, entry, (rows, dim))
+        for table, (entry, *shape) in enumerate(zip(tables, table_rows, columns, strict=True))
+        for piece in _pieces(path, table, entry, (shape[0], shape[1]), dim)
     ]
     try:
-        return Placement(tuple(table_rows), dim, num_ranks, tuple(pieces))
+        return Placement(tuple(table_rows), dim, num_ranks, tuple(pieces), tuple(dims))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
 
-def _pieces(path: Any, table: int, entry: Any, shape: tuple[int, int]) -> Iterator[Piece]:
-    _check_keys(path, f"table {table}: ", entry, _TABLE_KEYS, {"name"})
-    if entry["rows"] != shape[0]:
-        raise ValueError(
-            f"{path}: table {table}: rows: expected {shape[0]}, as the model has, got "
-            f"{brief(entry['rows'])}"
-        )
+def _pieces(path: Any, table: int, entry: Any, shape: tuple[int, int], dim: int) -> Iterator[Piece]:
+    _check_keys(path, f"table {table}: ", entry, _TABLE_KEYS, {"name", "embedding_dim"})
+    for key, expected in zip(("rows", "embedding_dim"), shape, strict=True):
+        if (got := entry.get(key, dim)) != expected:
+            raise ValueError(
+                f"{path}: table {table}: {key}: expected {expected}, as the model has, got "
+                f"{brief(got)}"
+            )
     if not isinstance(entry["pieces"], list):
         raise ValueError(
             f"{path}: table {table}: pieces: expected a list, got {brief(entry['pieces'])}"
@@ -278,7 +318,7 @@ def placement_text(placement: Placement, names: Sequence[str]) -> str:
 
     Args:
         placement: the placement.
-        names: names of the tables' features, for readers.
+        names: names of the tables, for readers.
     """
     lines = [
         "# Where the embedding tables are, for --placement. A piece has rows and columns",
@@ -289,7 +329,10 @@ def placement_text(placement: Placement, names: Sequence[str]) -> str:
         "tables:",
     ]
     for table, (name, rows) in enumerate(zip(names, placement.table_rows, strict=True)):
-        lines += [f"- name: {_quoted(name)}", f"  rows: {rows}", "  pieces:"]
+        lines += [f"- name: {_quoted(name)}", f"  rows: {rows}"]
+        if placement.columns[table] != placement.dim:
+            lines.append(f"  embedding_dim: {placement.columns[table]}")
+        lines.append("  pieces:")
         for piece in placement.pieces:
             if piece.table == table:
                 parts = [f"rank: {_COPIED if piece.replicated else piece.rank}"]

@@ -1,10 +1,12 @@
 """The architecture of a DLRM: its fields, defaults and checks."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from dlrm.model.layers.choices import (
+    ATTENTION,
     CROSS_STRUCTURES,
     DCN,
     MAX_BINS,
@@ -33,10 +35,16 @@ class DLRMConfig:
     """The architecture; field names are those of the command line's flags.
 
     Attributes:
-        table_sizes: rows of each embedding table, as in the data set.
+        table_sizes: rows of the table of each categorical field, as in the data set.
         num_numerical_features: number of numerical features of a sample.
-        table_poolings: pooling of each table, if the data set specifies it; None, for one table or
+        table_poolings: pooling of each field, if the data set specifies it; None, for one field or
             for all, is `pooling`.
+        field_tables: number of each field's table, if fields share tables; numbers ascend by first
+            fields, from 0. None is a table of its own for each field.
+        field_targets: for each field whose pooling is attention, the field of its candidate, which
+            has the same table; None for others.
+        field_dims: columns of each field's table, at most `embedding_dim`, to which vectors of
+            fewer are projected. None, for one field or for all, is `embedding_dim`.
 
     Raises:
         ValueError: values do not fit together; the message names flag and value.
@@ -87,6 +95,16 @@ class DLRMConfig:
         architecture=True,
     )
     table_poolings: tuple[str | None, ...] | None = None
+    field_tables: tuple[int, ...] | None = None
+    field_targets: tuple[int | None, ...] | None = None
+    field_dims: tuple[int | None, ...] | None = None
+    attention_hidden: int = setting(
+        36,
+        "Neurons of the activation unit that weighs the items of a list with pooling: attention",
+        architecture=True,
+        least=1,
+        most=_MOST,
+    )
     embedding_dtype: str = setting(
         "fp32",
         "bf16: look up rows with half the memory traffic; a second tensor keeps the remaining "
@@ -209,6 +227,7 @@ class DLRMConfig:
         check_settings(self)
         self._check_parts()
         self._check_poolings()
+        self._check_tables()
         if self.embedding_dtype != "fp32" and self.embedding_type not in FUSED_TYPES:
             raise ValueError(
                 f"--embedding_dtype {self.embedding_dtype} needs --embedding_type joint_fused, got "
@@ -222,6 +241,7 @@ class DLRMConfig:
         for flag in ("bottom_mlp_sizes", "top_mlp_sizes"):
             if not getattr(self, flag):
                 raise ValueError(f"--{flag}: expected one size or more")
+        self._check_dims()
         if self.bottom_mlp_sizes[-1] != self.embedding_dim:
             raise ValueError(
                 f"--bottom_mlp_sizes {_listed(self.bottom_mlp_sizes)}: the last size must equal "
@@ -235,16 +255,101 @@ class DLRMConfig:
     def _check_poolings(self) -> None:
         poolings = self.table_poolings
         if poolings is not None and (
-            len(poolings) != len(self.table_sizes) or not {*poolings} <= {None, *POOLINGS}
+            len(poolings) != len(self.table_sizes)
+            or not {*poolings} <= {None, ATTENTION, *POOLINGS}
         ):
             raise ValueError(
-                f"table_poolings: expected one of {POOLINGS}, or None, for each of "
+                f"table_poolings: expected one of {(*POOLINGS, ATTENTION)}, or None, for each of "
                 f"{len(self.table_sizes)} tables, got {poolings}"
             )
 
+    def _check_tables(self) -> None:
+        rows: dict[int, int] = {}
+        for field, (table, size) in enumerate(zip(self.tables, self.table_sizes, strict=False)):
+            if not 0 <= table <= len(rows) or rows.setdefault(table, size) != size:
+                known = ", ".join(map(str, rows.values())) or "none"
+                raise ValueError(
+                    f"field_tables: field {field}: expected the next number, {len(rows)}, or that "
+                    f"of a table of {size} rows among those of {known}, got {table}"
+                )
+        if len(self.tables) != len(self.table_sizes):
+            raise ValueError(
+                f"field_tables: expected a number for each of {len(self.table_sizes)} fields, got "
+                f"{len(self.tables)}"
+            )
+
+        if self.attention_hidden != type(self).attention_hidden and not self.attended:
+            raise ValueError(
+                f"--attention_hidden {self.attention_hidden} is for lists with pooling: attention, "
+                "and the dataset has none"
+            )
+        targets = self.field_targets or (None,) * len(self.table_sizes)
+        for field, (target, pooling) in enumerate(zip(targets, self.poolings, strict=True)):
+            if pooling == ATTENTION and (
+                target is None
+                or not 0 <= target < len(self.tables)
+                or self.tables[target] != self.tables[field]
+                or self.poolings[target] == ATTENTION
+            ):
+                raise ValueError(
+                    f"field_targets: field {field}: expected another field of table "
+                    f"{self.tables[field]}, which is not attended, got {target}"
+                )
+
+    def _check_dims(self) -> None:
+        said = self.field_dims or (None,) * len(self.table_sizes)
+        if len(said) != len(self.table_sizes):
+            raise ValueError(
+                f"field_dims: expected a number or None for each of {len(self.table_sizes)} "
+                f"fields, got {len(said)}"
+            )
+        of_tables: dict[int, int] = {}
+        for field, (table, own) in enumerate(zip(self.tables, said, strict=True)):
+            dim = own or self.embedding_dim
+            if not 1 <= dim <= self.embedding_dim or of_tables.setdefault(table, dim) != dim:
+                raise ValueError(
+                    f"field_dims: field {field}: expected from 1 to --embedding_dim "
+                    f"{self.embedding_dim}, the same for all fields of a table, got {own}"
+                )
+        for field in self.attended:
+            if self.table_dims[self.tables[field]] != self.embedding_dim:
+                raise ValueError(
+                    f"field_dims: field {field}: expected --embedding_dim {self.embedding_dim} of "
+                    f"a list with pooling: attention, got {said[field]}"
+                )
+        if self.has_narrow_tables and self.embedding_type not in FUSED_TYPES:
+            raise ValueError(
+                f"--embedding_type {self.embedding_type}: expected joint_fused, since fields of "
+                "the dataset have an embedding_dim of their own"
+            )
+
+    @property
+    def table_dims(self) -> tuple[int, ...]:
+        """Returns the columns of each table."""
+        said = self.field_dims or (None,) * len(self.table_sizes)
+        of_tables = dict(zip(self.tables, said, strict=True))
+        return tuple(of_tables[table] or self.embedding_dim for table in range(len(of_tables)))
+
+    @property
+    def has_narrow_tables(self) -> bool:
+        """Returns whether tables have fewer columns than `embedding_dim`."""
+        return any(dim < self.embedding_dim for dim in self.table_dims)
+
+    @property
+    def attended(self) -> dict[int, int]:
+        """Returns the fields whose pooling is attention, each with the field of its candidate."""
+        targets = enumerate(self.field_targets or ())
+        pairs = ((field, target) for field, target in targets if target is not None)
+        return {f: target for f, target in pairs if self.poolings[f] == ATTENTION}
+
+    @property
+    def tables(self) -> tuple[int, ...]:
+        """Returns the number of each field's table."""
+        return self.field_tables or tuple(range(len(self.table_sizes)))
+
     @property
     def poolings(self) -> tuple[str, ...]:
-        """Returns the pooling of each table, which makes one vector of several rows of a sample."""
+        """Returns the pooling of each field, which makes one vector of several rows of a sample."""
         said = self.table_poolings or [None] * len(self.table_sizes)
         return tuple(one or self.pooling for one in said)
 
@@ -275,7 +380,15 @@ class DLRMConfig:
     def embedding_rows(self) -> tuple[int, ...]:
         """Returns the rows of each table as built: `table_sizes`, at most `max_table_size`."""
         limit = self.max_table_size
-        return tuple(size if limit is None else min(size, limit) for size in self.table_sizes)
+        sizes = dict(zip(reversed(self.tables), reversed(self.table_sizes), strict=True))
+        of_tables = (sizes[table] for table in range(len(sizes)))
+        return tuple(size if limit is None else min(size, limit) for size in of_tables)
+
+    def table_names(self, fields: Sequence[str]) -> list[str]:
+        """Returns the name of each table, that of its field or of its fields, given all names."""
+        pairs = [*zip(self.tables, fields, strict=True)]
+        of_tables = range(len(self.embedding_rows))
+        return ["+".join(name for own, name in pairs if own == table) for table in of_tables]
 
     def placed(self, num_ranks: int) -> "Placement":
         """Returns the placement of the tables on `num_ranks` processes.
@@ -292,10 +405,40 @@ class DLRMConfig:
                     f"--placement {self.placement}: expected {AUTO}, {', '.join(PLACEMENTS)} or a "
                     "file that dlrm plan --output wrote, and there is no such file"
                 )
-            return read_placement(self.placement, rows, dim, num_ranks)
+            return read_placement(self.placement, rows, dim, num_ranks, self.table_dims)
         # With several processes, a planner resolves "auto" before the model is built.
         places = place_tables(rows, num_ranks, self.placement)
-        return Placement.from_whole_tables(rows, dim, places)
+        return Placement.from_whole_tables(rows, dim, places, self.table_dims)
+
+
+def check_dims(
+    names: Sequence[str],
+    dims: Sequence[int | None] | None,
+    poolings: Sequence[str | None] | None,
+    embedding_dim: int,
+) -> None:
+    """Refuses columns of tables that do not suit the interaction, by the names of their fields.
+
+    Args:
+        names: names of the categorical fields.
+        dims, poolings: of the dataset, as `DLRMConfig.field_dims` and `table_poolings`.
+        embedding_dim: the width of the interaction.
+
+    Raises:
+        ValueError: the message names the first such field.
+    """
+    for name, dim, pooling in zip(names, dims or (), poolings or [None] * len(names), strict=False):
+        if dim is not None and dim > embedding_dim:
+            raise ValueError(
+                f"categorical field {name}: embedding_dim {dim}: expected at most --embedding_dim "
+                f"{embedding_dim}, the width of the interaction; write embedding_dim: "
+                f"{embedding_dim} or less in the schema, or train with --embedding_dim {dim}"
+            )
+        if dim not in (None, embedding_dim) and pooling == ATTENTION:
+            raise ValueError(
+                f"categorical field {name}: embedding_dim {dim}: expected --embedding_dim "
+                f"{embedding_dim} of a list with pooling: attention; leave embedding_dim out"
+            )
 
 
 # Fields that a checkpoint determines; all others follow the data set, or change no prediction.

@@ -12,7 +12,8 @@ from dlrm import ops
 from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
-from dlrm.model.layers.choices import NO_EMBEDDING, PLAIN_MLP, is_own
+from dlrm.model.layers.attention import TargetAttention
+from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING, PLAIN_MLP, is_own
 from dlrm.model.layers.hooks import has_hooks, is_hooked
 from dlrm.model.layers.mlp import MLP, mlp, output_layer
 from dlrm.model.layers.numerical import bottom_mlp
@@ -23,10 +24,11 @@ from dlrm.model.layers.numerical_embedding import (
 )
 from dlrm.model.layers.own import OwnNumericalEmbedding, own_top_mlp
 from dlrm.model.layers.packed import Adapters, mean_of_members
+from dlrm.model.layers.projection import Projections
 from dlrm.model.layouts import make_tables
 from dlrm.model.score import Score, interactions
 from dlrm.model.tables.joint import LookUp
-from dlrm.model.tables.layout import Bags, TableParameters, Tables
+from dlrm.model.tables.layout import Attended, Bags, TableParameters, Tables
 from dlrm.ops.library import is_native_on_cpu
 from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
@@ -54,8 +56,10 @@ class DLRM(nn.Module):
             `forward` then takes slots instead of ids. None: all rows are in memory.
 
     Attributes:
-        tables_by_rank: the tables whose ids each process takes.
-        own_samples_only: tables for which this process takes only the ids of its own samples.
+        fields_by_rank: the categorical fields whose ids each process takes.
+        own_samples_only: fields for which this process takes only the ids of its own samples.
+        projections: the matrices of tables with fewer columns than the interaction, or None.
+        attention: the activation unit of each attended list, by number of its field.
         numerical_embedding: embedding of the numerical fields, or None.
         cross: the cross layers that enter the last layer, or None.
         wide: the weights of ids that are added to the logit, or None.
@@ -86,8 +90,9 @@ class DLRM(nn.Module):
         self.config, self.dtype = config, dtype
         self.store: RowSlots | None = store
         self.placement = placement or config.placed(world.size)
-        self.world, self.tables_by_rank = world, self.placement.tables_by_rank()
-        self.own_samples_only = self.placement.replicated_alone(world.rank)
+        of_fields = self.placement.of_fields(config.tables)
+        self.world, self.fields_by_rank = world, of_fields.tables_by_rank()
+        self.own_samples_only = of_fields.replicated_alone(world.rank)
         self.embeddings = make_tables(config, self.placement, world, seed, store)
         self.wide: Tables | None = self.embeddings.wide_twin() if config.wide else None
         with torch.device("meta" if world.device == "meta" else "cpu"):  # not the caller's
@@ -97,12 +102,16 @@ class DLRM(nn.Module):
         self.to(world.device)
 
     def _make_buffers(self) -> None:
-        """Makes what depends on the tables of this process: their rows and poolings."""
-        own, rows = self.tables_by_rank[self.world.rank], self.config.embedding_rows
+        """Makes what depends on the fields of this process: their tables' rows, and poolings."""
+        own, rows = self.fields_by_rank[self.world.rank], self.config.embedding_rows
+        of_fields = self.config.tables
         self.table_rows: torch.Tensor
-        own_rows = torch.tensor([rows[table] for table in own], dtype=torch.int64)
+        own_rows = torch.tensor([rows[of_fields[field]] for field in own], dtype=torch.int64)
         self.register_buffer("table_rows", own_rows, persistent=False)
-        poolings = [self.config.poolings[table] for table in own]
+        own_poolings = (self.config.poolings[field] for field in own)
+        poolings = ["sum" if pooling == ATTENTION else pooling for pooling in own_poolings]
+        attended = self.config.attended.items()
+        self._attended = [(own.index(f), own.index(target)) for f, target in attended if f in own]
         kinds = sorted({*poolings}) or ["sum"]
         self._pooling = kinds[0] if len(kinds) == 1 else None  # by weights of ids
         self.mean_tables: torch.Tensor
@@ -114,6 +123,11 @@ class DLRM(nn.Module):
         config, dim = self.config, self.config.embedding_dim
         inputs, options = config.num_numerical_features, (self.dtype, optimized_mlp)
         self.bottom_mlp = bottom_mlp(inputs, config.bottom_mlp_sizes, seed, *options)
+        self.projections: Projections | None = None
+        if config.has_narrow_tables:
+            dims = [config.table_dims[table] for table in config.tables]
+            self.projections = Projections(dims, config.tables, dim, seed)
+        self.attention = TargetAttention(config.attended, dim, config.attention_hidden, seed)
         self.numerical_embedding = _numerical_embedding(config, seed)
         self.interact, self.cross = interactions(config, self.bottom_mlp.num_vectors, seed)
         self.top_mlp, hidden = self._top_mlp(seed, optimized_mlp)
@@ -168,9 +182,9 @@ class DLRM(nn.Module):
         Args:
             numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
                 this process, `World.part(batch)`.
-            categorical: ids `[batch, own tables]`, any integer dtype; with `lengths`, `[total]`,
+            categorical: ids `[batch, own fields]`, any integer dtype; with `lengths`, `[total]`,
                 bag after bag as `ops.joint_embedding_bag` takes them.
-            lengths: number of ids of each sample and table, `[batch, own tables]`; None is one id
+            lengths: number of ids of each sample and field, `[batch, own fields]`; None is one id
                 each.
             samples_by_rank: number of samples of each process in the batch; None is `World.part`.
             id_weights: with `lengths`, a factor for the row of each id, `[total]` float32; None is
@@ -277,6 +291,8 @@ class DLRM(nn.Module):
         _, _, *fields = self._parts
         vectors = [embed(numerical).to(self.dtype) for embed in fields]
         embeddings, *weights = (wait() for wait in received)
+        if self.projections is not None:
+            embeddings = self.projections(embeddings)
         if vectors:
             embeddings = torch.cat([*vectors, embeddings], 1)
         return embeddings, weights[0].sum((1, 2)) if weights else None
@@ -319,15 +335,25 @@ class DLRM(nn.Module):
         """
         if self.store is None:  # otherwise these are slots
             categorical = self._hashed(categorical, lengths)
+        if self._attended and lengths is None:
+            lengths, categorical = torch.ones_like(categorical), categorical.flatten()
         pooling = self._pooling or "sum"
         bags = Bags(categorical, lengths, id_weights, pooling, samples_by_rank)
         if lengths is not None and self._pooling is None:
             bags = self._as_sums(bags)
         with part(LOOKUP):
-            found = [self.embeddings.look_up(bags, self.dtype, graph)]
+            found = [self.embeddings.look_up(self._with_attention(bags), self.dtype, graph)]
             if self.wide is not None:
                 found.append(self.wide.look_up(bags, torch.float32, graph))
             return found
+
+    def _with_attention(self, bags: Bags) -> Bags:
+        """Returns bags with the activation units of this process's attended lists."""
+        if not self._attended:
+            return bags
+        own = self.fields_by_rank[self.world.rank]
+        units = self.attention.operands(own[column] for column, _ in self._attended)
+        return bags._replace(attended=Attended(self._attended, units))
 
     def _as_sums(self, bags: Bags) -> Bags:
         """Returns bags of tables with mixed poolings, whose means become weighted sums."""
@@ -341,6 +367,16 @@ class DLRM(nn.Module):
     def rows(self, categorical: Tensor, lengths: Tensor | None = None) -> Tensor:
         """Returns the rows of a joint table that a batch looks up; see `Tables.rows`."""
         return self.embeddings.rows(Bags(self._hashed(categorical, lengths), lengths))
+
+    def rows_by_weight(
+        self, categorical: Tensor, lengths: Tensor | None = None
+    ) -> dict[Tensor, Tensor]:
+        """Returns the rows of each weight of tables that a batch looks up."""
+        bags = Bags(self._hashed(categorical, lengths), lengths)
+        if self.placement.dims:
+            return {k: v for one in self._all_tables() for k, v in one.rows_by_weight(bags).items()}
+        rows = self.embeddings.rows(bags)  # those of the wide term, too
+        return {weight: rows for weight, _ in self.table_parameters()}
 
     def _hashed(self, categorical: Tensor, lengths: Tensor | None) -> Tensor:
         """Returns ids, modulo the rows of their table with `hash_indices`."""
@@ -367,7 +403,7 @@ class DLRM(nn.Module):
     def table_parameters(self) -> TableParameters:
         """Returns the parameters that hold tables; see `Tables.table_parameters`.
 
-        The wide weights of table i are table `len(table_sizes) + i`, of one column.
+        The wide weights of table i are table `number of tables + i`, of one column.
         """
         return [one for tables in self._all_tables() for one in tables.table_parameters()]
 

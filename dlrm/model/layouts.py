@@ -41,16 +41,22 @@ def make_tables(
     dtype = _DTYPES[config.embedding_dtype]
     std = config.embedding_init_std if config.embedding_init == "normal" else None
     initial = Initial(seed, config.embedding_init_scale, std)
-    if not placement.is_whole:
-        if config.embedding_type not in FUSED_TYPES:
+    if not placement.is_whole or placement.dims:
+        if not placement.is_whole and config.embedding_type not in FUSED_TYPES:
             raise ValueError(
                 f"--placement {config.placement} divides tables or copies them, which needs "
                 f"--embedding_type joint_fused, got {config.embedding_type}"
             )
-        return DividedEmbedding(placement, world, initial, dtype)
+        if config.attended and not placement.is_whole:
+            raise ValueError(
+                f"--placement {config.placement} divides tables or copies them: expected whole "
+                "tables for lists with pooling: attention; use --placement balanced"
+            )
+        return DividedEmbedding(placement, world, initial, dtype, tables=config.tables)
     held = {piece.table: piece for piece in placement.of_rank(world.rank)}
     whole = held, placement.dim, initial
-    options: dict[str, Any] = {"world": world, "tables_by_rank": placement.tables_by_rank()}
+    options: dict[str, Any] = {"world": world, "tables": config.tables}
+    options["fields_by_rank"] = placement.of_fields(config.tables).tables_by_rank()
     if store is not None:
         stored = StoredEmbedding(*whole, store.slots, dtype=dtype, **options)
         store.initial = stored.initial

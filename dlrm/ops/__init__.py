@@ -4,6 +4,13 @@ Each operator runs compiled if `dlrm/_ops_cpu.so` (on a GPU `dlrm/_ops_cuda.so`)
 be loaded. Otherwise its plain-torch reference runs, with the same values.
 """
 
+from dlrm.ops.attended_bag import (
+    ActivationUnits,
+    attended_bag,
+    attended_bag_reference,
+    attended_sum,
+    item_weights,
+)
 from dlrm.ops.dense_adam import dense_adam_
 from dlrm.ops.device_errors import raise_device_errors
 from dlrm.ops.dot_interaction import (
@@ -15,6 +22,7 @@ from dlrm.ops.joint_embedding import (
     joint_embedding,
     joint_embedding_gradient,
     joint_embedding_reference,
+    table_ranges,
 )
 from dlrm.ops.joint_embedding_bag import (
     POOLINGS,
@@ -29,7 +37,7 @@ from dlrm.ops.joint_embedding_pieces import (
     pieces_are_native,
 )
 from dlrm.ops.layers import dropout, fused_linear_dtypes, linear
-from dlrm.ops.library import instruction_set, native_available
+from dlrm.ops.library import PRODUCTS, choose_products, instruction_set, native_available
 from dlrm.ops.logistic_loss import logistic_loss, logistic_loss_reference
 from dlrm.ops.mlp import (
     mlp,
@@ -47,7 +55,6 @@ from dlrm.ops.piecewise_linear import (
     piecewise_linear_reference,
     piecewise_tables,
 )
-from dlrm.ops.products import PRODUCTS, choose_products
 from dlrm.ops.row_update import (
     row_adagrad_,
     row_adagrad_decay_,
@@ -57,6 +64,8 @@ from dlrm.ops.row_update import (
     row_adam_decay_,
     row_adam_decay_reference,
     row_adam_reference,
+    row_ftrl_,
+    row_ftrl_reference,
     row_sgd_,
     row_sgd_decay_,
     row_sgd_decay_reference,
@@ -69,9 +78,13 @@ from dlrm.ops.row_update import (
 from dlrm.ops.split_float32 import join_float32, split_float32
 
 __all__ = [
+    "ActivationUnits",
     "Rows",
     "POOLINGS",
     "PRODUCTS",
+    "attended_bag",
+    "attended_bag_reference",
+    "attended_sum",
     "bags_of_ids",
     "check_bags",
     "choose_products",
@@ -82,6 +95,7 @@ __all__ = [
     "edges_up_to",
     "fused_linear_dtypes",
     "instruction_set",
+    "item_weights",
     "interaction_width",
     "join_float32",
     "joint_embedding",
@@ -118,6 +132,8 @@ __all__ = [
     "row_adam_decay_",
     "row_adam_decay_reference",
     "row_adam_reference",
+    "row_ftrl_",
+    "row_ftrl_reference",
     "row_sgd_",
     "row_sgd_decay_",
     "row_sgd_decay_reference",
@@ -127,4 +143,5 @@ __all__ = [
     "row_wise_adagrad_decay_reference",
     "row_wise_adagrad_reference",
     "split_float32",
+    "table_ranges",
 ]

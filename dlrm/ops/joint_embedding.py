@@ -30,7 +30,8 @@ def joint_embedding(
     Args:
         weight: all tables' rows, `[rows, dim]`, float32, bfloat16 or float16.
         ids: `[batch, tables]`, int8 to int64, each within its own table.
-        table_offsets: the first row of each table, and the end, `[tables + 1]` int64.
+        table_offsets: the first row of each table, and the end, `[tables + 1]` int64; or first rows
+            and ends, `[2, tables]`, where tables may have the same rows.
         dtype: the output's dtype, the weight's by default.
 
     Raises:
@@ -61,7 +62,7 @@ def joint_embedding_gradient(
     if native_available() and ids.is_cpu:
         rows = torch.ops.dlrm.joint_embedding_rows.default(ids, table_offsets)
     else:
-        rows = (ids + table_offsets[:-1]).reshape(1, -1)
+        rows = (ids + table_ranges(table_offsets)[0]).reshape(1, -1)
     values = grad.contiguous().view(-1, shape[1])  # torch cannot add strided ones in half precision
     return torch.sparse_coo_tensor(rows, values, shape, check_invariants=False, is_coalesced=False)
 
@@ -70,7 +71,21 @@ def joint_embedding_reference(
     weight: Tensor, ids: Tensor, table_offsets: Tensor, *, dtype: torch.dtype | None = None
 ) -> Tensor:
     """Does the same in plain PyTorch: the fallback and the tests' oracle."""
-    return F.embedding(ids + table_offsets[:-1], weight, sparse=True).to(dtype or weight.dtype)
+    rows = ids + table_ranges(table_offsets)[0]
+    return F.embedding(rows, weight, sparse=True).to(dtype or weight.dtype)
+
+
+def table_ranges(table_offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns the first row of each table and the row after its last, each `[tables]`."""
+    if table_offsets.dim() == 2:
+        return table_offsets[0], table_offsets[1]
+    return table_offsets[:-1], table_offsets[1:]
+
+
+def are_table_offsets(table_offsets: Tensor, tables: int) -> bool:
+    """Returns whether dtype and shape are those of the offsets of this many tables."""
+    shapes = ((tables + 1,), (2, tables))
+    return table_offsets.shape in shapes and table_offsets.dtype == torch.int64
 
 
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16)
@@ -96,7 +111,7 @@ def _check(weight: Tensor, ids: Tensor, table_offsets: Tensor, dtype: torch.dtyp
         ids,
     )
     check(
-        table_offsets.shape == (ids.shape[1] + 1,) and table_offsets.dtype == torch.int64,
+        are_table_offsets(table_offsets, ids.shape[1]),
         f"table_offsets [{ids.shape[1] + 1}] Long for ids {list(ids.shape)}",
         table_offsets,
     )
@@ -108,7 +123,8 @@ def _check_ids(ids: Tensor, table_offsets: Tensor) -> None:
     """Raises on the first bad id; on a GPU the device asserts, so that the host need not wait."""
     if torch.compiler.is_compiling():
         return
-    sizes = table_offsets.diff()
+    begins, ends = table_ranges(table_offsets)
+    sizes = ends - begins
     bad = (ids < 0) | (ids >= sizes)
     if ids.device.type != "cpu":
         torch._assert_async(~bad.any(), "joint_embedding: an id is outside its table")

@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dlrm.ops.joint_embedding import are_table_offsets, table_ranges
 from dlrm.ops.library import has_native, native_available
 
 POOLINGS = ("sum", "mean")
@@ -38,7 +39,7 @@ def joint_embedding_bag(
         weight: all tables' rows, `[rows, dim]`, float32, bfloat16 or float16.
         ids: `[total]`, int8 to int64, each within its own table.
         lengths: ids of each bag, `[batch, tables]`, int8 to int64.
-        table_offsets: the first row of each table, and the end, `[tables + 1]` int64.
+        table_offsets: see `joint_embedding`.
         sample_weights: a factor for the row of each id, `[total]` float32; 1 by default.
         pooling: "sum", or "mean": the sum divided by the number of ids, not by the sum of weights.
         dtype: the output's dtype, the weight's by default.
@@ -81,7 +82,7 @@ def joint_embedding_bag_reference(
 ) -> Tensor:
     """Does the same in plain PyTorch: the fallback and the tests' oracle."""
     bags = bags_of_ids(ids, lengths)
-    rows = ids + table_offsets[:-1].repeat(lengths.shape[0])[bags]
+    rows = ids + table_ranges(table_offsets)[0].repeat(lengths.shape[0])[bags]
     wide = torch.promote_types(weight.dtype, torch.float32)
     vectors = F.embedding(rows, weight, sparse=True).to(wide)
     if sample_weights is not None:
@@ -126,7 +127,8 @@ def check_bags(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor) -
     if torch.compiler.is_compiling():
         return
     bags = bags_of_ids(ids, lengths, name)
-    sizes = table_offsets.diff().repeat(lengths.shape[0])[bags]
+    begins, ends = table_ranges(table_offsets)
+    sizes = (ends - begins).repeat(lengths.shape[0])[bags]
     bad = (ids < 0) | (ids >= sizes)
     if ids.device.type != "cpu":
         torch._assert_async(~bad.any(), f"{name}: an id is outside its table")
@@ -177,7 +179,7 @@ def _check_shapes(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor
     )
     check(ids.dim() == 1 and ids.dtype in _IDS, "ids [total] of Char, Short, Int or Long", ids)
     check(
-        table_offsets.shape == (lengths.shape[1] + 1,) and table_offsets.dtype == torch.int64,
+        are_table_offsets(table_offsets, lengths.shape[1]),
         f"table_offsets [{lengths.shape[1] + 1}] Long for lengths {list(lengths.shape)}",
         table_offsets,
     )

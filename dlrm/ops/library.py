@@ -1,4 +1,4 @@
-"""Loads the compiled ops once, and reports the devices that they have kernels for."""
+"""Loads the compiled ops once, and reports their devices and whose products are faster on a CPU."""
 
 import functools
 import logging
@@ -13,6 +13,19 @@ import torch
 import dlrm.torch_settings  # noqa: F401  # all that computes loads it, so a fork may compute, too
 
 _INSTRUCTION_SETS = ("generic", "avx2", "avx512", "avx512_bf16")  # in the order of csrc/cpu/isa.h
+NATIVE, TORCH, AUTO = "native", "torch", "auto"
+PRODUCTS = (NATIVE, TORCH)
+
+# By the best of the processor's units. AVX512-BF16 and AVX2 are measured (benchmarks/RESULTS.md);
+# `doctor --tune` measures any. The native operator does not use AMX; oneDNN does, for bfloat16.
+_TABLE = {
+    "amx_bf16": {"float32": NATIVE, "bfloat16": TORCH},
+    "avx512_bf16": {"float32": NATIVE, "bfloat16": NATIVE},
+    "avx512": {"float32": NATIVE, "bfloat16": NATIVE},
+    "avx2": {"float32": NATIVE, "bfloat16": NATIVE},
+    "generic": {},
+    "none": {},
+}
 
 
 def native_available() -> bool:
@@ -98,6 +111,26 @@ def instruction_set(limit: str | None = None) -> str:
         return "none"
     index = -1 if limit is None else _INSTRUCTION_SETS.index(limit)
     return _INSTRUCTION_SETS[torch.ops.dlrm.cpu_isa(index)]
+
+
+def choose_products(dtype: torch.dtype) -> str:
+    """Returns whose matrix products MLPs of a dtype use on this processor: "native" or "torch".
+
+    The choice follows a table by the processor's units; nothing is timed during a run.
+    """
+    units = instruction_set()
+    if units == "avx512_bf16" and _has_amx():
+        units = "amx_bf16"
+    return _TABLE[units].get(str(dtype).removeprefix("torch."), TORCH)
+
+
+@functools.cache
+def _has_amx() -> bool:
+    try:
+        found = Path("/proc/cpuinfo").read_text()
+    except OSError:
+        return False
+    return re.search(r"^flags\s*:.*\bamx_bf16\b", found, re.M) is not None
 
 
 def follow_torch_settings() -> None:

@@ -41,13 +41,13 @@ class RowRule:
     Attributes:
         name: its name; see `operator`.
         summary: first sentence of the update's docstring.
-        decay_summary: the same of the decay's.
         updated: one step, `updated(values, *states, grad=, rate=, **constants)`; returns the new
             values and states. `grad` is the sum of each row's gradients.
         states: what it keeps.
         constants: the operators' constants, with their defaults.
         counts_steps: the update takes `step`, the number of this update.
         rate: `rate(lr, step, **constants)`, the rate of `updated` for a `step`; None is lr.
+        decay_summary: first sentence of the decay's docstring; empty for a rule without a decay.
         steps: meaning, shape and dtype of the numbers of a missed step, which the decay takes.
         per_step: arguments of `updated` that these numbers are.
         steps_dtype: dtype of these numbers.
@@ -57,13 +57,13 @@ class RowRule:
 
     name: str
     summary: str
-    decay_summary: str
     updated: Callable[..., tuple[Tensor, ...]]
-    steps: str
     states: tuple[State, ...] = ()
     constants: Mapping[str, float] = field(default_factory=dict)
     counts_steps: bool = False
     rate: Callable[..., Tensor] | None = None
+    decay_summary: str = ""
+    steps: str = ""
     per_step: tuple[str, ...] = ("rate",)
     steps_dtype: torch.dtype = torch.float32
     decayed: Callable[..., tuple[Tensor, ...]] | None = None
@@ -139,11 +139,33 @@ def _adam_rate(lr: Tensor, step: Tensor, *, beta1: float, beta2: float, eps: flo
     return lr * (1 - beta2**step).sqrt() / (1 - beta1**step)
 
 
+def _ftrl(
+    values: Tensor,
+    z: Tensor,
+    n: Tensor,
+    *,
+    grad: Tensor,
+    rate: Tensor,
+    beta: float,
+    l1: float,
+    ridge: float,
+) -> tuple[Tensor, ...]:
+    started = -(values * (beta / rate + ridge) + values.sign() * l1)
+    z = torch.where(n == 0, started, z)
+    root, square = n.sqrt(), grad * grad
+    n = n + square
+    # The difference of both roots; the least divisor is for a gradient and a state of 0.
+    sigma = square / (n.sqrt() + root).clamp(min=1e-30) / rate
+    z = z + grad - sigma * values
+    divisor = (beta + n.sqrt()) / rate + ridge
+    return torch.where(z.abs() <= l1, 0.0, (z.sign() * l1 - z) / divisor), z, n
+
+
 SGD = RowRule(
     "sgd",
     "Subtracts `lr * grad` from the rows, in place.",
-    "Multiplies rows by `1 - lr * l2` for each step that they have missed, in place.",
     _sgd,
+    decay_summary="Multiplies rows by `1 - lr * l2` for each step that they have missed, in place.",
     steps="the sum of log(1 - lr * l2) over the steps up to each, `[steps, 1]` float64",
     steps_dtype=torch.float64,
     decayed=_sgd_decayed,
@@ -151,8 +173,9 @@ SGD = RowRule(
 ADAGRAD = RowRule(
     "adagrad",
     "Applies Adagrad (Duchi et al., 2011) to the rows, as `torch.optim.Adagrad` does when sparse.",
-    "Applies Adagrad's updates of the steps that rows have missed; see `row_adagrad_`.",
     _adagrad,
+    decay_summary="Applies Adagrad's updates of the steps that rows have missed; see "
+    "`row_adagrad_`.",
     steps="the learning rate of each step, `[steps, 1]` float32",
     states=(State("state_sum", "sum", "running sum of squared gradients"),),
     constants={"eps": 1e-10},
@@ -160,8 +183,9 @@ ADAGRAD = RowRule(
 ROW_WISE_ADAGRAD = RowRule(
     "row_wise_adagrad",
     "Applies Adagrad with one state per row, 1/dim of the memory of `row_adagrad_`.",
-    "Does the same as `row_adagrad_decay_`, with one state per row; see `row_wise_adagrad_`.",
     _row_wise_adagrad,
+    decay_summary="Does the same as `row_adagrad_decay_`, with one state per row; see "
+    "`row_wise_adagrad_`.",
     steps=ADAGRAD.steps,
     states=(State("state_sum", "sum", "sum of mean squared gradients", of_row=True),),
     constants={"eps": 1e-10},
@@ -170,8 +194,8 @@ ADAM = RowRule(
     "adam",
     "Applies Adam (Kingma and Ba, 2015) to the touched rows only, as `torch.optim.SparseAdam`.\n\n"
     "The moments of other rows do not decay; the bias correction uses the global step.",
-    "Applies Adam's updates of missed steps; moments decay as in `torch.optim.Adam`.",
     _adam,
+    decay_summary="Applies Adam's updates of missed steps; moments decay as in `torch.optim.Adam`.",
     steps="of each step t, `[steps, 2]` float32, `lr * c / (1 - beta1**t)` and `eps * c`, where\n"
     "        c is `sqrt(1 - beta2**t)`",
     states=(
@@ -183,4 +207,15 @@ ADAM = RowRule(
     rate=_adam_rate,
     per_step=("rate", "eps"),
 )
-ROW_RULES = {rule.name: rule for rule in (SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM)}
+FTRL = RowRule(
+    "ftrl",
+    "Applies FTRL-Proximal (McMahan et al., 2013, algorithm 1) to the rows; `lr` is alpha.\n\n"
+    "Other rows would not change. An element that has had no gradient starts at its value.",
+    _ftrl,
+    states=(
+        State("z", "z", "sum of the gradients, less sigma times the value of each step"),
+        State("n", "n", "sum of squared gradients"),
+    ),
+    constants={"beta": 1.0, "l1": 0.0, "ridge": 0.0},
+)
+ROW_RULES = {rule.name: rule for rule in (SGD, ADAGRAD, ROW_WISE_ADAGRAD, ADAM, FTRL)}

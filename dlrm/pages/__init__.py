@@ -4,9 +4,9 @@ Templates escape every value. Pages fit a phone and use a wide screen. Text has 
 contrast that WCAG 2 asks for at level AA, and charts have a text for screen readers.
 """
 
+import pkgutil
 from collections.abc import Sequence
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlrm.documents import cell, printable
@@ -161,12 +161,17 @@ def part(name: str, *values: Any) -> "Markup":
     return getattr(macros, name)(*values)
 
 
+def _template(name: str) -> str:
+    """Returns a template, which may be in an archive, such as one that Spark sends."""
+    return (pkgutil.get_data(__name__, name) or b"").decode()
+
+
 @cache
 def _templates() -> "Environment":
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # 35 ms: for pages only
+    from jinja2 import Environment, FunctionLoader, StrictUndefined  # 35 ms: for pages only
 
     return Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FunctionLoader(_template),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,

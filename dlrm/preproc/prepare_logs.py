@@ -16,10 +16,10 @@ import sys
 
 from dlrm.data.sources.text_format import LogFormat
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.execution.choice import SparkConfig
+from dlrm.preproc.execution.choice import SparkConfig, StoreConfig, goes_through_store
 from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.logs.options import LogOptions, LogsConfig
-from dlrm.preproc.stages.options import RunConfig
+from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 
 _HELPS = {
     "output_ordering": "order of training rows (of all rows for --mode transform)",
@@ -35,13 +35,25 @@ def main(arguments: list[str] | None = None) -> int:
             ("Columns", LogFormat),
             ("Preparation", LogOptions),
             ("Preparation", RunConfig),
+            ("Days", IncrementConfig),
             ("Spark", SparkConfig),
+            ("Spark", StoreConfig),
         ],
         helps=_HELPS,
     )
     errors = (ValueError, OSError, TaskError, EngineError)
     hint = "the same command resumes the run"
-    return run_command(line, _run, __doc__, arguments, usage=2, errors=errors, hint=hint)
+    return run_command(
+        line, _run, __doc__, arguments, usage=2, at_store=_at_store, errors=errors, hint=hint
+    )
+
+
+def _at_store(values: Values) -> tuple[str, ...]:
+    if not goes_through_store(values, "output_folder"):
+        return ()
+    if values["mode"] != "prepare":
+        raise ValueError(f"--mode {values['mode']}: expected prepare with --through_store")
+    return "input_folder", "output_folder"
 
 
 def _run(values: Values) -> None:

@@ -11,17 +11,19 @@ from dlrm.data.tables.files import FRAME, TableFile
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
-from dlrm.preproc.execution.work_folder import open_work_folder, remove_work_folder
+from dlrm.preproc.execution.work_folder import opened_work
+from dlrm.preproc.increments.growth import open_growth
 from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.pipeline import InputFiles, prepare
+from dlrm.remote.uri import Uri
 
 
 def prepare_tables(
     options: TableOptions,
     tables: Mapping[str, Sequence[TableFile]],
-    output: Path,
+    output: Path | Uri,
     engine: Callable[[], AbstractContextManager[Engine]],
     replace: bool = False,
     restart: bool = False,
@@ -34,9 +36,10 @@ def prepare_tables(
     Args:
         options: the schema, and the division of rows.
         tables: "train" -> files, which the division splits; or splits -> files, if files determine
-            the split of their rows. A run of tables in memory neither resumes an unfinished run nor
-            leaves one.
-        output: the directory of the dataset.
+            the split of their rows. A run of tables in memory, or of a data frame of Spark, neither
+            resumes an unfinished run nor leaves one.
+        output: the directory of the dataset; or its URI, through which tasks then exchange files,
+            and below whose `driver_folder` the tables are.
         engine: starts the engine of the tasks.
         replace: whether to replace an earlier dataset.
         restart: whether to discard an unfinished run.
@@ -53,31 +56,38 @@ def prepare_tables(
         EngineError: tasks could not be run.
     """
     began = time.perf_counter()
+    growth = open_growth(options.increment, options.schema)
     inputs = _inputs(options, tables) if query is None else InputFiles([], query=query)
     in_memory = any(file.kind == FRAME for file in inputs.files)
+    in_memory |= query is not None and query.frame is not None
     on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
     facts = options.facts() | input_facts(on_disk)
+    facts |= {} if growth is None else growth.facts()
+    for note in [] if growth is None else growth.notes():
+        say(note)
     for split, files in tables.items():
         named = [f"{file.path.resolve()} ({file.kind})" for file in files]
         facts[f"--{split}_input"] = len(files) if in_memory else named
     facts |= {} if query is None else query.facts()
     kind = layout.KIND if replace else False
-    with open_work_folder(output, facts, kind, restart or in_memory) as work:
+    with opened_work(output, facts, kind, restart or in_memory) as work:
         if work.resumed:
-            say(f"resuming the run in {work.path.parent}")
+            say(f"resuming the run in {work.shown}")
         try:
             with engine() as running:
-                result = prepare(PreparationRun(running, work, options, say), inputs)
+                result = prepare(PreparationRun(running, work, options, say, growth), inputs)
                 work.publish()
         except EngineError as error:
-            hint = f"finished tasks are kept in {work.path.parent}: the same command resumes there"
+            if in_memory:
+                raise
+            hint = f"finished tasks are kept in {work.shown}: the same command resumes there"
             raise EngineError(f"{error} ({hint})") from error
         except (TaskError, ValueError):
             in_memory |= not keep_failed
             raise
         finally:
-            if in_memory and work.path.parent.exists():
-                remove_work_folder(work.path.parent)
+            if in_memory:
+                work.discard()
     for line in summary(result):
         say(line)
     if (kept := options.division.keep_negatives) < 1:

@@ -17,12 +17,14 @@ from dlrm.remote.uri import Uri, is_uri
 
 _FULL = os.strerror(errno.ENOSPC)
 READ, WRITE, REPLACE, ADD, OWN = "read", "write", "replace", "add", "own"
+_NEWEST = "newest"
 
 
 class Role(NamedTuple):
     """The use of a URI by a command, parsed from `setting(uri=...)`: words with commas between.
 
-    "read" fetches everything. "read, *.json" fetches the objects with such names, and makes files
+    "read" fetches everything, and of a run the best checkpoint, "read, newest" the newest one.
+    "read, *.json" fetches the objects with such names, and makes files
     of the right size without content for the others. "write" may replace another of its kind with
     --overwrite. "replace, evaluation" may replace an earlier evaluation, and "replace" anything.
     With "plain" a directory has the layout that other programs read, see `publish_plain`. "add"
@@ -152,7 +154,8 @@ def _like(value: Any, path: Path) -> Any:
 def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Path]:
     """Yields the file or folder of a URI: an object, a published directory, or many objects.
 
-    Of a run's checkpoints it is the best one, or else the newest, unless `patterns` are given.
+    Of a run's checkpoints it is the best one, or else the newest, unless `patterns` are given, and
+    the newest one for the pattern "newest".
 
     Args:
         cache: the cache that it is fetched to.
@@ -184,10 +187,10 @@ def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Pa
 
 def _listing(uri: Uri, patterns: Sequence[str]) -> tuple[Listing, Uri]:
     """Returns the objects to fetch, and the URI that has them."""
-    listing = listing_of(uri)
-    if patterns:
+    listing, newest = listing_of(uri), [*patterns] == [_NEWEST]
+    if patterns and not newest:
         return listing.only(patterns), uri
-    if not uri.has_pattern and (best := checkpoint_among(uri, *listing[:2])):
+    if not uri.has_pattern and (best := checkpoint_among(uri, *listing[:2], newest)):
         return listing_of(best), best
     return listing, uri
 

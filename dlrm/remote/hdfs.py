@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.fs
 
 from dlrm.locks import new_suffix
-from dlrm.remote.store import Entry, Store
+from dlrm.remote.store import Entry, Store, read_slices
 from dlrm.remote.uri import Uri
 
 _COPY_BYTES = 1 << 23
@@ -50,6 +50,8 @@ class ArrowStore:
 
     def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
         end = entry.size if end is None else end
+        if entry.slices:
+            return read_slices(self, entry, begin, end)
         with self._named(entry.key), self._files.open_input_file(self._path(entry.key)) as file:
             content = file.read_at(end - begin, begin)
         if len(content) != end - begin or self.entry(entry.key).version != entry.version:

@@ -8,12 +8,16 @@ versions never mix, and the one write of `URI/manifest.json`, conditional where 
 changes from the old to the new. A directory that was copied to a URI by other tools, with its files
 beside its manifest, is read too. `publish_plain` writes that layout, which other programs read: its
 manifest says that it is unfinished until all objects are there.
+
+Files that several machines have written are in slices: `slices.json` in the folder, which then has
+the name of the run that wrote it, says which bytes of which object are which bytes of which file.
+Readers have them as one file.
 """
 
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from fnmatch import fnmatch
@@ -24,13 +28,14 @@ from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
 from dlrm.manifest import files_of, parse_sealed, read_manifest, sealed_json
 from dlrm.remote.cache import Cache
-from dlrm.remote.store import NEW, Entry, Store, find_entries, open_store
+from dlrm.remote.store import NEW, Entry, Slice, Store, find_entries, open_store
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri
 
-_STORED_IN, _UNFINISHED = "stored_in", "unfinished"
-_PREFIX = "data-"
-_DATA = re.compile(rf"((?:.*/)?){_PREFIX}[0-9a-f]{{16}}/")  # key of a published file
+_STORED_IN, _UNFINISHED, _SLICED = "stored_in", "unfinished", "sliced"
+PREFIX, RUN = "data-", "data-unfinished"  # the latter has the tasks of a run, see `dlrm.preproc`
+_DATA = re.compile(rf"((?:.*/)?){PREFIX}([0-9a-f]{{16}}|unfinished)/")  # key of a published file
+_SLICES, _SLICES_VERSION = "slices.json", 1
 _ABANDONED_SECONDS = 24 * 3600  # after its last object, a folder that no manifest names
 
 
@@ -42,13 +47,15 @@ class Published:
         uri: its place.
         manifest: its manifest.
         version: version of the manifest's object.
-        entries: path in the directory -> object, the manifest among them.
+        entries: path in the directory -> object or file in slices, the manifest among them.
+        objects: keys of all its objects, except the manifest at the URI.
     """
 
     uri: Uri
     manifest: dict[str, Any]
     version: str
     entries: dict[str, Entry]
+    objects: Sequence[str]
 
     @property
     def checksums(self) -> dict[str, str]:
@@ -64,18 +71,26 @@ def find_published(uri: Uri) -> Published | None:
         OSError: the store cannot be read, or a listed file is missing.
         ValueError: the manifest is damaged, or a file has another size.
     """
-    store, place = open_store(uri), str(uri.below(MANIFEST))
     entry, manifest = _manifest_at(uri)
     if entry is None or not {"kind", "files"} <= manifest.keys():  # of another program
         return None
     if _UNFINISHED in manifest:
         raise ValueError(f"{uri}: is not complete: it is being written, or its writer was killed")
+    return _checked(uri, manifest, entry)
+
+
+def _checked(uri: Uri, manifest: dict[str, Any], entry: Entry) -> Published:
+    """Returns the directory that a manifest lists, after checks; see `find_published`."""
+    store, place = open_store(uri), str(uri.below(MANIFEST))
     folder = manifest.get(_STORED_IN, "")
     if folder:
         check_relative(folder, place)
     files = files_of(manifest, place)
     base = uri.below(folder).folder if folder else uri.folder
     listed = {e.key.removeprefix(base): e for e in store.entries(base)}
+    objects = [f"{base}{name}" for name in listed if folder or name in files]
+    if _SLICED in manifest:
+        listed |= _in_slices(store, base, manifest[_SLICED], listed)
     for name, (size, _) in files.items():
         check_relative(name, place)
         if name not in listed:
@@ -86,7 +101,56 @@ def find_published(uri: Uri) -> Published | None:
             )
     entries = {name: listed[name] for name in files}
     entries[MANIFEST] = listed.get(MANIFEST, entry)
-    return Published(uri, manifest, entry.version, entries)
+    return Published(uri, manifest, entry.version, entries, objects)
+
+
+def _in_slices(store: Store, base: str, name: Any, listed: dict[str, Entry]) -> dict[str, Entry]:
+    """Returns the files in slices of a folder.
+
+    Args:
+        store: the bucket.
+        base: the folder.
+        name: the object that lists the slices.
+        listed: name -> object in the folder.
+
+    Raises:
+        OSError: an object is missing, or is shorter than its slices.
+        ValueError: the list is damaged, or of a later version.
+    """
+    check_relative(name, f"{store.root}{base}")
+    place = f"{store.root}{base}{name}"
+    if name not in listed:
+        raise FileNotFoundError(f"{place}: no such object")
+    record = parse_sealed(bytes(store.read(listed[name])), place, required=True)
+    if record.get("version") != _SLICES_VERSION:
+        raise ValueError(
+            f"{place}: expected slices of version {_SLICES_VERSION}, got "
+            f"{brief(record.get('version'))}; a later version of dlrm reads them"
+        )
+    found: dict[str, list[Slice]] = {}
+    for key, slices in record["objects"].items():
+        entry, begin = listed.get(key), 0
+        if entry is None:
+            raise FileNotFoundError(f"{store.root}{base}{key}: missing, though {place} names it")
+        for text in slices:
+            file, first, size = text.rsplit(" ", 2)
+            found.setdefault(file, []).append(Slice(int(first), int(size), entry, begin))
+            begin += int(size)
+        if begin != entry.size:
+            raise ValueError(f"{store.root}{base}{key}: expected {begin} bytes, got {entry.size}")
+    return {file: _joined(f"{base}{file}", sorted(slices)) for file, slices in found.items()}
+
+
+def _joined(key: str, slices: Sequence[Slice]) -> Entry:
+    """Returns a file in slices, without gaps or overlaps up to its last byte."""
+    end = 0
+    for one in slices:
+        if one.place != end:
+            raise ValueError(f"{key}: expected the bytes from {end} on, got those from {one.place}")
+        end += one.size
+    versions = [f"{one.entry.key} {one.entry.version} {one.begin} {one.size}" for one in slices]
+    version = hashlib.sha256("\n".join(versions).encode()).hexdigest()
+    return Entry(key, end, version, max(one.entry.modified for one in slices), tuple(slices))
 
 
 def _manifest_at(uri: Uri) -> tuple[Entry | None, dict[str, Any]]:
@@ -162,6 +226,8 @@ def listing_of(uri: Uri) -> Listing:
         listing.entries.extend(more.entries)
         listing.names.update(more.names)
         listing.checksums.update(more.checksums)
+    if not listing.entries:
+        raise FileNotFoundError(f"{uri}: has nothing that is complete, only what a run has begun")
     return listing
 
 
@@ -270,7 +336,7 @@ def publish(
     content = (directory / MANIFEST).read_bytes()
     manifest = parse_json(content, directory / MANIFEST)
     read_manifest(directory, manifest["kind"])
-    name = _PREFIX + hashlib.sha256(content).hexdigest()[:16]
+    name = PREFIX + hashlib.sha256(content).hexdigest()[:16]
     base, before = uri.below(name).folder, find_published(uri)
     there = {entry.key: entry.size for entry in store.entries(base)}
     files = {
@@ -283,10 +349,53 @@ def publish(
     done(sum(path.stat().st_size for path in files.values()) - sum(map(_size, left.values())))
     upload(store, left, done)
     store.write(f"{base}{MANIFEST}", content)  # makes the folder complete in itself
-    text = sealed_json({**manifest, _STORED_IN: name})
-    only_if = (NEW if version is None else version) if store.protects else None
-    store.write(uri.below(MANIFEST).key, text.encode(), only_if)
+    _point_to(store, uri, {**manifest, _STORED_IN: name}, version)
     _tidy(store, uri, name, before)
+
+
+def write_slices(
+    store: Store, folder: Uri, objects: Mapping[str, Sequence[tuple[str, int, int]]]
+) -> None:
+    """Writes the list of the files in slices of a folder, for `publish_folder`.
+
+    Args:
+        store: the bucket.
+        folder: the folder.
+        objects: name of an object in the folder -> its slices: file, place in it, and size.
+    """
+    lines = {key: [" ".join(map(str, one)) for one in own] for key, own in objects.items()}
+    text = sealed_json({"version": _SLICES_VERSION, "objects": lines})
+    store.write(folder.below(_SLICES).key, text.encode())
+
+
+def publish_folder(uri: Uri, name: str, version: str | None) -> None:
+    """Publishes what is in a folder below a URI already, with its manifest and `write_slices`.
+
+    Args:
+        uri: where to publish it.
+        name: the folder: `PREFIX` and 16 hexadecimal digits.
+        version: see `publish`.
+
+    Raises:
+        FileExistsError: another process has published there meanwhile.
+        OSError, ValueError: an object is missing, or has another size.
+    """
+    store, place = open_store(uri), uri.below(f"{name}/{MANIFEST}")
+    manifest, before = parse_json(read_object(store, place.key), str(place)), find_published(uri)
+    manifest |= {_STORED_IN: name, _SLICED: _SLICES}
+    _checked(uri, manifest, store.entry(place.key))
+    _point_to(store, uri, manifest, version)
+    _tidy(store, uri, name, before)
+
+
+def read_object(store: Store, key: str) -> bytes:
+    """Returns the bytes of an object."""
+    return bytes(store.read(store.entry(key)))
+
+
+def _point_to(store: Store, uri: Uri, manifest: dict[str, Any], version: str | None) -> None:
+    only_if = (NEW if version is None else version) if store.protects else None
+    store.write(uri.below(MANIFEST).key, sealed_json(manifest).encode(), only_if)
 
 
 def publish_plain(
@@ -325,9 +434,9 @@ def _tidy(store: Store, uri: Uri, current: str, before: Published | None) -> Non
     """Deletes the version that was replaced, and what killed uploads left long ago."""
     gone: list[str] = []
     if before is not None and before.manifest.get(_STORED_IN, "") != current:
-        gone = [e.key for e in before.entries.values() if e.key != uri.below(MANIFEST).key]
+        gone = [key for key in before.objects if key != uri.below(MANIFEST).key]
     folders: dict[str, list[Entry]] = {}
-    for entry in store.entries(f"{uri.folder}{_PREFIX}"):
+    for entry in store.entries(f"{uri.folder}{PREFIX}"):
         folder = entry.key.removeprefix(uri.folder).partition("/")[0]
         folders.setdefault(folder, []).append(entry)
     for folder, entries in folders.items():
@@ -338,7 +447,7 @@ def _tidy(store: Store, uri: Uri, current: str, before: Published | None) -> Non
 
 
 def _is_ours(key: str, folder: str) -> bool:
-    return key.removeprefix(folder).startswith(_PREFIX)
+    return key.removeprefix(folder).startswith(PREFIX)
 
 
 def _size(path: Path) -> int:

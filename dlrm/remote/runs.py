@@ -20,7 +20,10 @@ _STEP = re.compile(rf"(step-[0-9]{{9}})/{re.escape(MANIFEST)}")
 
 
 def checkpoint_among(
-    uri: Uri, entries: Sequence[Entry], names: Mapping[str, str] | None = None
+    uri: Uri,
+    entries: Sequence[Entry],
+    names: Mapping[str, str] | None = None,
+    newest: bool = False,
 ) -> Uri | None:
     """Returns the URI of a run's best checkpoint, or else of its newest.
 
@@ -28,6 +31,7 @@ def checkpoint_among(
         uri: the URI.
         entries: the objects below it.
         names: key -> key of the file that it shows, see `dlrm.remote.publish.Listing`.
+        newest: the newest, even if another is the best.
 
     Returns:
         Its URI; None if there is no whole checkpoint of a run among the objects.
@@ -37,7 +41,9 @@ def checkpoint_among(
         ValueError: a record is damaged, or the best checkpoint is missing.
     """
     steps = whole_steps(uri, entries, names)
-    return uri.below(best_step(open_store(uri), uri, steps)) if steps else None
+    if not steps:
+        return None
+    return uri.below([*steps][-1] if newest else best_step(open_store(uri), uri, steps))
 
 
 def whole_steps(

@@ -11,11 +11,13 @@ import os
 import random
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import lru_cache, partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -57,19 +59,37 @@ _EXPIRED = ("ExpiredToken", "RequestExpired", "TokenRefreshRequired", "InvalidTo
 
 
 class Entry(NamedTuple):
-    """An object of a listing.
+    """An object of a listing, or a file whose bytes are slices of objects.
 
     Attributes:
-        key: its key.
+        key: its key; of a file in slices, the one that it would have as an object.
         size: its bytes.
         version: what changes with its content: its ETag or else its size and time.
         modified: seconds since 1970 of its last change.
+        slices: slices of objects, in the order of its bytes; none for an object.
     """
 
     key: str
     size: int
     version: str
     modified: float
+    slices: tuple["Slice", ...] = ()
+
+
+class Slice(NamedTuple):
+    """Bytes of an object that are bytes of a file.
+
+    Attributes:
+        place: their first byte in the file.
+        size: their number.
+        entry: the object.
+        begin: their first byte in the object.
+    """
+
+    place: int
+    size: int
+    entry: Entry
+    begin: int
 
 
 class Store(Protocol):
@@ -93,7 +113,7 @@ class Store(Protocol):
         """Returns an object's size and version."""
 
     def read(self, entry: Entry, begin: int = 0, end: int | None = None) -> Any:
-        """Returns bytes of an object, as a buffer.
+        """Returns bytes of an object, or of a file in slices, as a buffer.
 
         Raises:
             OSError: it is no longer the version of the entry, or was cut short each time.
@@ -139,6 +159,19 @@ def _opened(root: Uri, process: int, patient: bool) -> Store:
         return ForkedStore(root)
     _connected_in.add(process)
     return _ObjectStore(root, patient)
+
+
+def read_slices(store: Store, entry: Entry, begin: int, end: int) -> bytearray:
+    """Returns bytes of a file in slices; see `Store.read`."""
+    content, slices = bytearray(), entry.slices
+    number = bisect_right(slices, begin, key=attrgetter("place")) - 1
+    while len(content) < end - begin:
+        one = slices[number]
+        first = begin + len(content) - one.place
+        last = min(end - one.place, one.size)
+        content += store.read(one.entry, one.begin + first, one.begin + last)
+        number += 1
+    return content
 
 
 def find_entries(uri: Uri) -> list[Entry]:
@@ -243,6 +276,8 @@ class _ObjectStore:
         end = entry.size if end is None else end
         if begin >= end:
             return b""
+        if entry.slices:
+            return read_slices(self, entry, begin, end)
         options: Any = {"range": (begin, end)}
         if self.protects and not entry.version.startswith("size "):
             options["if_match"] = entry.version

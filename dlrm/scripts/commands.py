@@ -54,6 +54,7 @@ COMMANDS = {
     "predict": Command(_MODELS, "dlrm.scripts.predict", "score rows with a model"),
     "compare": Command(_MODELS, "dlrm.scripts.compare", "show runs side by side"),
     "tune": Command(_MODELS, "dlrm.scripts.tune", "search for better settings"),
+    "daily": Command(_MODELS, "dlrm.scripts.daily", "learn a log day by day, judged on each day"),
     "plan": Command(_MODELS, "dlrm.scripts.plan", "predict the memory and time of a training"),
     "checkpoint": Command(
         _MODELS, "dlrm.scripts.checkpoint", "inspect, compare or convert checkpoints"

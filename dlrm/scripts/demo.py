@@ -11,9 +11,7 @@ write the same bytes.
 import importlib.util
 import json
 import os
-import re
 import shutil
-import subprocess
 import sys
 import time
 from collections.abc import Mapping
@@ -21,16 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-import dlrm
-from dlrm.command_line import flags_of
 from dlrm.documents import read_json
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.preproc.execution.choice import ENGINES
 from dlrm.preproc.execution.java import java_version
+from dlrm.scripts.common.steps import StepError, run_step
 from dlrm.settings import setting
 
-# Where `python -m` finds this package first, whatever the current folder has.
-_HERE = Path(dlrm.__file__).resolve().parent.parent
 _JAVA = "sudo apt-get install -y openjdk-17-jre-headless"
 
 
@@ -68,8 +63,8 @@ def _run(values: Values) -> int:
             run = stages.train(dataset)
             stages.test(dataset, run)
             stages.evaluate(dataset, run)
-        except subprocess.CalledProcessError as failed:  # the command has said why
-            return failed.returncode if failed.returncode > 0 else 128 - failed.returncode
+        except StepError as failed:
+            return failed.code
     _summarize(raw, dataset, run, time.time() - began)
     return 0
 
@@ -139,24 +134,10 @@ class _Stages:
             shown: regular expression of the lines to show, by default all.
 
         Raises:
-            subprocess.CalledProcessError: it fails; it has printed why.
+            StepError: it fails; it has printed why.
         """
-        command = [sys.executable, "-m", "dlrm", name, *flags_of(flags)]
-        variables = {"PYTHONUNBUFFERED": "1", "SPARK_LOCAL_DIRS": str(self._output / "spark-tmp")}
-        with subprocess.Popen(
-            command, env=os.environ | variables, cwd=_HERE, stdout=subprocess.PIPE, text=True
-        ) as process:
-            assert process.stdout is not None
-            try:
-                for line in process.stdout:
-                    self._log.write(line)
-                    if re.search(shown, line):
-                        print(line.replace(f"{Path.cwd()}/", ""), end="", flush=True)
-            except BaseException:
-                process.terminate()
-                raise
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, command)
+        folder = {"SPARK_LOCAL_DIRS": str(self._output / "spark-tmp")}
+        run_step(name, flags, self._log, shown, variables=folder)
 
 
 def _installed_engine() -> tuple[str, str]:

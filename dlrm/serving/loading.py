@@ -33,6 +33,13 @@ from dlrm.train.checkpoints.directory import checkpoint_in_use
 from dlrm.train.checkpoints.ensemble import member_checkpoints
 from dlrm.train.checkpoints.state import MEMBERS
 
+# Fields of `DLRMConfig` for each categorical field, by their names under "dataset".
+_OF_FIELDS = {
+    "table_poolings": "poolings",
+    "field_tables": "field tables",
+    "field_targets": "targets",
+    "field_dims": "embedding dims",
+}
 _ATTEMPTS = 100  # to load a checkpoint that is being replaced again and again
 
 
@@ -133,8 +140,9 @@ def model_config(path: Path) -> DLRMConfig:
             if field.name in saved
         }
         values["table_sizes"] = tuple(config["dataset"]["table sizes"])
-        poolings = config["dataset"].get("poolings")
-        values["table_poolings"] = None if poolings is None else tuple(poolings)
+        for name, said in _OF_FIELDS.items():
+            of_fields = config["dataset"].get(said)
+            values[name] = None if of_fields is None else tuple(of_fields)
         values["num_numerical_features"] = _num_numerical(path)
         return DLRMConfig(**values)
     except (KeyError, TypeError) as error:

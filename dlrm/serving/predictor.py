@@ -200,6 +200,12 @@ class Predictor(Judged):
             if self.recalibration is not None:
                 add_recalibration(staging, self.recalibration)
 
+    def update(self, data: Any, **arguments: Any) -> "Predictor":
+        """Trains on with further rows and returns the new model; see `dlrm.update`."""
+        import dlrm  # which imports the training only now
+
+        return dlrm.update(self, data, **arguments)
+
     @property
     def row_transform(self) -> Transform:
         """The transform of raw rows.

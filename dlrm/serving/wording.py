@@ -3,7 +3,7 @@
 import re
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 from dlrm.data.sources.row_error import RowError
@@ -22,24 +22,28 @@ _OTHER_NAMES = {
 
 
 @contextmanager
-def in_python() -> Iterator[None]:
+def in_python(names: Mapping[str, str] = _OTHER_NAMES) -> Iterator[None]:
     """Words the errors of the block as `python_text` does."""
     try:
         yield
     except (ValueError, OSError, FloatingPointError) as error:
-        error.args = tuple(python_text(a) if isinstance(a, str) else a for a in error.args)
+        error.args = tuple(python_text(a, names) if isinstance(a, str) else a for a in error.args)
         if isinstance(error, RowError):
-            error.problem = python_text(error.problem)
+            error.problem = python_text(error.problem, names)
         raise
 
 
-def python_text(text: str) -> str:
+def python_text(text: str, names: Mapping[str, str] = _OTHER_NAMES) -> str:
     """Returns a message with arguments instead of flags, except in the commands that it names.
 
     URIs are in place of the paths of their copies.
+
+    Args:
+        text: the message.
+        names: flag -> argument, where their names differ.
     """
     text = _FIRST.sub(r"--\1=\2: ", with_uris(text), count=1)
-    return _FLAG.sub(lambda found: found[1] or _OTHER_NAMES.get(found[2], found[2]), text)
+    return _FLAG.sub(lambda found: found[1] or names.get(found[2], found[2]), text)
 
 
 def warn(text: str) -> None:

@@ -54,8 +54,12 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
     """
     assert trainer.checkpoints is not None
     directory, model, step = trainer.checkpoints.path, trainer.task.model, trainer.progress.step
-    paths = sorted(directory.glob("step-*/dense.safetensors"))
-    average = average_in_order((read_tensors(path) for path in paths), decay)
+    paths = from_first(sorted(directory.glob("step-*/dense.safetensors")), trainer.world)
+    average = {}
+    with agreed(trainer.world, ValueError, OSError):
+        if trainer.world.rank == 0:  # other nodes may not see them
+            average = average_in_order((read_tensors(path) for path in paths), decay)
+    average = from_first(average, trainer.world)
     with torch.no_grad():
         for name, value in model.state_dict().items():
             value.copy_(average[name])
@@ -70,7 +74,8 @@ def average_checkpoints(trainer: Trainer, test: Loader, decay: float) -> dict[st
             )
     if not saved:
         weights = Parameters(model, parts=trainer.parameters.parts)
-        save_checkpoint(target, weights, trainer.run, facts, world=world)
+        nodes = trainer.checkpoints.nodes
+        save_checkpoint(target, weights, trainer.run, facts, world=world, nodes=nodes)
     trainer.log.line(f"average of {len(paths)} checkpoints (--weight_avg_exp {decay}): {target}")
     if not test.num_samples:
         return {}

@@ -1,12 +1,16 @@
 """Sessions of training commands: from joining the world to the summary, with an exit code."""
 
 import ctypes
+import json
 import os
 import re
+import shutil
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -27,6 +31,7 @@ from dlrm.distributed import (
     check_same,
     choose_device,
     from_first,
+    gather,
     join_world,
     launch,
     shutdown,
@@ -36,9 +41,11 @@ from dlrm.flags import Values
 from dlrm.remote.cache import values_with_uris
 from dlrm.remote.mirror import NOT_UPLOADED, NotUploadedError
 from dlrm.remote.uri import is_uri
+from dlrm.serving.network.recalibration import recalibrations
 from dlrm.session.local_paths import enter_local_paths, local_checkpoints
+from dlrm.session.nodes import PLACES, check_data, clock_notes, enter_copies
 from dlrm.session.profiling import StepProfiler
-from dlrm.tasks.run import USER_ERRORS, Run
+from dlrm.tasks.run import CONTINUES, USER_ERRORS, Run
 from dlrm.train.checkpoints.checkpoint import (
     Parameters,
     check_unchanged,
@@ -119,20 +126,28 @@ class Session:
             with self.agreed():
                 local = enter_local_paths(self.at_the_end, values, uris or {}, trains, self.world)
             self._mirror = local.mirror
+            asked = _with_log_path(local.values)
+            found, self._copies = enter_copies(self.at_the_end, asked, trains, self.world)
+            check_data(found, self.world)
             with self.agreed():
-                self.values = _with_log_path(complete(local.values))
-            self._check(check, ranks_may_differ)
+                self.values = complete(found)
+            places = {name: asked[name] for name in PLACES if name in asked}
+            self._check(check, ranks_may_differ, places)
         except BaseException:
             self.at_the_end.__exit__(*sys.exc_info())
             raise
 
     def _check(
-        self, check: Callable[[Values, World], object], ranks_may_differ: frozenset[str]
+        self,
+        check: Callable[[Values, World], object],
+        ranks_may_differ: frozenset[str],
+        places: Mapping[str, Any],
     ) -> None:
         values = self.values
         with self.agreed():
             check(values, self.world)
-        named = values_with_uris(values)  # the caches of nodes may have other places
+        # The caches of nodes, and copies, may have other places.
+        named = values_with_uris(values.replaced(places))
         shared = {f"--{k}": v for k, v in named.items() if k not in ranks_may_differ}
         check_same(shared, self.world)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
@@ -170,7 +185,7 @@ class Session:
         self.dog = self.at_the_end.enter_context(Watchdog(world, values["rank_timeout"]))
         self.checkpoints = self._checkpoints(run) if run.trains else None
         self.log.parameters(values_with_uris(values))
-        for line in lines:
+        for line in (*lines, *self._node_notes()):
             self.log.line(*((line,) if isinstance(line, str) else line))
         if values["profile"]:
             self._profiler = _profiler(run, self.log)
@@ -201,6 +216,9 @@ class Session:
             trainer: its trainer.
             batches: the arguments of `Trainer.fit`.
         """
+        gather(None, self.world)  # all ranks have read what they begin with
+        for copy in self._copies:
+            shutil.rmtree(copy, ignore_errors=True)
         with stopped_by_sigterm(trainer):
             summary = trainer.fit(*batches)
         self.dog.rest()
@@ -223,12 +241,36 @@ class Session:
             values.get("async_checkpoint", False),
             self.dog.beat,
         )
+        checkpoints.tensors = run.tensors
+        if run.continued:
+            checkpoints.inherited = partial(recalibrations, run.checkpoint, checkpoints.path)
         if self._mirror is not None:
             checkpoints.saved = self._mirror.saved
             self._mirror.add_log(values["log_path"])
+        self.at_the_end.callback(checkpoints.close)
+        with self.agreed():
+            if checkpoints.nodes.senders and values.get("table_store"):
+                raise ValueError(
+                    f"--table_store {values['table_store']}: expected one folder of checkpoints "
+                    f"that all nodes see, since they refer to the stores; {checkpoints.path} of "
+                    "rank 0 is not seen by all"
+                )
         new_or_resumed(checkpoints, values["resume"])
-        self.at_the_end.callback(checkpoints.release)
         return checkpoints
+
+    def _node_notes(self) -> list[str]:
+        """Returns lines about differences between the nodes; all ranks call it."""
+        notes = clock_notes(self.world)
+        if self.checkpoints is not None and (senders := self.checkpoints.nodes.senders):
+            ranks = ", ".join(map(str, senders))
+            who = f"rank {ranks} on another node does"
+            if senders[1:]:
+                who = f"ranks {ranks} on other nodes do"
+            notes.append(
+                f"note: {who} not see {self.checkpoints.path}; checkpoints are gathered there, "
+                "on the node of rank 0"
+            )
+        return notes
 
 
 def _with_log_path(values: Values) -> Values:
@@ -290,9 +332,11 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
         code = STOPPED
         if _rank() == 0:
             print(stopped, file=sys.stderr, flush=True)
+            _tell_launcher(str(stopped))
     except NotUploadedError as error:
         code, at_once = NOT_UPLOADED, True
         say_error(error, code)
+        _tell_launcher(str(error))
     except USER_ERRORS as error:
         code = _named(one_line(unwritten_output() or error))
     except torch.OutOfMemoryError as error:
@@ -318,12 +362,22 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
         kept = f"--resume goes on from {last}" if last else f"nothing was saved{saves}"
         if _rank() == 0:
             print(f"{how}; {kept}", file=sys.stderr)
+    if isinstance(code, str):
+        _tell_launcher(code)
     if dist.is_initialized():
         # A failed rank goes first where others wait for it: they end as its connections close.
         shutdown(World(dist.get_rank(), dist.get_world_size()), None if code == 0 else _PATIENCE)
     if at_once:
         _end_at_once(code)
     sys.exit(code)
+
+
+def _tell_launcher(message: str) -> None:
+    """Gives torchrun the message of an error, which it prints at the end of its own report."""
+    if path := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        facts = {"message": message, "extraInfo": {"timestamp": str(int(time.time()))}}
+        with suppress(OSError):
+            Path(path).write_text(json.dumps({"message": facts}), encoding="utf-8")
 
 
 def _end_at_once(code: int | str) -> NoReturn:
@@ -407,10 +461,15 @@ def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
 
 
 @contextmanager
-def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
+def held_checkpoint(path: str | None, world: World, newest: bool = False) -> Iterator[Path | None]:
     """Yields the checkpoint at a path, the same on every rank; it is not pruned within the block.
 
     The path may be another on each node, as long as all have copies of the same directory.
+
+    Args:
+        path: the path, or None.
+        world: the ranks.
+        newest: see `find_checkpoint`.
 
     Raises:
         FileNotFoundError, ValueError: the checkpoint is missing or damaged.
@@ -419,7 +478,7 @@ def held_checkpoint(path: str | None, world: World) -> Iterator[Path | None]:
         inside = None
         with agreed(world, ValueError, OSError):
             if path and world.rank == 0:
-                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path)), path)
+                inside = os.path.relpath(held.enter_context(checkpoint_in_use(path, newest)), path)
         inside = from_first(inside, world)
         yield Path(path, inside) if path and inside else None
 
@@ -461,11 +520,18 @@ def resume(
         with agreed(trainer.world, ValueError):
             if unfinished:
                 raise ValueError(f"{unfinished[-1]}: no whole checkpoint (its manifest is missing)")
-        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: starting at step 0")
+        begins = (
+            "starting with another run's state"
+            if CONTINUES in trainer.run
+            else "starting at step 0"
+        )
+        log.line(f"no checkpoint in {trainer.checkpoints.path} yet: {begins}")
         return False
-    with agreed(trainer.world, ValueError, OSError):
-        check_unchanged(last, dict(frozen(read_config(last))), dict(frozen(trainer.run)))
-    trainer.resume(last)
+    with trainer.checkpoints.on_all_nodes(last) as path:
+        own = path or last
+        with agreed(trainer.world, ValueError, OSError):
+            check_unchanged(last, dict(frozen(read_config(own))), dict(frozen(trainer.run)))
+        trainer.resume(own)
     log.line(f"resumed from {last}: {trainer.progress.step} steps are done")
     return True
 
@@ -487,7 +553,7 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
         task.loss_metric,
         curves,
         title=f"{run_directory(curves.parent).name}, step {progress.step}\n{data}",
-        schedule=trainer.schedule,
+        schedule=trainer.scheduled,
         best_step=progress.best.get("step"),
         tested=trainer.roles.chooses,
     )

@@ -87,7 +87,8 @@ def table_store(
     tables = {table: rows[table] for table in own}
     store = limited_store(config, tables, size, world.rank, world.size, checkpoints)
     if read is not None and read.train.one_id_each:
-        stored = StoredTables(tuple(tables.values()), size, str(config.table_memory))
+        fields = tuple(map(architecture.tables.count, own))
+        stored = StoredTables(tuple(tables.values()), size, str(config.table_memory), fields)
         _check_batches(stored, read, trains=optimizers is not None)
     return store
 

@@ -4,40 +4,72 @@ The commands, `dlrm.fit`, seeds and searches open their runs here.
 """
 
 import zlib
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.batch import ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
-from dlrm.data.transform.difference import compare_transforms
-from dlrm.distributed import World, agreed, check_same
+from dlrm.data.clicks.replay import replay_note
+from dlrm.data.transform.difference import check_extends, compare_transforms
+from dlrm.distributed import World, agreed, check_same, from_first
 from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
 from dlrm.flags import Values
-from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig
+from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig, check_dims
 from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
 from dlrm.tasks.advice import advice
 from dlrm.tasks.click_memory import agree_on_memory, table_store
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
-from dlrm.tasks.config import ADAM_SWITCHES, AUTO_PRODUCTS, PRODUCTS, RESUMABLE, TORCH, ClickConfig
+from dlrm.tasks.config import (
+    ADAM_SWITCHES,
+    AUTO_PRODUCTS,
+    CONSTANT,
+    PRODUCTS,
+    RESUMABLE,
+    REWARM,
+    TORCH,
+    ClickConfig,
+)
+from dlrm.tasks.continuing import (
+    DAYS,
+    Days,
+    check_continued,
+    check_sizes,
+    facts_of,
+    learning_rate_mode,
+)
 from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.machines import machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan_placement
 from dlrm.tasks.planning.workload import Workload
 from dlrm.tasks.recommendation import ClickLoader, LookedUpAhead, Recommendation, check_optimizer
-from dlrm.tasks.run import USER_ERRORS, Run, known_checkpoint, saved_flags, with_saved_flags
+from dlrm.tasks.run import (
+    CONTINUES,
+    USER_ERRORS,
+    Run,
+    known_checkpoint,
+    saved_flags,
+    with_saved_flags,
+)
+from dlrm.tasks.table_rows import changed_rows
 from dlrm.train.checkpoints.checkpoint import Parameters, read_config
+from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.cuda_graph import CudaRecorder, why_none_records
 from dlrm.train.ema import EMA
 from dlrm.train.precision import loss_scaler
+from dlrm.train.schedule import ScheduleConfig
+from dlrm.train.trainer import Trainer
 
 
 @dataclass(kw_only=True)
@@ -48,12 +80,14 @@ class ClickRun(Run):
         config: the configuration.
         whole: the dataset as a single process would read it.
         notes: lines about the dataset, its numerical fields and the source of the architecture.
+        evicted: rows of tables that begin anew in the continued run, by the table's number.
     """
 
     config: ClickConfig
     whole: Datasets
     notes: list[str]
     task: Recommendation
+    evicted: dict[int, np.ndarray] = field(default_factory=dict)
 
     @classmethod
     def open(
@@ -70,7 +104,8 @@ class ClickRun(Run):
         Args:
             values: all settings of `CLICK_CONFIGS`.
             world: the processes.
-            checkpoint: checkpoint of `--load_checkpoint_path`, which is in use during the run.
+            checkpoint: checkpoint of `--load_checkpoint_path` or `--continue_from`, which is in
+                use during the run.
             mode: "train", "test" or "inference_benchmark".
             resumable: other settings in `values` that a resumed run may change.
             fixed: settings that the caller cannot change where memory is short.
@@ -114,7 +149,7 @@ class ClickRun(Run):
             OtherRankError: a file of another rank is damaged.
         """
         world, model = self.world, self.task.model
-        shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
+        shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
         with agreed(world, ValueError, OSError):
             datasets = open_datasets(self.config.data, shard)
             for dataset in datasets if self.trains else [datasets.test]:
@@ -150,12 +185,16 @@ class ClickRun(Run):
         config, task = self.config, self.task
         one_look_up = train.one_id_each and config.train.gradient_accumulation_steps == 1
         num_steps = config.train.num_steps(len(train))
+        schedule = config.schedule
+        if self.values["continue_lr"] == CONSTANT:
+            schedule = ScheduleConfig(schedule="constant", lr=schedule.lr)
         return {
             "task": task,
             "world": self.world,
             "run": self.recorded(),
             "optimizers": task.optimizers(config.optimizers, one_look_up),
-            "schedule": config.schedule.rates(num_steps, len(train)),
+            "schedule": schedule.rates(num_steps, len(train)),
+            "schedule_restarts": self.values["continue_lr"] == REWARM,
             "config": config.train,
             "scaler": loss_scaler(
                 config.precision,
@@ -169,6 +208,32 @@ class ClickRun(Run):
             "after_save": task.forget_ahead,
             "accumulate": task.accumulate,
         }
+
+    def begin_where_another_ended(self, trainer: Trainer) -> str:
+        """Gives a new trainer the state of the run that it continues; returns a line about it.
+
+        Raises:
+            ValueError, OSError: the checkpoint is damaged, or of another model; it is named.
+            OtherRankError: another rank raises one of these.
+        """
+        assert self.continued is not None
+        assert self.checkpoint is not None
+        sizes = self.task.model.config.embedding_rows
+        adapted = partial(changed_rows, table_sizes=sizes, evicted=self.evicted)
+        trainer.continue_run(self.checkpoint, adapted)
+        mode, step = self.values["continue_lr"], trainer.progress.step
+        line = f"goes on from {self.checkpoint} after step {step} (--continue_lr {mode})"
+        if is_nvidia(self.checkpoint):
+            line += ", with its weights alone: NVIDIA's format has no optimizer state and no step"
+        saved = read_config(self.checkpoint)["dataset"]
+        before, tables = saved.get("table sizes", sizes), saved.get("field tables")
+        if added := sum(sizes) - sum(dict(zip(tables or range(len(before)), before)).values()):  # noqa: B905
+            line += f"; {added:,} rows appended"
+        if self.evicted:
+            evicted = sum(map(len, self.evicted.values()))
+            days = self.values["evict_unseen_days"]
+            line += f"; {evicted:,} rows unseen for {days} days begin anew"
+        return line
 
     def _ema(self) -> EMA | None:
         if self.config.step.ema_decay is None:
@@ -197,24 +262,39 @@ class _Opening:
             if not self.trains:  # a test weights rows as the training's tests did
                 self.values = with_saved_flags(values, checkpoint, ["sample_weights"])
             self.config = ClickConfig.from_values(self.values, device=world.device)
+            check_continued(self.values)
             self.resumed = known_checkpoint(self.values, None)
             self.known = self.resumed or checkpoint
+            self.continued = self._continued() if self.trains else None
+            # Not if the run only resumes, and has gone on already.
+            self.goes_on = self.continued is not None and self.resumed is None
+            if self.goes_on:
+                self._choose_learning_rate()
 
     def run(self) -> ClickRun:
         whole, world = self._datasets(), self.world
         with agreed(world, *USER_ERRORS):
             self._check_numericals(whole)
             fitted = fitted_directory(self.config.data)
-            found = [self._compared(fitted)]
+            found = [*self._compared(fitted)]
+            if self.goes_on:
+                assert self.known is not None
+                check_sizes(self.known, whole.train, str(self.values["dataset"]))
             asked, self.values = (
                 self.values,
                 with_saved_flags(self.values, self.known, ARCHITECTURE),
             )
+            field_dims = _said(self.known, "embedding dims", whole.train.field_dims)
+            names, poolings = whole.train.categorical_names, whole.train.poolings
+            check_dims(names, field_dims, poolings, self.values["embedding_dim"])
             architecture = self.values.config(
                 DLRMConfig,
                 table_sizes=tuple(whole.train.table_sizes),
                 num_numerical_features=whole.train.num_numerical,
-                table_poolings=_poolings(self.known, whole.train),
+                table_poolings=_said(self.known, "poolings", whole.train.poolings),
+                field_tables=_said(self.known, "field tables", whole.train.field_tables),
+                field_targets=_said(self.known, "targets", whole.train.targets),
+                field_dims=field_dims,
             )
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture, whole)
@@ -227,6 +307,7 @@ class _Opening:
             task = self._task(architecture, unrecorded, placement, whole)
             told_by = fingerprint(read)
             self._choose_products(task)
+        days, evicted = self._days(whole, architecture)
         transform = fitted / layout.TRANSFORM if fitted else None
         if self.known is None and self.trains:
             found.append(fit_edges(task.model, whole.train, transform, world))
@@ -237,6 +318,7 @@ class _Opening:
             )
         saves = bool(self.values["save_checkpoint_path"])
         notes = [printable(note) for note in found if note]
+        notes += [replay] if (replay := replay_note(self.config.data)) else []
         notes += [aside] if (aside := set_aside_note(whole, keeps_best=saves)) else []
         changed = [f"{n} {self.values[n]}" for n in ARCHITECTURE if self.values[n] != asked[n]]
         if changed:
@@ -250,10 +332,50 @@ class _Opening:
             dataset=told_by,
             may_change=self._may_change(),
             transform=transform if transform and transform.is_dir() else None,
+            continued=self.continued,
+            tensors=days,
             config=self.config,
             whole=whole,
             notes=notes,
+            evicted=evicted,
         )
+
+    def _continued(self) -> dict[str, Any] | None:
+        """Returns the facts of the checkpoint that the run continues, if it continues one."""
+        if self.values["continue_from"] is not None:
+            assert self.checkpoint is not None
+            return facts_of(self.checkpoint, self.values["save_checkpoint_path"])
+        return read_config(self.resumed).get(CONTINUES) if self.resumed else None
+
+    def _choose_learning_rate(self) -> None:
+        assert self.continued is not None
+        asked, step = self.values["continue_lr"], self.continued["step"]
+        mode = learning_rate_mode(asked, self.config.schedule, step)
+        self.values = self.values.replaced({"continue_lr": mode})
+
+    def _days(
+        self, whole: Datasets, architecture: DLRMConfig
+    ) -> tuple[dict[str, dict[str, Tensor]], dict[int, np.ndarray]]:
+        """Returns the days for checkpoints, and rows to begin anew, by the table's number."""
+        most, days = self.values["evict_unseen_days"], {}
+        evicted: dict[int, np.ndarray] = {}
+        if not self.trains or most is None:
+            return {}, {}
+        asked = f"--evict_unseen_days {most}"
+        with agreed(self.world, *USER_ERRORS):
+            if self.continued is None:
+                raise ValueError(f"{asked} needs --continue_from")
+            if architecture.hash_indices:
+                raise ValueError(f"{asked} contradicts --hash_indices, by which ids share rows")
+            if self.world.rank == 0:
+                assert self.known is not None
+                today, sizes = self.continued["day"], architecture.embedding_rows
+                known = Days.load(self.known, sizes, today - self.goes_on)
+                if self.goes_on:
+                    evicted = known.unseen(today, most)
+                    known = known.after(today, whole.train, evicted)
+                days = {DAYS: known.tensors()}
+        return days, from_first(evicted, self.world)
 
     def _datasets(self) -> Datasets:
         """Opens the whole dataset on every rank, first on rank 0, which may have to write it."""
@@ -270,16 +392,20 @@ class _Opening:
         if "num_numerical_features" in self.values.given and asked != found:
             raise ValueError(f"--num_numerical_features {asked}: the dataset has {found}")
 
-    def _compared(self, fitted: Path | None) -> str | None:
-        """Refuses, on rank 0, a dataset whose ids mean other values; returns a line to print."""
-        if self.known is None or self.world.rank > 0:
-            return None
-        return compare_transforms(
-            self.known,
-            fitted,
-            self.values["allow_other_transform"],
-            self.values["verify_data"],
-            self.values["allow_links"],
+    def _compared(self, fitted: Path | None) -> Iterator[str | None]:
+        """Refuses, on rank 0, a dataset whose ids mean other values; yields lines to print."""
+        if self.world.rank > 0:
+            return
+        allowed = self.values["allow_other_transform"]
+        for earlier in self.values["replay_data"] or () if fitted and not allowed else ():
+            yield check_extends(earlier, fitted, layout.KIND)  # type: ignore[arg-type]
+        if self.known is None:
+            return
+        if self.goes_on and fitted and not allowed:
+            yield check_extends(self.known, fitted)
+            return
+        yield compare_transforms(
+            self.known, fitted, allowed, self.values["verify_data"], self.values["allow_links"]
         )
 
     def _placed(self, architecture: DLRMConfig, whole: Datasets) -> Placement:
@@ -386,10 +512,10 @@ class _Opening:
         return frozenset(self.resumable - length)
 
 
-def _poolings(checkpoint: Path | None, data: ClickDataset) -> tuple[str | None, ...] | None:
-    """Returns the poolings of the checkpoint's training data, otherwise of this dataset."""
-    saved = read_config(checkpoint)["dataset"].get("poolings") if checkpoint else None
-    return data.poolings if saved is None else tuple(saved)
+def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> Any:
+    """Returns what the checkpoint's training data said of each field, otherwise this dataset."""
+    saved = read_config(checkpoint)["dataset"].get(name) if checkpoint else None
+    return here if saved is None else tuple(saved)
 
 
 def _why_not_recorded(

@@ -1,6 +1,7 @@
 """The splits of a dataset in the roles that they have in a training."""
 
 import zlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -67,10 +68,15 @@ def fingerprint(data: ClickDataset) -> dict[str, Any]:
     ends = [data.batch(0), data.batch(len(data) - 1)] if len(data) else []
     tensors = [t for batch in ends for t in batch if isinstance(t, torch.Tensor)]
     content = b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
-    poolings = {} if data.poolings is None else {"poolings": list(data.poolings)}
+    shapes: dict[str, Sequence[Any] | None] = {
+        "poolings": data.poolings,
+        "field tables": data.field_tables,
+        "targets": data.targets,
+        "embedding dims": data.field_dims,
+    }
     return {
         "rows": data.num_samples,
         "table sizes": data.table_sizes,
-        **poolings,
+        **{name: list(values) for name, values in shapes.items() if values is not None},
         "first and last batch": f"CRC-32 {zlib.crc32(content):08x}",
     }

@@ -6,7 +6,7 @@ from typing import Any
 from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import Values
 from dlrm.model.config import DLRMConfig
-from dlrm.settings import check_settings, resumable_of, setting
+from dlrm.settings import check_settings, resumable_of, setting, settings_of
 from dlrm.store.config import TableStoreConfig
 from dlrm.train.config import CheckpointConfig, PrecisionConfig, SessionConfig, TrainConfig
 from dlrm.train.optim.config import OptimizerConfig
@@ -20,6 +20,7 @@ ADAM_SWITCHES = {
     "Adam_MLP_optimizer": "mlp_optimizer",
 }
 NATIVE, TORCH = PRODUCTS = ("native", "torch")
+SCHEDULE, CONSTANT, REWARM = CONTINUE_LR = ("schedule", "constant", "rewarm")
 CLICK_EXECUTIONS = ("eager", "graph", "lazy")
 
 
@@ -114,6 +115,28 @@ class ClickCheckpointConfig(CheckpointConfig):
         "Accept a dataset whose fitted transform is not the checkpoint's, so that the same ids "
         "stand for other values",
         resumable=True,
+    )
+    continue_from: str | None = setting(
+        None,
+        "Checkpoint, or directory of a run, whose newest one is taken: train on with the rows of "
+        "--dataset where that run ended, with its weights, optimizers, steps and settings, and "
+        "with tables for the ids that --dataset has more",
+        resumable=True,
+        uri="read, newest",
+    )
+    continue_lr: str | None = setting(
+        None,
+        "Learning rate after --continue_from; schedule: of the steps after that run's; constant: "
+        "--lr; rewarm: the schedule begins again. Default: schedule, or rewarm where the schedule "
+        "depends on the length of the run or has come to 0",
+        choices=CONTINUE_LR,
+        topic="Learning rate",
+    )
+    evict_unseen_days: int | None = setting(
+        None,
+        "With --continue_from, begin table rows anew whose ids were in no training row of this "
+        "many runs before; default: never, or as that run did",
+        least=1,
     )
     async_checkpoint: bool = setting(
         False,
@@ -219,3 +242,9 @@ CLICK_CONFIGS: tuple[tuple[str, type], ...] = (
     ("Checkpoints and files", ClickCheckpointConfig),
 )
 RESUMABLE = resumable_of(*(config for _, config in CLICK_CONFIGS))
+# Settings that a run takes from the one that it continues, unless they are given.
+CARRIED = tuple(
+    name
+    for name in settings_of(*(config for _, config in CLICK_CONFIGS))
+    if name not in {*RESUMABLE, "base_device", "continue_lr", "replay"}
+)

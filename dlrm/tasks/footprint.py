@@ -95,6 +95,8 @@ def check_tables_fit(
     )
     beside = " and a wide weight" if config.wide else ""
     parts = f"{rows:,} rows of {config.embedding_dim} values{beside}"
+    if config.has_narrow_tables:
+        parts = f"{weights // 4:,} values of tables of {min(config.table_dims)} columns and more"
     if needed > weights:
         state = f"{_shown(needed - weights)} of {optimizer}'s state"
         parts = f"{_shown(weights)} of {parts} and {state}"
@@ -137,7 +139,7 @@ def alternatives(
             yield from change(workload, fit)
     if "processes" not in fixed:
         least = min(memory.free for memory in devices)
-        for count in range(num_ranks + 1, len(config.table_sizes) + 1):
+        for count in range(num_ranks + 1, len(config.embedding_rows) + 1):
             if max(map(sum, table_bytes(config.placed(count), workload))) <= least:
                 yield f"{count} processes with a GPU like this each (torchrun)"
                 break

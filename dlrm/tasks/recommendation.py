@@ -24,7 +24,7 @@ from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.log import Loader
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.dense import dense_optimizer
-from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer
+from dlrm.train.optim.row_optimizers import RowOptimizer, table_optimizer, wide_optimizer
 from dlrm.train.precision import LossScaler
 from dlrm.train.task import one_after_another, sum_of_losses
 
@@ -161,7 +161,8 @@ class Recommendation(ClickTask):
 
     def _before_look_up(self, batch: Batch) -> None:
         if self._deferring:
-            self._deferring.before_look_up(self.model.rows(batch.categorical, batch.lengths))
+            found = self.model.rows_by_weight(batch.categorical, batch.lengths)
+            self._deferring.before_look_up(found)
 
     def slots(self, trains: bool = False) -> Slots | None:
         """Returns the assigner of slots to rows of batches, or None if all rows are in memory."""
@@ -245,7 +246,7 @@ class Recommendation(ClickTask):
         plain = architecture.embedding_type in FUSED_TYPES and not cuda_kernels_available()
         if config.embedding_optimizer != "sgd" or architecture.embedding_dtype != "fp32":
             return plain
-        narrow = architecture.embedding_dim < ORDERED_COLUMNS
+        narrow = min(architecture.table_dims, default=0) < ORDERED_COLUMNS
         return plain or narrow or architecture.embedding_type not in FUSED_TYPES
 
     def optimizers(
@@ -264,21 +265,32 @@ class Recommendation(ClickTask):
         groups, result = self.parameter_groups(), []
         if not config.freeze_embeddings:
             check_optimizer(self.model.placement, config)
-        if groups["tables"] and not config.freeze_embeddings:
+        held, wide = groups["tables"], self._wide_parameters(config)
+        if wide:
+            held = [weight for weight in held if all(weight is not other for other in wide)]
+        if held and not config.freeze_embeddings:
             native = self.model.config.embedding_type in FUSED_TYPES
             low = self.model.embeddings.lower_halves()
             sizes = self.model.one_row_each() if one_look_up else {}
             kind, l2 = config.embedding_optimizer, (config.embedding_l2, config.embedding_l2_mode)
-            tables = table_optimizer(kind, groups["tables"], native, low, sizes, *l2)
+            tables = table_optimizer(kind, held, native, low, sizes, *l2)
             self._deferring = None
             if isinstance(tables, RowOptimizer) and tables.defers:
                 self._deferring = tables
             result.append(tables)
+            if wide:
+                result.append(wide_optimizer(config, wide, sizes))
         if not config.freeze_mlps:
             result.append(
                 dense_optimizer(config.mlp_optimizer, groups["dense"], config.weight_decay)
             )
         return result
+
+    def _wide_parameters(self, config: OptimizerConfig) -> list[nn.Parameter]:
+        """Returns the weights of the wide term if they have an optimizer of their own."""
+        if config.wide_optimizer is None or self.model.wide is None:
+            return []
+        return [weight for weight, _ in self.model.wide.table_parameters()]
 
 
 _AS_HERE = Recommendation.loss, Recommendation.predict  # neither overridden nor replaced

@@ -2,10 +2,12 @@
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from dlrm import __version__
 from dlrm.distributed import World, choose_device
@@ -16,6 +18,7 @@ from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import last_checkpoint
 
 USER_ERRORS = (ValueError, OSError, FloatingPointError)
+CONTINUES = "continues"  # in a configuration: facts of the checkpoint that the run continues
 _DATA_PATHS = ("dataset", "test_dataset", "synthetic_dataset_dir")
 
 
@@ -32,6 +35,9 @@ class Run:
         dataset: facts of the dataset that must be equal on all ranks, and in a resumed run.
         may_change: settings that a resumed run may change.
         transform: folder of the dataset's fitted transform, which is saved in checkpoints, or None.
+        continued: facts of the checkpoint that the run continues, as stored in its own; None if it
+            continues none.
+        tensors: further files of tensors for checkpoints, by name.
     """
 
     values: Values
@@ -42,6 +48,8 @@ class Run:
     dataset: dict[str, Any]
     may_change: frozenset[str] = field(default_factory=frozenset)
     transform: Path | None = None
+    continued: dict[str, Any] | None = None
+    tensors: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
 
     def recorded(self) -> dict[str, Any]:
         """Returns the configuration of the run, as stored in its checkpoints.
@@ -54,10 +62,13 @@ class Run:
         flags = dict(self.values)
         flags |= {name: os.path.abspath(flags[name]) for name in _DATA_PATHS if flags.get(name)}
         check_all_local((f"--{name}", flags.get(name)) for name in _DATA_PATHS)
+        if paths := flags.get("replay_data"):
+            flags["replay_data"] = [os.path.abspath(path) for path in paths]
         return {
             "dlrm_version": __version__,
             "flags": values_with_uris(flags),
             "dataset": self.dataset,
+            **({CONTINUES: self.continued} if self.continued else {}),
         }
 
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
@@ -71,6 +82,9 @@ class Run:
         run = json.loads(json.dumps({**run, "flags": {**newer, **run["flags"]}}))
         kept = {f"--{k}": v for k, v in run["flags"].items() if k not in self.may_change}
         kept["--base_device"] = choose_device(kept["--base_device"])
+        if continued := run.get(CONTINUES):
+            digest = str(continued["manifest"])[:12]
+            kept["--continue_from"] = f"step {continued['step']} (manifest {digest})"
         return kept | {f"dataset's {k}": v for k, v in run["dataset"].items()}
 
 

@@ -1,15 +1,17 @@
 """Checkpoints with longer tables, or with reinitialized rows.
 
-Both functions write a copy, in which unchanged files are hard links if the file system allows it.
-Checkpoints hold whole float32 tables, so a copy loads like the checkpoint that it was made from:
-with every placement, any number of processes and tables of every type.
+`grow_tables` and `evict_rows` write a copy, in which unchanged files are hard links if the file
+system allows it; `changed_rows` changes a checkpoint while it is loaded. Checkpoints hold whole
+float32 tables, so either loads like the checkpoint that it was made from: with every placement, any
+number of processes and tables of every type.
 """
 
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.initial import Initial
 from dlrm.train.checkpoints.description import DESCRIPTION, describe
 from dlrm.train.checkpoints.saved_model import SavedModel
-from dlrm.train.checkpoints.saved_rows import STORES
+from dlrm.train.checkpoints.saved_rows import STORES, SavedRows
 
 
 def grow_tables(
@@ -34,11 +36,11 @@ def grow_tables(
 ) -> str | None:
     """Writes a copy of a checkpoint with rows added at the ends of its tables.
 
-    New rows have the initial values of a new table of that size, and optimizer state 0.
+    New rows have initial values that depend on seed, table and row alone, and optimizer state 0.
 
     Args:
         saved: the checkpoint, of ours.
-        table_sizes: rows of each table, at least as many as it has.
+        table_sizes: rows of each field's table, at least as many as it has.
         directory: directory of the copy.
         dataset: the dataset whose dictionaries have the ids of the new rows. The copy gets its
             transform instead of the checkpoint's.
@@ -48,27 +50,18 @@ def grow_tables(
         None.
 
     Raises:
-        ValueError: a table would lose rows, the number of tables differs, ids are hashed, so that
-            they would select other rows, the rows are in a store, or the transform of the dataset
-            is not that of the checkpoint with further values in its dictionaries.
+        ValueError: a table would lose rows, the number of fields differs, two fields of one table
+            have other rows, ids are hashed, so that they would select other rows, the rows are in a
+            store, or the transform of the dataset is not that of the checkpoint with further values
+            in its dictionaries.
         OSError: the copy cannot be written.
     """
     before = _table_sizes(saved)
-    if len(table_sizes) != len(before):
-        raise ValueError(
-            f"{saved.path}: expected the rows of {len(before)} tables, got {len(table_sizes)}"
-        )
-    for table, (old, new) in enumerate(zip(before, table_sizes, strict=True)):
-        if new < old:
-            raise ValueError(f"{saved.path}: table {table}: expected {old} rows or more, got {new}")
-    if _architecture(saved)["hash_indices"]:
-        raise ValueError(
-            f"{saved.path}: --hash_indices takes ids modulo the rows of their table, so that they "
-            "would mean other rows of a larger one"
-        )
+    after = _sizes_by_table(saved, table_sizes)
+    _check_growth(saved, after)
     note = None if dataset is None else check_extends(saved.path, dataset)
     tables = [
-        entry | {"rows": table_sizes[index % len(before)]}
+        entry | {"rows": after[index % len(before)]}
         for index, entry in enumerate(saved.config["tables"])
     ]
     grown = {i: new["rows"] for i, new in enumerate(tables) if new["rows"] > saved.tables[i].rows}
@@ -80,7 +73,7 @@ def grow_tables(
             old, new = saved.tables[index].rows, grown[index]
             for path in paths:
                 os.truncate(path, path.stat().st_size // old * new)  # the added bytes are 0
-            _set_initial(paths[0], saved, index, np.arange(old, new), new)
+            _mapped(paths[0], new)[old:] = _added(saved, index, new)
     return note
 
 
@@ -120,7 +113,122 @@ def evict_rows(
         for index, paths in files.items():
             for path in paths:
                 _mapped(path, saved.tables[index].rows)[evicted[index]] = 0
-            _set_initial(paths[0], saved, index, evicted[index], saved.tables[index].rows)
+            values = _mapped(paths[0], saved.tables[index].rows)
+            values[evicted[index]] = _anew(saved, index, evicted[index])
+
+
+def changed_rows(
+    saved: SavedModel, table_sizes: Sequence[int], evicted: Mapping[int, np.ndarray] | None = None
+) -> SavedModel:
+    """Returns a checkpoint whose tables have further rows, and some that begin anew.
+
+    Values and optimizer state are those of `grow_tables` and `evict_rows`; nothing is written.
+
+    Args:
+        saved: the checkpoint.
+        table_sizes: rows of each table, at least as many as it has.
+        evicted: rows of each table that begin anew, ascending, by the table's number.
+
+    Raises:
+        ValueError: see `grow_tables`.
+    """
+    _check_growth(saved, table_sizes)
+    tables, state = [], []
+    for index, rows in enumerate(saved.tables):
+        own = index % len(table_sizes)
+        size, chosen = table_sizes[own], (evicted or {}).get(own, np.empty(0, np.int64))
+        states = saved.table_state[index] if saved.table_state else {}
+        tables.append(_ChangedRows.of(rows, size, chosen, _Values(saved, index, size, chosen)))
+        state.append({n: _ChangedRows.of(s, size, chosen) for n, s in states.items()})
+    return replace(saved, tables=tables, table_state=state)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """New values of a table's evicted and added rows, made once they are needed."""
+
+    saved: SavedModel
+    index: int
+    size: int
+    evicted: np.ndarray
+
+    @cached_property
+    def of_evicted(self) -> np.ndarray:
+        return _anew(self.saved, self.index, self.evicted)
+
+    @cached_property
+    def of_added(self) -> np.ndarray:
+        return _added(self.saved, self.index, self.size)
+
+
+@dataclass(frozen=True)
+class _ChangedRows(SavedRows):
+    """Rows of a table, or of their state, of which some are new; without `values` these are 0."""
+
+    before: SavedRows = field(repr=False, kw_only=True)
+    evicted: np.ndarray = field(repr=False, kw_only=True)
+    values: _Values | None = field(repr=False, kw_only=True)
+
+    def __post_init__(self) -> None:
+        pass
+
+    @classmethod
+    def of(
+        cls, before: SavedRows, size: int, evicted: np.ndarray, values: _Values | None = None
+    ) -> SavedRows:
+        if size == before.rows and not len(evicted):
+            return before
+        own = {"before": before, "evicted": evicted, "values": values}
+        return cls(before.path, size, before.dim, **own)  # type: ignore[arg-type]
+
+    def part(self, first: int, count: int) -> np.ndarray:
+        known = max(min(count, self.before.rows - first), 0)
+        rows = np.zeros((count, self.dim), np.float32)
+        if known:
+            rows[:known] = self.before.part(first, known)
+        begin, end = np.searchsorted(self.evicted, (first, first + count))
+        places = self.evicted[begin:end] - first
+        rows[places] = 0
+        if self.values is not None:
+            if end > begin:
+                rows[places] = self.values.of_evicted[begin:end]
+            if known < count:
+                after = first + known - self.before.rows
+                rows[known:] = self.values.of_added[after : after + count - known]
+        return rows
+
+
+def _sizes_by_table(saved: SavedModel, field_sizes: Sequence[int]) -> list[int]:
+    """Returns the rows of each table, given those of each field; fields may share a table."""
+    of_fields = saved.config["dataset"].get("field tables") or range(len(_table_sizes(saved)))
+    if len(field_sizes) != len(of_fields):
+        raise ValueError(
+            f"{saved.path}: expected the rows of {len(of_fields)} tables, got {len(field_sizes)}"
+        )
+    sizes: dict[int, int] = {}
+    for table, size in zip(of_fields, field_sizes, strict=True):
+        if size != (first := sizes.setdefault(table, size)):
+            raise ValueError(
+                f"{saved.path}: table {table}, which fields share: expected {first} rows, got "
+                f"{size}"
+            )
+    return [sizes[table] for table in range(len(sizes))]
+
+
+def _check_growth(saved: SavedModel, table_sizes: Sequence[int]) -> None:
+    before = _table_sizes(saved)
+    if len(table_sizes) != len(before):
+        raise ValueError(
+            f"{saved.path}: expected the rows of {len(before)} tables, got {len(table_sizes)}"
+        )
+    for table, (old, new) in enumerate(zip(before, table_sizes, strict=True)):
+        if new < old:
+            raise ValueError(f"{saved.path}: table {table}: expected {old} rows or more, got {new}")
+    if _architecture(saved)["hash_indices"] and [*table_sizes] != before:
+        raise ValueError(
+            f"{saved.path}: --hash_indices takes ids modulo the rows of their table, so that they "
+            "would mean other rows of a larger one"
+        )
 
 
 def _architecture(saved: SavedModel) -> dict[str, Any]:
@@ -177,25 +285,32 @@ def _copy_of(
         describe(staging, config, saved.progress, kept)
 
 
-def _set_initial(
-    path: Path, saved: SavedModel, index: int, chosen: np.ndarray, num_rows: int
-) -> None:
-    """Sets rows of a table, in ascending order, to the initial values of a new table."""
-    values, flags = _mapped(path, num_rows), _architecture(saved)
-    num_tables = len(_table_sizes(saved))
-    if not len(chosen):
-        return
-    if index >= num_tables:  # wide weights
-        values[chosen] = 0
-        return
-    std = flags["embedding_init_std"] if flags["embedding_init"] == "normal" else None
-    initial = Initial(flags["seed"], flags["embedding_init_scale"], std)
-    shape = num_rows, saved.tables[index].dim
-    for begin, rows in initial.rows(index, shape, int(chosen[0])):
-        own = slice(*np.searchsorted(chosen, (begin, begin + len(rows))))
-        values[chosen[own]] = rows.numpy()[chosen[own] - begin]
+def _anew(saved: SavedModel, index: int, chosen: np.ndarray) -> np.ndarray:
+    """Returns the values that rows of a table, in ascending order, have in a new table."""
+    rows, dim = saved.tables[index].rows, saved.tables[index].dim
+    values = np.zeros((len(chosen), dim), np.float32)
+    if not len(chosen) or index >= len(_table_sizes(saved)):  # wide weights are 0
+        return values
+    for begin, drawn in _initial(saved).rows(index, (rows, dim), int(chosen[0])):
+        own = slice(*np.searchsorted(chosen, (begin, begin + len(drawn))))
+        values[own] = drawn.numpy()[chosen[own] - begin]
         if own.stop == len(chosen):
-            return
+            break
+    return values
+
+
+def _added(saved: SavedModel, index: int, num_rows: int) -> np.ndarray:
+    """Returns the values of rows that are appended to a table, up to `num_rows`."""
+    before, dim = saved.tables[index].rows, saved.tables[index].dim
+    if index >= len(_table_sizes(saved)):  # wide weights
+        return np.zeros((num_rows - before, dim), np.float32)
+    return _initial(saved).added_rows(index, (num_rows, dim), before).numpy()
+
+
+def _initial(saved: SavedModel) -> Initial:
+    flags = _architecture(saved)
+    std = flags["embedding_init_std"] if flags["embedding_init"] == "normal" else None
+    return Initial(flags.get("seed", 0), flags["embedding_init_scale"], std)
 
 
 def _mapped(path: Path, num_rows: int) -> np.ndarray:

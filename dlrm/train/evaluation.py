@@ -67,7 +67,7 @@ class Evaluation:
 
     def is_due(self) -> bool:
         """Returns whether a test is due after this step."""
-        step = self._progress.step
+        step = self._progress.own_step
         if step % (self._config.test_freq or self._steps_per_epoch) or not self._test.num_samples:
             return False
         return step / self._steps_per_epoch >= self._config.test_after
@@ -79,9 +79,9 @@ class Evaluation:
             ended: whether the caller's program ended the training, which is tested at any step.
         """
         progress = self._progress
-        whole = progress.step / self._steps_per_epoch >= max(self._config.test_after, 1)
+        whole = progress.own_step / self._steps_per_epoch >= max(self._config.test_after, 1)
         untested = progress.tested_step < progress.step and self._test.num_samples > 0
-        return untested and (progress.tested_step > 0 or whole or ended)
+        return untested and (progress.tested_step > progress.first_step or whole or ended)
 
     def test(self) -> tuple[dict[str, float], float]:
         """Returns the metrics of the test set, and the seconds that the test took."""
@@ -101,7 +101,7 @@ class Evaluation:
         best = progress.best.get(metric, math.nan)
         is_best = math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)
         name, config, per_epoch = self._roles.chooses, self._config, self._steps_per_epoch
-        at = Position(progress.step, config.num_steps(per_epoch), config.epochs, per_epoch)
+        at = Position(progress.own_step, config.num_steps(per_epoch), config.epochs, per_epoch)
         chief = metric, self._task.loss_metric
         self._log.console.test(Evaluated(at, name, metrics, chief, seconds, is_best))
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
@@ -111,7 +111,7 @@ class Evaluation:
             self._log.line(f"note: {metric} is undefined, the {name} set has one class only")
         if not is_best:
             return False
-        epochs = progress.step / self._steps_per_epoch
+        epochs = progress.own_step / self._steps_per_epoch
         progress.best = {**metrics, "step": progress.step, "epoch": epochs}
         return True
 
@@ -126,7 +126,7 @@ class Evaluation:
     def is_stale(self) -> bool:
         """Lowers the learning rate on a plateau; returns whether to stop the training early."""
         config, progress = self._config, self._progress
-        if progress.step >= config.num_steps(self._steps_per_epoch):
+        if progress.own_step >= config.num_steps(self._steps_per_epoch):
             return False
         since_drop = self._tests_since(max([*progress.drops, progress.best.get("step", 0)]))
         if config.plateau_patience and since_drop >= config.plateau_patience:
@@ -143,9 +143,9 @@ class Evaluation:
 
     def _tests_since(self, step: float) -> int:
         """Counts the tests that were due after a step, without the extra one at a run's end."""
-        every = self._config.test_freq or self._steps_per_epoch
+        every, first = self._config.test_freq or self._steps_per_epoch, self._progress.first_step
         tested = [e["step"] for e in self._progress.history if self._task.metric in e]
-        return sum(after > step and after % every == 0 for after in tested)
+        return sum(after > step and (after - first) % every == 0 for after in tested)
 
     def summary(self, validation: Loader | None, has_best: bool) -> dict[str, float]:
         """Evaluates the weights to keep, and returns all results of the run.

@@ -27,7 +27,8 @@ class Progress:
     """Progress of a run, saved in its checkpoints.
 
     Attributes:
-        step: steps done.
+        step: steps done, with those of earlier runs that this one continues.
+        first_step: the last step of those runs; 0 if it continues none.
         window_loss: sum of the losses since the last printed line.
         window_steps: number of these losses.
         tested_step: the step of the last evaluation, 0 before the first.
@@ -41,6 +42,7 @@ class Progress:
     """
 
     step: int = 0
+    first_step: int = 0
     window_loss: float = 0.0
     window_steps: int = 0
     tested_step: int = 0
@@ -54,6 +56,22 @@ class Progress:
     def restore(self, saved: dict[str, Any]) -> None:
         """Restores the progress from a checkpoint."""
         vars(self).update(vars(Progress(**saved)))
+
+    def continue_run(self, saved: Mapping[str, Any]) -> None:
+        """Begins a run after the last step of another, whose steps and plateaus count on.
+
+        Its losses and tests are of other data, and are not taken over.
+
+        Args:
+            saved: the progress in the other run's checkpoint.
+        """
+        step, drops = saved.get("step", 0), [*saved.get("drops", ())]
+        vars(self).update(vars(Progress(step=step, first_step=step, tested_step=step, drops=drops)))
+
+    @property
+    def own_step(self) -> int:
+        """Returns the steps done since the run began."""
+        return self.step - self.first_step
 
 
 class LossWindow:
@@ -195,7 +213,7 @@ class StepReport:
         self._steps, self._samples = self._steps + 1, self._samples + num_samples
         self._log.console.advance()
         self._window.add(loss)
-        done = self._window.progress.step
+        done = self._window.progress.own_step
         if done % self._stride == 0 or done == self._total:
             self._window.mark()
         due = done > 1 and (done - 1) % self._config.print_freq == 0
@@ -205,23 +223,23 @@ class StepReport:
             self._window.clear()
 
     def _line(self, done: int) -> None:
-        mean = self._window.mean()
+        mean, step = self._window.mean(), self._window.progress.step
         at = Position(done, self._total, self._config.epochs, self._steps_per_epoch)
-        step_time = self._clock.lap(done)
-        rate, samples = self._schedule(done), self._samples / self._steps
+        step_time = self._clock.lap(step)
+        rate, samples = self._schedule(step), self._samples / self._steps
         self._log.console.point(Point(at, mean, step_time, samples, rate, self._scaler.report()))
         values = {"loss": mean, "step_time": step_time, "lr": rate}
-        self._log.step(*at.last_index, values, done)
+        self._log.step(*at.last_index, values, step)
         if self._parts:
             self._verdict(self._parts, at, step_time * self._steps)
-        self._window.progress.history.append({"step": done, "loss": mean, "lr": rate})
+        self._window.progress.history.append({"step": step, "loss": mean, "lr": rate})
         self._steps = self._samples = 0
 
     def _verdict(self, parts: StepClock, at: Position, seconds: float) -> None:
         if shares := shares_of_ranks(parts.lap(), self._world):
             self._log.console.time(shares, seconds, self._advice)
             named = {f"share_{name.replace(' ', '_')}": share for name, share in shares.items()}
-            self._log.step(*at.last_index, named, at.done)
+            self._log.step(*at.last_index, named, self._window.progress.step)
 
     def summary(self) -> dict[str, float]:
         """Returns the last printed loss and the throughput; prints the number of skipped steps."""

@@ -14,8 +14,9 @@ from dlrm import step_clock
 from dlrm.distributed import Pipelines, World, gather
 from dlrm.train.agreement import Agreement
 from dlrm.train.benchmark import Stopwatch
-from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
+from dlrm.train.checkpoints.checkpoint import Adapted, Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.stored import start_store
 from dlrm.train.config import TrainConfig
 from dlrm.train.cuda_graph import GraphedCallable, Recorder, make_capturable
@@ -55,6 +56,7 @@ class Trainer:
         after_save: called after each checkpoint from which a run can resume.
         callbacks: functions that watch the training and may end it. If one raises, the training
             saves its state, and raises the same.
+        schedule_restarts: whether a run that continues another begins its schedule anew.
 
     Attributes:
         stop_requested: set it on any rank to end the training after a step, with a checkpoint.
@@ -81,6 +83,7 @@ class Trainer:
         advice: Mapping[str, str] | None = None,
         after_save: Callable[[], object] = lambda: None,
         callbacks: Callbacks = Callbacks(),
+        schedule_restarts: bool = False,
     ):
         self.task, self.optimizers, self.schedule, self.config = task, optimizers, schedule, config
         self.world, self.log = world, log or RunLog()
@@ -88,6 +91,7 @@ class Trainer:
         self.ema, self.beat, self.stop_requested = ema, beat, False
         self.roles, self._callbacks, self._ended = OF_NVIDIA, callbacks, False
         self._rate_set: float | None = None
+        self._schedule_restarts = schedule_restarts
         self.advice, self._after_save = advice or {}, after_save
         self._accumulate = accumulate or partial(one_after_another, task.loss)
         pipelines = pipelines or Pipelines(world, world, World())
@@ -112,11 +116,15 @@ class Trainer:
 
     def rate(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 1, lowered on each plateau before."""
-        rate = self.schedule(step)
+        rate = self.scheduled(step)
         if not self.progress.drops:
             return rate
         drops = sum(drop < step for drop in self.progress.drops)
         return rate * self.config.plateau_factor**drops
+
+    def scheduled(self, step: int) -> float:
+        """Returns the learning rate of a step by the schedule alone."""
+        return self.schedule(step - self.progress.first_step * self._schedule_restarts)
 
     def resume(self, directory: Any) -> None:
         """Resumes from a checkpoint of this run: weights, optimizers, random state, position."""
@@ -125,6 +133,28 @@ class Trainer:
         self._window.resume()
         if self.checkpoints:
             self.progress.best = self.checkpoints.best_record()
+
+    def continue_run(self, directory: Any, adapted: Adapted) -> None:
+        """Begins a run where that of a checkpoint ended; the first batch is that of its own data.
+
+        Weights, optimizers, random state and steps go on. Of a checkpoint in NVIDIA's format there
+        are only weights.
+
+        Args:
+            directory: the checkpoint.
+            adapted: returns the checkpoint as this run takes it, such as with longer tables.
+        """
+        saved = load_checkpoint(
+            directory,
+            self.parameters,
+            resume=not is_nvidia(directory),
+            world=self.world,
+            adapted=adapted,
+        )
+        self.progress.continue_run({} if is_nvidia(directory) else saved)
+        if self._schedule_restarts:
+            self.progress.drops.clear()
+        self._window.resume()
 
     def fit(
         self,
@@ -150,7 +180,8 @@ class Trainer:
             StoppedError: `stop_requested` was set.
         """
         self._rate_set, self.roles = None, roles
-        total = self.config.num_steps(len(train))
+        progress = self.progress
+        total = progress.first_step + self.config.num_steps(len(train))
         start_store(self.parameters, self.world, lambda: self.beat(self.progress.step))
         evaluation = self._evaluation(test, len(train))
         report = StepReport(
@@ -166,10 +197,10 @@ class Trainer:
             advice=self.advice,
         )
         stopped, reached = False, self._has_reached(evaluation)
-        if self.progress.step >= total:
+        if progress.step >= total:
             self.log.line(f"all {total} steps are done already; there is nothing left to train")
-        self._clock.lap(self.progress.step)
-        self.log.console.start(total, self.progress.step)
+        self._clock.lap(progress.step)
+        self.log.console.start(total - progress.first_step, progress.own_step)
         if not reached:
             stopped = self._train(train, total, evaluation, report)
         self.log.console.end()
@@ -204,7 +235,7 @@ class Trainer:
         """Takes the remaining steps; returns whether a rank asked to stop."""
         reached = stopped = False
         while self.progress.step < total and not (reached or stopped):
-            epoch, start = divmod(self.progress.step, len(train))
+            epoch, start = divmod(self.progress.own_step, len(train))
             with closing(train.batches(epoch, start)) as batches:
                 self._clock.resume()
                 self._parts.next_step()
@@ -319,7 +350,7 @@ class Trainer:
     def _checkpoint_if_due(self, total: int) -> None:
         freq = self.config.checkpoint_freq
         last = self.progress.step == total  # it is saved after its test
-        if self.checkpoints and freq and self.progress.step % freq == 0 and not last:
+        if self.checkpoints and freq and self.progress.own_step % freq == 0 and not last:
             self._save()
 
     def _save(self) -> None:
@@ -354,6 +385,7 @@ class Trainer:
         """Loads the best checkpoint; returns whether there is one."""
         progress = self.progress
         best = self.checkpoints.best() if self.checkpoints and progress.best else None
-        if best and progress.best["step"] != progress.step:
-            load_checkpoint(best, self.parameters, world=self.world)
+        if self.checkpoints and best and progress.best["step"] != progress.step:
+            with self.checkpoints.on_all_nodes(best) as path:
+                load_checkpoint(path or best, self.parameters, world=self.world)
         return best is not None

@@ -10,7 +10,10 @@ import pytest
 
 _ALL = sorted(Path(__file__).parent.glob("*.tar.xz"))
 SEALED = [path for path in _ALL if path.name.endswith("-sealed.tar.xz")]  # of test_sealed
-ARCHIVES = [path for path in _ALL if path not in SEALED]
+SLICED = [path for path in _ALL if path.name.endswith("-slices.tar.xz")]  # of test_slices
+DAYS = [path for path in _ALL if path.name.endswith("-days.tar.xz")]  # of test_extended_days
+SHAPES = [path for path in _ALL if path.name.endswith("-shapes.tar.xz")]  # of test_shapes
+ARCHIVES = [path for path in _ALL if path not in {*SEALED, *SLICED, *DAYS, *SHAPES}]
 # Logits are of order 1 and sum about ten float32 products, each rounded to 6e-8 of its size, in an
 # order that depends on the processor.
 SCORES = {"rtol": 1e-5, "atol": 1e-6}

@@ -1,5 +1,6 @@
 """Transfers between ranks, and messages of launchers."""
 
+import socket
 import sys
 
 import pytest
@@ -133,6 +134,25 @@ def test_an_error_of_some_ranks_ends_all_and_is_said_once(ranks, who, lowest, sa
         assert isinstance(result, ValueError if rank == lowest else OtherRankError)
     assert str(results[lowest]).startswith(says)
     assert "no letter" in str(results[lowest])
+
+
+def failing_elsewhere(world):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: f"node{world.rank}")
+        failing(world, (1, 2))
+
+
+def same_elsewhere(world, values):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(socket, "gethostname", lambda: f"node{world.rank}")
+        check_same(values, world)
+
+
+def test_hosts_are_named_where_there_are_several(ranks):
+    _, lowest, _ = ranks(3).call(failing_elsewhere)
+    assert str(lowest).startswith("ranks 1 (node1), 2 (node2): 'ascii' codec")
+    first, _ = ranks(2).call(same_elsewhere, [({"a": 1},), ({"a": 2},)])
+    assert "a: 1 on rank 0 (node0), 2 on 1 (node1)" in str(first)
 
 
 def test_agreeing_on_nothing_passes(ranks):

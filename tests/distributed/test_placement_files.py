@@ -95,7 +95,10 @@ def test_any_division_in_rows_and_columns_is_whole(ranks, data):
         ({**GOOD, "shards": 1}, "expected only embedding_dim, ranks, tables, got 'shards'"),
         ({"ranks": 2, "tables": []}, "expected embedding_dim, which are missing"),
         ({**GOOD, "tables": [entry({"rank": 0}, rows=11), WHOLE]}, "table 0: rows: expected 10"),
-        ({**GOOD, "tables": [entry({"rank": 0}, size=1), WHOLE]}, "table 0: expected only name"),
+        (
+            {**GOOD, "tables": [entry({"rank": 0}, size=1), WHOLE]},
+            "table 0: expected only embedding_dim, name",
+        ),
         ({**GOOD, "tables": [entry({"rank": 2}), WHOLE]}, "expected a rank from 0 to 1, or all"),
         (
             {**GOOD, "tables": [entry({"rank": "any"}), WHOLE]},

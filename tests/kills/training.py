@@ -49,7 +49,8 @@ class Clicks:
     """Batches that are pure functions of their index."""
 
     table_sizes, num_numerical, batch_size = list(TABLE_SIZES), 2, 8
-    categorical_names, one_id_each, poolings = ["a", "b", "c"], True, None
+    categorical_names, one_id_each = ["a", "b", "c"], True
+    poolings = field_tables = targets = None
 
     def __init__(self, num_batches, seed):
         self._num_batches, self._seed = num_batches, seed
@@ -102,7 +103,7 @@ def begin(run, config, keep, in_background=False, world=World(), beat=lambda ste
     """Returns the trainer of a new or resumed run and its training and test batches."""
     sizes = {name: tuple(v) if isinstance(v, list) else v for name, v in ARCHITECTURE.items()}
     task = Scored(DLRMConfig(TABLE_SIZES, 2, **sizes), world, seed=1)
-    shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+    shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
     notes = Path(run).with_name("notes")
     checkpoints = CheckpointDirectory(run, keep, notes, world, in_background)
     session.new_or_resumed(checkpoints, resume=True)

@@ -164,5 +164,6 @@ OPS = [
     "row_adagrad_",
     "row_wise_adagrad_",
     "row_adam_",
+    "row_ftrl_",
     "take_cuda_error",
 ]

@@ -66,6 +66,27 @@ def test_known_answer(device):
     assert ops.joint_embedding(weight, ids, offsets).tolist() == [[[1.0], [4.0]], [[1.0], [2.0]]]
 
 
+def checked(device, *arguments):
+    """Looks up, and asks a GPU for its errors."""
+    ops.joint_embedding(*arguments)
+    ops.raise_device_errors(device)
+
+
+def test_tables_may_have_the_same_rows(device):
+    weight = torch.tensor([[1.0], [2.0], [3.0], [4.0]], device=device, requires_grad=True)
+    ids = torch.tensor([[0, 2, 0], [1, 0, 1]], device=device)
+    offsets = torch.tensor([[0, 1, 0], [2, 4, 2]], device=device)  # begins and ends
+    found = ops.joint_embedding(weight, ids, offsets)
+    assert found.tolist() == [[[1.0], [4.0], [1.0]], [[2.0], [2.0], [2.0]]]
+    found.sum().backward()
+    assert weight.grad.to_dense().tolist() == [[2.0], [3.0], [0.0], [1.0]]
+    bad = torch.tensor([[0, 2, 2]], device=device)
+    with pytest.raises(RuntimeError, match="id 2 of table 2 in batch row 0: expected 0 <= id < 2"):
+        checked(device, weight, bad, offsets)
+    with pytest.raises(RuntimeError, match=r"table_offsets\[4\] = 5: expected offsets that do not"):
+        checked(device, weight, ids, offsets + torch.tensor([[0], [1]], device=device))
+
+
 def test_transposed_ids_are_read_by_their_strides(device):
     weight, ids, offsets = make_inputs(37, [10, 3, 100], 8, device)
     assert torch.equal(

@@ -144,6 +144,26 @@ def test_known_answer(device):
     torch.testing.assert_close(weighted.flatten().tolist(), [1.0, 12.5, 0.0, 11 / 3])
 
 
+def checked(device, *arguments):
+    """Looks up, and asks a GPU for its errors."""
+    ops.joint_embedding_bag(*arguments)
+    ops.raise_device_errors(device)
+
+
+def test_tables_may_have_the_same_rows(device):
+    weight = torch.tensor([[1.0], [2.0], [3.0], [4.0]], device=device, requires_grad=True)
+    ids = torch.tensor([0, 1, 2, 0, 1, 1], device=device)
+    lengths = torch.tensor([[1, 2, 1], [0, 0, 2]], device=device)
+    offsets = torch.tensor([[0, 1, 0], [2, 4, 2]], device=device)  # begins and ends
+    found = ops.joint_embedding_bag(weight, ids, lengths, offsets)
+    assert found.tolist() == [[[1.0], [7.0], [1.0]], [[0.0], [0.0], [4.0]]]
+    found.sum().backward()
+    assert weight.grad.to_dense().tolist() == [[2.0], [2.0], [1.0], [1.0]]
+    ids[3] = 2
+    with pytest.raises(RuntimeError, match="id 2 of table 2 in batch row 0: expected 0 <= id < 2"):
+        checked(device, weight, ids, lengths, offsets)
+
+
 def test_bags_of_one_are_the_look_up(device):
     weight = torch.randn(113, 16, device=device)
     ids = torch.randint(10, (33, 3), device=device)

@@ -5,7 +5,7 @@ import torch
 
 from dlrm import ops
 from dlrm.model.layers.mlp import mlp
-from dlrm.ops import products
+from dlrm.ops import library as products
 from dlrm.scripts.doctor import command as doctor
 
 

@@ -1,7 +1,10 @@
 """A reference preprocessing in plain Python, and folders of logs for the pipeline."""
 
 import math
+import shutil
 import struct
+import sys
+import sysconfig
 from collections import Counter
 from contextlib import contextmanager
 from itertools import count
@@ -10,6 +13,8 @@ from unittest.mock import patch
 
 import pytest
 from table_oracle import splitmix64
+
+import dlrm
 
 GOOD = "1\t5\t6\ta\tb\tc\n0\t7\t8\td\te\tf\n"  # two rows of 2 numericals and 3 categoricals
 
@@ -99,3 +104,25 @@ def day_files(folder):
 
 def binary_files(dataset):
     return {p.relative_to(dataset).as_posix(): p.read_bytes() for p in dataset.glob("*/*.bin")}
+
+
+def node_environment(folder: Path) -> Path:
+    """Makes an environment with the packages of this one, but without ours; returns its Python."""
+    site = Path(sysconfig.get_path("purelib"))
+    inside = folder / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    inside.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    for entry in site.iterdir():
+        if "dlrm" not in entry.name and entry.suffix != ".pth":
+            (inside / entry.name).symlink_to(entry)
+    python = folder / "bin" / "python"
+    base = Path(sys.base_exec_prefix, "bin", f"python{sysconfig.get_python_version()}")
+    python.symlink_to(base)
+    (folder / "pyvenv.cfg").write_text(f"home = {base.parent}\n")
+    return python
+
+
+def package_archive(folder: Path) -> Path:
+    """Makes the archive of the package that `spark-submit --py-files` sends."""
+    root = Path(dlrm.__file__).parents[1]
+    return Path(shutil.make_archive(str(folder / "dlrm"), "zip", root, "dlrm"))

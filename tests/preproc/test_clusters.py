@@ -9,17 +9,19 @@ import signal
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import time
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from preproc_testing import binary_files
+from preproc_testing import binary_files, node_environment, package_archive
 
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 pytestmark = pytest.mark.long
+ROWS = [f"{int(i % 3 == 0)},{i},{'abc'[i % 3]}\n" for i in range(1000)]
 COMMAND = Path(__file__).resolve().parents[2] / "preproc" / "spark_data_utils.py"
 
 
@@ -95,6 +97,27 @@ def test_an_executor_that_is_killed_changes_nothing(java, raw, expected, tmp_pat
     run.stdout.close()
     assert len(killed) == 1
     assert binary_files(output / "binary_dataset") == expected
+
+
+@pytest.mark.slow
+def test_executors_that_come_and_go_change_nothing(java, raw, expected, tmp_path):
+    settings = {
+        "spark.executor.memory": "512m",
+        "spark.sql.adaptive.enabled": "true",
+        "spark.dynamicAllocation.enabled": "true",
+        "spark.dynamicAllocation.shuffleTracking.enabled": "true",
+        "spark.dynamicAllocation.executorIdleTimeout": "3s",
+        "spark.dynamicAllocation.schedulerBacklogTimeout": "1s",
+        "spark.log.level": "INFO",
+    }
+    arguments = [f"--conf={name}={value}" for name, value in settings.items()]
+    master = ["--master=local-cluster[2,1,1024]", "--split_bytes=3000000"]
+    run = start(raw, tmp_path / "out", *master, *arguments)
+    said = run.communicate(timeout=400)[0]
+    assert run.returncode == 0, said
+    log = (tmp_path / "out" / "spark.log").read_text()
+    assert "new executor because tasks are backlogged" in log
+    assert binary_files(tmp_path / "out" / "binary_dataset") == expected
 
 
 def free_port():
@@ -269,3 +292,62 @@ def test_spark_submit_with_py_files_is_quiet_and_has_the_python_of_its_user(
     assert len(error.splitlines()) < 15, error
     assert "daemon" in (tmp_path / "called").read_text()
     assert binary_files(tmp_path / "out" / "binary_dataset") == expected
+
+
+@pytest.fixture
+def submitted(java, tmp_path):
+    """Submits `dlrm prepare` to a cluster whose nodes have no package; returns the process."""
+    pyspark = pytest.importorskip("pyspark")
+    submit = Path(pyspark.__file__).parent / "bin" / "spark-submit"
+    shutil.copy(COMMAND.parents[1] / "dlrm" / "__main__.py", tmp_path / "dlrm_main.py")
+    (tmp_path / "sales.csv").write_text("y,x,kind\n" + "".join(ROWS))
+    (tmp_path / "schema.yaml").write_text("{label: y, numerical: [x], categorical: [kind]}")
+    flags = ["--schema=schema.yaml", "--input=sales.csv", "--engine=spark"]
+    port = free_port()
+
+    def run(output, *arguments, **pythons):
+        settings = {"spark.driver.host": "127.0.0.1", "spark.executorEnv.PYTHONPATH": "/nowhere"}
+        words = [submit, f"--master=spark://127.0.0.1:{port}", *arguments]
+        words += [f"--conf={name}={value}" for name, value in settings.items()]
+        names = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        return subprocess.run(
+            [*words, "dlrm_main.py", "prepare", *flags, f"--output={output}", "--memory_gib=1"],
+            cwd=tmp_path,
+            env=names | {name: str(python) for name, python in pythons.items()},
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+
+    with (
+        spark_class(tmp_path, "master.Master", *master_of(port)) as log,
+        spark_class(tmp_path, "worker.Worker", *worker_of(port)),
+    ):
+        wait_for(log, "Registering worker", 1)
+        yield run
+
+
+@pytest.mark.slow
+def test_nodes_need_no_repository_if_spark_submit_sends_the_package(submitted, tmp_path):
+    nodes = node_environment(tmp_path / "nodes")
+    package = node_environment(tmp_path / "environment")
+    site = package.parents[1] / "lib" / f"python{sysconfig.get_python_version()}" / "site-packages"
+    shutil.copytree(COMMAND.parents[1] / "dlrm", site / "dlrm")
+    pythons = {"PYSPARK_PYTHON": nodes, "PYSPARK_DRIVER_PYTHON": package}
+    done = submitted("none", **pythons)
+    assert done.returncode != 0
+    lacks = r"error: the executor on host \S+ \(\S+/nodes/bin/python\) has no module 'dlrm'; "
+    assert re.search(lacks, done.stdout), done.stderr  # spark-submit prints both there
+    archive = package_archive(tmp_path)
+    done = submitted("zip", f"--py-files={archive}", **dict.fromkeys(pythons, nodes))
+    assert done.returncode == 0, done.stderr
+    packed = shutil.make_archive(tmp_path / "environment", "gztar", tmp_path / "environment")
+    pythons["PYSPARK_PYTHON"] = "./unpacked/bin/python"
+    done = submitted("archive", f"--archives={packed}#unpacked", **pythons)
+    assert done.returncode == 0, done.stderr
+    words = [package, "-m", "dlrm", "prepare", "--schema=schema.yaml", "--input=sales.csv"]
+    subprocess.run([*words, "--output=local"], cwd=tmp_path, check=True, capture_output=True)
+    made = [binary_files(tmp_path / name) for name in ("local", "zip", "archive")]
+    assert made[0]
+    assert made == made[:1] * 3

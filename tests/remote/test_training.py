@@ -143,6 +143,25 @@ def test_a_killed_training_goes_on_where_its_cache_is_not(
         assert weights_of(at(uri)) == expected
 
 
+def test_a_run_goes_on_from_the_newest_checkpoint_at_a_uri(flags, bucket, tmp_path):
+    first, second = bucket.below("day1"), bucket.below("day2")
+    short = [*flags[:-2], "--max_steps=3", f"--log_path={tmp_path / 'log'}"]  # without a test
+    forked.succeed("dlrm.scripts.main", *short, f"--save_checkpoint_path={first}")
+    words = [
+        short[0],
+        "--max_steps=2",
+        f"--continue_from={first}",
+        f"--save_checkpoint_path={second}",
+    ]
+    said = forked.succeed("dlrm.scripts.main", *words, "--base_device=cpu").stdout
+    assert f"goes on from {first}/step-000000003 after step 3" in said
+    assert "step-000000005/manifest.json" in at(second)
+    done = forked.run(
+        "dlrm.scripts.main", *words[:3], f"--save_checkpoint_path={first}", "--resume"
+    )
+    assert f"{first}/step-000000003: is in --save_checkpoint_path {first}" in done.stderr
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Runs a command line in this process, with little patience for a failing store."""

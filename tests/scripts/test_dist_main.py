@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 from small_dataset import MODEL, RUN, write_dataset
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -97,6 +98,7 @@ class Launched(Job):
 
     def __init__(self, folder, module, *arguments, launcher):
         super().__init__(folder)
+        folder.mkdir(exist_ok=True)
         with open(self.log, "a") as out:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *launcher, "-m", module, *arguments],
@@ -147,7 +149,8 @@ def start(tmp_path, dataset):
 
     def run(*arguments, module="dlrm.scripts.main", data=dataset, **options):
         kind = Launched if "launcher" in options else Ranks
-        jobs.append(kind(tmp_path, module, f"--dataset={data}", *TRAIN, *arguments, **options))
+        folder = options.pop("folder", tmp_path)
+        jobs.append(kind(folder, module, f"--dataset={data}", *TRAIN, *arguments, **options))
         return jobs[-1]
 
     yield run
@@ -190,6 +193,14 @@ def test_launchers_train_as_one_process_does(start, command, launcher, module):
     assert job.output().count("Finished") + job.output().count("Final weights (last") == 2
 
 
+def test_torchrun_is_told_the_error(tmp_path):
+    file = tmp_path / "error.json"
+    env = {**os.environ, "TORCHELASTIC_ERROR_FILE": str(file)}
+    done = forked.run("dlrm.scripts.main", "--dataset=nowhere", env=env)
+    told = ProcessFailure(0, 1, done.returncode, str(file)).message["message"]
+    assert told == done.stderr.strip() == "error: nowhere: no such dataset directory (--dataset)"
+
+
 @pytest.mark.slow
 def test_two_agents_train_together(start, tmp_path, command):
     alone = command("--epochs=1")
@@ -205,6 +216,26 @@ def test_two_agents_train_together(start, tmp_path, command):
     assert last_metrics(first.output())["test_auc"] == pytest.approx(alone["test_auc"], rel=1e-4)
 
 
+@pytest.mark.slow
+def test_agents_without_a_common_folder_restart_a_killed_rank(start, tmp_path, four_ranks):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    rendezvous = ["--nnodes=2", "--nproc_per_node=2", "--rdzv_backend=c10d", "--max_restarts=3"]
+    rendezvous += [f"--rdzv_endpoint=127.0.0.1:{port}", "--local_addr=127.0.0.1"]
+    launcher = ["torch.distributed.run", *rendezvous, "--monitor_interval=0.1"]
+    nodes = [tmp_path / "node0", tmp_path / "node1"]
+    jobs = [start(*LONG, "--resume", launcher=launcher, folder=node) for node in nodes]
+    jobs[0].wait_for(lambda: list(tmp_path.glob("node*/run/step-*/manifest.json")), "checkpoint")
+    (first,) = {path.parent for path in tmp_path.glob("node*/run/step-*")}
+    other = jobs[nodes.index(first.parent) - 1]
+    os.kill(other.ranks()[1], signal.SIGKILL)
+    output = [job.wait() and job.output() for job in jobs]
+    assert output == [0, 0], "".join(map(str, output))
+    assert "resumed from" in "".join(job.output() for job in jobs)
+    assert weights(first) == four_ranks
+
+
 LONG = ("--epochs=12", "--save_checkpoint_path=run", "--checkpoint_freq=5", "--keep_checkpoints=2")
 
 
@@ -213,6 +244,15 @@ def uninterrupted(tmp_path_factory, dataset):
     """The final weights of the long run of two ranks."""
     folder = tmp_path_factory.mktemp("uninterrupted")
     job = Ranks(folder, "dlrm.scripts.main", f"--dataset={dataset}", *TRAIN, *LONG)
+    assert job.wait() == 0, job.output()
+    return weights(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def four_ranks(tmp_path_factory, dataset):
+    """The final weights of the long run of four ranks on one node."""
+    folder = tmp_path_factory.mktemp("four")
+    job = Ranks(folder, "dlrm.scripts.main", f"--dataset={dataset}", *TRAIN, *LONG, size=4)
     assert job.wait() == 0, job.output()
     return weights(folder / "run")
 
@@ -368,11 +408,11 @@ import os, time
 from dlrm.train.checkpoints import writer as checkpoint_writer
 from dlrm.scripts import main
 write, saves = checkpoint_writer._write, set()
-def watched_write(path, content):
+def watched_write(path, *of):
     saves.add(path.parts[-4] if path.parent.name == "tables" else path.parts[-3])
     if len(saves) == 2 and os.environ["RANK"] == "1":
         {act}
-    return write(path, content)
+    return write(path, *of)
 checkpoint_writer._write = watched_write
 main.start()
 """
@@ -423,7 +463,7 @@ def test_long_tests_and_saves_are_no_hangs(start, tmp_path):
         "    return predict(self, batch)\n"
         "def slow_write(path, content):\n"
         "    time.sleep(1.5 if os.environ['RANK'] == '1' else 0)\n"
-        "    return write(path, content)\n"
+        "    return write(path, *of)\n"
         "r.Recommendation.predict, c._write = slow_predict, slow_write\n"
         "main.start()\n"
     )
@@ -521,13 +561,20 @@ def test_a_port_in_use_is_an_error(tmp_path, dataset):
 @pytest.mark.parametrize(
     ("by_rank", "expected"),
     [
-        (["--seed=1", "--seed=2"], "--seed: 1 on rank 0, 2 on 1"),
-        (["--dataset={dataset}", "--dataset={other}"], "the dataset's first and last batch: "),
+        (["--seed=1", "--seed=2"], "must agree:\n  --seed: 1 on rank 0, 2 on 1"),
+        (["", "--dataset={other}"], "must read copies of one dataset:\n  --dataset {other}: "),
+        (
+            ["--dataset={bare}", "--dataset={other_bare}"],
+            "must agree:\n  the dataset's first and last batch: ",
+        ),
     ],
 )
 def test_ranks_that_differ_are_told(start, tmp_path, dataset, by_rank, expected):
-    other = write_dataset(tmp_path / "other", seed=1)
-    texts = [text.format(dataset=dataset, other=other) for text in by_rank]
+    places = {"other": write_dataset(tmp_path / "other", seed=1)}
+    for name, source in (("bare", dataset), ("other_bare", places["other"])):
+        places[name] = shutil.copytree(source, tmp_path / name)
+        (places[name] / "manifest.json").unlink()
+    texts = [text.format(**places) or f"--dataset={dataset}" for text in by_rank]
     script = tmp_path / "differing.py"
     script.write_text(
         "import os, sys\n"
@@ -538,8 +585,7 @@ def test_ranks_that_differ_are_told(start, tmp_path, dataset, by_rank, expected)
     job = start(module=tmp_path / "differing.py")
     assert job.wait() != 0
     output = job.output()
-    assert "error: the ranks of a run must agree" in output, output
-    assert expected in output
+    assert f"error: the ranks of a run {expected.format(**places)}" in output, output
     assert "Traceback" not in output, output
 
 

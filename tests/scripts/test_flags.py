@@ -33,6 +33,8 @@ JUNE_2020 = {
     "dataset": None,
     "dataset_subset": None,
     "set_aside": 0.0,
+    "replay": 0.0,
+    "replay_data": None,
     "dataset_type": "split",
     "decay_end_lr": 0.0,
     "decay_power": 2,
@@ -91,6 +93,11 @@ OURS = {
     "mlp_products": "auto",
     "embedding_l2": 0.0,
     "embedding_l2_mode": "all",
+    "wide_optimizer": None,
+    "ftrl_alpha": 0.1,
+    "ftrl_beta": 1.0,
+    "ftrl_l1": 0.0,
+    "ftrl_l2": 0.0,
     "weight_decay": 0.0,
     "schedule": "nvidia",
     "warmup": 0.0,
@@ -100,6 +107,7 @@ OURS = {
     "early_stop": None,
     "allow_other_transform": False,
     "amp_dtype": None,
+    "attention_hidden": 36,
     "async_checkpoint": False,
     "checkpoint_freq": None,
     "defaults": "2020",
@@ -109,6 +117,9 @@ OURS = {
     "verbose": False,
     "overlap": "none",
     "load_optimizer_state": False,
+    "continue_from": None,
+    "continue_lr": None,
+    "evict_unseen_days": None,
     "verify_data": "first",
     "allow_links": False,
     "sample_weights": True,
@@ -413,6 +424,7 @@ NO_ARCHITECTURE = {
 # What a resumed run must keep besides the architecture.
 FROZEN = {
     *("amp", "amp_dtype", "base_device", "batch_size", "dataset_subset", "dataset_type"),
+    *("continue_lr", "evict_unseen_days", "replay"),
     *("decay_end_lr", "decay_power", "decay_start_step", "decay_steps", "ema_decay"),
     *("embedding_l2", "embedding_l2_mode", "embedding_optimizer", "feature_spec"),
     *("freeze_embeddings", "freeze_mlps", "gradient_accumulation_steps", "half_dtype"),
@@ -423,6 +435,7 @@ FROZEN = {
     *("synthetic_dataset_num_entries", "synthetic_dataset_numerical_features"),
     *("synthetic_dataset_table_sizes", "synthetic_dataset_use_feature_spec", "synthetic_ids"),
     *("tf32", "warmup", "warmup_factor", "warmup_steps", "warmup_unit", "weight_decay"),
+    *("ftrl_alpha", "ftrl_beta", "ftrl_l1", "ftrl_l2", "wide_optimizer"),
 }
 
 

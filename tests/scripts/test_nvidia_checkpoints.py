@@ -11,6 +11,7 @@ from small_dataset import MODEL, TABLE_SIZES
 import dlrm
 from dlrm.scripts.checkpoint.comparison import compare
 from dlrm.scripts.checkpoint.description import describe
+from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.checkpoints.nvidia import read_nvidia
 from dlrm.train.checkpoints.saved_model import write_saved
 
@@ -53,6 +54,14 @@ def test_it_is_tested(command, scored, tmp_path, capsys):
     said = capsys.readouterr().out
     assert f"weights from {tmp_path / 'theirs'}" in said
     assert f"architecture from {tmp_path / 'theirs'}: embedding_dim 4" in said
+
+
+def test_a_training_goes_on_with_its_weights_alone(command, theirs, tmp_path, capsys):
+    run = f"--save_checkpoint_path={tmp_path / 'run'}"
+    command(run, f"--continue_from={tmp_path / 'theirs'}", "--max_steps=2", model=[])
+    assert "its weights alone: NVIDIA's format has no optimizer state" in capsys.readouterr().out
+    command(run, "--resume", "--max_steps=3", model=[])
+    assert last_checkpoint(tmp_path / "run").name == "step-000000003"
 
 
 def test_training_begins_with_its_weights(command, theirs, tmp_path):

@@ -115,7 +115,7 @@ def order_of_backward(world):
 
     dist.batch_isend_irecv = sending
     try:
-        ids = torch.zeros(batch, len(model.tables_by_rank[world.rank]), dtype=torch.int64)
+        ids = torch.zeros(batch, len(model.fields_by_rank[world.rank]), dtype=torch.int64)
         logits = model(torch.rand(batch // 2, 2), ids)
         seen.clear()
         for weight in model.bottom_mlp.parameters():

@@ -2,12 +2,15 @@ import json
 import re
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
+from dlrm.data.transform.schema import Schema
 from dlrm.scripts.simulate_logs import command as simulate_logs
 from dlrm.scripts.simulate_logs.__main__ import main
 from dlrm.scripts.simulate_logs.command import Simulation, Simulator, simulate
+from dlrm.scripts.simulate_logs.histories import HistorySimulator
 
 
 def files(folder):
@@ -106,3 +109,80 @@ def test_wrong_flags_are_named(tmp_path, capsys):
 def test_too_few_rows_for_an_auc_say_so(tmp_path, capsys):
     assert main(["--output", str(tmp_path / "raw"), "--rows=5", "--days=2"]) == 0
     assert capsys.readouterr().out.endswith("AUC: test undefined, validation undefined\n")
+
+
+def test_effects_turn_and_ids_are_replaced_day_by_day():
+    still, moving = (
+        Simulator(
+            Simulation(
+                rows=300_000, days=3, num_numerical=0, num_categorical=1, missing=0.0, **others
+            )
+        )
+        for others in ({}, {"drift": 0.5, "new_ids": 0.2})
+    )
+    first, *later = (
+        [line[2:] for line in chunk.text.splitlines()]
+        for chunk in map(_first, [(moving, 0), (still, 2), (moving, 2)])
+    )
+    kept = [np.isin(day, first).mean() for day in later]
+    assert kept[1] < 0.75 * kept[0]  # two fifths of the ids are others after two days
+    effects = [_effect_by_id(simulator, day) for simulator, day in ((moving, 0), (moving, 2))]
+    ids = sorted(effects[0].keys() & effects[1].keys())
+    assert len(ids) > 20
+    correlation = np.corrcoef([effects[0][i] for i in ids], [effects[1][i] for i in ids])[0, 1]
+    assert correlation == pytest.approx(np.cos(1.0), abs=0.35)
+
+
+def _first(of):
+    simulator, day = of
+    return next(simulator.chunks(day))
+
+
+def _effect_by_id(simulator, day):
+    chunk = next(simulator.chunks(day))
+    ids = [line[2:] for line in chunk.text.splitlines()]
+    logits = np.log(chunk.probability / (1 - chunk.probability))
+    return dict(zip(ids, logits - logits.mean(), strict=True))
+
+
+def test_each_day_has_its_best_reachable_auc(tmp_path):
+    simulation = Simulation(rows=6000, days=3, drift=0.3, new_ids=0.1)
+    days = simulate(simulation, tmp_path / "raw")["days"]
+    for day, planted in enumerate(days):
+        (chunk,) = Simulator(simulation).chunks(day)
+        assert planted["auc"] == pytest.approx(
+            roc_auc_score(chunk.label, chunk.probability), abs=1e-5
+        )
+
+
+def test_histories_have_the_judgement_of_scikit_learn_and_a_schema_that_attends(tmp_path):
+    simulation = Simulation(rows=2001, days=3, seed=5, history=6)
+    planted = simulate(simulation, tmp_path / "raw")
+    assert files(tmp_path / "raw").keys() == {
+        *(f"day_{day}.parquet" for day in range(3)),
+        *("planted.json", "schema.yaml", "manifest.json"),
+    }
+    simulate(simulation, tmp_path / "again")
+    assert files(tmp_path / "again") == files(tmp_path / "raw")
+    chunks = list(HistorySimulator(simulation).chunks(2))
+    labels, chances = (
+        np.concatenate([getattr(chunk, name) for chunk in chunks])
+        for name in ("label", "probability")
+    )
+    auc = roc_auc_score(labels, chances)
+    assert planted["last_day"]["auc"] == pytest.approx(auc, abs=1e-6)
+    assert auc > 0.7
+    table = pq.read_table(tmp_path / "raw" / "day_2.parquet")
+    assert table["click"].to_pylist() == labels.tolist()
+    lengths = np.array([len(seen) for seen in table["seen"].to_pylist()])
+    assert (lengths.min(), lengths.max()) == (0, 12)
+    schema = Schema.load(tmp_path / "raw" / "schema.yaml")
+    assert [(f.table, f.pooling, f.target) for f in schema.categorical] == [
+        ("items", None, None),
+        ("items", "attention", "item"),
+    ]
+
+
+def test_flags_of_logs_are_refused_beside_a_history():
+    with pytest.raises(ValueError, match="--missing 0.5 contradicts --history 3, whose rows have"):
+        Simulation(history=3, missing=0.5)

@@ -12,6 +12,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.transform.transform import Transform
 from dlrm.scripts.checkpoint.comparison import compare
+from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import find_checkpoint, last_checkpoint
 
 LARGER = (60, 200, 3, 140)
@@ -91,6 +92,12 @@ def test_grow_takes_a_dataset_whose_dictionaries_go_on_and_refuses_others(
     assert sizes == Transform.load(added / "transform").cardinalities
     tested = command("--mode=test", "--load_checkpoint_path=grown", data=added, model=[])
     assert tested["auc"] > 0.7  # without --allow_other_transform, since the ids are the same
+    going_on = [f"--continue_from={checkpoint}", "--save_checkpoint_path=run"]
+    with pytest.raises(ValueError, match=f"{inserted}: {named}"):
+        command(*going_on, data=inserted, model=[], training=[])
+    command(*going_on, data=added, model=[], training=[])
+    assert [table["rows"] for table in read_config(last_checkpoint("run"))["tables"]] == sizes
+    assert Transform.load(last_checkpoint("run") / "transform").cardinalities == sizes
 
 
 def test_a_run_with_evicted_rows_resumes_exactly(tool, command, tmp_path):

@@ -23,6 +23,13 @@ pytestmark = pytest.mark.long
 SIZES = (50, 1, 7, 300, 20, 4, 9, 30)  # with the dense vector more than one strip of products
 LISTS = [None, "weighted", "unweighted"]
 MIXED = {"table_poolings": ("mean", None, "sum", "mean") * 2}
+# The list of field 0 is attended to by field 1, which shares its table.
+ATTENDED = {
+    "table_sizes": (50, 50, *SIZES[2:]),
+    "field_tables": (0, 0, 1, 2, 3, 4, 5, 6),
+    "field_targets": (1, *[None] * 7),
+    "table_poolings": ("attention", None, "sum", "mean", *[None] * 4),
+}
 PARTS = [  # parts other than dots and MLPs, alone and together
     {"wide": True},
     {"numerical_embedding": "piecewise", "numerical_bins": 5},
@@ -143,6 +150,8 @@ def test_every_architecture_scores_as_trained(others):
         MIXED,
         {"wide": True, **MIXED},
         {"hash_indices": True, "max_table_size": 20, **MIXED},
+        {"wide": True, **ATTENDED},
+        {"hash_indices": True, "max_table_size": 20, "pooling": "mean", **ATTENDED},
     ],
 )
 def test_every_pooling_scores_as_trained(others, lists):
@@ -210,6 +219,18 @@ def test_written_files_score_as_the_network(tmp_path, platform, precision, lists
         given += [empty(1, lists), empty(700, lists)]
     for inputs in given:
         assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4 if lists else 1e-5)
+
+
+@pytest.mark.parametrize("platform", WRITTEN)
+@pytest.mark.parametrize("lists", LISTS[1:])
+def test_attended_lists_are_written(tmp_path, platform, lists):
+    model = network(wide=True, **ATTENDED)
+    exported = exportable(model, quantize_tables(model, "fp32"), example(lists=lists))
+    score = write(platform, exported, example(2, lists=lists), tmp_path)
+    for inputs in (example(33, 1, lists), example(1, 1, lists), example(700, 1, lists)):
+        assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
+    inputs = empty(3, lists)
+    assert_close(score(*inputs.arrays)[:, 0], logits(model, inputs), 1e-4)
 
 
 OWN_PARTS = {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2}

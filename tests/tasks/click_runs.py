@@ -41,6 +41,7 @@ class Run(NamedTuple):
     stop_on: int = -1  # rank that is asked to stop after step 5
     parts: tuple = ()  # names and values of other fields of the architecture
     l2: float = 0.0
+    ftrl_l1: float | None = None  # None: the wide term has the tables' optimizer
 
 
 class Overflowing(Recommendation):
@@ -70,11 +71,13 @@ def trainer_of(world, run, placement=None):
     )
     task = Overflowing(config, world, run.dtype, seed=5, placement=placement)
     task.infinite_on = run.infinite_on
-    dense = run.optimizer.removeprefix("row_wise_")
+    dense, wide = run.optimizer.removeprefix("row_wise_"), {}
+    if run.ftrl_l1 is not None:
+        wide = {"wide_optimizer": "ftrl", "ftrl_l1": run.ftrl_l1, "ftrl_beta": 1e-3}
     trainer = Trainer(
         task,
         optimizers=task.optimizers(
-            OptimizerConfig(run.optimizer, dense, embedding_l2=run.l2),
+            OptimizerConfig(run.optimizer, dense, embedding_l2=run.l2, **wide),
             one_look_up=not run.hotness and run.accumulate == 1,
         ),
         schedule=lambda step: 0.05 / step,
@@ -103,7 +106,7 @@ def trainer_of(world, run, placement=None):
 
 def batches_of(trainer, run):
     model, world = trainer.task.model, trainer.world
-    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
+    shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
     beyond = 3 if model.config.hash_indices else 1
     spec = FeatureSpec.default(".", 4, [beyond * size for size in SIZES])
     hotness = run.hotness and [run.hotness]
@@ -125,7 +128,8 @@ def tables_of(trainer):
             values = join_float32(part.weight.detach()[own], low[id(part.weight)][own])
         found.append((part.table, part.piece, values.clone()))
     columns_of = trainer.task.model.config.wide * [1] * len(SIZES)
-    shapes = [*((rows, DIM) for rows in SIZES), *zip(SIZES, columns_of, strict=False)]
+    dims = trainer.task.model.config.table_dims
+    shapes = [*zip(SIZES, dims, strict=True), *zip(SIZES, columns_of, strict=False)]
     tables = [torch.full(shape, torch.nan) for shape in shapes]
     for theirs in gather(found, trainer.world):
         for table, held, values in theirs:

@@ -2,6 +2,7 @@
 
 import json
 import re
+from pathlib import Path
 
 import list_testing
 import numpy as np
@@ -15,10 +16,12 @@ from dlrm.data.clicks.readers import SplitDataset
 from dlrm.data.clicks.synthetic import write_synthetic_dataset
 from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece, Placement
+from dlrm.manifest import read_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
+from dlrm.train.checkpoints.directory import CheckpointDirectory
 from dlrm.train.config import TrainConfig
 from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
@@ -97,6 +100,7 @@ SOME |= {"four, columns": FOUR["columns"], "four": FOUR["mixed"]}
         Run(max_grad_norm=0.01),
         Run(parts=(("hash_indices", True),)),
         Run(optimizer="adagrad", hotness=3, parts=(("wide", True), ("embedding_init", "normal"))),
+        Run(parts=(("wide", True),), ftrl_l1=1e-3),
     ],
     ids=str,
 )
@@ -151,6 +155,29 @@ def table_files(folder):
     return files, json.loads((folder / "config.json").read_text())["tables"]
 
 
+def saved_by_nodes(world, run, placement, folder):
+    """Saves where each rank has a folder of its own."""
+    directory = CheckpointDirectory(Path(f"{folder} of node {world.rank}"), world=world)
+    trainer = trainer_of(world, run, placement)
+    trainer.config = TrainConfig(print_freq=1, max_steps=5)
+    trainer.fit(*batches_of(trainer, run))
+    directory.save(5, trainer.parameters, {"flags": {}}, {"step": 5})
+    directory.close()
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "name"),
+    [("adam", "mixed"), ("adam", "columns"), ("row_wise_adagrad", "rows")],
+)
+def test_pieces_of_other_nodes_are_put_in_their_places(ranks, tmp_path, optimizer, name):
+    run = Run(optimizer=optimizer)
+    by(ranks, 2, saved, run, TWO[name], tmp_path / "common")
+    by(ranks, 2, saved_by_nodes, run, TWO[name], tmp_path / "run")
+    gathered = tmp_path / "run of node 0" / "step-000000005"
+    assert table_files(gathered) == table_files(tmp_path / "common")
+    read_manifest(gathered, "checkpoint", check_crc=True)
+
+
 @pytest.mark.parametrize(
     ("optimizer", "embedding_dtype", "names"),
     [
@@ -188,7 +215,7 @@ def test_an_id_outside_its_table_is_refused_before_anything_is_sent(name, table,
     said = []
     for rank in range(2):
         model = DLRM(DLRMConfig(SIZES, 4, DIM, (DIM,), (1,)), World(rank, 2), placement=TWO[name])
-        own = model.tables_by_rank[rank]
+        own = model.fields_by_rank[rank]
         ids = torch.zeros(6, len(own), dtype=torch.int64)
         ids[5, [other == table for other in own]] = value
         with pytest.raises((RuntimeError, ValueError)) as raised:  # there is no process group
@@ -228,7 +255,7 @@ def stepped(world, folder, placement):
     config = DLRMConfig(tuple(spec.cardinalities), 2, DIM, (DIM,), (4, 1), table_poolings=poolings)
     task = Recommendation(config, world, seed=2, placement=placement)
     model = task.model
-    shard = Shard(world, tuple(model.tables_by_rank[world.rank]), model.own_samples_only)
+    shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
     data, losses = SplitDataset(spec, "train", 11, shard=shard), []
     (*optimizers,) = task.optimizers(OptimizerConfig(freeze_mlps=True))
     set_learning_rate(optimizers, 0.5)

@@ -203,7 +203,7 @@ def train(world: World, run: Run):
         world,
         seed=3,
     )
-    shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+    shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
     data = DataConfig(run.directory, batch_size=BATCH, test_batch_size=64)
     datasets = open_datasets(data, shard)
     dense = run.optimizer.removeprefix("row_wise_")
@@ -218,7 +218,7 @@ def train(world: World, run: Run):
     trainer.log.step = lambda epoch, step, values, number: losses.append(values.get("loss"))
     summary = trainer.fit(ClickLoader(datasets.train), ClickLoader(datasets.test))
     own = zip(
-        task.model.tables_by_rank[world.rank],
+        task.model.fields_by_rank[world.rank],
         (table.clone() for table in task.model.embeddings.tables()),
         strict=True,
     )

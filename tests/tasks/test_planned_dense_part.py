@@ -107,8 +107,8 @@ def held(config, optimizers, placement, rank):
     average = EMA(task.model, 0.9, dense).state
     return {
         "weights": tables,
-        "state": states[0],
-        "dense": sum(value.nbytes for value in dense.values()) + gradients + states[1],
+        "state": sum(states[:-1]),
+        "dense": sum(value.nbytes for value in dense.values()) + gradients + states[-1],
         "average": sum(value.nbytes for value in average.values()),
     }
 
@@ -143,11 +143,12 @@ def test_planned_bytes_are_those_that_a_training_holds(layout, kind):
 
 @pytest.mark.parametrize("kind", TABLE_OPTIMIZERS)
 def test_further_state_is_planned(kind):
-    """Statistics of batch norm, and the steps that rows have missed."""
+    """Statistics of batch norm, the steps that rows have missed, and the sums of FTRL."""
     config = config_of(batch_norm=True, wide=True)
     for optimizers in (
         OptimizerConfig(kind, "adam", embedding_l2=0.1),
         OptimizerConfig(kind, "adam", embedding_l2=0.1, embedding_l2_mode="looked_up"),
+        OptimizerConfig(kind, "adam", wide_optimizer="ftrl"),
     ):
         arguments = config, optimizers, WHOLE, 0
         assert planned(*arguments) == held(*arguments)

@@ -131,5 +131,5 @@ def logits(world, placement):
     whole = Recommendation(SKEWED, seed=3).model(numerical, ids)
     model = Recommendation(SKEWED, world, seed=3, placement=placement).model
     own = world.part(9)
-    found = model(numerical[own], ids[:, model.tables_by_rank[world.rank]])
+    found = model(numerical[own], ids[:, model.fields_by_rank[world.rank]])
     torch.testing.assert_close(found, whole[own])

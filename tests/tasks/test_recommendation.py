@@ -79,7 +79,7 @@ def test_the_row_optimizer_knows_the_tables_of_its_own_process(max_table_size):
     assert table_sizes(Recommendation(config), one_look_up=False) is None
     for rank in (0, 1):
         part = Recommendation(config, World(rank, 2))
-        own = [rows[table] for table in part.model.tables_by_rank[rank]]
+        own = [rows[table] for table in part.model.fields_by_rank[rank]]
         assert table_sizes(part, one_look_up=True) == own
         assert 0 < len(own) < len(rows)
 
@@ -314,7 +314,7 @@ def _unscored(world, bad_rank):
     tested = Recommendation(
         DLRMConfig(SIZES, 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(16, 1)), world
     )
-    shard = Shard(world, tuple(tested.model.tables_by_rank[world.rank]))
+    shard = Shard(world, tuple(tested.model.fields_by_rank[world.rank]))
     whole, calls = tested.infer, itertools.count()
 
     def infer(given):

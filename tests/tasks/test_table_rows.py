@@ -9,7 +9,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import Recommendation
-from dlrm.tasks.table_rows import evict_rows, grow_tables
+from dlrm.tasks.table_rows import changed_rows, evict_rows, grow_tables
 from dlrm.train.checkpoints.checkpoint import load_checkpoint, save_checkpoint
 from dlrm.train.checkpoints.diff import weights_of
 from dlrm.train.checkpoints.saved_model import SavedRows, read_saved
@@ -20,6 +20,7 @@ from dlrm.train.trainer import Trainer
 SMALL, LARGE, DIM = (10, 6, 50), (14, 6, 300), 8
 # Normal draws do not depend on the number of rows if it is even.
 INIT = {"embedding_init": "normal", "embedding_init_std": 0.1}
+SHAPE = {"embedding_dim": DIM, "bottom_mlp_sizes": (DIM,), "top_mlp_sizes": (4, 1)}
 KINDS = {
     "sgd": ("sgd", {}),
     "adagrad, bf16": ("adagrad", {"embedding_dtype": "bf16"}),
@@ -51,7 +52,7 @@ class Steps:
 
 
 def trainer_of(sizes, kind="adam", seed=3, world=None, placement=None, **own):
-    config = DLRMConfig(sizes, 2, DIM, (DIM,), (4, 1), **INIT, **own)
+    config = DLRMConfig(sizes, 2, **{**SHAPE, **INIT, **own})
     flags = {**vars(config), "seed": seed}
     arguments = {} if world is None else {"world": world}
     task = Recommendation(config, seed=seed, placement=placement, **arguments)
@@ -156,14 +157,31 @@ def test_grown_tables_are_divided_and_copied_as_others(tmp_path):
         assert file.read_bytes() == (tmp_path / "out" / "tables" / file.name).read_bytes()
 
 
-def test_a_uniform_table_grows_by_the_rows_of_a_new_one(tmp_path):
-    config = {"embedding_init": "uniform", "embedding_init_std": 1e-4}
+@pytest.mark.parametrize("init", ["uniform", "normal"])
+def test_appended_rows_do_not_depend_on_how_many_are_appended_at_a_time(tmp_path, init):
+    small = trainer_of(SMALL, embedding_dim=5, bottom_mlp_sizes=(5,))
+    small.run["flags"] |= {"embedding_init": init}
+    before = saved(small, tmp_path / "small")
+    grow_tables(before, LARGE, tmp_path / "at once")
+    for i, size in enumerate((51, 120, 300)):  # an odd number, which shifts normal draws
+        path = tmp_path / f"by {size}"
+        grow_tables(before, (10 + i, 6, size), path)
+        before = read_saved(path)
+    tables = [np.fromfile(p / "tables" / "2.bin", "<f4") for p in (path, tmp_path / "at once")]
+    np.testing.assert_array_equal(*tables)
+    in_memory = changed_rows(read_saved(tmp_path / "small"), LARGE)
+    np.testing.assert_array_equal(in_memory.tables[2].part(0, 300).ravel(), tables[0])
+
+
+def test_a_row_is_appended_as_the_last_one_of_a_new_table(tmp_path):
     small = trainer_of(SMALL)
-    small.run["flags"] |= config
+    small.run["flags"] |= {"embedding_init": "uniform"}
     grow_tables(saved(small, tmp_path / "small"), LARGE, tmp_path / "grown")
-    task = Recommendation(DLRMConfig(LARGE, 2, DIM, (DIM,), (4, 1)), seed=3)
     grown = np.fromfile(tmp_path / "grown" / "tables" / "2.bin", np.float32).reshape(-1, DIM)
-    np.testing.assert_array_equal(grown[50:], task.model.embeddings.tables()[2][50:])
+    for size in (51, 300):
+        task = Recommendation(DLRMConfig((10, 6, size), 2, DIM, (DIM,), (4, 1)), seed=3)
+        new = task.model.embeddings.tables()[2][size - 1]
+        np.testing.assert_allclose(grown[size - 1], new, rtol=1e-6)
     np.testing.assert_array_equal(grown[:50], small.task.model.embeddings.tables()[2])
 
 

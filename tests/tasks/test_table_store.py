@@ -46,6 +46,7 @@ class Run:
         optimizer = OptimizerConfig(
             changes.pop("optimizer", "adagrad"),
             "sgd",
+            **changes.pop("optimizers", {}),
             embedding_l2_mode="looked_up",
             embedding_l2=changes.pop("l2", 0.0),
         )
@@ -131,6 +132,7 @@ CASES = {
     "lists": {"hotness": 3, "slots": 200},
     "mean": {"hotness": 3, "pooling": "mean", "slots": 200},
     "wide": {"wide": True},
+    "ftrl": {"wide": True, "optimizers": {"wide_optimizer": "ftrl", "ftrl_l1": 1e-3}},
     "hashed": {"hash_indices": True, "max_table_size": 250},
     "parts": {"gradient_accumulation_steps": 3},
     "parts-adam": {"gradient_accumulation_steps": 2, "optimizer": "adam", "wide": True},
@@ -156,7 +158,7 @@ def test_bits_are_those_of_memory(case, tmp_path):
 @pytest.mark.parametrize(
     ("case", "first", "then"),
     [
-        *((case, True, True) for case in ("adagrad", "bf16", "wide")),
+        *((case, True, True) for case in ("adagrad", "bf16", "wide", "ftrl")),
         ("adagrad", False, True),
         ("adagrad", True, False),
     ],

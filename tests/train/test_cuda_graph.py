@@ -66,7 +66,7 @@ def train(
     )
     torch.manual_seed(0)
     task = Recommendation(model, world, dtype, seed=3, recorder=recorder)
-    shard = Shard(world, tuple(task.model.tables_by_rank[world.rank]))
+    shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
     train_set, test_set, _ = open_datasets(data, shard)
     trainer = Trainer(
         task,

@@ -25,6 +25,7 @@ ROWS_A_START = 4096
 STARTS_DTYPE = np.dtype("<i8")
 WEIGHTS_DTYPE = np.dtype("<f4")
 POOLINGS = ("sum", "mean")
+ATTENTION = "attention"  # pooling of a list with a candidate
 MAX_LENGTH = int(np.iinfo(np.int32).max) - 2  # ids of a list; see `ListField.lengths_dtype`
 
 
@@ -138,12 +139,14 @@ class ListField(NamedTuple):
     Attributes:
         max_length: maximum ids of a row.
         weighted: whether each id has a weight.
-        pooling: "sum" or "mean" of the rows looked up; None follows `--pooling`.
+        pooling: "sum" or "mean" of the rows looked up, or "attention"; None follows `--pooling`.
+        target: with "attention", the field of the candidate that items are compared with.
     """
 
     max_length: int
     weighted: bool = False
     pooling: str | None = None
+    target: str | None = None
 
     @property
     def lengths_dtype(self) -> np.dtype:
@@ -163,7 +166,8 @@ class ListField(NamedTuple):
             ValueError: the facts have another form.
         """
         if not isinstance(facts, dict) or not {"max_length"} <= set(facts) <= set(cls._fields):
-            raise ValueError(f"list: expected max_length, weighted, pooling, got {brief(facts)}")
+            known = ", ".join(cls._fields)
+            raise ValueError(f"list: expected {known}, got {brief(facts)}")
         made = cls(**facts)
         if type(made.max_length) is not int or not 1 <= made.max_length <= MAX_LENGTH:
             raise ValueError(
@@ -171,8 +175,15 @@ class ListField(NamedTuple):
             )
         if not isinstance(made.weighted, bool):
             raise ValueError(f"list: weighted: expected true or false, got {brief(made.weighted)}")
-        if made.pooling not in (None, *POOLINGS):
-            raise ValueError(f"list: pooling: expected sum or mean, got {brief(made.pooling)}")
+        if made.pooling not in (None, *POOLINGS, ATTENTION):
+            raise ValueError(
+                f"list: pooling: expected sum, mean or attention, got {brief(made.pooling)}"
+            )
+        if (made.pooling == ATTENTION) != isinstance(made.target, str):
+            raise ValueError(
+                f"list: target: expected a field if pooling is attention, and none otherwise, got "
+                f"{brief(made.target)}"
+            )
         return made
 
 

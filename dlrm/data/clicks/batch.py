@@ -172,6 +172,8 @@ class Sharded:
         self.categorical_names = dataset.categorical_names
         self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
         self.one_id_each, self.poolings = dataset.one_id_each, dataset.poolings
+        self.field_tables, self.targets = dataset.field_tables, dataset.targets
+        self.field_dims = dataset.field_dims
 
     def __len__(self) -> int:
         return len(self._dataset)
@@ -193,14 +195,19 @@ class ClickDataset(Protocol):
     """One split of a dataset.
 
     Attributes:
-        table_sizes: rows of each table, in feature order.
-        categorical_names: the tables' features, in the same order.
+        table_sizes: rows of the table of each categorical feature.
+        categorical_names: names of these features, in the same order.
         num_numerical: numerical features of a sample.
         num_samples: samples in all batches together.
         batch_size: samples of every batch but possibly the last.
-        one_id_each: whether every sample has one id for each table; see `Batch.one_id_each`.
-        poolings: for each table "sum" or "mean", if the dataset states how several ids of a sample
-            become one vector, else None; None if it states none.
+        one_id_each: whether every sample has one id for each feature; see `Batch.one_id_each`.
+        poolings: for each feature "sum", "mean" or "attention", if the dataset states how several
+            ids of a sample become one vector, else None; None if it states none.
+        field_tables: number of each feature's table; None is a table of its own for each.
+        targets: for each feature whose pooling is "attention" the feature of its candidate, else
+            None; None if no feature is attended.
+        field_dims: columns of each feature's table, or None for the model's; None if no feature has
+            its own.
     """
 
     table_sizes: list[int]
@@ -210,6 +217,9 @@ class ClickDataset(Protocol):
     batch_size: int
     one_id_each: bool
     poolings: tuple[str | None, ...] | None
+    field_tables: tuple[int, ...] | None
+    targets: tuple[int | None, ...] | None
+    field_dims: tuple[int | None, ...] | None
 
     def __len__(self) -> int:
         """Returns the number of batches, the short last one included."""

@@ -36,7 +36,9 @@ class FeatureSpec:
 
     Attributes:
         feature_spec: feature name -> {"dtype": numpy dtype name, "cardinality": rows of its table,
-            "list": for several ids per row, see `ListField`}.
+            "list": for several ids per row, see `ListField`; "table": name of the table, if other
+            features have the same; "embedding_dim": columns of the table, if fewer than the
+            model's}.
         source_spec: split -> list of chunks {"type", "features", "files"}.
         channel_spec: channel -> feature names; their order is that of the model's inputs.
         metadata: any content.
@@ -113,6 +115,8 @@ class FeatureSpec:
         splits: Iterable[str],
         metadata: dict[str, Any] | None = None,
         lists: Mapping[str, ListField] | None = None,
+        tables: Mapping[str, str] | None = None,
+        dims: Mapping[str, int] | None = None,
     ) -> "FeatureSpec":
         """Describes a dataset with NVIDIA's default file names and given feature names.
 
@@ -124,6 +128,8 @@ class FeatureSpec:
             splits: "train" and "test", and possibly "validation".
             metadata: stored as it is.
             lists: the categorical features with several ids a row.
+            tables: the categorical features that share tables, with the names of these.
+            dims: columns of the tables of some categorical features.
         """
         lists = lists or {}
         features: dict[str, dict[str, Any]] = {
@@ -132,6 +138,10 @@ class FeatureSpec:
         }
         for name, list_field in lists.items():
             features[name]["list"] = list_field.to_dict()
+        for name, table in (tables or {}).items():
+            features[name]["table"] = table
+        for name, dim in (dims or {}).items():
+            features[name]["embedding_dim"] = dim
         features |= {name: {"dtype": str(layout.NUMERICAL_DTYPE)} for name in numerical}
         features[label] = {"dtype": str(layout.LABEL_DTYPE)}
         channels = {
@@ -187,7 +197,7 @@ class FeatureSpec:
 
     @property
     def cardinalities(self) -> list[int]:
-        """Rows of each table, in the order of the categorical channel."""
+        """Rows of each feature's table, in the order of the categorical channel."""
         return [self.feature_spec[name]["cardinality"] for name in self.categorical]
 
     @cached_property
@@ -200,8 +210,37 @@ class FeatureSpec:
         }
 
     @property
+    def shared_tables(self) -> dict[str, str]:
+        """The categorical features that name their table, which others may have, with its name."""
+        named = {name: self.feature_spec[name].get("table") for name in self.categorical}
+        return {name: table for name, table in named.items() if table is not None}
+
+    @property
+    def embedding_dims(self) -> dict[str, int]:
+        """The categorical features whose table has its own number of columns, with that number."""
+        said = {name: self.feature_spec[name].get("embedding_dim") for name in self.categorical}
+        return {name: dim for name, dim in said.items() if dim is not None}
+
+    @property
+    def field_dims(self) -> tuple[int | None, ...] | None:
+        """Columns of each categorical feature's table, or None; None if no feature says them."""
+        said = self.embedding_dims
+        return tuple(said.get(name) for name in self.categorical) if said else None
+
+    @property
+    def field_tables(self) -> tuple[int, ...] | None:
+        """Number of each categorical feature's table; None if no table has several features."""
+        shared, numbers = self.shared_tables, dict[tuple[str, bool], int]()
+        for name in self.categorical:
+            key = (shared.get(name, name), name in shared)
+            numbers.setdefault(key, len(numbers))
+        if len(numbers) == len(self.categorical):
+            return None
+        return tuple(numbers[shared.get(name, name), name in shared] for name in self.categorical)
+
+    @property
     def poolings(self) -> tuple[str | None, ...] | None:
-        """Pooling of each table: "sum", "mean" or None if unspecified; None if no table has one.
+        """Pooling of each feature: "sum", "mean", "attention" or None; None if none has one.
 
         If all lists have the same pooling, features with one id per row, which no pooling changes,
         get it too.
@@ -209,10 +248,20 @@ class FeatureSpec:
         said = {field.pooling for field in self.lists.values()}
         if said <= {None}:
             return None
-        if len(said) == 1:
+        if len(said) == 1 and said != {bags.ATTENTION}:
             return tuple(said) * len(self.categorical)
         of_lists = {name: field.pooling for name, field in self.lists.items()}
         return tuple(of_lists.get(name) for name in self.categorical)
+
+    @property
+    def targets(self) -> tuple[int | None, ...] | None:
+        """Feature of each attended feature's candidate, by number; None if none is attended."""
+        of_lists = {name: field.target for name, field in self.lists.items()}
+        if not any(of_lists.values()):
+            return None
+        numbers = {name: number for number, name in enumerate(self.categorical)}
+        named = (of_lists.get(name) for name in self.categorical)
+        return tuple(None if target is None else numbers[target] for target in named)
 
     def dtype(self, feature: str) -> np.dtype:
         """Returns the dtype that a feature has in its file."""
@@ -468,12 +517,50 @@ def _check_features(spec: FeatureSpec) -> None:
                 ListField.from_dict(facts.get("list", {"max_length": 1}))
             except ValueError as error:
                 _fail(spec, f"feature {name}: {error}")
+            _check_table(spec, name)
+            if name in spec.lists:
+                _check_target(spec, name)
         expected = {
             **dict.fromkeys(spec.numerical, layout.NUMERICAL_DTYPE),
             spec.label: layout.LABEL_DTYPE,
         }
         if name in expected and dtype != expected[name]:
             _fail(spec, f"feature {name}: expected dtype {expected[name]}, got {dtype}")
+
+
+def _check_table(spec: FeatureSpec, name: str) -> None:
+    """Checks the name of a feature's table, and its rows against those of its other features."""
+    table = spec.feature_spec[name].get("table")
+    if table is not None and not isinstance(table, str):
+        _fail(spec, f"feature {name}: table: expected a name, got {brief(table)}")
+    own = spec.feature_spec[name]
+    dim = own.get("embedding_dim", 1)
+    if type(dim) is not int or dim < 1:
+        _fail(spec, f"feature {name}: embedding_dim: expected 1 or more, got {brief(dim)}")
+    for other in spec.categorical if table is not None else ():
+        facts = spec.feature_spec[other]
+        for key in ("cardinality", "embedding_dim") if facts.get("table") == table else ():
+            if facts.get(key) != own.get(key):
+                _fail(
+                    spec,
+                    f"feature {name}: expected the {key} of {other}, {brief(facts.get(key))}, "
+                    f"which shares table {table!r}, got {brief(own.get(key))}",
+                )
+
+
+def _check_target(spec: FeatureSpec, name: str) -> None:
+    """Checks the candidate of an attended feature."""
+    target = spec.lists[name].target
+    if target is None:
+        return
+    own = spec.feature_spec[name].get("table")
+    there = spec.feature_spec.get(target, {}) if target in spec.categorical else {}
+    if target in spec.lists or own is None or there.get("table") != own:
+        _fail(
+            spec,
+            f"feature {name}: target: expected a feature of table {brief(own)} with one id a row, "
+            f"got {brief(target)}",
+        )
 
 
 def _check_splits(spec: FeatureSpec) -> None:

@@ -77,6 +77,8 @@ class SplitDataset(BatchedRows):
         tables = range(len(spec.categorical)) if shard.tables is None else shard.tables
         names = [self.categorical_names[table] for table in tables]
         self.one_id_each, self.poolings = not spec.lists, spec.poolings
+        self.field_tables, self.targets = spec.field_tables, spec.targets
+        self.field_dims = spec.field_dims
         self._own_alone = [table in shard.own_samples_only for table in tables]
         self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
         self._ids: list[np.ndarray | ListColumn] = []
@@ -218,6 +220,9 @@ class BinaryDataset(BatchedRows):
 
     one_id_each = True
     poolings: tuple[str | None, ...] | None = None
+    field_tables: tuple[int, ...] | None = None
+    targets: tuple[int | None, ...] | None = None
+    field_dims: tuple[int | None, ...] | None = None
 
     def __init__(
         self,

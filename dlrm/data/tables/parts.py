@@ -13,6 +13,7 @@ from dlrm.data.tables.kinds.columnar import Columnar, Groups
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE
 from dlrm.data.tables.pieces import Copied
+from dlrm.remote import task_files
 
 _BLOCK_BYTES = 1 << 20
 
@@ -140,7 +141,16 @@ class FilePart(NamedTuple):
         return kind
 
     def _open(self) -> Groups:
-        return self._kind.open(self.path, self.source)
+        if not task_files.is_active():
+            return self._kind.open(self.path, self.source)
+        if self._kind is not PARQUET:
+            task_files.fetch(self.path)
+            return self._kind.open(self.path, self.source)
+        task_files.fetch_ends(self.path)
+        opened = self._kind.open(self.path, self.source)
+        groups = [opened.group(number) for number in range(self.begin, self.end)]
+        task_files.fetch(self.path, [(group.begin, group.end) for group in groups])
+        return opened
 
 
 class Origin(NamedTuple):

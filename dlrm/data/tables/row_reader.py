@@ -71,6 +71,7 @@ class RowReader:
         known_labels: all labels that are expected; None accepts any.
         inputs_only: leave out weight, groups and time, for scoring.
         fitted: the transform that was fitted to the schema's table; None before it is fitted.
+        counts: whether rows are counted, which also needs their texts, and ids of any size.
 
     Attributes:
         kinds: for each categorical field, the kinds of its values so far; see
@@ -84,6 +85,7 @@ class RowReader:
         known_labels: Iterable[str] | None = None,
         inputs_only: bool = False,
         fitted: Transform | None = None,
+        counts: bool = False,
     ) -> None:
         self.schema, self.labelled, self.inputs_only = schema, labelled, inputs_only
         if schema.time and not inputs_only:
@@ -91,10 +93,13 @@ class RowReader:
         self._keys_of = (
             [FieldKeys(field, schema.missing_of(field)) for field in schema.categorical]
             if fitted is None
-            else fitted.keys
+            else [
+                FieldKeys(field, schema.missing_of(field)) if counts and field.type == "id" else own
+                for field, own in zip(schema.categorical, fitted.keys, strict=True)
+            ]
         )
         plain = fitted is not None and fitted.kinds is None
-        self._counts = fitted is None  # for which texts are needed
+        self._counts = fitted is None or counts
         self._groups = {
             name: FieldKeys(CategoricalField(name), schema.missing_values, plain=plain)
             for name in schema.groups

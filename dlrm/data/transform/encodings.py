@@ -70,8 +70,12 @@ class Encoded:
         return cls(keys, load_array(path, np.dtype(np.float64), (size + 2, encodings)))
 
     def use_lookup(self, directory: str | os.PathLike, column: int, place: int) -> None:
-        """Loads the lookup, and the targets of training rows, from files of preprocessing."""
-        self._lookup = IdLookup.load(directory, column, layout.id_dtype(len(self.keys) + 1))
+        """Loads the lookup, and the targets of training rows, from files of preprocessing.
+
+        Encodings of earlier days' rows have no such files, and need none.
+        """
+        if IdLookup.paths(directory, column)[0].exists():
+            self._lookup = IdLookup.load(directory, column, layout.id_dtype(len(self.keys) + 1))
         if (path := folds_path(directory, place)).exists():
             self.folds = map_npy(path)
 
@@ -88,13 +92,13 @@ class Encoded:
         Args:
             encodings: encodings of the field.
             column: keys.
-            hashes: hashes of training rows, which select their folds; None for other rows.
+            hashes: hashes of training rows, which select their folds, if the encodings were fitted
+                to these rows; None for other rows.
         """
         places = self._places(column)
         numbers = [self.values[places, i] for i in range(len(encodings))]
         for i, encoding in enumerate(encodings):
-            if encoding.kind == TARGET and hashes is not None:
-                assert self.folds is not None, "which preprocessing alone has"
+            if encoding.kind == TARGET and hashes is not None and self.folds is not None:
                 numbers[i] = self.folds[places, fold_of(hashes, encoding.folds)]
         return numbers
 

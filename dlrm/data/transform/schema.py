@@ -11,6 +11,9 @@
       - workclass                                  # strings, every value has an id
       - {column: user, type: integer, frequency_limit: 5, max_ids: 1000000, hash_buckets: 100}
       - {column: last_item, dictionary: items}     # the same ids as any other field of "items"
+      - {column: shown_item, table: shown}         # the same ids and rows as any field of "shown"
+      - {column: seen, table: shown, max_length: 50, pooling: attention, target: shown_item}
+      - {column: city, embedding_dim: 8}           # 8 columns, projected to the model's
       - {column: tags, max_length: 50, weights: tag_weights}  # a list a row
       - {column: item, encodings: [count, {kind: target, smoothing: 20}]}  # further numbers
       - {column: shop, type: id, cardinality: 500}   # ids already, kept as they are
@@ -37,7 +40,7 @@ from typing import Any, TypeVar
 from zoneinfo import ZoneInfo
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import MAX_LENGTH, POOLINGS, ListField
+from dlrm.data.clicks.bags import ATTENTION, MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.derived import TARGET, Cross, Encoding
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
@@ -53,7 +56,8 @@ TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in na
 KEEP = ("first", "last", "all")
 MAX_BINS = 256
 _MAX_BUCKETS = 1 << 30
-_OF_LISTS = ("keep", "ordered", "weights", "pooling", "separator")  # entries of list fields only
+# Entries of list fields only.
+_OF_LISTS = ("keep", "ordered", "weights", "pooling", "target", "separator")
 _OF_DICTIONARIES = (  # entries of fields whose values get ids
     *("frequency_limit", "max_ids", "hash_buckets", "dictionary"),
     *("missing_values", "true_values", "false_values"),
@@ -166,7 +170,11 @@ class CategoricalField:
         hash_buckets: number of further ids, chosen by hash, that values without their own share; 0
             gives them id 0, which is that of missing values.
         dictionary: name of a dictionary that fields share, for which their counts are added up;
-            None is a dictionary of the field's own.
+            None is a dictionary of the field's own, or that of its `table`.
+        table: name of an embedding table that fields share; they share the dictionary of this name,
+            too. None is a table of the field's own.
+        embedding_dim: columns of the table, at most the model's `--embedding_dim`, to which its
+            vectors are projected; None is that number.
         max_length: for a list field, with several values per row: number of values to keep; None is
             one value per row.
         keep: which values of a longer list to keep: the "first" or the "last"; "all" refuses longer
@@ -175,8 +183,10 @@ class CategoricalField:
             longer list is truncated, so that the order in the source has no effect: ids of frequent
             values come first, and id 0 last.
         weights: column with a list of numbers, one for each value; None for none.
-        pooling: "sum" or "mean" of the rows that are looked up; None follows the model's
-            `--pooling`.
+        pooling: "sum" or "mean" of the rows that are looked up, or "attention", which weighs them
+            by their relation to the candidate; None follows the model's `--pooling`.
+        target: with "attention", the field of the candidate: another field of the same `table`,
+            with one value per row.
         separator: separator of the values in CSV.
         encodings: numerical features derived from the value.
         missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
@@ -192,11 +202,14 @@ class CategoricalField:
     max_ids: int | None = None
     hash_buckets: int = 0
     dictionary: str | None = None
+    table: str | None = None
+    embedding_dim: int | None = None
     max_length: int | None = None
     keep: str | None = None
     ordered: bool = True
     weights: str | None = None
     pooling: str | None = None
+    target: str | None = None
     separator: str = "|"
     encodings: tuple[Encoding, ...] = ()
     missing_values: tuple[str, ...] | None = None
@@ -209,6 +222,15 @@ class CategoricalField:
         _check_spellings(where, self)
         _check_choice(where, "type", self.type, CATEGORICAL_TYPES)
         self._check_ids(where)
+        if self.table is not None and self.dictionary is not None:
+            raise ValueError(
+                f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
+                f"share the dictionary of that name, got {self.dictionary!r}"
+            )
+        if self.embedding_dim is not None and self.embedding_dim < 1:
+            raise ValueError(
+                f"{where}: embedding_dim: expected 1 or more, got {self.embedding_dim}"
+            )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type string or integer")
         if self.frequency_limit < 1:
@@ -259,7 +281,8 @@ class CategoricalField:
             raise ValueError(
                 f"{where}: max_length: expected 1 to {MAX_LENGTH}, got {self.max_length}"
             )
-        for name, allowed in (("keep", (None, *KEEP)), ("pooling", (None, *POOLINGS))):
+        poolings = (None, *POOLINGS, ATTENTION)
+        for name, allowed in (("keep", (None, *KEEP)), ("pooling", poolings)):
             if (value := getattr(self, name)) not in allowed:
                 shown = ", ".join(filter(None, allowed))
                 raise ValueError(f"{where}: {name}: expected one of {shown}, got {brief(value)}")
@@ -269,11 +292,38 @@ class CategoricalField:
                 f"{brief(self.separator)}"
             )
 
+        if self.pooling == ATTENTION:
+            self._check_attended(where)
+        elif self.target is not None:
+            raise ValueError(
+                f"{where}: target: expected pooling: attention beside it, got {self.pooling}"
+            )
         if self.keep == "last" and not self.ordered:
             raise ValueError(
                 f"{where}: keep: expected first or all, as ordered is false, got last, which are "
                 "the rarest values"
             )
+
+    def _check_attended(self, where: str) -> None:
+        if self.target is None:
+            raise ValueError(
+                f"{where}: pooling: attention: expected a target, the candidate's field, got none"
+            )
+        if not self.ordered:
+            raise ValueError(
+                f"{where}: pooling: attention: expected an ordered list, got ordered: false; leave "
+                "ordered out, or write pooling: sum or mean"
+            )
+        if self.table is None:
+            raise ValueError(
+                f"{where}: pooling: attention: expected table: NAME here and at {self.target}, so "
+                "that list and candidate share a table, got none"
+            )
+
+    @property
+    def shared(self) -> str | None:
+        """Returns the name of the dictionary that the field shares; None if it has its own."""
+        return self.dictionary or self.table
 
     @property
     def kept(self) -> str:
@@ -285,7 +335,7 @@ class CategoricalField:
         """Returns the list field in a dataset's form; None if a row has one value."""
         if self.max_length is None:
             return None
-        return ListField(self.max_length, self.weights is not None, self.pooling)
+        return ListField(self.max_length, self.weights is not None, self.pooling, self.target)
 
 
 @dataclass(frozen=True)
@@ -339,7 +389,7 @@ class Schema:
     Attributes:
         label: the column to predict.
         numerical: fields of numbers, in the order of the model's inputs.
-        categorical: fields with a table each, in that order.
+        categorical: fields with a table each, unless fields share one, in that order.
         missing_values: texts that mean "missing" besides empty ones, in fields without their own. A
             number such as "-999" stands for that number in numerical fields and columns of
             integers, and "nan" for NaN.
@@ -378,6 +428,7 @@ class Schema:
                 )
         self._check_crosses()
         self._check_shared()
+        self._check_targets()
 
     def _check_columns(self) -> None:
         """Checks that a column is used once, or by one numerical and one categorical field."""
@@ -429,15 +480,40 @@ class Schema:
         """Checks that fields of a shared dictionary agree on the type and numbering of values."""
         for fields_of in self.dictionaries().values():
             first = fields_of[0]
+            names = ["type", "frequency_limit", "max_ids", "hash_buckets", "cardinality"]
+            names += ["embedding_dim"] if first.table is not None else []
             for field in fields_of[1:]:
-                for name in ("type", "frequency_limit", "max_ids", "hash_buckets"):
+                for name in names:
                     ours, theirs = getattr(field, name), getattr(first, name)
                     if ours != theirs:
+                        kind = "dictionary" if field.table is None else "table"
                         raise ValueError(
                             f"categorical field {field.column}: {name}: expected {theirs}, as of "
-                            f"{first.column}, which shares dictionary {first.dictionary!r}, got "
-                            f"{ours}"
+                            f"{first.column}, which shares {kind} {first.shared!r}, got {ours}"
                         )
+
+    def _check_targets(self) -> None:
+        """Checks that the candidates of attended lists are fields of the same table."""
+        by_name = {field.column: field for field in self.categorical}
+        for field in self.categorical:
+            if field.target is None:
+                continue
+            where = f"categorical field {field.column}: target"
+            found = by_name.get(field.target)
+            if found is None:
+                raise ValueError(
+                    f"{where}: expected a categorical field, got {self._shown(field.target)}"
+                )
+            if found.max_length is not None:
+                raise ValueError(
+                    f"{where}: expected a field with one value a row, got list field {found.column}"
+                )
+            if found.table != field.table:
+                table = "a table of its own" if found.table is None else f"table {found.table!r}"
+                raise ValueError(
+                    f"{where}: expected a field of table {field.table!r}, got {found.column}, "
+                    f"which has {table}; write table: {field.table} at {found.column}"
+                )
 
     def missing_of(self, field: NumericalField | CategoricalField) -> tuple[str, ...]:
         """Returns the texts that mean "missing" in a field, besides empty ones."""
@@ -516,9 +592,21 @@ class Schema:
         """
         by_name: dict[str, list[CategoricalField]] = {}
         for field in self.categorical_features:
-            shared = f"shared {field.dictionary}" if field.dictionary else f"of {field.column}"
+            shared = f"shared {field.shared}" if field.shared else f"of {field.column}"
             by_name.setdefault(shared, []).append(field)
         return by_name
+
+    @property
+    def shared_tables(self) -> dict[str, str]:
+        """Returns the categorical features whose table others have, too, with the table's name."""
+        named = {f.column: f.table for f in self.categorical if f.table is not None}
+        return {name: table for name, table in named.items() if [*named.values()].count(table) > 1}
+
+    @property
+    def embedding_dims(self) -> dict[str, int]:
+        """Returns the columns of tables by categorical feature, where the schema says them."""
+        said = {field.column: field.embedding_dim for field in self.categorical}
+        return {name: dim for name, dim in said.items() if dim is not None}
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the schema as maps and lists, without default values."""
@@ -693,10 +781,10 @@ _TYPES: dict[str, tuple[type | None, ...]] = {
     **dict.fromkeys(("delimiter", "quote", "escape", "encoding", "decimal"), (str, None)),
     **dict.fromkeys(("thousands", "compression"), (str, None)),
     "header": (bool, None),
-    **dict.fromkeys(("weights", "pooling", "name"), (str, None)),
+    **dict.fromkeys(("weights", "pooling", "name", "table", "target"), (str, None)),
     **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
     "smoothing": (float,),
-    **dict.fromkeys(("cardinality", "max_ids", "max_length"), (int, None)),
+    **dict.fromkeys(("cardinality", "embedding_dim", "max_ids", "max_length"), (int, None)),
     **dict.fromkeys(("any_negative", "ordered", "required"), (bool,)),
     "negative": (tuple, None),
     **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),

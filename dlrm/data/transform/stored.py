@@ -1,6 +1,8 @@
 """The files of a fitted transform.
 
     table.json          the schema, means, edges of bins, sizes and checksums of the dictionaries
+    dictionary_<i>.<k>.npy, texts_<i>.<k>.npy, ends_<i>.<k>.npy
+                        segment k > 0 of a dictionary that was extended
     transform.json      for logs: the number of columns, the rule for numbers, the limits, sizes and
                         checksums
     dictionary_<i>.npy  uint32 or uint64 keys of dictionary i in the order of their ids
@@ -12,17 +14,17 @@
 Transforms of CSV of earlier versions were `csv.json` alone, with lists of texts.
 """
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from dlrm.data.transform.dictionaries import (
     Dictionary,
     FrequencyLimit,
-    dictionary_path,
-    load_dictionary,
+    segments_of,
 )
 from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.logs import log_schema, rule_of
@@ -36,9 +38,48 @@ if TYPE_CHECKING:
     from dlrm.data.transform.transform import Transform
 
 TABLE, LOG, EARLIER = "table.json", "transform.json", "csv.json"
-_VERSION = 1  # of each
+_VERSION, _OF_CHAIN = 1, 2  # versions: of each, and of transforms in a chain of days
 _EARLIER_BYTES = 1 << 30
 NO_LABEL = " no label"  # no column is called so: names have no blanks around them
+
+
+class Increment(NamedTuple):
+    """The place of a transform in a chain of days, each of which extends the one before.
+
+    Attributes:
+        day: the day, a number or a date.
+        numerics: "keep" or "refit", for bins, means and encodings.
+        days: facts of each day, the last being its own. `transform` is the digest of an earlier
+            day's facts file; `new`, `candidates` and `forgotten` are numbers of values by
+            dictionary.
+    """
+
+    day: str
+    numerics: str
+    days: tuple[dict[str, Any], ...]
+
+    @classmethod
+    def from_dict(cls, facts: Any) -> "Increment":
+        """Makes an increment of `to_dict()`, or raises ValueError."""
+        made = cls(facts["day"], facts["numerics"], tuple(facts["days"]))
+        for day in made.days:
+            if not isinstance(day["day"], str) or not _COUNTS.issubset(day):
+                raise ValueError(f"expected the facts of a day, got {brief(day)}")
+        if not made.days or made.days[-1]["day"] != made.day:
+            raise ValueError(f"expected day {made.day} as the last of the days")
+        return made
+
+    def to_dict(self) -> dict[str, Any]:
+        """Returns the increment as JSON values."""
+        return {"day": self.day, "numerics": self.numerics, "days": list(self.days)}
+
+
+_COUNTS = {"transform", "rows", "content", "new", "candidates", "forgotten"}
+
+
+def digest(directory: Path) -> str:
+    """Returns the digest of a transform, that of the file with its schema and checksums."""
+    return hashlib.sha256(facts_file(directory).read_bytes()).hexdigest()
 
 
 def facts_file(directory: Path) -> Path:
@@ -60,11 +101,11 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
         write_atomically(directory / LOG, f"{text}\n")
         return
     facts = {
-        "version": _VERSION,
+        "version": _VERSION if transform.increment is None else _OF_CHAIN,
         "schema": transform.schema.to_dict(),
         "numerical": [statistics.to_dict() for statistics in transform.numerical],
         "dictionaries": [
-            {"size": len(dictionary), "crc32": crc}
+            {"size": len(dictionary), "crc32": crc} | _segments(dictionary)
             for dictionary, crc in zip(transform.dictionaries, crcs, strict=False)
         ],
         "negatives": None if transform.negatives is None else list(transform.negatives),
@@ -78,8 +119,16 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
             {"size": len(encoded.keys), "crc32": crc}
             for encoded, crc in zip(transform.encoded, crcs[-len(transform.encoded) :], strict=True)
         ]
+    if transform.increment is not None:
+        facts["increment"] = transform.increment.to_dict()
     text = json.dumps(facts, indent=1, ensure_ascii=False)
     write_atomically(directory / TABLE, f"{text}\n")
+
+
+def _segments(dictionary: Dictionary) -> dict[str, list[int]]:
+    """Returns the sizes of a dictionary's segments, if it has several."""
+    sizes = list(map(len, segments_of(dictionary)))
+    return {"segments": sizes} if len(sizes) > 1 else {}
 
 
 def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
@@ -97,9 +146,12 @@ def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
         facts = read_json(
             path, max_bytes=_EARLIER_BYTES if path.name == EARLIER else MAX_JSON_BYTES
         )
-        if facts["version"] != _VERSION:
+        if facts["version"] not in (_VERSION, _OF_CHAIN):
             raise ValueError(f"expected version {_VERSION}, got {brief(facts['version'])}")
-        return make(**readers[path.name](directory, facts))
+        made = readers[path.name](directory, facts)
+        if facts["version"] == _OF_CHAIN:
+            made["increment"] = Increment.from_dict(facts["increment"])
+        return make(**made)
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         if str(error).startswith(str(directory)):
             raise
@@ -111,7 +163,7 @@ def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     numerical = [Fitted.from_dict(statistics) for statistics in facts["numerical"]]
     types = [fields[0].type for fields in schema.dictionaries().values()]
     dictionaries = [
-        Dictionary.load(directory, place, entry["size"], kind)
+        Dictionary.load(directory, place, entry["size"], kind, _sizes(entry))
         for place, (entry, kind) in enumerate(zip(facts["dictionaries"], types, strict=True))
     ]
     if len(numerical) != (expected := len(schema.numerical_features)):
@@ -125,7 +177,11 @@ def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     if kinds is not None and len(kinds) != len(schema.categorical):
         raise ValueError(f"{len(kinds)} kinds of {len(schema.categorical)} fields")
     crcs = [entry["crc32"] for entry in [*facts["dictionaries"], *of_encodings]]
-    lengths = [{"string": 3, "id": 0}.get(kind, 1) for kind in types] + [2] * len(encoded)
+    lengths = [
+        {"string": 3, "id": 0}.get(kind, 1) * len(segments_of(dictionary))
+        for kind, dictionary in zip(types, dictionaries, strict=True)
+    ]
+    lengths += [2] * len(encoded)
     for length, crc in zip(lengths, crcs, strict=True):
         if not isinstance(crc, list) or len(crc) != length:
             raise ValueError(f"expected {length} checksums, got {brief(crc)}")
@@ -143,6 +199,14 @@ def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def _sizes(entry: Mapping[str, Any]) -> list[int]:
+    """Returns the sizes of the segments of a dictionary, none for a single one."""
+    sizes = entry.get("segments", [])
+    if not all(type(size) is int for size in sizes) or (sizes and sum(sizes) != entry["size"]):
+        raise ValueError(f"expected segments of {entry['size']} values, got {brief(sizes)}")
+    return sizes
+
+
 def texts_in(values: Any) -> tuple[str, ...]:
     """Returns a list of texts as a tuple, or raises ValueError."""
     if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
@@ -153,8 +217,9 @@ def texts_in(values: Any) -> tuple[str, ...]:
 def _log_facts(transform: "Transform", crcs: Sequence[Sequence[str]]) -> dict[str, Any]:
     limits = [field.frequency_limit for field in transform.fields]
     ((default, _),) = Counter(limits).most_common(1) or [(FrequencyLimit().default, 0)]
-    return {
-        "version": _VERSION,
+    increment = transform.increment
+    facts = {
+        "version": _VERSION if increment is None else _OF_CHAIN,
         "num_numerical": transform.num_numerical,
         "numeric_transform": rule_of(transform.schema),
         "frequency_limit": {
@@ -162,8 +227,12 @@ def _log_facts(transform: "Transform", crcs: Sequence[Sequence[str]]) -> dict[st
             "by_column": {str(i): n for i, n in enumerate(limits) if n != default},
         },
         "dictionary_sizes": [len(dictionary) for dictionary in transform.dictionaries],
-        "dictionary_crc32": [crc for (crc,) in crcs],
+        "dictionary_crc32": [crc[0] if increment is None else crc for crc in crcs],
     }
+    if increment is not None:
+        segments = [list(map(len, segments_of(d))) for d in transform.dictionaries]
+        facts |= {"dictionary_segments": segments, "increment": increment.to_dict()}
+    return facts
 
 
 def _read_log(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
@@ -175,15 +244,17 @@ def _read_log(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     if crcs and len(crcs) != len(sizes):
         raise ValueError(f"{len(crcs)} checksums of {len(sizes)} dictionaries")
     schema = log_schema(num_numerical, limit.each(len(sizes)), rule)
+    segments = facts.get("dictionary_segments", [[]] * len(sizes))
+    entries = [{"size": n, "segments": s} for n, s in zip(sizes, segments, strict=True)]
     return {
         "schema": schema,
         "numerical": [Fitted()] * num_numerical,
         "dictionaries": [
-            Dictionary(load_dictionary(dictionary_path(directory, i), size), kind="hexadecimal")
-            for i, size in enumerate(sizes)
+            Dictionary.load(directory, i, entry["size"], "hexadecimal", _sizes(entry))
+            for i, entry in enumerate(entries)
         ],
         "kinds": [TEXT] * len(sizes),
-        "crcs": [[crc] for crc in crcs],
+        "crcs": [crc if isinstance(crc, list) else [crc] for crc in crcs],
         "directory": directory,
     }
 

@@ -21,11 +21,17 @@ from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform import stored
 from dlrm.data.transform.cells import NO_NUMBER, FieldKeys, numbers_of_texts
 from dlrm.data.transform.crosses import cross_columns
-from dlrm.data.transform.dictionaries import Dictionary, FrequencyLimit, arrays_of, checksum
+from dlrm.data.transform.dictionaries import (
+    Dictionary,
+    FrequencyLimit,
+    arrays_of,
+    checksum,
+    segments_of,
+)
 from dlrm.data.transform.encodings import Encoded
 from dlrm.data.transform.lists import Column, bags_of, lists_of_texts, single
 from dlrm.data.transform.logs import is_log, log_schema
-from dlrm.data.transform.lookup import IdLookup, spread
+from dlrm.data.transform.lookup import IdLookup, SegmentLookup, lookup_in, spread
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import NUMBER, TEXT, KnownTexts
@@ -59,6 +65,7 @@ class Transform:
             versions.
         crcs: checksums of each dictionary, then encodings, in files; none if they are unknown.
         directory: the directory of these files; None if it was not loaded.
+        increment: its place in a chain of days; None if it is in none.
 
     Attributes:
         is_log: whether its rows are lines of Criteo's logs, and it has the built-in schema.
@@ -78,7 +85,9 @@ class Transform:
         kinds: Sequence[str] | None = None,
         crcs: Sequence[Sequence[str]] = (),
         directory: Path | None = None,
+        increment: stored.Increment | None = None,
     ) -> None:
+        self.increment = increment
         self.kinds = None if kinds is None else tuple(kinds)
         self.schema, self.numerical = schema, list(numerical)
         self.is_log = is_log(schema) and keep_negatives == 1
@@ -97,7 +106,7 @@ class Transform:
             1 + len(self.dictionaries[place]) + field.hash_buckets
             for place, field in zip(self.dictionary_of, self.fields, strict=True)
         ]
-        self._lookups: list[IdLookup | None] = [None] * len(self.dictionaries)
+        self._lookups: list[IdLookup | SegmentLookup | None] = [None] * len(self.dictionaries)
         self._encode = [OfKeys(partial(self._ids_of_keys, i)) for i in range(len(self.fields))]
         self.directory, self._crcs = directory, [list(sums) for sums in crcs]
         self._checked: set[int] = set()  # indices in `_crcs`
@@ -151,8 +160,7 @@ class Transform:
 
     def save_facts(self, directory: str | os.PathLike) -> None:
         """Writes the file that is last: without it there is no transform."""
-        crcs = [[checksum(array) for array in arrays.values()] for arrays in self._arrays()]
-        stored.save(Path(directory), self, crcs)
+        stored.save(Path(directory), self, self.checksums())
 
     def checksums(self) -> list[list[str]]:
         """Returns the checksums of each dictionary, then encodings; does not read saved files."""
@@ -168,10 +176,8 @@ class Transform:
         """Returns the arrays of a dictionary or a field with encodings, by file; see `check`."""
         i = place - len(self.dictionaries)
         if i < 0:
-            i, arrays = place, arrays_of(self.dictionaries[place])
-        else:
-            arrays = self.encoded[i].arrays
-        return {f"{name}_{i}.npy": array for name, array in arrays.items()}
+            return arrays_of(self.dictionaries[place], place)
+        return {f"{name}_{i}.npy": array for name, array in self.encoded[i].arrays.items()}
 
     @property
     def num_numerical(self) -> int:
@@ -193,6 +199,18 @@ class Transform:
         """Returns the tables with several ids per row."""
         fields = {i: field.list_field for i, field in enumerate(self.fields)}
         return {i: field for i, field in fields.items() if field is not None}
+
+    @property
+    def shared_tables(self) -> dict[int, str]:
+        """Returns the fields whose table others have, too, with the table's name."""
+        shared = self.schema.shared_tables
+        return {i: shared[f.column] for i, f in enumerate(self.fields) if f.column in shared}
+
+    @property
+    def embedding_dims(self) -> dict[int, int]:
+        """Returns the columns of the tables of fields for which the schema says them."""
+        said = self.schema.embedding_dims
+        return {i: said[f.column] for i, f in enumerate(self.fields) if f.column in said}
 
     @property
     def longest(self) -> dict[int, int]:
@@ -293,7 +311,7 @@ class Transform:
             return f"(bucket {id - len(dictionary) - 1})"
         return str(dictionary.value(id))
 
-    def lookup(self, place: int) -> IdLookup:
+    def lookup(self, place: int) -> IdLookup | SegmentLookup:
         """Returns the lookup of a dictionary, made on first use."""
         lookup = self._lookups[place]
         if lookup is None:
@@ -316,7 +334,7 @@ class Transform:
         It loads the encodings of training rows as well.
         """
         self._lookups = [
-            None if d.kind == "id" else IdLookup.load(directory, i, layout.id_dtype(len(d) + 1))
+            None if d.kind == "id" else lookup_in(directory, i, list(map(len, segments_of(d))))
             for i, d in enumerate(self.dictionaries)
         ]
         for place, encoded in enumerate(self.encoded):
@@ -352,7 +370,7 @@ class Transform:
     @cached_property
     def _tables(self) -> native.Tables:
         """Returns the lookup of each field, in the form of the native code."""
-        return native.Tables([self.lookup(place) for place in self.dictionary_of])
+        return native.Tables([self.lookup(place).whole for place in self.dictionary_of])
 
     def of_texts(self, columns: Sequence[TextColumn]) -> Transformed:
         """Transforms rows, given as the text of each of `names`.
@@ -404,7 +422,7 @@ class Transform:
             plain = self.kinds is None
             rows = self.cardinalities[place] if field.type == "id" else None
             made.append(FieldKeys(field, self.schema.missing_of(field), known, plain, rows))
-            if field.dictionary is None and rows is None:
+            if field.shared is None and rows is None:
                 # Others may have a field's markers as values.
                 self._check_markers(place, made[-1])
         return made

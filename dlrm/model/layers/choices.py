@@ -29,6 +29,7 @@ ENTRY_POINTS = "dlrm.layers"  # group of installed packages' modules that regist
 MAX_BINS = 256  # of a field, as in a fitted transform
 OUTPUT_INITS = ("uniform", "normal")
 POOLINGS = ("sum", "mean")
+ATTENTION = "attention"  # the pooling of lists that a dataset may ask for beside `POOLINGS`
 _DOTS = {"dot", "cuda_dot"}
 
 

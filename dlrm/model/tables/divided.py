@@ -1,5 +1,7 @@
 """Embedding tables in pieces: ranges of rows or columns on several ranks, and copies on all ranks.
 
+Tables of several widths are pieces, too, on any number of ranks.
+
 A rank looks its pieces up for the batch of all ranks and exchanges the vectors, as it does for
 whole tables; it looks copies up only for its own samples. The exchange moves *atoms*: equal parts
 of vectors, sized so that every piece is a whole number of atoms. If a table is divided by rows,
@@ -9,6 +11,7 @@ adds these vectors.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import reduce
 from itertools import accumulate
 from typing import Any, cast
@@ -19,6 +22,7 @@ from torch import Tensor, nn
 from dlrm import ops
 from dlrm.distributed import World, exchange, gather_rows, part
 from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.layers.projection import by_width
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
 from dlrm.model.tables.layout import Bags, TableParameters, Tables, Vectors
@@ -29,11 +33,12 @@ class DividedEmbedding(Tables):
 
     Args:
         placement: the ranks of all pieces.
-        world: the ranks, of which there are several.
+        world: the ranks.
         initial, dtype: as in `JointEmbedding`.
         first_number: number of the first table; initial values depend on table numbers, and tables
             are saved under them.
-        read: the tables whose ids this rank takes; None are those of which it holds a piece.
+        read: the fields whose ids this rank takes; None are those of whose tables it holds a piece.
+        tables: table number of each field; None is one each.
     """
 
     def __init__(
@@ -44,21 +49,26 @@ class DividedEmbedding(Tables):
         dtype: torch.dtype = torch.float32,
         first_number: int = 0,
         read: Sequence[int] | None = None,
+        tables: Sequence[int] | None = None,
     ):
         super().__init__()
         self.placement, self.world = placement, world
-        read = read or placement.tables_by_rank()[world.rank]
-        groups: dict[tuple, list[Piece]] = {}
-        for piece in placement.of_rank(world.rank):
-            groups.setdefault(_kind(piece), []).append(piece)
+        self._tables = list(range(len(placement.table_rows)) if tables is None else tables)
+        self._of_fields = placement.of_fields(self._tables)
+        read = read or self._of_fields.tables_by_rank()[world.rank]
+        held, looked_up = (
+            _by_kind(one.of_rank(world.rank)) for one in (placement, self._of_fields)
+        )
         self.groups = nn.ModuleList(
-            _Group(groups[kind], read, first_number, initial, dtype, world)
-            for kind in sorted(groups)
+            _Group(
+                held[kind], looked_up[kind], self._tables, read, first_number, initial, dtype, world
+            )
+            for kind in sorted(held)
         )
         self._held = [group for group in self._own() if not group.replicated]
         places = [place for i, group in enumerate(self._held) for place in group.places(i, read)]
         self._places = torch.tensor(places, dtype=torch.int64, device="cpu").view(-1, 6)
-        self._layout = _Layout(placement, world.device)
+        self._layout = _Layout(self._of_fields, world.device)
         self._no_atoms = torch.zeros(1, 0, dtype=dtype, device=world.device, requires_grad=True)
 
     def table_parameters(self) -> TableParameters:
@@ -70,7 +80,8 @@ class DividedEmbedding(Tables):
             self.world,
             Initial(scale=0.0),
             first_number=len(self.placement.table_rows),
-            read=self.placement.tables_by_rank()[self.world.rank],
+            read=self._of_fields.tables_by_rank()[self.world.rank],
+            tables=self._tables,
         )
 
     def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
@@ -90,6 +101,10 @@ class DividedEmbedding(Tables):
         sent = looked_up.view(batch, looked_up.shape[1] // self._layout.atom, self._layout.atom)
         received = exchange(sent, self._layout.atoms_by_rank, self.world, samples_by_rank)
         return lambda: self._layout.assembled(received(), replicated)
+
+    def rows_by_weight(self, bags: Bags) -> dict[Tensor, Tensor]:
+        assert self.placement.is_whole, "divided tables have no such rows"
+        return {group.tables.weight: group.rows(bags) for group in self._own()}
 
     def _own(self) -> "list[_Group]":
         return cast("list[_Group]", list(self.groups))
@@ -111,12 +126,28 @@ def _kind(piece: Piece) -> tuple[bool, bool, int]:
     return piece.replicated, not piece.has_all_rows, piece.width
 
 
+def _by_kind(pieces: Sequence[Piece]) -> dict[tuple[bool, bool, int], list[Piece]]:
+    groups: dict[tuple[bool, bool, int], list[Piece]] = {}
+    for piece in pieces:
+        groups.setdefault(_kind(piece), []).append(piece)
+    return groups
+
+
 class _Group(nn.Module):
-    """Pieces of one rank that are looked up together, in one weight of one width."""
+    """Pieces of one rank that are looked up together, in one weight of one width.
+
+    Args:
+        held: the pieces of tables.
+        pieces: the same for each field, whose number is that of the piece's table.
+        of_fields: table number of each field.
+        read, first_number, initial, dtype, world: see `DividedEmbedding`.
+    """
 
     def __init__(
         self,
+        held: Sequence[Piece],
         pieces: Sequence[Piece],
+        of_fields: Sequence[int],
         read: Sequence[int],
         first_number: int,
         initial: Initial,
@@ -126,9 +157,13 @@ class _Group(nn.Module):
         super().__init__()
         self.pieces = pieces
         self.replicated, self.bounded, width = _kind(pieces[0])
-        numbered = {first_number + piece.table: piece for piece in pieces}
-        self.tables = JointEmbedding(numbered, width, initial, True, dtype, world)
-        columns = [read.index(piece.table) for piece in pieces]
+        numbered = {first_number + piece.table: piece for piece in held}
+        fields = [first_number + of_fields[piece.table] for piece in pieces]
+        places, ends = list(numbered), list(accumulate(piece.num_rows for piece in held))
+        self._offsets = [([0, *ends])[places.index(number)] for number in fields]
+        alone = replace(world, rank=0, size=1)
+        self.tables = JointEmbedding(numbered, width, initial, True, dtype, alone, fields)
+        columns = self._read = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max
         # A bad id is mapped to the first or last piece, whose look-up reports it.
@@ -150,17 +185,19 @@ class _Group(nn.Module):
 
     def places(self, number: int, read: Sequence[int]) -> list[list[int]]:
         """Returns the `pieces` of `ops.joint_embedding_pieces` for the weight of this number."""
-        offsets = accumulate((piece.num_rows for piece in self.pieces), initial=0)
         return [
             [number, read.index(piece.table), *piece.rows, piece.shape[0], offset]
-            for piece, offset in zip(self.pieces, offsets, strict=False)
+            for piece, offset in zip(self.pieces, self._offsets, strict=True)
         ]
+
+    def rows(self, bags: Bags) -> Tensor:
+        """Returns the weight's rows that a batch looks up; all pieces are whole tables."""
+        batch = len(bags.ids if bags.lengths is None else bags.lengths)
+        return self.tables.rows(self._looked_up(bags, slice(0, batch)))
 
     def forward(self, bags: Bags, samples: slice, dtype: torch.dtype, world: World) -> Tensor:
         """Returns the vectors of some samples, `[samples, pieces, width]`."""
-        own = (
-            self._one_each(bags, samples) if bags.lengths is None else self._several(bags, samples)
-        )
+        own = self._looked_up(bags, samples)
         weight, offsets = self.tables.weight, self.tables.table_offsets
 
         def look_up(weight: Tensor) -> Tensor:
@@ -171,6 +208,12 @@ class _Group(nn.Module):
         if self.replicated and torch.is_grad_enabled():
             return _OfCopies.apply(weight, look_up, world)
         return look_up(weight)
+
+    def _looked_up(self, bags: Bags, samples: slice) -> Bags:
+        """Returns the bags of its pieces, of some samples."""
+        return (
+            self._one_each(bags, samples) if bags.lengths is None else self._several(bags, samples)
+        )
 
     def _one_each(self, bags: Bags, samples: slice) -> Bags:
         ids = bags.ids[samples]
@@ -183,7 +226,7 @@ class _Group(nn.Module):
         return Bags((ids - self._first)[here], here.to(torch.int8))
 
     def _several(self, bags: Bags, samples: slice) -> Bags:
-        ids, lengths, weights, pooling, _ = bags
+        ids, lengths, weights, pooling, _, attended = bags
         assert lengths is not None
         if self._all and not self.bounded and samples == slice(0, len(lengths)):
             return bags
@@ -192,11 +235,15 @@ class _Group(nn.Module):
         here = wanted.flatten().repeat_interleave(lengths.flatten().long(), output_size=len(ids))
         ids, weights = ids[here], None if weights is None else weights[here]
         own = Bags(ids, lengths[samples].index_select(1, self._columns), weights, pooling)
+        if attended is not None and attended.lists[0][0] in self._read:
+            place = self._read.index
+            lists = [(place(field), place(target)) for field, target in attended.lists]
+            own = own._replace(attended=attended._replace(lists=lists))
         return self._within_bounds(own) if self.bounded else own
 
     def _within_bounds(self, bags: Bags) -> Bags:
         """Drops the ids of rows that other pieces hold."""
-        ids, lengths, weights, pooling, _ = bags
+        ids, lengths, weights, pooling, *_ = bags
         assert lengths is not None
         bag_of = ops.bags_of_ids(ids, lengths)
         piece, ids = bag_of % lengths.shape[1], ids.long()
@@ -242,8 +289,8 @@ def _sum_over_ranks(grad: Tensor, world: World) -> Tensor:
 class _Layout:
     """The atoms that each rank sends, and their places in the vectors of a sample.
 
-    A place is the position of an atom in the concatenated vectors of all tables. Each place has one
-    source, or several if the rows of its table are divided.
+    A place is the position of an atom in the concatenated vectors of all fields, in the order of
+    `by_width`. Each place has one source, or several if the rows of its table are divided.
 
     Attributes:
         atom: columns of an atom, a divisor of the columns of all pieces.
@@ -252,20 +299,25 @@ class _Layout:
     """
 
     def __init__(self, placement: Placement, device: str):
-        self._tables, self._dim = len(placement.table_rows), placement.dim
+        self._dim = None if placement.dims else placement.dim
         edges = (edge for piece in placement.pieces for edge in piece.columns)
         self.atom = reduce(math.gcd, edges, placement.dim)
+        columns, order = placement.columns, by_width(placement.columns)
+        ends = accumulate((columns[field] // self.atom for field in order), initial=0)
+        self._begins = dict(zip(order, ends, strict=False))
         ranks = range(placement.num_ranks)
         sent = [(rank, place) for rank in ranks for place in self._places(placement, rank)]
         rounds = _rounds([place for _, place in sent])
         arrival = [sent[source] for one in rounds for _, source in sorted(one.items())]
+        if placement.num_ranks == 1:  # nothing is exchanged
+            arrival = sent
         # A rank sends each place at most once: it holds one piece of each table that it sends.
         numbers = {atom: number for number, atom in enumerate(arrival)}
         self.atoms_by_rank = [
             [numbers[rank, place] for place in self._places(placement, rank)] for rank in ranks
         ]
         places = [place for _, place in arrival] + self._places(placement, None)
-        self._plain = places == list(range(self._tables * placement.dim // self.atom))
+        self._plain = places == list(range(sum(columns) // self.atom))
         self.places = torch.tensor(places, device=device)
         self.rounds = [
             tuple(torch.tensor(list(one), device=device) for one in (found.values(), found.keys()))
@@ -274,20 +326,20 @@ class _Layout:
 
     def _places(self, placement: Placement, rank: int | None) -> list[int]:
         """Returns the places of the atoms that a rank sends, in order, or, for None, of copies."""
-        parts = self._dim // self.atom
         return [
-            piece.table * parts + column // self.atom
+            self._begins[piece.table] + column // self.atom
             for piece in sorted(placement.pieces, key=lambda piece: (_kind(piece), piece.table))
             if piece.rank == rank
             for column in range(*piece.columns, self.atom)
         ]
 
     def assembled(self, received: Tensor, replicated: Sequence[Tensor]) -> Tensor:
-        """Returns `[samples, tables, dim]` from atoms `[samples, n, atom]`."""
+        """Returns the vectors from atoms `[samples, n, atom]`; see `Tables.look_up`."""
         source = torch.cat([received, *replicated], 1) if replicated else received
         if not self._plain:
             source = _Assembled.apply(source, self)
-        return source.reshape(len(source), self._tables, self._dim)
+        shape = (-1,) if self._dim is None else (-1, self._dim)
+        return source.flatten(1).unflatten(1, shape)
 
 
 def _rounds(places: Sequence[int]) -> list[dict[int, int]]:

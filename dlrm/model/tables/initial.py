@@ -85,6 +85,38 @@ class Initial(NamedTuple):
                 draw(values)
                 yield row, values
 
+    def added_rows(self, number: int, shape: tuple[int, int], first: int) -> Tensor:
+        """Returns the initial values of rows that are appended to a table.
+
+        Row i has the values of the last row of a new table of i + 1 rows, so they do not depend on
+        how many rows are appended at a time.
+
+        Args:
+            number: number of the table.
+            shape: rows and columns of the table with the appended rows.
+            first: the first of them.
+
+        Returns:
+            `[rows - first, columns]` float32.
+        """
+        rows, dim = shape
+        values = torch.empty(rows - first, dim, device="cpu")
+        # All rows of a block are drawn, since normal values depend on how many are drawn at once.
+        end = -(-rows // _ROWS_OF_A_STREAM) * _ROWS_OF_A_STREAM
+        unit = self._replace(scale=end**0.5)  # U(-1, 1)
+        for begin, drawn in unit.rows(number, (end, dim), first):
+            if begin >= rows:
+                break
+            if begin + len(drawn) <= first:
+                continue
+            own = drawn[max(first - begin, 0) : rows - begin]
+            place = max(begin, first)
+            values[place - first : place - first + len(own)] = own
+        if self.std is None:
+            sizes = torch.arange(first + 1, rows + 1, dtype=torch.float64)
+            values *= (self.scale / sizes.sqrt()).float().unsqueeze(1)
+        return values
+
     def _stream(self, number: int, begin: int, rows: int) -> Callable[[Tensor], object]:
         """Returns a function that draws the next values of a stream.
 

@@ -19,7 +19,8 @@ class JointEmbedding(WholeTables):
     """All tables in one weight `[sum of table_sizes, dim]`, one after the other.
 
     Args:
-        held, dim, world, tables_by_rank: see `WholeTables`; other ranks may hold further pieces.
+        held, dim, world, tables, fields_by_rank: see `WholeTables`; other ranks may hold further
+            pieces.
         initial: initial values.
         native: look up with `ops.joint_embedding`, which checks ids and casts the output, instead
             of `nn.Embedding`'s kernel.
@@ -36,9 +37,10 @@ class JointEmbedding(WholeTables):
         native: bool = True,
         dtype: torch.dtype = torch.float32,
         world: World = World(),
-        tables_by_rank: Sequence[Sequence[int]] | None = None,
+        tables: Sequence[int] | None = None,
+        fields_by_rank: Sequence[Sequence[int]] | None = None,
     ):
-        super().__init__(held, dim, world, tables_by_rank)
+        super().__init__(held, dim, world, tables, fields_by_rank)
         self.native = native
         offsets = [0, *accumulate(self.table_sizes)]
         weight = torch.empty(offsets[-1], dim, dtype=dtype, device=world.device)
@@ -67,7 +69,7 @@ class JointEmbedding(WholeTables):
         if self.native:
             return ops.joint_embedding(self.weight, ids, self.table_offsets, dtype=dtype)
         self.check(ids)
-        rows = ids + self.table_offsets[:-1]
+        rows = ids + ops.table_ranges(self.table_offsets)[0]
         return nn.functional.embedding(rows, self.weight, sparse=True).to(dtype)
 
     def operands(self) -> tuple[Tensor, Tensor] | None:
@@ -81,7 +83,7 @@ class JointEmbedding(WholeTables):
         return found or super().look_up(bags, dtype)
 
     def _without_graph(self, ids: Tensor, dtype: torch.dtype) -> "LookUp | None":
-        """Looks up ids `[batch, tables]`; None if autograd or a hook is needed."""
+        """Looks up ids `[batch, fields]`; None if autograd or a hook is needed."""
         weight = self.weight
         if self.operands() is None or is_hooked(weight):
             return None
@@ -105,8 +107,8 @@ class LookUp:
 
     Attributes:
         tables: where they are from.
-        ids: `[batch, tables]`.
-        vectors: `[batch, tables, dim]`.
+        ids: `[batch, fields]`.
+        vectors: `[batch, fields, dim]`.
     """
 
     tables: JointEmbedding

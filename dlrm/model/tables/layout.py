@@ -20,14 +20,27 @@ TableParameters = list[tuple[nn.Parameter, Mapping[int, Piece]]]
 Vectors = Callable[[], Tensor]  # waits, and returns them
 
 
+class Attended(NamedTuple):
+    """Lists that are weighted by target attention; see `ops.attended_bag`.
+
+    Attributes:
+        lists: column of each list among the fields looked up, and that of its candidate.
+        units: the activation units.
+    """
+
+    lists: Sequence[tuple[int, int]]
+    units: ops.ActivationUnits
+
+
 class Bags(NamedTuple):
     """The ids of a look-up.
 
     Attributes:
-        ids: `[batch, tables]` or, with `lengths`, `[total]`, bag after bag.
-        lengths: number of ids of each bag, `[batch, tables]`; None is one id each.
+        ids: `[batch, fields]` or, with `lengths`, `[total]`, bag after bag.
+        lengths: number of ids of each bag, `[batch, fields]`; None is one id each.
         weights: with `lengths`, a factor for the row of each id, `[total]`; None is 1.
         pooling: "sum" or "mean".
+        attended: with `lengths` and "sum", the lists that are weighted by target attention.
         samples_by_rank: number of samples of each process in the batch; None is `World.part`.
     """
 
@@ -36,12 +49,17 @@ class Bags(NamedTuple):
     weights: Tensor | None = None
     pooling: str = "sum"
     samples_by_rank: Sequence[int] | None = None
+    attended: "Attended | None" = None
 
     def pooled(
         self, weight: Tensor, offsets: Tensor, dtype: torch.dtype, native: bool = True
     ) -> Tensor:
         """Returns the vectors of bags with lengths; see `ops.joint_embedding_bag`."""
         assert self.lengths is not None
+        if self.attended is not None:
+            attend = ops.attended_bag if native else ops.attended_bag_reference
+            operands = weight, self.ids, self.lengths, offsets, *self.attended
+            return attend(*operands, sample_weights=self.weights, dtype=dtype)
         look_up = ops.joint_embedding_bag if native else ops.joint_embedding_bag_reference
         return look_up(
             weight,
@@ -61,13 +79,14 @@ class Tables(nn.Module):
         """Looks up, and starts to send every process the vectors of its samples.
 
         Args:
-            bags: bags of the tables that this process reads, for the batch of all processes.
+            bags: bags of the fields that this process reads, for the batch of all processes.
             dtype: dtype of the vectors.
             graph: False returns a `LookUp`, if the layout has one for these bags.
 
         Returns:
-            A function that waits and returns the vectors of all tables, `[own samples, tables,
-            dim]`.
+            A function that waits and returns the vectors of all fields, `[own samples, fields,
+            dim]`, or, of several widths, concatenated in the order of `by_width`, `[own samples,
+            sum of the fields' columns]`.
         """
         raise NotImplementedError
 
@@ -78,6 +97,11 @@ class Tables(nn.Module):
         """
         raise NotImplementedError
 
+    def rows_by_weight(self, bags: Bags) -> dict[Tensor, Tensor]:
+        """Returns the rows of each weight that a batch looks up; see `rows`."""
+        rows = self.rows(bags)
+        return {weight: rows for weight, _ in self.table_parameters()}
+
     def table_parameters(self) -> TableParameters:
         """Returns the parameters that hold tables, each with its pieces by table, in order."""
         raise NotImplementedError
@@ -86,8 +110,8 @@ class Tables(nn.Module):
         """Returns the wide term of these tables: float32 tables of one column, initially 0.
 
         The same ids look it up, its rows are where the tables' rows are (or, of divided tables,
-        their first columns), and the same row optimizer updates it. The weights of table i are
-        table `number of all tables + i`.
+        their first columns), and the same row optimizer updates it. Fields that share a table share
+        its weights. The weights of table i are table `number of all tables + i`.
         """
         raise NotImplementedError
 
@@ -104,7 +128,7 @@ class Tables(nn.Module):
     def one_row_each(self) -> dict[Tensor, list[int]]:
         """Returns the rows of the tables of each weight that `ops.row_sgd_` may rely on.
 
-        A sample with one id per table looks up one row of each of them.
+        A sample with one id per field looks up one row of each of them.
         """
         return {
             weight: [piece.num_rows for piece in own.values()]
@@ -120,7 +144,8 @@ class WholeTables(Tables):
         held: this process's tables, as pieces, by table number; initial values depend on it.
         dim: columns of every table.
         world: the processes; tables are made on its device, without a full copy elsewhere.
-        tables_by_rank: table numbers of each process; None is one process.
+        tables: table number of each field of all processes; None is a field for each held table.
+        fields_by_rank: fields of each process's tables; None is one process.
     """
 
     def __init__(
@@ -128,18 +153,35 @@ class WholeTables(Tables):
         held: Mapping[int, Piece],
         dim: int,
         world: World = World(),
-        tables_by_rank: Sequence[Sequence[int]] | None = None,
+        tables: Sequence[int] | None = None,
+        fields_by_rank: Sequence[Sequence[int]] | None = None,
     ) -> None:
         super().__init__()
         self.dim, self.table_sizes = dim, [piece.num_rows for piece in held.values()]
-        self.world, self.tables_by_rank = world, tables_by_rank or [[*range(len(held))]]
-        self._held = held
+        self.world, self._held = world, held
+        self._tables = [*held] if tables is None else list(tables)
+        self.fields_by_rank = fields_by_rank or [[*range(len(self._tables))]]
+        own, numbers = self.fields_by_rank[world.rank], list(held)
+        # The place among the held tables of each own field's.
+        self._places = [numbers.index(self._tables[field]) for field in own]
         self.table_offsets: Tensor
-        offsets = torch.tensor([0, *accumulate(self.table_sizes)], device=world.device)
-        self.register_buffer("table_offsets", offsets, persistent=False)
+        offsets = [0, *accumulate(self.table_sizes)]
+        if self._shares:
+            offsets = [[offsets[place + i] for place in self._places] for i in (0, 1)]  # type: ignore[misc]
+        self.register_buffer(
+            "table_offsets", torch.tensor(offsets, device=world.device), persistent=False
+        )
+
+    @property
+    def _shares(self) -> bool:
+        """Returns whether own fields share tables."""
+        return self._places != [*range(len(self._held))]
+
+    def one_row_each(self) -> dict[Tensor, list[int]]:
+        return {} if self._shares else super().one_row_each()
 
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """Looks up ids `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
+        """Looks up ids `[batch, fields]`; returns `[batch, fields, dim]` of `dtype`."""
         raise NotImplementedError
 
     def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
@@ -148,14 +190,14 @@ class WholeTables(Tables):
 
     def look_up(self, bags: Bags, dtype: torch.dtype, graph: bool = True) -> Vectors:
         own = self(bags.ids, dtype=dtype) if bags.lengths is None else self.pool(bags, dtype)
-        return exchange(own, self.tables_by_rank, self.world, bags.samples_by_rank)
+        return exchange(own, self.fields_by_rank, self.world, bags.samples_by_rank)
 
     def rows(self, bags: Bags) -> Tensor:
-        begins = self.table_offsets[:-1]
+        begins, _ = ops.table_ranges(self.table_offsets)
         if bags.lengths is None:
             return (bags.ids + begins).flatten()
-        tables = ops.bags_of_ids(bags.ids, bags.lengths) % max(bags.lengths.shape[1], 1)
-        return bags.ids + begins[tables]
+        fields = ops.bags_of_ids(bags.ids, bags.lengths) % max(bags.lengths.shape[1], 1)
+        return bags.ids + begins[fields]
 
     def check(self, ids: Tensor, lengths: Tensor | None = None, name: str = "embedding") -> None:
         """Raises RuntimeError for the first id outside its table, naming table, row and value.
@@ -170,7 +212,7 @@ class WholeTables(Tables):
         if lengths is not None:
             ops.check_bags(name, ids, lengths, self.table_offsets)
             return
-        sizes = self.table_sizes
+        sizes = [self.table_sizes[place] for place in self._places]
         if ids.shape[1] != len(sizes):
             raise ValueError(f"{name}: expected ids of {len(sizes)} tables, got {ids.shape}")
         if ids.is_cuda or not ids.numel():
@@ -185,11 +227,12 @@ class WholeTables(Tables):
 
     def _of_twin(self) -> dict[str, Any]:
         """Returns the arguments of the wide term."""
-        number = sum(map(len, self.tables_by_rank))
+        number = len({*self._tables})
         return {
             "held": {number + table: piece.of_one_column() for table, piece in self._held.items()},
             "dim": 1,
             "initial": Initial(scale=0.0),
             "world": self.world,
-            "tables_by_rank": self.tables_by_rank,
+            "tables": [number + table for table in self._tables],
+            "fields_by_rank": self.fields_by_rank,
         }

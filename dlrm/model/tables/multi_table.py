@@ -15,7 +15,7 @@ from dlrm.model.tables.layout import Bags, TableParameters, Tables, WholeTables
 
 
 class MultiTableEmbedding(WholeTables):
-    """One `nn.Embedding` per feature, in float32; for the arguments see `JointEmbedding`."""
+    """One `nn.Embedding` per table, in float32; for the arguments see `JointEmbedding`."""
 
     def __init__(
         self,
@@ -23,9 +23,10 @@ class MultiTableEmbedding(WholeTables):
         dim: int,
         initial: Initial,
         world: World = World(),
-        tables_by_rank: Sequence[Sequence[int]] | None = None,
+        tables: Sequence[int] | None = None,
+        fields_by_rank: Sequence[Sequence[int]] | None = None,
     ):
-        super().__init__(held, dim, world, tables_by_rank)
+        super().__init__(held, dim, world, tables, fields_by_rank)
         device = world.device
         self.embeddings = nn.ModuleList(
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
@@ -47,24 +48,41 @@ class MultiTableEmbedding(WholeTables):
     def forward(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         self.check(ids)
         wide = ids.long()
-        vectors = [embedding(wide[:, i]) for i, embedding in enumerate(self.embeddings)]
+        vectors = [self.embeddings[place](wide[:, i]) for i, place in enumerate(self._places)]
         return self._stack(vectors, len(ids), dtype)
 
     def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
-        ids, lengths, weights, pooling, _ = bags
+        ids, lengths, weights, pooling, *_ = bags
         assert lengths is not None
         self.check(ids, lengths)
+        if bags.attended is not None:
+            return self._attended(bags, dtype)
         bag_of = ops.bags_of_ids(ids, lengths)
-        tables, wide, vectors = bag_of % max(lengths.shape[1], 1), ids.long(), []
+        fields, wide, vectors = bag_of % max(lengths.shape[1], 1), ids.long(), []
         if weights is not None and pooling == "mean":  # torch supports weights for sums only
             pooling, weights = "sum", weights / lengths.flatten()[bag_of]
         pool = partial(nn.functional.embedding_bag, mode=pooling, sparse=True)
-        for i, weight in enumerate(self.embeddings.parameters()):
-            own, chosen = lengths[:, i].long(), tables == i
+        of_tables = list(self.embeddings.parameters())
+        for i, place in enumerate(self._places):
+            weight, own, chosen = of_tables[place], lengths[:, i].long(), fields == i
             begins = own.cumsum(0) - own
             factors = None if weights is None else weights[chosen]
             vectors.append(pool(wide[chosen], weight, begins, per_sample_weights=factors))
         return self._stack(vectors, len(lengths), dtype)
+
+    def _attended(self, bags: Bags, dtype: torch.dtype) -> Tensor:
+        """Returns the vectors of bags of which some are weighted by target attention."""
+        assert bags.lengths is not None
+        assert bags.attended is not None
+        bag_of = ops.bags_of_ids(bags.ids, bags.lengths)
+        fields, wide = bag_of % bags.lengths.shape[1], bags.ids.long()
+        of_tables, parts = list(self.embeddings), []
+        by_field = [(fields == i).nonzero().squeeze(1) for i in range(len(self._places))]
+        for place, chosen in zip(self._places, by_field, strict=True):
+            parts.append(of_tables[place](wide[chosen]))
+        vectors = torch.cat(parts)[torch.cat(by_field).argsort()]
+        shape = bags.lengths.shape[0], bags.lengths.shape[1]
+        return ops.attended_sum(vectors, bag_of, shape, *bags.attended, bags.weights).to(dtype)
 
     def _stack(self, vectors: list[Tensor], batch: int, dtype: torch.dtype) -> Tensor:
         if vectors:

@@ -20,7 +20,8 @@ class StoredEmbedding(WholeTables):
     take slots instead of ids; `rows` gives the records of ids in the store.
 
     Args:
-        held, dim, world, tables_by_rank: see `WholeTables`; the tables are those of the store.
+        held, dim, world, tables, fields_by_rank: see `WholeTables`; the tables are those of the
+            store.
         initial: initial values, which the store gets.
         slots: number of rows in memory.
         dtype: dtype of the weight, float32 or bfloat16; see `JointEmbedding`.
@@ -34,9 +35,10 @@ class StoredEmbedding(WholeTables):
         slots: int,
         dtype: torch.dtype = torch.float32,
         world: World = World(),
-        tables_by_rank: Sequence[Sequence[int]] | None = None,
+        tables: Sequence[int] | None = None,
+        fields_by_rank: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(held, dim, world, tables_by_rank)
+        super().__init__(held, dim, world, tables, fields_by_rank)
         self._initial, self.slots = initial, slots
         weight = torch.zeros(slots, dim, dtype=dtype, device=world.device)
         self.weight = nn.Parameter(weight)
@@ -44,7 +46,8 @@ class StoredEmbedding(WholeTables):
         low = torch.zeros_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
         self.slot_offsets: Tensor
-        offsets = torch.tensor([0, slots], device=world.device)
+        each = torch.ones(len(self._places), dtype=torch.int64, device=world.device)
+        offsets = torch.stack([0 * each, slots * each])  # any field may have any slot
         self.register_buffer("slot_offsets", offsets, persistent=False)
 
     def initial(self) -> Iterator[RowBlock]:
@@ -80,14 +83,8 @@ class StoredEmbedding(WholeTables):
         return super().rows(bags)
 
     def forward(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
-        """Looks up slots `[batch, tables]`; returns `[batch, tables, dim]` of `dtype`."""
-        found = ops.joint_embedding(
-            self.weight, slots.reshape(-1, 1), self.slot_offsets, dtype=dtype
-        )
-        return found.view(*slots.shape, self.dim)
+        """Looks up slots `[batch, fields]`; returns `[batch, fields, dim]` of `dtype`."""
+        return ops.joint_embedding(self.weight, slots, self.slot_offsets, dtype=dtype)
 
     def pool(self, bags: Bags, dtype: torch.dtype) -> Tensor:
-        assert bags.lengths is not None
-        slots = bags._replace(lengths=bags.lengths.reshape(-1, 1))
-        found = slots.pooled(self.weight, self.slot_offsets, dtype)
-        return found.view(*bags.lengths.shape, self.dim)
+        return bags.pooled(self.weight, self.slot_offsets, dtype)

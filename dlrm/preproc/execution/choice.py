@@ -5,11 +5,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dlrm.flags import UsageError
 from dlrm.limits import check_processes
 from dlrm.preproc.execution.engines import Engine, local_engine
-from dlrm.preproc.execution.spark_engine import spark_engine
+from dlrm.preproc.execution.spark_engine import is_on_cluster, spark_engine
+from dlrm.remote.uri import Uri, is_uri
 from dlrm.settings import setting
 
 ENGINES = ("spark", "local")
@@ -41,11 +43,47 @@ class SparkConfig:
     def __post_init__(self) -> None:
         if wrong := [item for item in self.conf if "=" not in item]:
             raise UsageError(f"--conf: expected NAME=VALUE, got {wrong[0]!r}")
+        if (self.master or "").startswith("sc:"):
+            raise UsageError(
+                f"--master {self.master}: expected the master of a cluster, got a server of Spark "
+                "Connect, whose sessions dlrm.preproc.run takes in Python"
+            )
 
     def settings(self, of_query: bool = False) -> dict[str, str]:
         """Returns the settings of a session, with an optimizing compiler for a query."""
         settings = dict(_COMPILED) if of_query else {}
         return settings | dict(item.split("=", 1) for item in self.conf)
+
+
+@dataclass(frozen=True)
+class StoreConfig:
+    """The exchange of files between tasks; field names are those of the flags."""
+
+    through_store: bool | None = setting(
+        None,
+        "tasks read --input and exchange files through the store of --output, which needs no "
+        "common folder; default: if --output is a URI and Spark's master is not on this machine",
+    )
+
+
+def goes_through_store(values: Mapping[str, Any], output: str) -> bool:
+    """Returns whether tasks exchange files through the store of the output.
+
+    Args:
+        values: the flags of `StoreConfig` and `SparkConfig`, and `engine`.
+        output: name of the flag of the output.
+
+    Raises:
+        ValueError: they cannot, as the output is a local path.
+    """
+    chosen, place = values["through_store"], values[output]
+    if not is_uri(place):
+        if chosen:
+            raise ValueError(f"--through_store: expected a URI as --{output}, got {place}")
+        return False
+    if chosen is not None:
+        return chosen
+    return values["engine"] == "spark" and is_on_cluster(values["master"])
 
 
 @contextmanager
@@ -56,7 +94,7 @@ def open_engine(
     master: str | None = None,
     memory_gib: int = 4,
     settings: Mapping[str, str] | None = None,
-    folders: Sequence[Path] = (),
+    folders: Sequence[Path | Uri] = (),
     say: Callable[[str], None] = print,
 ) -> Iterator[Engine]:
     """Starts an engine, and stops it at the end of the block.
@@ -68,7 +106,7 @@ def open_engine(
         master: Spark's master; None is that of spark-submit, or else this machine.
         memory_gib: memory of Spark, in GiB.
         settings: settings of Spark.
-        folders: directories that every executor of Spark must be able to write in.
+        folders: directories and URIs that every executor of Spark must be able to write in.
         say: called with a line about Spark's pages.
 
     Raises:

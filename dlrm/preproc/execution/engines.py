@@ -29,7 +29,13 @@ class EngineError(RuntimeError):
 
 
 class Engine(Protocol):
-    """Runs tasks."""
+    """Runs tasks.
+
+    Attributes:
+        is_distributed: whether tasks may run on other machines.
+    """
+
+    is_distributed: bool
 
     @property
     def cores(self) -> int:
@@ -46,6 +52,8 @@ class Engine(Protocol):
 
 class LocalEngine:
     """Runs tasks in processes of this machine, without Spark and Java."""
+
+    is_distributed = False
 
     def __init__(self, cores: int, pool: ProcessPoolExecutor) -> None:
         self.cores, self._pool = cores, pool
@@ -75,6 +83,7 @@ class InlineEngine:
     """Runs tasks in this process, one after another, for small inputs."""
 
     cores = 1
+    is_distributed = False
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item; see `Engine`."""
@@ -147,6 +156,8 @@ class ThreadEngine:
     It starts no process, so a program that calls the library needs no `if __name__ == "__main__"`,
     and imports nothing again. Most of the work is in NumPy and Arrow, which run in parallel.
     """
+
+    is_distributed = False
 
     def __init__(self, cores: int, pool: ThreadPoolExecutor) -> None:
         self.cores, self._pool = cores, pool

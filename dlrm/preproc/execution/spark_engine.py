@@ -24,6 +24,8 @@ from typing import TYPE_CHECKING, Any
 from dlrm.command_line import missing_extra
 from dlrm.locks import OwnedDirectory, remove_abandoned
 from dlrm.preproc.execution.engines import EngineError, TaskError, return_memory
+from dlrm.preproc.execution.executors import checked, executor_error
+from dlrm.remote.uri import Uri
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -45,15 +47,17 @@ _OWN_CLUSTER = {
 }
 
 
-_START = "dlrm start"  # the first stage
-_DEADLINE = "spark.dlrm.startTimeout"
+START = "dlrm start"  # the first stage
+DEADLINE = "spark.dlrm.startTimeout"
 
 
 class SparkEngine:
     """Runs tasks on a Spark context, with the umask of the process that created it."""
 
-    def __init__(self, spark: "SparkContext") -> None:
-        self._spark, self._umask = spark, _umask()
+    is_distributed = True
+
+    def __init__(self, spark: "SparkContext", session: "SparkSession | None" = None) -> None:
+        self._spark, self._session, self._umask = spark, session, umask()
 
     @property
     def cores(self) -> int:
@@ -66,37 +70,38 @@ class SparkEngine:
         return self._spark.uiWebUrl
 
     def session(self) -> "SparkSession":
-        """Returns the session, which reads tables: the active one if there is one."""
+        """Returns the session, which reads tables: the user's, or the active one if any."""
         from pyspark.sql import SparkSession
 
-        # Errors are raised as well, and need not be printed as JSON.
-        logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
-        return SparkSession.getActiveSession() or SparkSession(self._spark)
+        quiet_errors()
+        return self._session or SparkSession.getActiveSession() or SparkSession(self._spark)
 
-    def start(self, folders: Sequence[Path] = (), log: Path | None = None) -> None:
+    def start(self, folders: Sequence[Path | Uri] = (), log: Path | None = None) -> None:
         """Starts Python on every core, and checks that tasks can write files into directories.
 
-        Missing packages and directories that are not shared are so reported before any work.
+        Executors that differ from the driver and directories that are not shared are so reported
+        before any work.
 
         Args:
             folders: directories, on storage that every node mounts.
             log: file of Spark's messages, for the reason why no task starts.
 
         Raises:
-            EngineError: no task starts within the deadline, or an executor cannot write; the
-                message has Spark's reason, or the executor's host, user and directory.
+            EngineError: no task starts within the deadline, or an executor cannot write or has
+                another environment; the message has Spark's reason, or the executor's host, and
+                its user and directory.
         """
-        deadline, late = _seconds(self._spark.getConf().get(_DEADLINE, "120s")), threading.Event()
+        deadline, late = _seconds(self._deadline()), threading.Event()
         over, probed = threading.Event(), 0
         watch = threading.Thread(
             target=self._cancel_without_progress, args=(deadline, over, late), daemon=True
         )
         watch.start()
         try:
-            with _failures():
-                while (cores := self.cores) > probed:  # more once executors have registered
-                    probe = partial(_probe, [os.fspath(folder) for folder in folders])
-                    self.run(_START, probe, range(cores))
+            with failures():
+                while (cores := self._count_cores()) > probed:  # more have registered
+                    probe = partial(_probe, [*folders])
+                    self.run(START, probe, range(cores))
                     probed = cores
         except TaskError as error:
             raise EngineError(
@@ -105,32 +110,47 @@ class SparkEngine:
             ) from error
         except EngineError as error:
             if not late.is_set():
-                if self._spark._jsc.sc().isStopped():  # as when there is no master
+                if self._is_stopped():  # as when there is no master
                     raise EngineError(f"Spark stopped: {_reason(log) or error}") from error
                 raise
             reason = _reason(log) or "no executor has registered, or none has a free core"
             raise EngineError(
-                f"Spark started no task within {deadline} s: {reason}. --conf {_DEADLINE}=600s "
+                f"Spark started no task within {deadline} s: {reason}. --conf {DEADLINE}=600s "
                 "waits longer"
             ) from error
         finally:
             over.set()
 
+    def _deadline(self) -> str:
+        return self._spark.getConf().get(DEADLINE, "120s") or ""
+
+    def _is_stopped(self) -> bool:
+        return self._spark._jsc.sc().isStopped()
+
+    def _count_cores(self) -> int:
+        return self.cores
+
     def _cancel_without_progress(
         self, deadline: int, over: threading.Event, late: threading.Event
     ) -> None:
         """Ends the first stage once no task runs, and none has ended within the deadline."""
-        tracker, before = self._spark.statusTracker(), 0
+        before = 0
         while not over.wait(deadline):
-            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(_START)]
-            ids = [stage for job in jobs if job for stage in job.stageIds]
-            stages = [stage for stage in map(tracker.getStageInfo, ids) if stage]
-            ended = sum(stage.numCompletedTasks + stage.numFailedTasks for stage in stages)
-            if ended == before and not any(stage.numActiveTasks for stage in stages):
+            active, ended = self._progress_of(START)
+            if not active and ended == before:
                 late.set()
-                self._spark.cancelJobGroup(_START)
+                self._cancel(START)
                 return
             before = ended
+
+    def _progress_of(self, stage: str) -> tuple[int, int]:
+        """Returns the numbers of running and of ended tasks of a stage."""
+        tracker = self._spark.statusTracker()
+        jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(stage)]
+        ids = [stage for job in jobs if job for stage in job.stageIds]
+        stages = [stage for stage in map(tracker.getStageInfo, ids) if stage]
+        ended = sum(stage.numCompletedTasks + stage.numFailedTasks for stage in stages)
+        return sum(stage.numActiveTasks for stage in stages), ended
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
         """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`.
@@ -138,25 +158,60 @@ class SparkEngine:
         A thread waits on a connection of its own: in the main thread a signal would interrupt the
         wait, and the next call would read the answer to this one.
         """
-        named = _named(task, self._umask, _host_and_user())
-        properties = self._spark._jsc.sc().getLocalProperties().clone()
-
-        def act() -> None:
-            self._spark._jsc.sc().setLocalProperties(properties)
-            self._spark.setJobGroup(stage, stage)
-            with _failures():
-                self._spark.parallelize(items, max(len(items), 1)).foreach(named)
-
+        named = checked(_named(task, self._umask, _host_and_user()))
+        act = self._job(stage, named, items)
         with ThreadPoolExecutor(1) as thread:
             try:
                 thread.submit(act).result()
             except (KeyboardInterrupt, SystemExit):
                 with suppress(Exception):  # a signal to the whole group ends the JVM as well
-                    self._spark.cancelJobGroup(stage)
+                    self._cancel(stage)
                 raise
 
+    def _job(
+        self, stage: str, task: Callable[[Any], None], items: Sequence[Any]
+    ) -> Callable[[], None]:
+        """Returns a function that runs a stage in the thread that calls it."""
+        properties = self._spark._jsc.sc().getLocalProperties().clone()
 
-def _umask() -> int:
+        def act() -> None:
+            self._spark._jsc.sc().setLocalProperties(properties)
+            self._spark.setJobGroup(stage, stage)
+            with failures():
+                self._spark.parallelize(items, max(len(items), 1)).foreach(task)
+
+        return act
+
+    def _cancel(self, stage: str) -> None:
+        self._spark.cancelJobGroup(stage)
+
+
+def quiet_errors() -> None:
+    """Keeps pyspark from printing, as JSON, errors of queries that it raises as well."""
+    logging.getLogger("SQLQueryContextLogger").setLevel(logging.CRITICAL)
+
+
+def is_on_cluster(master: str | None) -> bool:
+    """Returns whether Spark's tasks will run on other machines.
+
+    Args:
+        master: see `spark_engine`.
+    """
+    if "pyspark" in sys.modules:
+        from pyspark import SparkContext
+
+        if (running := SparkContext._active_spark_context) is not None:
+            master = running.master
+    if master is None and "PYSPARK_GATEWAY_PORT" in os.environ:  # by spark-submit
+        from pyspark import SparkConf, SparkContext
+
+        SparkContext._ensure_initialized()
+        master = SparkConf().get("spark.master", "local")
+    return re.fullmatch(r"local(\[.*\])?", master or "local") is None
+
+
+def umask() -> int:
+    """Returns the umask of this process."""
     mask = os.umask(0o077)
     os.umask(mask)
     return mask
@@ -165,13 +220,16 @@ def _umask() -> int:
 def _seconds(text: str) -> int:
     match = re.fullmatch(r"(\d{1,6}) *s?", text.strip())
     if match is None:
-        raise ValueError(f"--conf {_DEADLINE}: expected seconds, as in 120s, got {text!r}")
+        raise ValueError(f"--conf {DEADLINE}: expected seconds, as in 120s, got {text!r}")
     return int(match[1])
 
 
-def _probe(folders: Sequence[str], _: int) -> None:
-    """Creates, writes, renames and removes a file in each directory."""
+def _probe(folders: Sequence[Path | Uri], _: int) -> None:
+    """Creates, writes, renames and removes a file in each directory, and an object below a URI."""
     for folder in folders:
+        if isinstance(folder, Uri):
+            _probe_store(folder)
+            continue
         path = Path(folder, f".dlrm-probe-{uuid.uuid4().hex}")
         step = "create"
         try:
@@ -185,7 +243,23 @@ def _probe(folders: Sequence[str], _: int) -> None:
         except OSError as error:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-            raise OSError(error.errno, f"{error.strerror}: cannot {step} a file", folder) from None
+            raise OSError(
+                error.errno, f"{error.strerror}: cannot {step} a file", str(folder)
+            ) from None
+
+
+def _probe_store(uri: Uri) -> None:
+    """Writes, reads, lists and removes an object."""
+    from dlrm.remote.publish import RUN
+    from dlrm.remote.store import open_store
+
+    store, key = open_store(uri, patient=False), uri.below(f"{RUN}/.probe-{uuid.uuid4().hex}").key
+    store.write(key, b"probe")
+    try:
+        if bytes(store.read(store.entry(key))) != b"probe" or not store.entries(key):
+            raise OSError(f"{uri}: an object that was written is not there")
+    finally:
+        store.remove([key])
 
 
 def _host_and_user() -> tuple[str, str]:
@@ -233,18 +307,32 @@ def _freeze_what_is_loaded() -> None:
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
-    """Turns Spark's errors into one line: the task's message, otherwise Spark's cause."""
-    from py4j.protocol import Py4JError
-    from pyspark.errors import PySparkException
+def failures() -> Iterator[None]:
+    """Turns Spark's errors into one line: the task's message, otherwise Spark's cause.
 
+    Raises:
+        TaskError, EngineError: see `dlrm.preproc.execution.engines.Engine`.
+    """
     try:
         yield
-    except (Py4JError, PySparkException) as error:  # the latter once a SparkSession exists
+    except spark_errors() as error:
         text = str(error)
         if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
             raise TaskError(said[1]) from None
+        if problem := executor_error(text):
+            raise EngineError(problem) from None
         raise EngineError(f"Spark failed: {causes_of(text) or text.splitlines()[0]}") from error
+
+
+def spark_errors() -> tuple[type[Exception], ...]:
+    """Returns the classes of errors that pyspark raises."""
+    from pyspark.errors import PySparkException
+
+    with suppress(ImportError):  # which a client of Spark Connect may lack
+        from py4j.protocol import Py4JError
+
+        return Py4JError, PySparkException  # the latter once a SparkSession exists
+    return (PySparkException,)
 
 
 def causes_of(text: str) -> str:
@@ -275,7 +363,7 @@ def spark_engine(
     memory_gib: int,
     log: Path | None = None,
     settings: dict[str, str] | None = None,
-    folders: Sequence[Path] = (),
+    folders: Sequence[Path | Uri] = (),
     say: Callable[[str], None] = print,
 ) -> Iterator[SparkEngine]:
     """Starts Spark and stops it at the end; uses a running Spark of this process, and leaves it.
@@ -326,7 +414,7 @@ def spark_engine(
     try:
         with own_local_folders():
             try:
-                with _standard_error_to(log), _failures():
+                with _standard_error_to(log), failures():
                     spark = SparkContext(conf=conf)
             except EngineError as error:
                 reason, cause = _reason(log) if starts_jvm else "", str(error).partition(": ")[2]
@@ -342,7 +430,10 @@ def spark_engine(
 
 
 def _started(
-    spark: "SparkContext", folders: Sequence[Path], log: Path | None, say: Callable[[str], None]
+    spark: "SparkContext",
+    folders: Sequence[Path | Uri],
+    log: Path | None,
+    say: Callable[[str], None],
 ) -> SparkEngine:
     engine = SparkEngine(spark)
     if engine.address:
@@ -367,8 +458,9 @@ def configuration(
         "spark.executorEnv.ARROW_DEFAULT_MEMORY_POOL": os.environ.get(
             "ARROW_DEFAULT_MEMORY_POOL", "system"
         ),
-        "spark.hadoop.fs.permissions.umask-mode": f"{_umask():03o}",  # of files of the JVM
+        "spark.hadoop.fs.permissions.umask-mode": f"{umask():03o}",  # of files of the JVM
         "spark.ui.showConsoleProgress": "false",
+        "spark.ui.retainedTasks": "1000",  # of a stage, which the driver keeps for Spark's pages
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
         **place,
         **(_OWN_CLUSTER if re.match("local|spark://", master or "") else {}),

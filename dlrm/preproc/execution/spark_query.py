@@ -5,13 +5,13 @@ Spark supports lakes, catalogs and formats that we do not: Iceberg, Delta, Hive,
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.data.sources.column_names import check_columns
 from dlrm.preproc.execution.engines import Engine, EngineError
-from dlrm.preproc.execution.spark_engine import SparkEngine, causes_of
+from dlrm.preproc.execution.spark_engine import SparkEngine, causes_of, spark_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -30,23 +30,29 @@ class SparkQuery:
 
     Attributes:
         table: name of a table or view, with its catalog and namespace, if any.
-        sql: a query. One of the two is None.
+        sql: a query.
+        frame: a data frame of Spark. One of the three is given.
     """
 
     table: str | None = None
     sql: str | None = None
+    frame: "DataFrame | None" = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        if (self.table is None) == (self.sql is None):
+        if sum(one is not None for one in (self.table, self.sql, self.frame)) != 1:
             raise ValueError("--spark_table, --spark_sql: expected one of the two")
 
     @property
     def flag(self) -> str:
         """Returns the flag with its value."""
+        if self.frame is not None:
+            return "--source"
         return f"--spark_table {self.table}" if self.table else f"--spark_sql {self.sql}"
 
     def facts(self) -> dict[str, str]:
-        """Returns the flag and its value, which determine the rows."""
+        """Returns the flag and its value, which determine the rows; nothing for a data frame."""
+        if self.frame is not None:
+            return {}
         return {"--spark_table": self.table} if self.table else {"--spark_sql": self.sql or ""}
 
 
@@ -84,7 +90,7 @@ def read_query(
     if not isinstance(engine, SparkEngine):
         raise ValueError(f"{query.flag}: expected --engine spark, got local")
     with _failures(query):
-        session = engine.session()
+        session = engine.session() if query.frame is None else query.frame.sparkSession
         version = _version(session, query.table) if query.table else None
         frame = _frame(session, query, version)
         wanted = [*columns, *(name for name in optional if name in frame.columns)]
@@ -112,17 +118,15 @@ def _setting(session: "SparkSession", name: str, value: str) -> Iterator[None]:
 @contextmanager
 def _failures(query: SparkQuery) -> Iterator[None]:
     """Turns Spark's errors into one line: a ValueError if the query is at fault."""
-    from py4j.protocol import Py4JError
     from pyspark.errors import AnalysisException, PySparkException
 
     try:
         yield
     except AnalysisException as error:  # errors in a query, such as ParseException
         raise ValueError(f"{query.flag}: {_first_line(error)}") from None
-    except PySparkException as error:
-        raise EngineError(f"{query.flag}: Spark failed: {_first_line(error)}") from error
-    except Py4JError as error:
-        cause = causes_of(str(error)) or _first_line(error)
+    except spark_errors() as error:
+        causes = "" if isinstance(error, PySparkException) else causes_of(str(error))
+        cause = causes or _first_line(error)
         raise EngineError(f"{query.flag}: Spark failed: {cause}") from error
 
 
@@ -132,6 +136,8 @@ def _first_line(error: Exception) -> str:
 
 def _frame(session: "SparkSession", query: SparkQuery, version: int | None) -> "DataFrame":
     """Returns a query's data frame, without computing it."""
+    if query.frame is not None:
+        return query.frame
     if query.sql is not None:
         return session.sql(query.sql)
     if version is not None:

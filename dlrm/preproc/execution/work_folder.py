@@ -17,8 +17,8 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -38,10 +38,11 @@ from dlrm.files import (
 )
 from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import Engine
+from dlrm.remote.uri import Uri
 
-_FACTS = "run.json"
+FACTS = "run.json"
 _REMOVED = ".removed"
-_KIND = "dlrm preprocessing"
+KIND = "dlrm preprocessing"
 
 
 @dataclass
@@ -62,6 +63,11 @@ class WorkFolder:
     def output(self) -> Path:
         """Directory that becomes `final`."""
         return self.path / "output"
+
+    @property
+    def shown(self) -> str:
+        """The place of the unfinished run, for messages."""
+        return str(self.path.parent)
 
     def folder(self, name: str) -> Path:
         """Returns a subdirectory, created if need be."""
@@ -127,16 +133,34 @@ class WorkFolder:
         """
         results = self.folder(f"{stage}.tasks")
         left = [i for i in range(len(items)) if i not in _done(results)]
-        with _watched(results, on_progress):
+        with watched(partial(_done, results), on_progress):
             if left:
                 engine.run(stage, partial(_once, task, str(results)), [(i, items[i]) for i in left])
         return [read_json(results / f"{i}.json") for i in range(len(items))]
+
+    def fetch(self, folder: Path, ending: str = "") -> None:
+        """Has, on this machine, the files with an ending that tasks have written to a folder."""
+
+    def outline(self, folder: Path) -> None:
+        """Has, on this machine, the sizes, first and last bytes of files of tasks in a folder."""
+
+    def share(self, folder: Path) -> None:
+        """Lets tasks read what this process has written to a folder."""
+
+    def checksums(self) -> dict[str, str] | None:
+        """Returns the checksums of files that tasks have written rows to, if they are known."""
+        return None
 
     def publish(self) -> None:
         """Moves the output to `final` and removes the directory."""
         if not self.is_published():  # by a run that was killed before the next
             publish_directory(self.output, self.final)
-        remove_work_folder(self.path.parent)
+        self.discard()
+
+    def discard(self) -> None:
+        """Removes the directory."""
+        if self.path.parent.exists():
+            remove_work_folder(self.path.parent)
 
 
 def _digest(file: Path) -> str:
@@ -161,12 +185,15 @@ def _done(results: Path) -> set[int]:
 
 
 @contextmanager
-def _watched(results: Path, on_progress: Callable[[list[int]], None]) -> Iterator[None]:
+def watched(
+    done: Callable[[], set[int]], on_progress: Callable[[list[int]], None], seconds: float = 0.5
+) -> Iterator[None]:
+    """Reports the numbers of finished items from time to time within the block."""
     over = threading.Event()
 
     def watch() -> None:
-        while not over.wait(0.5):
-            on_progress(sorted(_done(results)))
+        while not over.wait(seconds):
+            on_progress(sorted(done()))
 
     thread = threading.Thread(target=watch, daemon=True)
     thread.start()
@@ -212,15 +239,16 @@ def open_work_folder(
             shutil.rmtree(removed)
         for run in folder.iterdir():
             restore_replaced(run, final)
-        if restart or (folder / _FACTS).exists() and not _is_to_go_on(folder, work):
+        if restart or (folder / FACTS).exists() and not _is_to_go_on(folder, work):
             _empty(folder)
-            (folder / _FACTS).unlink(missing_ok=True)
-        work.resumed = (folder / _FACTS).exists()
+            (folder / FACTS).unlink(missing_ok=True)
+        work.resumed = (folder / FACTS).exists()
         if work.resumed:
-            _check_same(folder, facts)
+            record = read_json(folder / FACTS, object)
+            check_same(folder / FACTS, record, facts)
         else:
             _check_ours(folder)
-            _write(folder / _FACTS, {"kind": _KIND, "facts": facts})
+            _write(folder / FACTS, {"kind": KIND, "facts": facts})
         work.path.mkdir(exist_ok=True)
         with errors_named(final, work.output):
             yield work
@@ -243,8 +271,30 @@ def _what_is_there(final: Path) -> str:
     )
 
 
-def shared_folders(final: Path) -> list[Path]:
-    """Returns the directories that tasks write below: those of the run and of the output."""
+def opened_work(
+    output: Path | Uri, facts: dict[str, Any], replace: bool | str, restart: bool
+) -> AbstractContextManager[WorkFolder]:
+    """Opens the folders of a run, beside its output, or in the store of its URI.
+
+    Args:
+        output, facts, replace, restart: see `open_work_folder` and `open_stored_work`.
+    """
+    if not isinstance(output, Uri):
+        return open_work_folder(output, facts, replace, restart)
+    from dlrm.preproc.execution.stored_work import open_stored_work
+
+    return open_stored_work(output, facts, replace, restart)
+
+
+def spark_log(output: Path | Uri) -> Path:
+    """Returns the file for Spark's messages: beside the output, or in the working directory."""
+    return Path("spark.log").absolute() if isinstance(output, Uri) else output.parent / "spark.log"
+
+
+def shared_folders(final: Path | Uri) -> list[Path | Uri]:
+    """Returns what tasks write below: the directories of the run and of the output, or its URI."""
+    if isinstance(final, Uri):
+        return [final]
     final = final.resolve()
     return [_folder_of(final), final.parent]
 
@@ -261,15 +311,19 @@ def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
     described = [path.parent for path in folder.glob("*/described.done")]
     if any(not WorkFolder(run, work.final, True).has_output() for run in described):
         return work.is_published()
-    stages = (path.name for path in folder.glob("*/*.done"))
+    return has_results(path.name for path in (*folder.glob("*/*.done"), *folder.glob("*/*/*.json")))
+
+
+def has_results(names: Iterable[str]) -> bool:
+    """Returns whether files of a run, of all results, are more than a division of its work."""
     plans = (".splits.done", ".buckets.done")
-    return any(not name.endswith(plans) for name in stages) or any(folder.glob("*/*.tasks/*.json"))
+    return any(name.endswith((".done", ".json")) and not name.endswith(plans) for name in names)
 
 
 def remove_work_folder(folder: Path) -> None:
     """Removes the directory of a run, and last the file that marks it as ours."""
     _empty(folder)
-    (folder / _FACTS).unlink()
+    (folder / FACTS).unlink()
     folder.rmdir()
 
 
@@ -279,17 +333,17 @@ def _empty(folder: Path) -> None:
         if entry.is_dir():
             removed = entry.rename(entry.with_name(f"{entry.name}{_REMOVED}"))
             shutil.rmtree(removed)
-        elif entry.name != _FACTS:
+        elif entry.name != FACTS:
             entry.unlink()
 
 
 def _check_ours(folder: Path) -> None:
     if folder.is_dir():
         entries = [entry.name for entry in folder.iterdir()]
-        if _FACTS in entries or all(name.startswith(f".{_FACTS}.") for name in entries):
+        if FACTS in entries or all(name.startswith(f".{FACTS}.") for name in entries):
             return
     raise FileExistsError(
-        f"{folder}: exists and has no {_FACTS}, so it was not written by this program and is not "
+        f"{folder}: exists and has no {FACTS}, so it was not written by this program and is not "
         "touched; rename or remove it"
     )
 
@@ -322,12 +376,18 @@ def _close_locks() -> None:
 os.register_at_fork(after_in_child=_close_locks)
 
 
-def _check_same(folder: Path, facts: dict[str, Any]) -> None:
+def check_same(place: object, record: Any, facts: dict[str, Any]) -> None:
+    """Raises ValueError if an unfinished run has other facts than those of this one.
+
+    Args:
+        place: the file with the facts of the run.
+        record: its content.
+        facts: options and input of this run.
+    """
     try:
-        stored = read_json(folder / _FACTS)
-        earlier = dict(stored["facts"]) if stored["kind"] == _KIND else {}
+        earlier = dict(record["facts"]) if record["kind"] == KIND else {}
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{folder / _FACTS}: not the facts of a run ({error!r})") from error
+        raise ValueError(f"{place}: not the facts of a run ({error!r})") from error
     earlier, facts = _flat(earlier), _flat(facts)
     changed = [
         f"{name} was {_shown(earlier.get(name))} and is {_shown(facts.get(name))}"
@@ -336,8 +396,9 @@ def _check_same(folder: Path, facts: dict[str, Any]) -> None:
     ]
     if changed:
         raise ValueError(
-            f"{folder}: has a run that did not finish, of other settings: {'; '.join(changed)}. "
-            "--restart discards it and begins with the new settings; the earlier ones resume it"
+            f"{os.path.dirname(str(place))}: has a run that did not finish, of other settings: "
+            f"{'; '.join(changed)}. --restart discards it and begins with the new settings; the "
+            "earlier ones resume it"
         )
 
 

@@ -15,15 +15,18 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.flags import UsageError, Values
 from dlrm.limits import check_processes
-from dlrm.preproc.execution.choice import SparkConfig, open_engine
+from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
 from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
-from dlrm.preproc.execution.work_folder import open_work_folder, shared_folders
+from dlrm.preproc.execution.work_folder import opened_work, shared_folders, spark_log
+from dlrm.preproc.increments.growth import open_growth
 from dlrm.preproc.logs import pipeline
 from dlrm.preproc.logs.options import DATASET, KAGGLE_DAYS, UNUSED, LogOptions
 from dlrm.preproc.logs.raw_log import find_days, find_file
-from dlrm.preproc.stages.options import RunConfig
+from dlrm.preproc.stages.options import IncrementConfig, RunConfig
 from dlrm.preproc.stages.pipeline import input_facts, summary
 from dlrm.preproc.stages.stage import PreparationRun
+from dlrm.remote.uri import Uri
+from dlrm.settings import settings_of
 
 
 def run(values: Values) -> None:
@@ -51,6 +54,9 @@ def _check_mode(values: Values) -> None:
         if values[name]:
             say(f"note: --{name} is not used: {why}")
     if values["mode"] in ("generate_models", "transform"):
+        for name in settings_of(IncrementConfig):
+            if name in values.given:
+                raise ValueError(f"--{name}: is for --mode prepare")
         return
     for name in ("days", "input_file", "model_folder", "unlabelled"):
         if values[name]:
@@ -73,7 +79,8 @@ def _find_input(values: Values) -> _Input:
     folder = values["input_folder"]
     train = find_file(folder, "train.txt") if folder.is_dir() else None
     if train is None:
-        return _Input(find_days(folder, values["num_days"]), None, None)
+        days = find_days(folder, values["num_days"], hold_out=values["hold_out"])
+        return _Input(days, None, None)
     if any(folder.glob("day_*")):
         raise ValueError(f"{folder}: expected day files or train.txt, got both")
     return _Input([train], values["num_days"] or KAGGLE_DAYS, find_file(folder, "test.txt"))
@@ -88,10 +95,20 @@ def _verify(values: Values) -> None:
 
 
 def _prepare(values: Values) -> None:
+    if not goes_through_store(values, "output_folder"):
+        _prepare_into(values, _required(values, "output_folder") / DATASET)
+        return
+    from dlrm.preproc.execution.stored_work import outlined_inputs
+
+    output = Uri.parse(values["output_folder"]).below(DATASET)
+    with outlined_inputs(values, ["input_folder"]) as local:
+        _prepare_into(local, output)
+
+
+def _prepare_into(values: Values, output: Path | Uri) -> None:
     start = time.perf_counter()
     _required(values, "input_folder")
     found = _find_input(values)
-    output = _required(values, "output_folder") / DATASET
     facts = {"--num_days": found.num_days}
     with _opened(values, output, found.all_files, facts) as run:
         say(f"{'start:':<31}{time.perf_counter() - start:8.1f} s")
@@ -148,20 +165,24 @@ def _transform(values: Values) -> None:
 
 @contextmanager
 def _opened(
-    values: Values, output: Path, files: list[Path], facts: dict[str, Any]
+    values: Values, output: Path | Uri, files: list[Path], facts: dict[str, Any]
 ) -> Iterator[PreparationRun]:
     """Opens the work folder of an output, and starts the engine."""
     options = _options(values)
+    growth = open_growth(options.increment, options.schema)
     replace = values["write_mode"] == "overwrite"
     facts = options.facts() | facts | input_facts(files)
-    with open_work_folder(output, facts, replace, values["restart"]) as work:
+    facts |= {} if growth is None else growth.facts()
+    for note in [] if growth is None else growth.notes():
+        say(note)
+    with opened_work(output, facts, replace, values["restart"]) as work:
         if work.resumed:
-            say(f"going on with what {work.path.parent} has")
+            say(f"going on with what {work.shown} has")
         try:
             with _engine(values, output) as engine:
-                yield PreparationRun(engine, work, options, say)
+                yield PreparationRun(engine, work, options, say, growth)
         except (TaskError, EngineError) as error:
-            hint = f"what is done is kept in {work.path.parent}: the same command resumes it"
+            hint = f"what is done is kept in {work.shown}: the same command resumes it"
             raise type(error)(f"{error} ({hint})") from error
 
 
@@ -173,12 +194,12 @@ _MODES = {
 }
 
 
-def _engine(values: Values, output: Path) -> AbstractContextManager[Engine]:
+def _engine(values: Values, output: Path | Uri) -> AbstractContextManager[Engine]:
     spark = values.config(SparkConfig)
     return open_engine(
         values["engine"],
         values.config(RunConfig).num_cores,
-        output.parent / "spark.log",
+        spark_log(output),
         spark.master,
         spark.memory_gib,
         spark.settings(),
@@ -193,6 +214,7 @@ def _options(values: Values) -> LogOptions:
         log_format=values.config(LogFormat),
         dictionary_days=_range("dictionary_days", values["dictionary_days"]),
         report=values["report"] and values["mode"] == "prepare",
+        increment=values.config(IncrementConfig),
     )
 
 

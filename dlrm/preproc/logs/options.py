@@ -48,6 +48,9 @@ class LogOptions(PreparationOptions):
     )
     dictionary_days: tuple[int, int] | None = None
     seed: int = setting(0, "seed of --output_ordering total_random")
+    hold_out: bool = setting(
+        True, "hold out the last day, half for testing and half for validation; not for training"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -93,6 +96,8 @@ class LogOptions(PreparationOptions):
         """Returns, by flag, the options that determine the bytes of the dataset."""
         names = ("frequency_limit", "numeric_transform", "dictionary_days", "seed")
         values = asdict(self.log_format) | {name: getattr(self, name) for name in names}
+        if not self.hold_out:
+            values["hold_out"] = False
         return {f"--{name}": value for name, value in values.items()} | self.common_facts()
 
     def manifest_facts(self) -> dict[str, Any]:

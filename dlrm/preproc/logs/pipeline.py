@@ -33,7 +33,7 @@ from dlrm.preproc.logs.raw_log import (
 from dlrm.preproc.logs.source import LogSource
 from dlrm.preproc.stages.dictionary_merge import write_lookups
 from dlrm.preproc.stages.division import DROPPED, TEST, TRAIN, VALIDATION, Divider, Ranges
-from dlrm.preproc.stages.fitting import fit, shared_out
+from dlrm.preproc.stages.fitting import facts_of, fit, shared_out
 from dlrm.preproc.stages.pipeline import Divided, count, quarantine, transform, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.shuffle_files import remove_unfinished
@@ -45,6 +45,7 @@ _SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless given
 _SPLITS_PER_CORE = 4
 _COUNT_BUCKET_BYTES = 256 << 20  # of text
 _NOTE = "The last day is held out: its first half is test, the rest validation. "
+_ALL = "All days are training rows. "
 
 
 def prepare(
@@ -56,7 +57,7 @@ def prepare(
     """Writes a whole dataset; returns its cardinalities, and the totals of each split.
 
     All days except the last are train/; of the n rows of the last day, the first floor(n/2) are
-    test/, the others validation/.
+    test/, the others validation/. With `hold_out` of the options false, all days are train/.
 
     Args:
         run: the engine, the folder and the options, which are `LogOptions`.
@@ -77,9 +78,12 @@ def prepare(
     if not all_rows:
         raise ValueError("the input has no line that can be read; expected one or more")
     half = train_rows + (all_rows - train_rows) // 2
-    divider = Ranges((0, train_rows, half, all_rows), (TRAIN, TEST, VALIDATION))
+    divider = Ranges((0, all_rows), (TRAIN,))
+    if run.options.hold_out:
+        divider = Ranges((0, train_rows, half, all_rows), (TRAIN, TEST, VALIDATION))
     divided = _divided(run, run.options.log_format, divider, splits)
-    days = Files([f"day {day}" for day in range(last_day + 1)], "day", _NOTE)
+    note = _NOTE if run.options.hold_out else _ALL
+    days = Files([f"day {day}" for day in range(last_day + 1)], "day", note)
     more = None if unlabelled is None else partial(_transform_unlabelled, run, unlabelled)
     return write_dataset(run, divided, counted, days, more=more)
 
@@ -133,6 +137,7 @@ def _unpacked(run: PreparationRun, files: Sequence[Path], name: str) -> list[Day
             items = [(str(path), str(paths[path])) for path in packed]
             unpacked = stage.tasks(f"{name}.unpack", _unpack, items, sizes)
             stage.size = sum(result["bytes"] for result in unpacked)
+            run.work.outline(folder)
     return [
         Day(str(paths[path].resolve()), 0, paths[path].stat().st_size, str(path)) for path in files
     ]
@@ -210,7 +215,7 @@ def fit_days(run: PreparationRun, files: Sequence[Path], num_days: int | None = 
     """Fits a transform only, as `--mode generate_models` does."""
     if run.work.result("described") is None:
         splits, counted = _counted_days(run, files, num_days)
-        fit(run, counted, run.work.output)
+        fit(run, counted, run.work.output, facts_of(run, counted))
         remove_unfinished(run.work.output)
         rows = sum(split.rows for split in splits)
         write_manifest(run.work.output, "transform", rows=rows)

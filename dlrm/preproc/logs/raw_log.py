@@ -15,6 +15,7 @@ from typing import Any, BinaryIO, NamedTuple
 from dlrm.data.sources.log_lines import LONGEST_LINE, Lines, LogFormat, explain, parse_lines
 from dlrm.files import sync
 from dlrm.preproc.stages.source import Rejected
+from dlrm.remote.task_files import fetch, open_input
 
 SUFFIXES = (".gz", ".zst")  # of compressed files
 _BLOCK_BYTES = 4 << 20  # of text, small enough for its columns to fit the caches
@@ -77,7 +78,10 @@ class Split:
 
 
 def find_days(
-    folder: Path, num_days: int | None = None, days: tuple[int, int] | None = None
+    folder: Path,
+    num_days: int | None = None,
+    days: tuple[int, int] | None = None,
+    hold_out: bool = True,
 ) -> list[Path]:
     """Returns `day_0`, `day_1`, ... of a folder, each plain, `.gz` or `.zst`.
 
@@ -87,6 +91,7 @@ def find_days(
         num_days: expected number of days; None takes all.
         days: first and last day to return; the folder need not have others. None returns all,
             which must be 2 or more, without a gap.
+        hold_out: whether the last day is held out; otherwise there may be one only.
 
     Raises:
         FileNotFoundError: the folder or a day is missing.
@@ -121,7 +126,7 @@ def find_days(
     present_days = f"day_0 to day_{last}" if present else "none"
     if num_days is not None and len(present) != num_days:
         raise ValueError(f"{folder}: expected {num_days} day files (NUM_DAYS), got {present_days}")
-    if days is None and len(present) < 2:
+    if days is None and len(present) < 1 + hold_out:
         raise ValueError(
             f"{folder}: expected day files day_0, day_1, ..., at least 2 since the last one is "
             f"held out for testing, or train.txt; got {present_days}"
@@ -175,7 +180,7 @@ def number_rows(splits: Sequence[Split], counted: Sequence[dict[str, Any]]) -> l
 def count_lines(split: Split) -> int:
     """Counts the lines that start in a split, which are the newlines before its bytes."""
     lines = 1 if split.begin == 0 else 0
-    with open(split.path, "rb") as file:
+    with open_input(split.path, split.end) as file:
         position = max(split.begin - 1, 0)
         file.seek(position)
         while position < split.end - 1:
@@ -190,7 +195,7 @@ def start_of_line(split: Split, line: int) -> int:
     if line == 0 and split.begin == 0:
         return 0
     wanted = line if split.begin == 0 else line + 1  # newlines up to it
-    with open(split.path, "rb") as file:
+    with open_input(split.path, split.end) as file:
         position = max(split.begin - 1, 0)
         file.seek(position)
         while True:
@@ -224,7 +229,7 @@ def read_blocks(
         ValueError: the lines differ from those that were counted.
     """
     rows = skipped = crc = 0
-    with open(split.path, "rb") as file:
+    with open_input(split.path, split.end) as file:
         position = _first_line(file, split)
         while position < split.end:
             file.seek(position)
@@ -287,7 +292,7 @@ def _rest_of_line(file: BinaryIO, split: Split, position: int) -> bytes:
 def _line_number(path: str, offset: int) -> int:
     """Counts the lines up to the one at `offset`; reads the file, so used for errors only."""
     lines = 1
-    with open(path, "rb") as file:
+    with open_input(path) as file:
         while offset > 0 and (block := file.read(min(_BLOCK_BYTES, offset))):
             lines += block.count(b"\n")
             offset -= len(block)
@@ -301,6 +306,7 @@ def unpack(source: str, target: str) -> dict[str, Any]:
         ValueError: the file is damaged or truncated; the message names it.
     """
     partial, size = Path(target + ".partial"), 0
+    fetch(source)
     try:
         with _open_compressed(source) as packed, open(partial, "wb") as file:
             while block := packed.read(_BLOCK_BYTES):

@@ -15,6 +15,7 @@ from dlrm.files import sync_files
 from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.division import Divider, Ranges
 from dlrm.preproc.stages.source import Read, Source, Target
+from dlrm.remote.task_files import is_active, shared, write_slice
 
 _WORD = np.dtype("<i4")
 
@@ -109,11 +110,14 @@ def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]
     for name, parts in columns.items():
         width = parts[0].dtype.itemsize * int(np.prod(parts[0].shape[1:]))
         path = Path(dataset, name)
+        contents = (np.ascontiguousarray(p).data.cast("B") for p in parts if p.size)
+        if write_slice(path, first_row * width, contents):
+            continue
         try:
             with open(path, "r+b", buffering=0) as file:
                 file.seek(first_row * width)
-                for part in filter(np.size, parts):
-                    _write_all(file, np.ascontiguousarray(part).data.cast("B"))
+                for content in contents:
+                    _write_all(file, content)
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -145,8 +149,9 @@ class TransformJob(NamedTuple):
 
     def fitted(self) -> Transform:
         """Returns the transform, loaded once per process while its files are unchanged."""
-        status = facts_file(Path(self.transform)).stat()
-        return _load(self.transform, self.lookups, status.st_ino, status.st_mtime_ns)
+        directory, lookups = shared(self.transform), shared(self.lookups)
+        status = facts_file(Path(directory)).stat()
+        return _load(directory, lookups, status.st_ino, status.st_mtime_ns)
 
     def start(self, number: int, target: Target) -> int:
         """Returns the index, in a target, of a part's first row of it."""
@@ -180,7 +185,9 @@ class TransformJob(NamedTuple):
         return by_file | {f.lengths: f.dtypes[f.lengths] for f in self.lists(target)}
 
     def sync(self, target: Target) -> None:
-        """Waits until what was written of a target is on the disk."""
+        """Waits until what was written of a target is on the disk, if it was written there."""
+        if is_active():
+            return
         names = {
             *self.files(target),
             *(name for field in self.lists(target) for name in field.dtypes),
@@ -216,5 +223,6 @@ class TransformJob(NamedTuple):
 @lru_cache(maxsize=1)
 def _load(directory: str, lookups: str, inode: int, changed: int) -> Transform:
     transform = Transform.load(directory)
-    transform.use_lookups(lookups)
+    if any(Path(lookups).iterdir()):  # a driver may have none
+        transform.use_lookups(lookups)
     return transform

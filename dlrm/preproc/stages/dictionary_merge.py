@@ -7,22 +7,25 @@ in mapped files.
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.transform.dictionaries import (
     Counts,
-    dictionary_path,
     frequent,
     merge_counts,
     open_dictionary,
     reserve,
+    segment_name,
+    segments_of,
 )
-from dlrm.data.transform.lookup import IdLookup, lookup_directory, spread
+from dlrm.data.transform.lookup import IdLookup, directory_parts, spread
 from dlrm.data.transform.numbers import bin_edges
 from dlrm.data.transform.transform import Transform
 from dlrm.files import staged_file, write_array
@@ -31,8 +34,10 @@ from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.division import bucket_of
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
+from dlrm.remote.task_files import read_ranges
 
-_SORTED_AT_ONCE = 1 << 22
+_SORTED_AT_ONCE = 1 << 22  # values, of texts of up to
+_USUAL_TEXT = 32  # bytes on average
 
 
 def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
@@ -54,8 +59,29 @@ def write_counts(path: Path, columns: list[Counts], buckets: int) -> None:
     write_buckets(path, contents, counts)
 
 
+class Known(Protocol):
+    """The values of earlier days, to which a bucket's counts are added; can be pickled."""
+
+    def divide(self, bucket: int) -> AbstractContextManager["Divide"]:
+        """Returns what divides the columns of a bucket."""
+
+
+class Divide(Protocol):
+    """Divides the values of a bucket's columns, and keeps those that get no id."""
+
+    def __call__(self, column: int, merged: Counts) -> Counts | None:
+        """Returns the values that are kept; None if those of the column do not grow."""
+
+    def facts(self) -> dict[str, Any]:
+        """Returns facts about what was kept, as JSON."""
+
+
 def merge_bucket(
-    bucket: int, sources: Sequence[str], limits: Sequence[int], folder: str
+    bucket: int,
+    sources: Sequence[str],
+    limits: Sequence[int],
+    folder: str,
+    known: Known | None = None,
 ) -> dict[str, Any]:
     """Adds up a bucket's counts of all splits, and keeps the values that are frequent enough.
 
@@ -64,15 +90,20 @@ def merge_bucket(
         sources: files of the splits' counts.
         limits: for each counted column, the minimum count of a value.
         folder: folder of the result.
+        known: values of earlier days, of which none is kept; None if there are none.
     """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
-    distinct, kept, occurrences = [], [], []
-    with staged_file(Path(folder, str(bucket))) as partial, open(partial, "wb") as file:
+    distinct, kept = [], []
+    with ExitStack() as stack:
+        divide = None if known is None else stack.enter_context(known.divide(bucket))
+        partial = stack.enter_context(staged_file(Path(folder, str(bucket))))
+        file = stack.enter_context(open(partial, "wb"))
         for column, counts in enumerate(zip(*parts, strict=True)):
             merged = merge_counts(counts)
-            enough = frequent(merged, limits[column]) if merged.counts.ndim == 1 else merged
+            enough = None if divide is None else divide(column, merged)
+            if enough is None:
+                enough = frequent(merged, limits[column]) if merged.counts.ndim == 1 else merged
             distinct.append(len(merged.keys))
-            occurrences.append([int(merged.counts.sum()), int(enough.counts.sum())])
             order = np.argsort(spread(enough.keys))
             lengths, texts = _text_bytes(enough.texts, order)
             kept.append([len(enough.keys), len(lengths) + len(texts)])
@@ -80,7 +111,8 @@ def merge_bucket(
             file.write(enough.counts[order].astype(np.int64).data)
             file.write(lengths)
             file.write(texts)
-    return {"distinct": distinct, "kept": kept, "occurrences": occurrences}
+        facts = {} if divide is None else divide.facts()
+    return {"distinct": distinct, "kept": kept} | facts
 
 
 def _text_bytes(texts: Any, order: np.ndarray) -> tuple[bytes, bytes]:
@@ -94,7 +126,7 @@ def _text_bytes(texts: Any, order: np.ndarray) -> tuple[bytes, bytes]:
     return np.diff(ends).astype(np.int32).tobytes(), content
 
 
-def _texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
+def texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
     """Returns the texts whose lengths begin at `place` and have `size` bytes themselves."""
     import pyarrow as pa
 
@@ -117,7 +149,7 @@ def _read_counts(contents: bytes, counts: np.ndarray) -> list[Counts]:
         place += occurrences.nbytes
         occurrences = occurrences.reshape(shape)
         if text_bytes >= 0:
-            texts = _texts_of(contents, entries, place, text_bytes)
+            texts = texts_of(contents, entries, place, text_bytes)
             place += 4 * entries + text_bytes
         columns.append(Counts(keys, occurrences, texts))
     return columns
@@ -128,7 +160,7 @@ class CountedColumn(NamedTuple):
 
     Attributes:
         kind: "numbers" and "texts" become a dictionary, "bins" edges, "encodings" numbers of
-            the values, and "ids" their greatest.
+            the values, and "ids" their greatest; "kept" becomes nothing.
         limit: minimum count of a value.
         most: maximum number of values with ids; None for all. Of ids, the greatest possible one.
         bins: number of bins.
@@ -164,8 +196,8 @@ def fit_columns(columns: Sequence[int], job: FitJob) -> dict[str, Any]:
         By column, the number of its values; for bins, their edges and shares, in hexadecimal; for
         encodings, the result of `fit_encodings`.
     """
-    fits = {"numbers": _fit_column, "texts": _fit_texts, "bins": _fit_bins}
-    fits |= {"encodings": _fit_encodings, "ids": _fit_ids}
+    fits = {"numbers": _fit_column, "texts": _fit_column, "bins": _fit_bins}
+    fits |= {"encodings": _fit_encodings, "ids": _fit_ids, "kept": lambda column, job: None}
     sizes = {}
     for column in columns:
         kind = job.columns[column].kind
@@ -203,106 +235,239 @@ def _fit_encodings(column: int, job: FitJob) -> dict[str, Any]:
     return facts
 
 
-def _fit_texts(column: int, job: FitJob) -> int:
-    """Writes a dictionary of texts, by descending count and then text, and its lookup.
-
-    The values of the column are in memory, unlike those of a column of numbers.
-    """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    parts = list(_merged(column, job))
-    keys, counts = (np.concatenate([part[i] for part in parts]) for i in (0, 1))
-    texts = pa.concat_arrays([part[2] for part in parts])
-    table = pa.table({"count": counts, "text": texts})
-    order = pc.sort_indices(table, [("count", "descending"), ("text", "ascending")])
-    order = order.to_numpy()[: job.columns[column].most]
-    lengths, content = _text_bytes(texts, order)
-    ends = np.cumsum(np.frombuffer(lengths, np.int32), dtype=np.int64)
-    arrays = {"texts": np.frombuffer(content, np.uint8), "ends": ends, "dictionary": keys[order]}
-    for name, array in arrays.items():
-        _save(Path(job.transform, f"{name}_{column}.npy"), array)
-    _write_lookup(keys[order], column, job.lookups)
-    return len(order)
-
-
 def _save(path: Path, array: np.ndarray) -> None:
     with staged_file(path, one_of_many=True) as partial:
         write_array(partial, array)
 
 
-def _write_lookup(dictionary: np.ndarray, column: int, folder: str) -> None:
-    for array, path in zip(
-        IdLookup.from_dictionary(dictionary), IdLookup.paths(folder, column), strict=True
-    ):
+def _write_lookup(dictionary: np.ndarray, column: int | str, folder: str, before: int = 0) -> None:
+    """Writes a lookup; the ids begin after those of `before` values."""
+    hashes, ids, directory = IdLookup.from_dictionary(dictionary)
+    if before:
+        ids = ids.astype(layout.id_dtype(before + len(ids) + 1)) + before
+    for array, path in zip((hashes, ids, directory), IdLookup.paths(folder, column), strict=True):
         with staged_file(path, one_of_many=True) as partial:
             partial.write_bytes(np.ascontiguousarray(array).data)
 
 
 def _fit_column(column: int, job: FitJob) -> int:
-    """Writes a column's dictionary, by descending count and then number, and its lookup.
+    """Writes a column's dictionary, by descending count and then value, and its lookup.
 
     The buckets arrive in the order of their hashes, which is that of the lookup.
     """
-    final = [*IdLookup.paths(job.lookups, column), dictionary_path(job.transform, column)]
+    names = ["dictionary", *(["texts", "ends"] if job.columns[column].kind == "texts" else [])]
+    arrays = [Path(job.transform, f"{name}_{column}.npy") for name in names]
     with ExitStack() as stack:
-        hashes, ids, directory, dictionary = (
+        final = [*IdLookup.paths(job.lookups, column), *arrays]
+        hashes, ids, directory, *targets = (
             stack.enter_context(staged_file(path, one_of_many=True)) for path in final
         )
-        keys, counts = (hashes.with_name(hashes.name + end) for end in (".keys", ".counts"))
-        with open(hashes, "wb") as file1, open(keys, "wb") as file2, open(counts, "wb") as file3:
-            for values, occurrences, _ in _merged(column, job):
-                file1.write(spread(values).data)
-                file2.write(values.data)
-                file3.write(occurrences.data)
-        size = keys.stat().st_size // 8
-        directory.write_bytes(lookup_directory(_mapped(hashes, np.uint64, size)).data)
-        _number(
-            _mapped(keys, np.uint64, size),
-            _mapped(counts, np.int64, size),
-            dictionary,
-            _mapped(ids, layout.id_dtype(size + 1), size, "w+"),
-        )
-        keys.unlink()
-        counts.unlink()
+        values = _Values.collect(_merged(column, job), hashes)
+        write_directory(directory, _mapped(hashes, np.uint64, values.size))
+        values.number(targets, _mapped(ids, layout.id_dtype(values.size + 1), values.size, "w+"))
+        values.remove()
     most = job.columns[column].most
-    if most is not None and most < size:
-        kept = np.array(map_npy(final[-1])[:most])
-        _save(final[-1], kept)
-        _write_lookup(kept, column, job.lookups)
-        return most
-    return size
+    if most is None or most >= values.size:
+        return values.size
+    kept = [map_npy(path) for path in arrays]
+    ends = kept[2][:most] if len(kept) > 1 else np.empty(0, np.int64)
+    size = int(ends[-1]) if len(ends) else 0
+    for path, array, count in zip(arrays, kept, (most, size, most), strict=False):
+        _save(path, array[:count])
+    _write_lookup(map_npy(arrays[0]), column, job.lookups)
+    return most
 
 
-def _number(keys: np.ndarray, counts: np.ndarray, path: Path, ids: np.ndarray) -> None:
-    """Writes the dictionary, the keys in the order of their ids, and fills in the ids."""
-    largest = max((int(part.max()) for part in _parts(keys)), default=0)
-    dtype = np.dtype(np.uint32 if largest <= np.iinfo(np.uint32).max else np.uint64)
-    dictionary = open_dictionary(path, dtype, len(keys))
-    done = 0
-    for places in _by_count_and_key(keys, counts):
-        dictionary[done : done + len(places)] = keys[places]
-        ids[places] = np.arange(done + 1, done + len(places) + 1)
-        done += len(places)
-    assert done == len(keys)
+def write_directory(path: Path, hashes: np.ndarray) -> None:
+    """Writes the directory of a lookup."""
+    with open(path, "wb") as file:
+        for part in directory_parts(hashes):
+            file.write(part.data)
+
+
+@dataclass(frozen=True)
+class _Values:
+    """The values of a column in mapped files, in the order of their hashes."""
+
+    keys: np.ndarray
+    counts: np.ndarray
+    ends: np.ndarray | None  # of texts, int64 `[values + 1]`, from 0
+    content: np.ndarray | None
+    files: list[Path]
+
+    @classmethod
+    def collect(
+        cls, parts: Iterator[tuple[np.ndarray, np.ndarray, Any]], hashes: Path
+    ) -> "_Values":
+        """Writes values beside the file of their hashes, which it writes as well."""
+        ends = ("keys", "counts", "ends", "content")
+        paths = [hashes.with_name(f"{hashes.name}.{end}") for end in ends]
+        size, text_bytes, has_texts = 0, 0, False
+        with ExitStack() as stack:
+            file, *others = (stack.enter_context(open(path, "wb")) for path in [hashes, *paths])
+            others[2].write(np.zeros(1, np.int64).data)
+            for keys, counts, texts in parts:
+                file.write(spread(keys).data)
+                others[0].write(keys.data)
+                others[1].write(counts.data)
+                size += len(keys)
+                if texts is not None:
+                    has_texts = True
+                    lengths, content = _text_bytes(texts, np.arange(len(texts)))
+                    own = np.cumsum(np.frombuffer(lengths, np.int32), dtype=np.int64)
+                    others[2].write((own + text_bytes).data)
+                    others[3].write(content)
+                    text_bytes += len(content)
+        keys, counts = _mapped(paths[0], np.uint64, size), _mapped(paths[1], np.int64, size)
+        if not has_texts:
+            return cls(keys, counts, None, None, paths)
+        every = _mapped(paths[2], np.int64, size + 1), _mapped(paths[3], np.uint8, text_bytes)
+        return cls(keys, counts, *every, paths)
+
+    @property
+    def size(self) -> int:
+        """Returns the number of values."""
+        return len(self.keys)
+
+    def remove(self) -> None:
+        """Removes the files."""
+        for path in self.files:
+            path.unlink()
+
+    @property
+    def at_once(self) -> int:
+        """Returns the number of values that are sorted at once: fewer, if texts are long."""
+        if self.content is None or not self.size:
+            return _SORTED_AT_ONCE
+        mean = max(len(self.content) // self.size, _USUAL_TEXT)
+        return max(_SORTED_AT_ONCE * _USUAL_TEXT // mean, 1)
+
+    @cached_property
+    def texts(self) -> Any:
+        """Returns an Arrow array over the file of the texts; None for numbers."""
+        if self.ends is None or self.content is None:
+            return None
+        import pyarrow as pa
+
+        buffers = [None, pa.py_buffer(self.ends), pa.py_buffer(self.content)]
+        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), self.size, buffers)
+
+    def number(self, targets: Sequence[Path], ids: np.ndarray) -> None:
+        """Writes the dictionary, the values in the order of their ids, and fills in the ids."""
+        largest = max((int(part.max()) for part in _parts(self.keys)), default=0)
+        narrow = self.ends is None and largest <= np.iinfo(np.uint32).max
+        dictionary = open_dictionary(targets[0], np.dtype("u4" if narrow else "u8"), self.size)
+        done = 0
+        if self.content is not None:
+            content = open_dictionary(targets[1], np.dtype(np.uint8), len(self.content))
+            ends, end = open_dictionary(targets[2], np.dtype(np.int64), self.size), 0
+        for places in self.in_order():
+            own = slice(done, done + len(places))
+            dictionary[own] = self.keys[places]
+            ids[places] = np.arange(done + 1, done + len(places) + 1)
+            if self.content is not None:
+                lengths, texts = _text_bytes(self.texts, places)
+                content[end : end + len(texts)] = np.frombuffer(texts, np.uint8)
+                ends[own] = np.cumsum(np.frombuffer(lengths, np.int32), dtype=np.int64) + end
+                end += len(texts)
+            done += len(places)
+        assert done == self.size
+
+    def in_order(self) -> Iterator[np.ndarray]:
+        """Yields indices by descending count, then key or text, some at a time."""
+        for lowest, highest, values in _count_ranges(self.counts, self.at_once):
+            if values <= self.at_once:
+                yield self._sorted(np.concatenate(list(self._places(lowest, highest))))
+                continue
+            cuts = self._cuts(lowest, values)
+            paths = [self.files[0].with_suffix(f".{number}") for number in range(len(cuts) + 1)]
+            for path in paths:
+                path.touch()
+            for places in self._places(lowest, highest):
+                owners = self._ranges_of(places, cuts)
+                order = np.argsort(owners, kind="stable")
+                edges = np.searchsorted(owners[order], np.arange(len(paths) + 1))
+                for path, begin, end in zip(paths, edges, edges[1:], strict=False):
+                    with open(path, "ab") as file:
+                        file.write(places[order[begin:end]].data)
+            for path in paths:
+                yield self._sorted(np.fromfile(path, np.int64))
+                path.unlink()
+
+    def _places(self, lowest: int, highest: int) -> Iterator[np.ndarray]:
+        """Yields the indices of values with counts from a lowest to a highest one."""
+        for number, count in enumerate(_parts(self.counts)):
+            mine = (lowest <= count) & (count <= highest)
+            yield np.flatnonzero(mine) + number * _SORTED_AT_ONCE
+
+    def _sorted(self, places: np.ndarray) -> np.ndarray:
+        if self.texts is None:
+            return places[np.lexsort((self.keys[places], -self.counts[places]))]
+        import pyarrow as pa
+        import pyarrow.compute as pc
+
+        table = pa.table({"count": self.counts[places], "text": self.texts.take(places)})
+        order = pc.sort_indices(table, [("count", "descending"), ("text", "ascending")])
+        return places[order.to_numpy()]
+
+    def _cuts(self, count: int, values: int) -> Any:
+        """Returns keys or texts that divide the values of a count into ranges to sort at once."""
+        stride = max(values >> 16, 1)
+        sampled = np.concatenate([p[::stride].copy() for p in self._places(count, count)])
+        ranges = -(-2 * values // self.at_once)  # half full on average: a sample is not exact
+        chosen = np.arange(1, ranges) * len(sampled) // ranges
+        if self.texts is None:
+            return np.unique(np.sort(self.keys[sampled])[chosen])
+        import pyarrow.compute as pc
+
+        texts = self.texts.take(sampled)
+        return texts.take(pc.sort_indices(texts).take(chosen)).unique()
+
+    def _ranges_of(self, places: np.ndarray, cuts: Any) -> np.ndarray:
+        """Returns the number of the cuts that are not above each of some values."""
+        if self.texts is None:
+            return np.searchsorted(cuts, self.keys[places], side="right")
+        import pyarrow.compute as pc
+
+        texts = self.texts.take(places)
+        least: np.ndarray = np.zeros(len(places), np.int64)
+        most: np.ndarray = np.full(len(places), len(cuts))
+        for _ in range(len(cuts).bit_length()):  # bisects
+            middle = np.minimum((least + most) // 2, max(len(cuts) - 1, 0))
+            above = pc.greater_equal(texts, cuts.take(middle)).to_numpy(zero_copy_only=False)
+            is_open = least < most
+            least = np.where(is_open & above, middle + 1, least)
+            most = np.where(is_open & ~above, middle, most)
+        return least
 
 
 def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
     """Yields keys, counts and, for a column of texts, the texts, bucket by bucket."""
     is_text, width = job.columns[column].kind == "texts", job.columns[column].width
+    for (entries, text_bytes), content in zip(
+        (kept[column] for kept in job.kept), read_ranges(_places(column, job)), strict=True
+    ):
+        keys = np.frombuffer(content, np.uint64, entries)
+        counts, texts = (
+            np.frombuffer(content, np.int64, (width // 8 - 1) * entries, 8 * entries),
+            None,
+        )
+        if job.columns[column].encoded is not None:
+            counts = counts.reshape(entries, width // 8 - 1)
+        if is_text:
+            texts = texts_of(content, entries, width * entries, text_bytes - 4 * entries)
+        yield keys, counts, texts
+
+
+def _places(column: int, job: FitJob) -> Iterator[tuple[str, int, int]]:
+    """Yields the files of all buckets with the places of a column's values."""
     for bucket, kept in enumerate(job.kept):
-        entries, text_bytes = kept[column]
-        with open(Path(job.merged, str(bucket)), "rb") as file:
-            before = zip(job.columns, kept[:column], strict=False)
-            file.seek(sum(earlier.width * values + texts for earlier, (values, texts) in before))
-            keys = np.frombuffer(file.read(8 * entries), np.uint64)
-            counts, texts = np.frombuffer(file.read((width - 8) * entries), np.int64), None
-            if job.columns[column].encoded is not None:
-                counts = counts.reshape(entries, width // 8 - 1)
-            if is_text:
-                content = file.read(text_bytes)
-                texts = _texts_of(content, entries, 0, text_bytes - 4 * entries)
-            yield keys, counts, texts
+        sizes = [
+            made.width * values + texts
+            for made, (values, texts) in zip(job.columns, kept, strict=True)
+        ]
+        begin = sum(sizes[:column])
+        yield str(Path(job.merged, str(bucket))), begin, begin + sizes[column]
 
 
 def _mapped(path: Path, dtype: Any, size: int, mode: Any = "r") -> np.ndarray:
@@ -320,44 +485,10 @@ def _parts(array: np.ndarray) -> Iterator[np.ndarray]:
         yield array[begin : begin + _SORTED_AT_ONCE]
 
 
-def _by_count_and_key(keys: np.ndarray, counts: np.ndarray) -> Iterator[np.ndarray]:
-    """Yields indices in the order of descending counts, then ascending keys, some at a time."""
-    for lowest, highest, values in _count_ranges(counts):
-        for first, last in _key_ranges(keys, counts, lowest, values):
-            orders: list[np.ndarray] = [np.empty(0, np.int64)]
-            for number, (key, count) in enumerate(zip(_parts(keys), _parts(counts), strict=True)):
-                mine = (lowest <= count) & (count <= highest)
-                if first is not None:
-                    mine &= key >= first
-                if last is not None:
-                    mine &= key < last
-                orders.append(np.flatnonzero(mine) + number * _SORTED_AT_ONCE)
-            places = np.concatenate(orders)
-            yield places[np.lexsort((keys[places], -counts[places]))]
-
-
-def _key_ranges(
-    keys: np.ndarray, counts: np.ndarray, count: int, values: int
-) -> Iterator[tuple[Any, Any]]:
-    """Divides the values of a count into ranges of keys, if they are too many to sort at once."""
-    if values <= _SORTED_AT_ONCE:
-        yield None, None
-        return
-    stride = max(values >> 16, 1)
-    samples = [
-        key[counted == count][::stride]
-        for key, counted in zip(_parts(keys), _parts(counts), strict=True)
-    ]
-    sample = np.sort(np.concatenate(samples))
-    ranges = -(-2 * values // _SORTED_AT_ONCE)  # half full on average: a sample is not exact
-    cuts = np.unique(sample[np.arange(1, ranges) * len(sample) // ranges])
-    yield from zip([None, *cuts], [*cuts, None], strict=True)
-
-
-def _count_ranges(counts: np.ndarray) -> Iterator[tuple[int, int, int]]:
+def _count_ranges(counts: np.ndarray, at_once: int) -> Iterator[tuple[int, int, int]]:
     """Yields ranges of counts, descending, with the number of values in each.
 
-    The number is at most `_SORTED_AT_ONCE`, unless a single count has more.
+    The number is at most `at_once`, unless a single count has more.
     """
     histogram: Counter[int] = Counter()
     for part in _parts(counts):
@@ -365,7 +496,7 @@ def _count_ranges(counts: np.ndarray) -> Iterator[tuple[int, int, int]]:
         histogram.update(dict(zip(*(array.tolist() for array in unique), strict=True)))
     values, lowest, highest = 0, 0, 0
     for count in sorted(histogram, reverse=True):
-        if values and values + histogram[count] > _SORTED_AT_ONCE:
+        if values and values + histogram[count] > at_once:
             yield lowest, highest, values
             values = 0
         highest = highest if values else count
@@ -375,10 +506,13 @@ def _count_ranges(counts: np.ndarray) -> Iterator[tuple[int, int, int]]:
 
 
 def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[str, Any]:
-    """Writes the lookups of columns of a fitted transform."""
+    """Writes the lookups of columns of a fitted transform, one for each segment."""
     fitted = Transform.load(transform)
     for column in columns:
         fitted.check(column)
-        _write_lookup(fitted.dictionaries[column].keys, column, folder)
+        before = 0
+        for k, segment in enumerate(segments_of(fitted.dictionaries[column])):
+            _write_lookup(segment.keys, segment_name(column, k), folder, before)
+            before += len(segment)
     sync(Path(folder))
     return {}

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,13 @@ from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER, TEXT, canonical_text
 from dlrm.preproc.stages.counting import counted_columns
-from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
+from dlrm.preproc.stages.dictionary_merge import (
+    CountedColumn,
+    FitJob,
+    Known,
+    fit_columns,
+    merge_bucket,
+)
 from dlrm.preproc.stages.division import TRAIN
 from dlrm.preproc.stages.stage import PreparationRun
 
@@ -25,12 +31,38 @@ _MOST_LISTED = 10
 _GROUPS = 12
 
 
-def fit(
+class TransformFacts(NamedTuple):
+    """Parts of a transform that are not fitted to values; see `Transform`."""
+
+    schema: Schema
+    columns: Sequence[str] = ()
+    negatives: Sequence[str] | None = None
+    keep_negatives: float = 1.0
+    kinds: Sequence[str] | None = None
+
+
+def facts_of(
     run: PreparationRun,
     counted: Sequence[dict[str, Any]],
-    directory: Path,
     columns: Sequence[str] = (),
     negatives: Sequence[str] | None = None,
+) -> TransformFacts:
+    """Returns what the transform of counted rows holds besides what is fitted.
+
+    Args:
+        run: the engine, the folder and the options.
+        counted: the results of `count`.
+        columns: names of all columns of a CSV; none for others.
+        negatives: the labels that count as 0, if they are known.
+    """
+    options = run.options
+    schema = options.remembered_schema if columns else options.schema  # of a CSV
+    kept = options.division.keep_negatives
+    return TransformFacts(schema, columns, negatives, kept, _kinds(run, counted))
+
+
+def fit(
+    run: PreparationRun, counted: Sequence[dict[str, Any]], directory: Path, facts: TransformFacts
 ) -> Transform:
     """Fits dictionaries, bins, means and deviations to the training rows, and writes them.
 
@@ -38,20 +70,49 @@ def fit(
         run: the engine, the folder and the options.
         counted: the results of `count`.
         directory: directory of the transform.
-        columns: names of all columns of a CSV; none for others.
-        negatives: the labels that count as 0, if they are known.
+        facts: what else it holds.
     """
     schema: Schema = run.options.schema
-    num_rows = sum(facts["rows"][TRAIN] for facts in counted)
-    made_of = _with_totals(counted_columns(schema), counted)
+    num_rows = sum(result["rows"][TRAIN] for result in counted)
+    made_of = with_totals(counted_columns(schema), counted)
     results = fit_counted(run, range(len(counted)), num_rows, made_of, directory)
-    places = list(schema.dictionaries().values())
     dictionaries = [
         Dictionary.load(directory, place, results[place], fields[0].type)
-        for place, fields in enumerate(places)
+        for place, fields in enumerate(schema.dictionaries().values())
     ]
-    of_encodings = results[len(places) : len(places) + len(schema.encoded)]
-    bins = iter(results[len(places) + len(schema.encoded) :])
+    fitted, encoded = numbers_of(run, counted, results, directory)
+    transform = Transform(
+        facts.schema,
+        fitted,
+        dictionaries,
+        facts.negatives,
+        facts.columns,
+        facts.keep_negatives,
+        encoded,
+        facts.kinds,
+    )
+    transform.save_facts(directory)
+    return transform
+
+
+def numbers_of(
+    run: PreparationRun,
+    counted: Sequence[dict[str, Any]],
+    results: Sequence[Any],
+    directory: Path,
+) -> tuple[list[Fitted], list[Encoded]]:
+    """Returns the fitted statistics of numerical features, and the encodings.
+
+    Args:
+        run: the engine, the folder and the options.
+        counted: the results of `count`.
+        results: the results of `fit_counted`.
+        directory: directory of the transform.
+    """
+    schema: Schema = run.options.schema
+    first = len(schema.dictionaries())
+    of_encodings = results[first : first + len(schema.encoded)]
+    bins = iter(results[first + len(schema.encoded) :])
     fitted = []
     for i, field in enumerate(schema.numerical):
         total = sum((Sums.from_list(result["sums"][i]) for result in counted), Sums())
@@ -65,11 +126,7 @@ def fit(
         Encoded.load(directory, place, result["size"], len(field.encodings))
         for place, (result, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
     ]
-    kept, kinds = run.options.division.keep_negatives, _kinds(run, counted)
-    read = run.options.remembered_schema if columns else schema  # of a CSV
-    transform = Transform(read, fitted, dictionaries, negatives, columns, kept, encoded, kinds)
-    transform.save_facts(directory)
-    return transform
+    return fitted, encoded
 
 
 def negatives_of(schema: Schema, counted: Sequence[dict[str, Any]]) -> tuple[str, ...] | None:
@@ -116,7 +173,7 @@ def _kinds(run: PreparationRun, counted: Sequence[dict[str, Any]]) -> list[str]:
     return kinds
 
 
-def _with_totals(
+def with_totals(
     columns: Sequence[CountedColumn], counted: Sequence[dict[str, Any]]
 ) -> list[CountedColumn]:
     """Returns the columns with the sums over all training rows that their encodings need."""
@@ -140,6 +197,8 @@ def fit_counted(
     rows: int,
     columns: Sequence[CountedColumn],
     directory: Path,
+    known: Known | None = None,
+    lookups: Path | None = None,
 ) -> list[Any]:
     """Makes dictionaries and bins from counts; returns the results of `fit_columns` for each.
 
@@ -149,6 +208,8 @@ def fit_counted(
         rows: number of their rows.
         columns: the product of each column.
         directory: directory of the dictionaries.
+        known: values of earlier days; see `merge_bucket`.
+        lookups: folder of the lookups; by default that of the run.
     """
     work = run.work
     directory.mkdir(parents=True, exist_ok=True)
@@ -160,6 +221,7 @@ def fit_counted(
             sources=[str(counts / str(i)) for i in counted],
             limits=[column.limit for column in columns],
             folder=str(work.folder("merged")),
+            known=known,
         )
         if (merged := work.result("merged")) is None:
             merged = stage.tasks("merge", merge, range(work.result("count.buckets")))
@@ -169,7 +231,7 @@ def fit_counted(
             str(work.folder("merged")),
             [result["kept"] for result in merged],
             str(directory),
-            str(work.folder("lookups")),
+            str(lookups or work.folder("lookups")),
             columns,
         )
         if (fitted := work.result("fitted")) is None:
@@ -179,6 +241,7 @@ def fit_counted(
             fitted = [by_column[i] for i in range(len(columns))]
             work.finish("fitted", fitted)
         remove_folder(work.folder("merged"))
+        work.fetch(directory)
     return fitted
 
 

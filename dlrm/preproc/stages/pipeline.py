@@ -29,16 +29,18 @@ from dlrm.preproc.stages.dataset_files import TransformJob
 from dlrm.preproc.stages.division import TRAIN, Divider, Ranges
 from dlrm.preproc.stages.fitting import (
     count_buckets,
+    facts_of,
     fit,
     label_counts,
     negatives_of,
     remove_folder,
     shared_out,
 )
-from dlrm.preproc.stages.shuffle_files import bucket_files, remove_unfinished, total_counts
+from dlrm.preproc.stages.shuffle_files import INDEX, bucket_files, remove_unfinished, total_counts
 from dlrm.preproc.stages.source import Source, Target
 from dlrm.preproc.stages.stage import QUARANTINE, PreparationRun
 from dlrm.preproc.stages.tasks import create_files, transform_split, write_bucket
+from dlrm.remote.cache import with_uris
 
 _BUCKET_ROWS = 1 << 19  # sorted by one task: 60 MB of Criteo's rows in packed form
 _BUCKET_IDS = 1 << 22  # of list fields: 100 MB with weights and indices
@@ -107,7 +109,7 @@ def quarantine(
     for part, rows in zip(parts, rejected, strict=True):
         for row, why, text in rows:
             lines = texts.setdefault(part.source_of(row), [])
-            lines.append(f"{part.where(row)}\t{why}\t{text}\n")
+            lines.append(f"{with_uris(part.where(row))}\t{why}\t{text}\n")
     names = [Path(source).name for source in texts]
     if len(set(names)) < len(names):
         names = [f"{number}.{name}" for number, name in enumerate(names)]
@@ -172,7 +174,10 @@ def write_dataset(
     negatives = negatives_of(options.schema, counted)
     if isinstance(divided.divider, Divider):
         _check_splits(divided.rows.sum(axis=0), divided.divider)
-    fitted = fit(run, counted, output / layout.TRANSFORM, columns, negatives)
+    facts = facts_of(run, counted, columns, negatives)
+    fit_rows = fit if run.growth is None else run.growth.fit
+    fitted = fit_rows(run, counted, output / layout.TRANSFORM, facts)
+    run.work.share(output / layout.TRANSFORM)
     shuffled = options.output_ordering == "total_random"
     targets = [divided.target(split, shuffled and split == TRAIN) for split in divided.splits]
     names = [target.name for target in targets]
@@ -218,6 +223,8 @@ def _specification(
         names,
         metadata_of(totals, names),
         {categorical[i]: field for i, field in fitted.lists.items()},
+        {categorical[i]: table for i, table in fitted.shared_tables.items()},
+        {categorical[i]: dim for i, dim in fitted.embedding_dims.items()},
     )
 
 
@@ -298,6 +305,7 @@ def _shuffle(run: PreparationRun, target: Target, job: TransformJob) -> None:
     with run.stage("shuffle") as stage:
         stage.rows = target.rows
         if run.work.result("shuffled") is None:
+            run.work.fetch(Path(job.shuffle), INDEX)
             sources = bucket_files(Path(job.shuffle))
             counts = total_counts(sources)
             rows, first = counts[:, 0].tolist(), (np.cumsum(counts, axis=0) - counts).tolist()
@@ -355,6 +363,8 @@ def finish_dataset(
     remove_unfinished(output)
     rows = {name: totals[name].get("rows", 0) for name in names}
     made_of = run.options.manifest_facts() | (origin or {})
+    if run.growth is not None:
+        made_of["increment"] = run.growth.manifest_facts()
     layout.write_dataset_manifest(output, rows, cardinalities, made_of, _checksums(run))
     result = {"totals": totals, "cardinalities": list(cardinalities)} | facts
     run.work.finish_output(result)
@@ -362,12 +372,15 @@ def finish_dataset(
 
 
 def _checksums(run: PreparationRun) -> dict[str, str]:
-    """Returns checksums of every large file, computed by the engine."""
+    """Returns checksums of every large file, computed by the engine if no task has done it."""
+    if (known := run.work.checksums()) is not None:
+        return known
     output = run.work.output
     names = [path.relative_to(output).as_posix() for path in sorted(output.rglob("*.bin"))]
     task = partial(_checksums_of, folder=str(output))
     parts = run.work.run(run.engine, "checksums", task, shared_out(names))
-    return {name: crc for part in parts for name, crc in part.items()}
+    known = run.work.result("linked") or {}  # of an earlier day
+    return known | {name: crc for part in parts for name, crc in part.items()}
 
 
 def _checksums_of(names: list[str], folder: str) -> dict[str, Any]:

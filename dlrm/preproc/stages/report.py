@@ -166,6 +166,7 @@ def _load(
 ) -> Counted:
     """Adds up the counts of tasks, under the names of splits, and of periods if there are any."""
     folder = run.work.folder("transform.statistics")
+    run.work.fetch(folder)
     counts = Counted(fitted.num_numerical, fitted.num_categorical, len(fitted.lists))
     for number, part in enumerate(parts):
         for name, statistics in Statistics.load(folder / str(number)).items():
@@ -261,6 +262,8 @@ def _categorical(
                 "name": field.column,
                 "type": field.type,
                 "dictionary": field.dictionary,
+                **({} if field.table is None else {"table": field.table}),
+                **({} if field.embedding_dim is None else {"embedding_dim": field.embedding_dim}),
                 "missing": counts.missing(fitted.num_numerical + i, splits),
                 "distinct_values": (
                     None if is_id else sum(bucket["distinct"][place] for bucket in merged)

@@ -11,7 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from dlrm.files import staged_file, write_array
-from dlrm.mapped_files import map_npy
+from dlrm.remote.task_files import map_arrays, read_ranges
+
+INDEX = ".index.npy"
 
 
 def remove_unfinished(directory: Path) -> None:
@@ -51,17 +53,19 @@ def write_buckets(
 
 def read_bucket(paths: Sequence[Path], bucket: int) -> Iterator[tuple[bytes, np.ndarray]]:
     """Yields the bytes and the counts of a bucket from every file."""
-    for path in paths:
-        entry = map_npy(_index(path))[bucket]
-        with open(path, "rb") as file:
-            file.seek(int(entry["begin"]))
-            yield file.read(int(entry["end"] - entry["begin"])), entry["counts"]
+    entries = [index[bucket] for index in map_arrays([_index(path) for path in paths])]
+    ranges = (
+        (str(path), int(entry["begin"]), int(entry["end"]))
+        for path, entry in zip(paths, entries, strict=True)
+    )
+    for content, entry in zip(read_ranges(ranges), entries, strict=True):
+        yield content, entry["counts"]
 
 
 def bucket_files(directory: Path) -> list[Path]:
     """Returns the files of `write_buckets` in a directory."""
-    ends = len(".index.npy")
-    return sorted(path.with_name(path.name[:-ends]) for path in directory.glob("[0-9]*.index.npy"))
+    found = directory.glob(f"[0-9]*{INDEX}")
+    return sorted(path.with_name(path.name.removesuffix(INDEX)) for path in found)
 
 
 def total_counts(paths: Sequence[Path]) -> np.ndarray:
@@ -73,4 +77,4 @@ def total_counts(paths: Sequence[Path]) -> np.ndarray:
 
 
 def _index(path: Path) -> Path:
-    return path.with_name(path.name + ".index.npy")
+    return path.with_name(path.name + INDEX)

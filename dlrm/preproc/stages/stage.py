@@ -20,6 +20,7 @@ class PreparationRun:
     work: WorkFolder
     options: Any  # LogOptions or TableOptions
     say: Callable[[str], None] = print
+    growth: Any = None  # a `Growth`, if the rows are a day of a chain
 
     @contextmanager
     def stage(self, name: str) -> Iterator["Stage"]:

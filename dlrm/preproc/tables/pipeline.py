@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.sources.column_names import check_columns
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import FRAME, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
@@ -23,6 +24,7 @@ from dlrm.data.tables.parts import FilePart, in_order, parts_of, parts_of_copies
 from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, pieces_of
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
+from dlrm.preproc.increments.extend import lookups_of_parent
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.division import Divider
 from dlrm.preproc.stages.pipeline import Divided, count, quarantine, write_dataset
@@ -30,11 +32,13 @@ from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.preproc.tables.source import TableSource
+from dlrm.remote import task_files
 
 _PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless the user sets it
 _LEAST_PIECE = 1 << 12  # of text, whatever the user sets
 _PARTS_PER_CORE = 2
 _COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
+_HEADER_BYTES = 8 << 20  # of CSV, to read its header
 _MOST_NOTES = 3  # about files whose rows extend over several lines
 
 
@@ -88,7 +92,9 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     if not num_rows:
         raise ValueError("expected rows, got none")
     divider = Divider(options.division, options.schema, num_rows, inputs.splits)
-    source = TableSource(options.schema, divider.columns)
+    lookups = lookups_of_parent(run)
+    known = None if lookups is None else (str(run.growth.parent.transform), str(lookups))
+    source = TableSource(options.schema, divider.columns, known)
     counted = count(run, source, divider, parts, bucket_bytes=_COUNT_BUCKET_BYTES)
     quarantine(run, parts, counted)
     parts = [part._replace(crc=facts["crc"]) for part, facts in zip(parts, counted, strict=True)]
@@ -96,11 +102,16 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     first = inputs.files[0]
     columns: list[str] = []
     if first.kind.delimited:
-        headers = (file.columns(options.format) for file in inputs.files)
+        headers = (_header(file, options.format) for file in inputs.files)
         columns = next(filter(None, headers), [])
     names = Files([_name(file) for file in inputs.files])
     divided = Divided(source, divider, parts, rows, ids)
     return write_dataset(run, divided, counted, names, columns, origin)
+
+
+def _header(file: TableFile, text: TextFormat) -> list[str]:
+    task_files.fetch(file.path, [(0, _HEADER_BYTES)])
+    return file.columns(text)
 
 
 def _name(file: TableFile) -> str:
@@ -164,7 +175,10 @@ def _staged(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
     part_bytes = _part_bytes(run, sum(file.path.stat().st_size for file in files))
     groups = list(zip(inputs.splits or [0] * len(files), _slices(options, files), strict=True))
     piece_bytes = max(part_bytes, _LEAST_PIECE)
-    pieces, alone = pieces_of(files, options.format, piece_bytes, groups)
+    pieces: list[Piece] = []
+    alone = list(range(len(files)))
+    if not task_files.is_active():  # whose tasks fetch whole files of text
+        pieces, alone = pieces_of(files, options.format, piece_bytes, groups)
     if pieces or isinstance(files[0].kind, Text):
         parts, alone = _copied(run, files, pieces, alone)
     else:
@@ -216,6 +230,7 @@ def _copied(
             )
         now.rows = sum(result["rows"] for result in done)
         now.size = sum(path.stat().st_size for path in {file.path for file in files})
+        run.work.outline(folder)
     for note in [note for result in done for note in result["notes"]][:_MOST_NOTES]:
         run.say(note)
     if isinstance(files[0].kind, Text):
@@ -253,6 +268,7 @@ def _copy(item: tuple[Piece, str], how: Copying) -> dict[str, Any]:
 def _stage(item: tuple[TableFile, str], how: Copying) -> dict[str, Any]:
     file, target = item
     assert isinstance(file.kind, Text), "others are read as they are"
+    task_files.fetch(file.path)
     columns = [name for name in how.columns if name not in file.partition]
     result = file.kind.stage(file, target, how.text, columns, how.quarantine, how.cells)
     note = result.pop("note")

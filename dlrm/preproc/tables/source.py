@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from dlrm.data.tables.kinds.text import PROBLEM
 from dlrm.data.tables.parts import FilePart
 from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.stages.source import Read, Rejected
 
 
@@ -22,17 +24,21 @@ class TableSource:
     Attributes:
         schema: the meaning of the columns.
         others: columns to read besides, which divide the rows.
+        known: directories of the transform of earlier days and of its lookups, whose values these
+            rows may have in other types; None without earlier days.
     """
 
     schema: Schema
     others: Sequence[str] = ()
+    known: tuple[str, str] | None = None
 
     def read(
         self, part: FilePart, rejected: list[Rejected] | None, facts: dict[str, Any] | None = None
     ) -> Iterator[Read]:
         """Yields the rows of a part; see `Source`."""
         part.check()
-        reader = RowReader(self.schema)
+        earlier = None if self.known is None else _loaded(*self.known)
+        reader = RowReader(self.schema, fitted=earlier, counts=True)
         columns = list(dict.fromkeys([*reader.columns, *self.others]))
         columns += [PROBLEM] * part.staged
         first_row = part.first_row
@@ -47,6 +53,13 @@ class TableSource:
         if facts is not None:
             facts["crc"] = part.checksum()
             facts["kinds"] = [sorted(kinds) for kinds in reader.kinds]
+
+
+@lru_cache(maxsize=1)
+def _loaded(directory: str, lookups: str) -> Transform:
+    transform = Transform.load(directory)
+    transform.use_lookups(lookups)
+    return transform
 
 
 def _wrong(batch: pa.RecordBatch) -> list[RowError]:

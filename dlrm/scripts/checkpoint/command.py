@@ -13,6 +13,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.documents import brief, printable
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
+from dlrm.preproc.increments.inspection import inspect_chain, lines_of_chain
 from dlrm.scripts.checkpoint.comparison import compare, lines_of_diff
 from dlrm.scripts.checkpoint.description import (
     describe,
@@ -40,7 +41,7 @@ class _Command(NamedTuple):
 def run(values: Values) -> int:
     own = values.config(CheckpointConfig)
     commands = {
-        "inspect": _Command(_inspect, 1, ("check", "weights", "json", "feature_order")),
+        "inspect": _Command(_inspect, 1, ("check", "weights", "json", "feature_order", "chain")),
         "diff": _Command(_diff, 2, ("rtol", "atol", "weights_only", "json", "feature_order")),
         "convert": _Command(_convert, 1, ("to", "output", "feature_order", "interaction_padding")),
         "grow": _Command(_grow, 1, ("dataset", "table_sizes", "output")),
@@ -60,6 +61,8 @@ def run(values: Values) -> int:
 
 
 def _inspect(own: CheckpointConfig, path: Path) -> int:
+    if own.chain:
+        return _inspect_chain(own, path)
     if path.is_dir() and not is_nvidia(path) and not (path / MANIFEST).exists():
         found = describe_run(path, own.check)
         lines = lines_of_run(found)
@@ -69,6 +72,13 @@ def _inspect(own: CheckpointConfig, path: Path) -> int:
     text = "\n".join(map(printable, lines))
     print(json.dumps(_without_nan(found), indent=2) if own.json else text)
     return 0
+
+
+def _inspect_chain(own: CheckpointConfig, path: Path) -> int:
+    found = inspect_chain(path)
+    text = "\n".join(map(printable, lines_of_chain(found)))
+    print(json.dumps(found, indent=2) if own.json else text)
+    return int(bool(found["faults"]))
 
 
 def _diff(own: CheckpointConfig, a: Path, b: Path) -> int:
@@ -118,7 +128,9 @@ def _grow(own: CheckpointConfig, source: Path) -> int:
         sizes = list(own.table_sizes or ())
     if note := grow_tables(saved, sizes, own.output, own.dataset):
         say(note)
-    added = sum(sizes) - sum(table.rows for table in saved.tables[: len(sizes)])
+    of_fields = saved.config["dataset"].get("field tables") or range(len(sizes))
+    after = dict(zip(of_fields, sizes, strict=True))
+    added = sum(rows - saved.tables[table].rows for table, rows in after.items())
     say(f"{own.output}: {added:,} rows appended to the tables of {saved.path}")
     return 0
 

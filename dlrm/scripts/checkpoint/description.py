@@ -9,6 +9,8 @@ from dlrm.files import MANIFEST
 from dlrm.locks import in_use
 from dlrm.metrics.table import line_of
 from dlrm.model.config import ARCHITECTURE
+from dlrm.tasks.continuing import evicted_rows
+from dlrm.tasks.run import CONTINUES
 from dlrm.train.checkpoints.diff import shape_of, statistics, weights_of
 from dlrm.train.checkpoints.directory import (
     all_checkpoints,
@@ -103,6 +105,8 @@ def describe(
         "dataset": {"path": saved_flags.get("dataset"), **saved.config.get("dataset", {})},
         "optimizers": saved.config.get("optimizers", []),
         "optimizer_values": sum(tensor.numel() for tensor in saved.optimizer.values()),
+        "continues": saved.config.get(CONTINUES),
+        "evicted_rows": evicted_rows(saved.path),
         "attached": [folder.name for folder in saved.attached],
         "tables": [_described_table(saved, index, weights) for index in range(len(saved.tables))],
         "dense": {
@@ -180,6 +184,13 @@ def lines_of_checkpoint(found: dict[str, Any]) -> list[str]:
         "dataset: " + "  ".join(f"{k} {short_text(v)}" for k, v in found["dataset"].items()),
         f"optimizers: {', '.join(found['optimizers']) or 'none'}",
     ]
+    if continued := found["continues"]:
+        run = Path(continued["run"], continued["checkpoint"])
+        lines.append(f"goes on from: {run}, step {continued['step']}, as day {continued['day']}")
+    if found["evicted_rows"] is not None:
+        lines.append(
+            f"rows that have begun anew and were not seen since: {found['evicted_rows']:,}"
+        )
     if found["attached"]:
         lines.append(f"with it: {', '.join(found['attached'])}")
     lines += ["", f"{'':<24} {'shape':>16}  {'size':>10}  norms of rows: least, mean, most"]

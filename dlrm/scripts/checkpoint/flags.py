@@ -25,6 +25,10 @@ class CheckpointConfig:
     weights: bool = setting(
         True, "inspect: read the weights and report their norms, NaN and infinities"
     )
+    chain: bool = setting(
+        False,
+        "inspect: verify and show the days of a dataset or checkpoint that prepare --extend made",
+    )
     rtol: float = setting(0.0, "diff: relative tolerance", least=0)
     atol: float = setting(0.0, "diff: absolute tolerance", least=0)
     weights_only: bool = setting(False, "diff: compare only the model's weights")

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Iterator
+from operator import mul
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,7 @@ from dlrm.settings import resumable_of, uris_of
 from dlrm.tasks.bad_rows import bad_ids_named, check_scores
 from dlrm.tasks.click_run import ClickRun
 from dlrm.tasks.config import ADAM_SWITCHES, CLICK_CONFIGS, ClickConfig
+from dlrm.tasks.continuing import check_continued, with_carried
 from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.log import Watched
@@ -40,7 +42,10 @@ _RESUMABLE = resumable_of(CommandConfig, CacheConfig)
 _URIS = uris_of(CommandConfig, *(config for _, config in CLICK_CONFIGS))
 # Flags in which the ranks of a run may differ: locations of the same data.
 RANKS_MAY_DIFFER = frozenset(
-    ["dataset", "synthetic_dataset_dir", "log_path", "output_dir", "cache_dir", "cache_gib"]
+    [
+        *("dataset", "replay_data", "synthetic_dataset_dir", "log_path", "output_dir"),
+        *("cache_dir", "cache_gib"),
+    ]
 )
 
 
@@ -52,6 +57,7 @@ def run(values: Values) -> dict[str, float]:
         OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
+    check_continued(values)
     if values["seeds"]:
         return train_seeds(values, _run, _next_commands(values))
     return _run(values)
@@ -68,14 +74,15 @@ def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, floa
     def complete(values: Values) -> Values:
         filled, line = with_recipe(values)
         chosen.extend([line] if line else [])
-        return filled
+        return with_carried(filled)
 
     trains = values["mode"] == "train"
     session = Session(values, _check, RANKS_MAY_DIFFER, console, _URIS, trains, complete)
     with session:
         values, world = session.values, session.world
         torch.manual_seed(values["seed"] + world.rank)  # of dropout, which differs between ranks
-        held = held_checkpoint(values["load_checkpoint_path"], world)
+        path = values["load_checkpoint_path"] or values["continue_from"]
+        held = held_checkpoint(path, world, newest=values["continue_from"] is not None)
         checkpoint = session.at_the_end.enter_context(held)
         opened = ClickRun.open(values, world, checkpoint, values["mode"], _RESUMABLE)
         click_run = session.at_the_end.enter_context(opened)
@@ -178,6 +185,11 @@ def _said_of_weights(values: Values) -> str:
 
 
 def _said_of_recalibration(run: ClickRun, kind: str) -> str:
+    if run.continued:
+        return (
+            f"note: the recalibration ({kind}) of {run.checkpoint} is carried over to this run's "
+            "checkpoints; tests of the training are without it"
+        )
     if not run.trains:
         return (
             f"note: scores are without the recalibration ({kind}) of {run.checkpoint}; "
@@ -208,9 +220,10 @@ def _execution_notices(values: Values) -> Iterator[str]:
 def _describe(run: ClickRun) -> Line:
     task, datasets, world = run.task, run.whole, run.world
     config, held = task.model.config, {id(weight) for weight, _ in task.table_parameters()}
-    rows = sum(config.embedding_rows)
+    sizes = config.embedding_rows
+    rows, values = sum(sizes), sum(map(mul, sizes, config.table_dims))
     dense = sum(p.numel() for p in task.model.parameters() if id(p) not in held)
-    weights = dense + rows * (config.embedding_dim + config.wide)
+    weights = dense + values + rows * config.wide
     splits = {"train": 0, "test": 0, "validation": 0, **datasets.rows()}  # in this order
     shown = ", ".join(f"{split} {count:,}" for split, count in splits.items())
     device = world.device
@@ -218,7 +231,7 @@ def _describe(run: ClickRun) -> Line:
         native = ops.instruction_set() if ops.native_available() else "plain torch"
         device += f" ({torch.get_num_threads()} threads, operators: {native})"
     if world.size > 1:
-        counts = ", ".join(str(len(tables)) for tables in task.model.tables_by_rank)
+        counts = ", ".join(str(len(own)) for own in task.model.placement.tables_by_rank())
         device += f"  processes: {world.size}, with {counts} tables"
     train, steps = datasets.train, len(datasets.train)
     total = run.config.train.num_steps(steps)
@@ -230,7 +243,7 @@ def _describe(run: ClickRun) -> Line:
         "test": f"test: {splits['test']:,} rows, {model}",
     }
     return Line(
-        f"device: {device}  parameters: {weights:,} ({len(train.table_sizes)} tables, "
+        f"device: {device}  parameters: {weights:,} ({len(config.embedding_rows)} tables, "
         f"{rows:,} rows)  rows: {shown}",
         shortly.get(run.values["mode"]),
     )
@@ -287,6 +300,9 @@ def _next_commands(values: Values) -> list[str]:
 def _begin(run: ClickRun, session: Session, trainer: Trainer, steps_per_epoch: int) -> None:
     """Loads the weights that a new run begins with, and reports a schedule that does not fit."""
     values, line, schedule = run.values, session.log.line, run.config.schedule
+    if run.continued:
+        line(run.begin_where_another_ended(trainer))
+        return
     if run.checkpoint:
         with_state = values["load_optimizer_state"]
         load_checkpoint(run.checkpoint, trainer.parameters, world=run.world, optimizers=with_state)

@@ -12,7 +12,7 @@ from dlrm.distributed import World, choose_device
 from dlrm.distributed.placement import Placement, placement_text
 from dlrm.files import write_atomically
 from dlrm.flags import Values
-from dlrm.model.config import DLRMConfig
+from dlrm.model.config import DLRMConfig, check_dims
 from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.placement import AUTO
 from dlrm.scripts.plan.flags import PlanConfig
@@ -58,7 +58,8 @@ def run(values: Values) -> int:
         refused = f"{output}: not written, since the plan does not fit in --memory_gb {memory:g}"
         print(refused, file=sys.stderr)
     elif output:
-        write_atomically(output, placement_text(placement, list(spec.categorical)))
+        names = workload.config.table_names(spec.categorical)
+        write_atomically(output, placement_text(placement, names))
         print(f"{output}: for --placement of a training by {limits.num_ranks} processes")
     return 0 if fits else _DOES_NOT_FIT
 
@@ -99,10 +100,15 @@ def _spec(values: Values) -> FeatureSpec:
 
 
 def _workload(values: Values, spec: FeatureSpec, machine: Machine) -> Workload:
+    check_dims(spec.categorical, spec.field_dims, spec.poolings, values["embedding_dim"])
     config = values.config(
         DLRMConfig,
         table_sizes=tuple(spec.cardinalities),
         num_numerical_features=len(spec.numerical),
+        table_poolings=spec.poolings,
+        field_tables=spec.field_tables,
+        field_targets=spec.targets,
+        field_dims=spec.field_dims,
     )
     device = "cpu" if machine.name == "cpu" else "cuda"
     return Workload.of_run(
@@ -125,6 +131,6 @@ def _mean_ids(values: Values, spec: FeatureSpec) -> tuple[float, ...] | None:
     if len(given) not in (1, count) or not all(0 <= ids < 1e9 for ids in given):
         raise ValueError(
             f"--mean_ids {','.join(map(str, given))}: expected one number of 0 or more, or one for "
-            f"each of {count} tables"
+            f"each of {count} fields"
         )
     return given if len(given) == count else given * count

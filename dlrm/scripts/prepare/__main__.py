@@ -8,16 +8,19 @@ Input is files of tables, or directories of them, of the kinds that `--input_for
 `--engine spark` a table or query of Spark (`--spark_table`, `--spark_sql`). The schema defines the
 meaning of the columns; `--schema criteo` is built in, and reads directories of `day_0`, `day_1`,
 ... as `preproc/prepare_dataset.sh` does. The same command resumes a run that was stopped.
+
+With `--extend` the rows are a later day: the values of an earlier dataset keep their ids.
 """
 
 import sys
 
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
-from dlrm.preproc.stages.options import SplitConfig
+from dlrm.preproc.execution.choice import StoreConfig, goes_through_store
+from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.scripts.common.spark_flags import SPARK
 from dlrm.scripts.common.table_flags import PREPARATION, FilesConfig
-from dlrm.scripts.prepare.flags import CriteoConfig, PrepareConfig
+from dlrm.scripts.prepare.flags import INPUTS, CriteoConfig, PrepareConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -30,13 +33,19 @@ def main(arguments: list[str] | None = None) -> int:
             ("Files", TextFormat),
             ("For --schema criteo", CriteoConfig),
             *PREPARATION,
+            ("Days", IncrementConfig),
             *SPARK,
+            ("Spark", StoreConfig),
         ],
-        ("Dataset", "Files", "Division of rows", "Preparation", "For --schema criteo"),
+        ("Dataset", "Files", "Division of rows", "Days", "Preparation", "For --schema criteo"),
         without=("held_out",),
     )
     hint = "the same command resumes the run"
-    return run_command(line, _run, __doc__, arguments, hint=hint)
+    return run_command(line, _run, __doc__, arguments, at_store=_at_store, hint=hint)
+
+
+def _at_store(values: Values) -> tuple[str, ...]:
+    return (*INPUTS, "output") if goes_through_store(values, "output") else ()
 
 
 def _run(values: Values) -> int | None:

@@ -1,23 +1,28 @@
 """Turns tables or logs into a dataset."""
 
+import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dlrm.command_line import flags_of, free_name, say, shell_line
 from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import check_outside
 from dlrm.flags import Values
 from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
-from dlrm.preproc.execution.choice import SparkConfig, open_engine
+from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
 from dlrm.preproc.execution.engines import EngineError, TaskError, skip_pandas
 from dlrm.preproc.execution.spark_query import SparkQuery
-from dlrm.preproc.execution.work_folder import shared_folders
+from dlrm.preproc.execution.work_folder import shared_folders, spark_log
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.options import OUTPUT_FORMATS, RunConfig, SplitConfig
+from dlrm.preproc.stages.options import OUTPUT_FORMATS, IncrementConfig, RunConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.remote.config import CacheConfig
+from dlrm.remote.uri import Uri, is_uri
 from dlrm.scripts.common.spark_flags import spark_query
 from dlrm.scripts.common.table_flags import (
     TEXT_FLAGS,
@@ -27,6 +32,7 @@ from dlrm.scripts.common.table_flags import (
 from dlrm.scripts.prepare.flags import (
     CRITEO,
     DEFAULT_TEST_FRACTION,
+    INPUTS,
     CriteoConfig,
     PrepareConfig,
 )
@@ -43,29 +49,53 @@ def run(values: Values) -> int | None:
     for name in settings_of(CriteoConfig):
         if name in values.given:
             raise ValueError(f"--{name}: is for --schema criteo; got --schema {own.schema}")
+    if not goes_through_store(values, "output"):
+        _prepare(values, own.output)
+        return None
+    from dlrm.preproc.execution.stored_work import outlined_inputs
+
+    if query := _query(values):
+        raise ValueError(
+            f"{query.flag}: expected a local --output that all nodes see, as Spark writes its rows "
+            f"into a folder, got {values['output']}"
+        )
+    with outlined_inputs(values, INPUTS) as local:
+        _prepare(local, Uri.parse(values["output"]))
+    return None
+
+
+def _prepare(values: Values, output: Path | Uri) -> None:
+    own = values.config(PrepareConfig)
     query, tables = _query(values), {}
     if values["engine"] == "local":
         skip_pandas()
     if query is None:
-        for path in own.input:
-            check_outside(own.output, path)
-        tables = {"train": find_tables(own.input, values["input_format"], say)}
+        if isinstance(output, Path):
+            for path in own.input:
+                check_outside(output, path)
+        tables = {"train": _found(own.input, values)}
         for split, given in (("test", own.test_input), ("validation", own.validation_input)):
             if given:
-                tables[split] = find_tables(given, values["input_format"], say)
+                tables[split] = _found(given, values)
     options = _options(values, len(tables) > 1)
     how = {"replace": own.overwrite, "restart": values["restart"], "query": query, "say": say}
     try:
-        prepare_tables(options, tables, own.output, _engine(values, query), **how)
+        prepare_tables(options, tables, output, _engine(values, output, query), **how)
     except FileExistsError as error:
         raise FileExistsError(f"{error}; --overwrite replaces it") from error
     except (TaskError, EngineError) as error:
         raise ValueError(str(error)) from error
-    _suggest_training(own.output)
-    return None
+    _suggest_training(output)
 
 
-def _suggest_training(dataset: Path) -> None:
+def _found(paths: Sequence[str], values: Values) -> list[TableFile]:
+    """Returns the files of tables; executors of Spark work in other directories than this one."""
+    is_local = values["engine"] == "local"
+    inputs = paths if is_local else [os.path.abspath(path) for path in paths]
+    return find_tables(inputs, values["input_format"], say)
+
+
+def _suggest_training(dataset: Path | Uri) -> None:
     command = ["dlrm", "train", "--dataset", str(dataset)]
     command += ["--recipe", "auto", "--save_checkpoint_path", free_name("run")]
     print(f"train on it with\n  {shell_line(command)}")
@@ -85,6 +115,7 @@ def _options(values: Values, by_files: bool) -> TableOptions:
         divided = by_files or values["test_from"] or values["split_column"]
         fraction = 0.0 if divided else DEFAULT_TEST_FRACTION
     options: dict[str, Any] = preparation(values) | {"output_format": OUTPUT_FORMATS[0]}
+    options["increment"] = values.config(IncrementConfig)
     return TableOptions(
         Schema.load(values["schema"]),
         values.config(SplitConfig, test_fraction=fraction),
@@ -93,14 +124,14 @@ def _options(values: Values, by_files: bool) -> TableOptions:
     )
 
 
-def _engine(values: Values, query: SparkQuery | None):
+def _engine(values: Values, output: Path | Uri, query: SparkQuery | None):
     spark, cores = values.config(SparkConfig), values.config(RunConfig).num_cores
     check_processes("--cores", cores)  # before anything is written
-    output: Path = values["output"]
+    log = spark_log(output if isinstance(output, Uri) else output.resolve())
     return lambda: open_engine(
         values["engine"],
         cores,
-        output.resolve().parent / "spark.log",
+        log,
         spark.master,
         spark.memory_gib,
         spark.settings(query is not None),
@@ -119,10 +150,13 @@ def _prepare_logs(values: Values) -> int:
     arguments = [f"--input_folder={values['input'][0]}", f"--output_folder={values['output']}"]
     arguments += flags_of({n: values[n] for n in (*_LOG_FLAGS, *settings_of(CriteoConfig))})
     arguments += [f"--conf={item}" for item in values["conf"]]
-    names = ("output_ordering", "restart", "report", "memory_gib")
+    names = ["output_ordering", "restart", "report", "memory_gib", "through_store"]
+    names += settings_of(IncrementConfig)
+    names += (name for name in settings_of(CacheConfig) if name in values)
     arguments += flags_of({name: values[name] for name in names})
     arguments += [f"--write_mode={'overwrite' if values['overwrite'] else 'errorifexists'}"]
     code = prepare_logs.main(arguments)
     if code == 0:
-        _suggest_training(values["output"] / DATASET)
+        place = values["output"]
+        _suggest_training(Uri.parse(place).below(DATASET) if is_uri(place) else place / DATASET)
     return code

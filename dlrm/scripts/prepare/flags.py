@@ -9,6 +9,7 @@ from dlrm.preproc.stages.options import OUTPUT_FORMATS
 from dlrm.settings import REQUIRED, setting
 
 CRITEO = "criteo"
+INPUTS = ("input", "test_input", "validation_input")
 DEFAULT_TEST_FRACTION = 0.2
 
 
@@ -54,6 +55,10 @@ class CriteoConfig:
     dictionary_days: str | None = setting(None, "days to fit on, as A-B; default: all")
     numeric_transform: str | None = setting(
         None, f"{described(CRITEO_TRANSFORMS)}; default: readme", choices=CRITEO_TRANSFORMS
+    )
+    hold_out: bool | None = setting(
+        None,
+        "hold out the last day, half for testing and half for validation (default)",
     )
     output_format: str | None = setting(
         None,

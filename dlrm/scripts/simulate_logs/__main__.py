@@ -11,7 +11,12 @@ a line are left out. Labels are drawn from a planted logistic model:
 The effect of a value is a hash of it and is smaller for rarer values, so that some hundred thousand
 rows suffice to learn the effects. Missing fields, and ids too rare to be distinguished after
 preprocessing, have the effect of their preprocessed value. `planted.json` has the AUC and log loss
-of the true probabilities on the last day, which no model can surpass.
+of the true probabilities on each day and on the halves of the last, which no model can surpass.
+With --drift and --new_ids, days differ, as `dlrm daily` follows them.
+
+With `--history 20` the days are Parquet files, `day_0.parquet` and so on: each row has an item and
+a list of 20 items seen on average, and the click depends on how many of these are like the item.
+`schema.yaml` beside them attends to the list.
 
 Every chunk of rows is a function of (seed, day, chunk), so memory does not grow with the rows.
 """

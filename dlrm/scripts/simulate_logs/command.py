@@ -3,9 +3,10 @@
 import json
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +16,9 @@ from dlrm.manifest import write_manifest
 from dlrm.metrics.ranked import Curve
 from dlrm.preproc.stages.division import splitmix64
 from dlrm.scripts.simulate_logs.flags import ALWAYS_SMALL, Simulation
+
+if TYPE_CHECKING:
+    from dlrm.scripts.simulate_logs.histories import Seen
 
 PLANTED = "planted.json"
 _CHUNK_ROWS = 1 << 16
@@ -132,6 +136,8 @@ class _Numerical:
             self._mean = draw.uniform(2.5, 5.0)
         self._missing = simulation.missing * draw.choice([0.0, 0.05, 0.2, 0.45])
         self._slope, self._bend, self._phase = draw.normal(size=3) * [0.5, 0.35, 2.0]
+        self._later_slope, self._later_bend = draw.normal(size=2) * [0.5, 0.35]
+        self._drift = simulation.drift
 
     def draw(self, random: np.random.Generator, day: int, rows: int) -> _Column:
         mean = self._mean + 0.05 * np.sin(0.7 * day + self._phase)
@@ -143,7 +149,9 @@ class _Numerical:
         seen = np.log(np.maximum(np.where(missing, 0, values), -1) + 2.0)
         standard = (seen - self._mean) / self._deviation
         factor = np.tanh(standard)
-        effect = self._slope * factor + self._bend * np.cos(1.5 * standard + self._phase)
+        slope = _turned(self._slope, self._later_slope, self._drift * day)
+        bend = _turned(self._bend, self._later_bend, self._drift * day)
+        effect = slope * factor + bend * np.cos(1.5 * standard + self._phase)
         return _Column(values, missing, effect, factor)
 
 
@@ -151,7 +159,8 @@ class _Categorical:
     """An id with a power law; the hash that is written is a bijection of its rank."""
 
     def __init__(self, simulation: Simulation, index: int) -> None:
-        draw = np.random.default_rng(np.random.SeedSequence([simulation.seed, 4, index]))
+        s = simulation
+        draw = np.random.default_rng(np.random.SeedSequence([s.seed, 4, index]))
         criteo = _CRITEO_CARDINALITIES[index % len(_CRITEO_CARDINALITIES)]
         scaled = max(min(criteo, ALWAYS_SMALL), round(criteo * simulation.cardinality_scale))
         self.cardinality = scaled
@@ -160,7 +169,8 @@ class _Categorical:
         self._missing = simulation.missing * draw.choice([0.0, 0.02, 0.1, 0.3])
         self._weight = draw.choice([0.15, 0.3, 0.6])
         self._phase = draw.uniform(0, 6)
-        self._seed = int(draw.integers(1 << 62))
+        self._seed, self._later_seed = (int(seed) for seed in draw.integers(1 << 62, size=2))
+        self._drift, self._new_ids, self._days = s.drift, s.new_ids, s.days
 
     def draw(self, random: np.random.Generator, day: int, rows: int) -> _Column:
         exponent = self._exponent + 0.03 * np.sin(0.9 * day + self._phase)
@@ -170,12 +180,28 @@ class _Categorical:
             fresh = np.flatnonzero(random.random(rows, dtype=np.float32) < self._fresh)
             rank[fresh] += self.cardinality * (day + 1)
         missing = random.random(rows, dtype=np.float32) < self._missing
-        bits = splitmix64(self._seed, rank)
         size = 1.0 / (1.0 + np.square(rank / _EFFECT_KNEE))
         size[missing] = 0.0
-        effect = self._weight * size * _normal(bits & np.uint64(0xFFFFFFFF))
-        factor = size * _normal(bits >> np.uint64(32))
+        if self._new_ids:
+            rank += self.cardinality * (self._days + 1) * self._replaced(rank, day)
+        bits = splitmix64(self._seed, rank)
+        effect, factor = _normal(bits & np.uint64(0xFFFFFFFF)), _normal(bits >> np.uint64(32))
+        if angle := self._drift * day:
+            later = splitmix64(self._later_seed, rank)
+            effect = _turned(effect, _normal(later & np.uint64(0xFFFFFFFF)), angle)
+            factor = _turned(factor, _normal(later >> np.uint64(32)), angle)
+        effect, factor = self._weight * size * effect, size * factor
         return _Column(_mix32(rank.astype(np.uint32), self._seed), missing, effect, factor)
+
+    def _replaced(self, rank: np.ndarray, day: int) -> np.ndarray:
+        """Returns how often the id of each rank has been replaced up to a day."""
+        begin = splitmix64(self._later_seed, rank).astype(np.float64) / 2.0**64
+        return (begin + self._new_ids * day).astype(np.int64)
+
+
+def _turned(now: Any, later: Any, angle: float) -> Any:
+    """Returns numbers that turn from `now` to the independent `later`, of the same variance."""
+    return math.cos(angle) * now + math.sin(angle) * later if angle else now
 
 
 def _power_law(uniform: np.ndarray, size: int, exponent: float) -> np.ndarray:
@@ -287,23 +313,27 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     """
     columns = simulation.num_numerical + simulation.num_categorical
     least = 2 + columns  # bytes of a row: its label, its end and one tab per field
+    if simulation.history:
+        least = simulation.history // 2  # an item takes most of a byte
     check_disk(output, simulation.rows * least, f"--rows {simulation.rows}")
-    simulator = Simulator(simulation)
+    write_day = _days(simulation)
     last = simulation.days - 1
     metrics = {name: StreamingMetrics() for name in ("test", "validation", "last_day")}
+    of_days = []
     with staged_directory(output, replace=True) as staging:
         for day in range(simulation.days):
-            start, done = time.perf_counter(), 0
-            with open(staging / f"day_{day}", "wb") as file:
-                for chunk in simulator.chunks(day):
-                    file.write(chunk.text)
-                    if day == last:
-                        _add_last_day(metrics, chunk, max(simulation.day_rows(last) // 2 - done, 0))
-                    done += len(chunk.label)
+            start, done, of_day = time.perf_counter(), 0, StreamingMetrics()
+            for chunk in write_day(staging, day):
+                of_day.add(chunk.probability, chunk.label)
+                if day == last:
+                    _add_last_day(metrics, chunk, max(simulation.day_rows(last) // 2 - done, 0))
+                done += len(chunk.label)
+            of_days.append(of_day.summary())
             seconds = time.perf_counter() - start
             print(f"day_{day}: {done:,} rows, {done / seconds:,.0f} rows/s", flush=True)
         planted = {
             **{name: sums.summary() for name, sums in metrics.items()},
+            "days": of_days,
             "simulation": vars(simulation),
         }
         (staging / PLANTED).write_text(json.dumps(planted, indent=2) + "\n", encoding="utf-8")
@@ -311,7 +341,25 @@ def simulate(simulation: Simulation, output: Path) -> dict:
     return planted
 
 
-def _add_last_day(metrics: dict[str, StreamingMetrics], chunk: Chunk, test_rows: int) -> None:
+def _days(simulation: Simulation) -> "Callable[[Path, int], Iterator[Chunk | Seen]]":
+    """Returns a function that writes a day into a directory and yields its rows."""
+    if simulation.history:
+        from dlrm.scripts.simulate_logs.histories import HistorySimulator
+
+        return HistorySimulator(simulation).write
+    return partial(_write_log, Simulator(simulation))
+
+
+def _write_log(simulator: Simulator, directory: Path, day: int) -> Iterator[Chunk]:
+    with open(directory / f"day_{day}", "wb") as file:
+        for chunk in simulator.chunks(day):
+            file.write(chunk.text)
+            yield chunk
+
+
+def _add_last_day(
+    metrics: dict[str, StreamingMetrics], chunk: "Chunk | Seen", test_rows: int
+) -> None:
     """Adds a chunk of the last day, whose first `test_rows` rows are in the first half."""
     metrics["last_day"].add(chunk.probability, chunk.label)
     metrics["test"].add(chunk.probability[:test_rows], chunk.label[:test_rows])

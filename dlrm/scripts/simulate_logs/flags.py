@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from dlrm.limits import check_features
 from dlrm.settings import check_settings, setting
 
+# Flags of logs in Criteo's format.
+_OF_LOGS = ("num_numerical", "num_categorical", "cardinality_scale", "missing", "drift", "new_ids")
 ALWAYS_SMALL = 100  # tables of up to this many values are not scaled
 
 
@@ -24,6 +26,22 @@ class Simulation:
     )
     click_rate: float = setting(0.25, "share of clicks on day 0", above=0, below=1)
     missing: float = setting(1.0, "factor on the shares of missing values", least=0, most=1)
+    drift: float = setting(
+        0.0,
+        "angle, in radians, by which all effects turn each day to others: effects that are N days "
+        "apart have the correlation cos(N * drift)",
+        least=0,
+    )
+    new_ids: float = setting(
+        0.0, "share of the ids that others replace each day, for good", least=0, most=1
+    )
+    history: int = setting(
+        0,
+        "mean number of items that a row's list has; 0 writes logs in Criteo's format, and more "
+        "writes Parquet files with items seen, an item and a planted attention between them",
+        least=0,
+        most=10_000,
+    )
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -35,6 +53,13 @@ class Simulation:
         check_features("--num_categorical", self.num_categorical)
         if self.num_numerical + self.num_categorical < 1:
             raise ValueError("--num_numerical 0 --num_categorical 0: expected a feature")
+        for flag in _OF_LOGS if self.history else ():
+            value, default = getattr(self, flag), type(self).__dataclass_fields__[flag].default
+            if value != default:
+                raise ValueError(
+                    f"--{flag} {value} contradicts --history {self.history}, whose rows have an "
+                    "item and a list of items alone"
+                )
 
     def day_rows(self, day: int) -> int:
         """Returns the number of rows of a day."""

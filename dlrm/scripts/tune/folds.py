@@ -112,6 +112,8 @@ def write_part(
             sizes,
             splits,
             lists=spec.lists,
+            tables=spec.shared_tables,
+            dims=spec.embedding_dims,
         )
         counts = {}
         for split, role in splits.items():

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.fusion import fuse_linear_bn_eval
 
+from dlrm import ops
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.choices import PLAIN_MLP
@@ -45,13 +46,14 @@ class Exportable(nn.Module):
         super().__init__()
         self.recalibrate = nn.Identity() if recalibration is None else recalibration
         config = model.config
-        sizes = torch.tensor(config.embedding_rows)
+        rows, of_fields = torch.tensor(config.embedding_rows), torch.tensor(config.tables)
+        sizes = rows[of_fields]
         self.hashed, self.probability = config.hash_indices, probability
         self.has_wide = config.wide
         self.sizes: Tensor
         self.first_rows: Tensor
         self.register_buffer("sizes", sizes)
-        self.register_buffer("first_rows", sizes.cumsum(0) - sizes)
+        self.register_buffer("first_rows", (rows.cumsum(0) - rows)[of_fields])
         self.tables = _Lookup(tables)
         self.wide = _Lookup(QuantizedTables(_wide_weights(model, tables)))
         self.bottom_mlp = model.bottom_mlp.exportable()
@@ -213,6 +215,12 @@ class ExportableBagDLRM(Exportable):
         self.means: Tensor
         means = [pooling == "mean" for pooling in model.config.poolings]
         self.any_mean = any(means)
+        units = (
+            _Attention(field, target, model.attention.operands([field]))
+            for field, target in model.config.attended.items()
+        )
+        self.attention = nn.ModuleList(units)
+        self.attends = len(self.attention) > 0
         self.register_buffer("means", torch.tensor(means, dtype=torch.long))
 
     def forward(
@@ -234,10 +242,28 @@ class ExportableBagDLRM(Exportable):
         bags = ended.scatter_add(0, ends, torch.ones_like(ends)).cumsum(0)[:-1]
         tables = bags.remainder(lengths.shape[1])
         rows = self._known(ids.long(), self.sizes[tables]) + self.first_rows[tables]
-        logits = self._logits(numerical, self._pooled(self.tables(rows), bags, lengths, weights))
+        vectors, factors = self.tables(rows), weights
+        if self.attends:
+            factors = self._attended(vectors, bags, lengths, weights)
+        pooled = self._pooled(vectors, bags, lengths, factors)
+        logits = self._logits(numerical, pooled)
         if self.has_wide:
             logits = logits + self._pooled(self.wide(rows), bags, lengths, weights).sum(1)
         return self._scores(logits)
+
+    def _attended(
+        self, vectors: Tensor, bags: Tensor, lengths: Tensor, weights: Tensor | None
+    ) -> Tensor:
+        """Returns the weights of all ids, with those that their candidates give to items."""
+        sums = torch.zeros(lengths.numel(), vectors.shape[1], device=vectors.device)
+        sums = sums.index_add(0, bags, vectors)
+        sums = sums.view(lengths.shape[0], lengths.shape[1], vectors.shape[1])
+        fields = bags.remainder(lengths.shape[1])
+        samples = torch.div(bags - fields, lengths.shape[1], rounding_mode="floor")
+        factors = torch.ones(bags.shape[0], device=vectors.device)
+        for unit in self.attention:
+            factors = unit(vectors, sums, samples, fields, factors)
+        return factors if weights is None else factors * weights
 
     def _pooled(
         self, vectors: Tensor, bags: Tensor, lengths: Tensor, weights: Tensor | None
@@ -252,6 +278,43 @@ class ExportableBagDLRM(Exportable):
             counts = (lengths * self.means).clamp(min=1)  # 1 for tables that are summed
             pooled = pooled / counts.unsqueeze(2)
         return pooled
+
+
+class _Attention(nn.Module):
+    """The activation unit of an attended list; see `ops.item_weights`.
+
+    Args:
+        field, target: the fields of list and candidate.
+        units: its weights.
+    """
+
+    def __init__(self, field: int, target: int, units: ops.ActivationUnits) -> None:
+        super().__init__()
+        self.field, self.target = field, target
+        self.items: Tensor
+        self.products: Tensor
+        self.candidates: Tensor
+        self.bias: Tensor
+        self.output: Tensor
+        self.output_bias: Tensor
+        for name, value in units._asdict().items():
+            self.register_buffer(name, value[0].detach())
+
+    def forward(
+        self, vectors: Tensor, sums: Tensor, samples: Tensor, fields: Tensor, factors: Tensor
+    ) -> Tensor:
+        found = ops.item_weights(
+            vectors,
+            sums[:, self.target],
+            samples,
+            self.items,
+            self.products,
+            self.candidates,
+            self.bias,
+            self.output,
+            self.output_bias,
+        )
+        return torch.where(fields == self.field, found, factors)
 
 
 class _Lookup(nn.Module):

@@ -1,5 +1,6 @@
 """Quantizes embedding tables to 16 or 8 bits."""
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
@@ -43,16 +44,14 @@ class QuantizedTables(NamedTuple):
 def quantize_tables(model: DLRM | Ensemble, precision: str) -> QuantizedTables:
     """Quantizes the tables of a model; at "fp32" float32 rows are shared, not copied.
 
-    The rows of an ensemble are those of its members, concatenated.
+    The rows of an ensemble are those of its members, concatenated. Rows of narrow tables are
+    projected to the width of the interaction.
 
     Raises:
         ValueError: a value is too large for float16; the message names the table.
     """
     members = members_of(model)
-    parameters = [
-        weight.detach() for member in members for weight, _ in member.embeddings.table_parameters()
-    ]
-    parts = [_quantized(weight, precision) for weight in parameters]
+    parts = [_quantized(weight, precision) for member in members for weight in _weights(member)]
     tables = parts[0]
     if len(parts) > 1:
         tables = QuantizedTables(
@@ -65,6 +64,24 @@ def quantize_tables(model: DLRM | Ensemble, precision: str) -> QuantizedTables:
             ((weight, _),) = member.wide.table_parameters()
             _check_finite(QuantizedTables(weight.detach().half()), rows)
     return tables
+
+
+@torch.no_grad()
+def _weights(model: DLRM) -> Iterator[Tensor]:
+    """Yields the rows of all tables, table by table if some are projected."""
+    parameters = model.embeddings.table_parameters()
+    if model.projections is None:
+        yield from (weight.detach() for weight, _ in parameters)
+        return
+    by_table = {
+        table: rows
+        for weight, held in parameters
+        for table, rows in zip(
+            held, weight.split([piece.num_rows for piece in held.values()]), strict=True
+        )
+    }
+    for table in sorted(by_table):
+        yield model.projections.whole(table, by_table[table])
 
 
 def _quantized(weight: Tensor, precision: str) -> QuantizedTables:

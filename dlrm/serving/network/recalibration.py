@@ -23,6 +23,7 @@ from dlrm.documents import brief, printable, read_json
 from dlrm.files import MANIFEST, check_outside, link_or_copy, staged_directory
 from dlrm.manifest import check_listed, read_manifest, write_manifest
 from dlrm.remote.cache import origin_of
+from dlrm.train.checkpoints.directory import last_checkpoint
 from dlrm.train.reports.model_card import MODEL_CARD
 
 FOLDER = "recalibration"  # in a checkpoint
@@ -262,6 +263,17 @@ def load_recalibration(checkpoint: Path) -> Recalibration | None:
         return Recalibration.from_json(read_json(path))
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path}: not a recalibration ({brief(error)})") from error
+
+
+def recalibrations(continued: Path | None, checkpoints: Path) -> list[Path]:
+    """Returns the recalibration that a run's next checkpoint takes over, or nothing.
+
+    Args:
+        continued: the checkpoint that the run continues, as long as it is there.
+        checkpoints: directory of the run's own checkpoints, the last of which has it already.
+    """
+    source = last_checkpoint(checkpoints) or continued
+    return [source / FOLDER] if source and (source / FOLDER).is_dir() else []
 
 
 def _note_in_card(card: Path, recalibration: Recalibration) -> None:

@@ -15,6 +15,8 @@ Fits = Callable[[Workload], bool]
 def smaller_dim(workload: Workload, fits: Fits) -> Iterator[str]:
     """Yields the greatest power of two of columns, at least 4."""
     config = workload.config
+    if config.has_narrow_tables:
+        return  # whose columns are those of the schema
     for dim in (2**k for k in range((config.embedding_dim - 1).bit_length() - 1, 1, -1)):
         bottom = (*config.bottom_mlp_sizes[:-1], dim)
         smaller = replace(config, embedding_dim=dim, bottom_mlp_sizes=bottom)
@@ -59,7 +61,10 @@ def smaller_batch(workload: Workload, fits: Fits, least: int) -> Iterator[str]:
 
 def stored(workload: Workload, placement: Placement, memory: int) -> Iterator[str]:
     """Yields a store with this memory for the tables of each rank, if a batch needs no more."""
-    if workload.config.embedding_type not in FUSED_TYPES or not placement.is_whole:
+    config = workload.config
+    if config.embedding_type not in FUSED_TYPES or config.has_narrow_tables:
+        return
+    if not placement.is_whole:
         return
     kept = replace(workload, table_memory="1")
     needed = max(

@@ -94,11 +94,11 @@ def step_seconds(found: Sequence[RankCost]) -> float:
 
 
 class _LookUp(NamedTuple):
-    """The look-up of a piece of a table, or of its wide weights.
+    """The look-up of a piece of a table, or of its wide weights, for one field.
 
     Attributes:
-        piece: the piece; of the wide term it has one column.
-        ids: average number of ids of a sample in the whole table.
+        piece: the piece; of the wide term it has one column. Its table's number is the field's.
+        ids: average number of ids of a sample in the whole field.
         read: bytes of a value that is read.
         value: bytes of a value of the vector.
         wide: the piece is one of the wide term.
@@ -112,7 +112,8 @@ class _LookUp(NamedTuple):
 
 
 def _look_ups(placement: Placement, workload: Workload) -> list[_LookUp]:
-    ids, value = workload.ids_of_tables, workload.value_bytes
+    ids, value = workload.ids_of_fields, workload.value_bytes
+    placement = placement.of_fields(workload.config.tables)
     read = 2 if workload.config.embedding_dtype == "bf16" else 4
     found = [_LookUp(piece, ids[piece.table], read, value) for piece in placement.pieces]
     if workload.config.wide:
@@ -127,6 +128,7 @@ class _Share:
     Attributes:
         batch: samples of all ranks.
         samples: samples of this rank.
+        pieces: number of pieces that it holds.
         held: look-ups for the batch of all ranks.
         replicated: look-ups of replicated tables, for own samples.
         all: both, each with its number of samples.
@@ -144,6 +146,7 @@ class _Share:
         self.workload, self.machine, self.num_ranks = workload, machine, placement.num_ranks
         self.dense_part: DensePart = dense_part_of(workload.config)
         self.trained = self.dense_part.parameters if workload.dense_optimizer else 0
+        self.pieces = len(placement.of_rank(rank))
         own = part(workload.batch_size, rank, self.num_ranks)
         self.batch, self.samples = workload.batch_size, own.stop - own.start
         self.held = [one for one in found if one.piece.rank == rank]
@@ -168,21 +171,27 @@ class _Share:
         flops = machine.half_flops if workload.half else machine.flops
         seconds = Seconds(
             look_ups=self._row_seconds(),
-            products=passes * self.samples * self.dense_part.flops / flops,
+            products=passes * (self.samples * self.dense_part.flops + self._attention()) / flops,
             exchange=exchange,
             other=machine.step_seconds,
         )
-        pieces = sum(not one.wide for one, _ in self.all)
-        return RankCost(pieces, self._memory(tables), sent, seconds)
+        return RankCost(self.pieces, self._memory(tables), sent, seconds)
+
+    def _attention(self) -> float:
+        """Returns the operations by which this rank weighs the items of its attended lists."""
+        config = self.workload.config
+        each = 2 * config.embedding_dim * config.attention_hidden  # and twice for the candidate
+        attended = [one for one in self.held if one.piece.table in config.attended and not one.wide]
+        return sum(self.batch * (one.ids + 2) * each for one in attended)
 
     def _row_seconds(self) -> float:
         """Returns the seconds of look-ups, which read, and of updates, which read and write."""
         total, machine, workload = 0.0, self.machine, self.workload
-        for (piece, ids, read, value, _), batch in self.all:
+        for (piece, ids, read, value, wide), batch in self.all:
             rows = batch * ids * piece.num_rows / max(piece.shape[0], 1)
             moved = (read + value) * piece.width
             if workload.optimizer:
-                state = workload.state_bytes(piece.width)
+                state = workload.state_bytes(piece.width, wide)
                 moved += 2 * (4 * piece.width + state) + 2 * value * piece.width
             vectors = 2 * value * piece.width * batch  # copied there and back
             seconds = rows * (2 * machine.row_seconds + moved / machine.row_bandwidth)
@@ -217,9 +226,11 @@ class _Share:
         copies = 3 if members == 1 else 3 + 3 * members
         # Vectors, their gradients and a copy of these; activations, and one layer's gradient.
         total = copies * counted.vectors * value + 3 * 4 * len(config.table_sizes) * config.wide
+        if config.has_narrow_tables:  # their vectors before the projection, and gradients
+            total += 2 * sum(config.table_dims[table] for table in config.tables) * value
         total = self.samples * (total + (counted.values + counted.widest) * value)
         total += int(sum(24 * batch * one.ids for one, batch in self.all)) + self._summed_bytes()
-        if any(count != 1 for count in self.workload.ids_of_tables):  # each row has a gradient
+        if any(count != 1 for count in self.workload.ids_of_fields):  # each row has a gradient
             rows = (one.value * one.piece.width * one.ids for one in self.held)
             total += int(sum(rows) * self.batch)
         return total
@@ -239,7 +250,8 @@ class _Share:
         total = int(_BATCHES_AHEAD * _ID_BYTES * ids)
         total += _BATCHES_AHEAD * self.samples * 4 * (config.num_numerical_features + 1)
         if self.num_ranks > 1:  # sent and received
-            row = config.embedding_dim * self.workload.value_bytes + 4 * config.wide
+            columns = sum(config.table_dims[table] for table in config.tables)
+            row = columns * self.workload.value_bytes + 4 * config.wide * len(config.tables)
             total += 2 * sum(one.value * one.piece.width * batch for one, batch in self.all)
-            total += self.samples * len(config.table_sizes) * row + 4 * self.trained
+            total += self.samples * row + 4 * self.trained
         return total

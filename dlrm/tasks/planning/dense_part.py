@@ -43,7 +43,6 @@ def dense_part_of(config: DLRMConfig) -> DensePart:
         replace(
             config,
             table_sizes=(1,) * len(config.table_sizes),
-            table_poolings=None,
             max_table_size=None,
             placement="balanced",
             embedding_type="joint_fused",
@@ -58,9 +57,9 @@ def _counted(config: DLRMConfig) -> DensePart:
     model = DLRM(config, World(device="meta"))
     held = Parameters(model, model.table_parameters()).dense()
     numerical = torch.empty(_SAMPLES, config.num_numerical_features, device="meta")
-    vectors = torch.empty(
-        _SAMPLES, len(config.table_sizes), config.embedding_dim, dtype=model.dtype, device="meta"
-    )
+    columns = [config.table_dims[table] for table in config.tables]
+    shape = [sum(columns)] if config.has_narrow_tables else [len(columns), config.embedding_dim]
+    vectors = torch.empty(_SAMPLES, *shape, dtype=model.dtype, device="meta")
     with FlopCounterMode(display=False) as operations, _LayerValues() as layers:
         model(numerical, numerical, received=[lambda: vectors])
     entering, _ = model.interaction_widths()

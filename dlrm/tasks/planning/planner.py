@@ -49,7 +49,7 @@ def plan_placement(workload: Workload, limits: Limits, machine: Machine) -> Plac
     """
     best: tuple[tuple, Placement] | None = None
     for replicated in _copies(workload, limits):
-        parts = dict.fromkeys(range(len(workload.config.table_sizes)), 1)
+        parts = dict.fromkeys(range(len(workload.config.embedding_rows)), 1)
         waited = 0
         while waited <= _PATIENCE:
             placement = _dealt(workload, limits, replicated, parts)
@@ -67,7 +67,7 @@ def plan_placement(workload: Workload, limits: Limits, machine: Machine) -> Plac
 
 
 def mean_ids(data: ClickDataset) -> tuple[float, ...] | None:
-    """Returns the average number of ids of a sample in each table, in the first batch.
+    """Returns the average number of ids of a sample in each field, in the first batch.
 
     None is one id in each, or no batch.
     """
@@ -78,14 +78,18 @@ def mean_ids(data: ClickDataset) -> tuple[float, ...] | None:
     return tuple(lengths.double().mean(0).tolist())
 
 
+def may_divide(workload: Workload) -> bool:
+    """Returns whether tables may be divided and copied."""
+    config, stored = workload.config, workload.table_memory is not None
+    return config.embedding_type in FUSED_TYPES and not stored and not config.attended
+
+
 def _copies(workload: Workload, limits: Limits) -> Iterator[frozenset[int]]:
     """Yields the sets of tables to try as copies."""
     yield frozenset()
     rows = workload.config.embedding_rows
     samples = workload.batch_size // limits.num_ranks
-    fused = workload.config.embedding_type in FUSED_TYPES
-    stored = workload.table_memory is not None
-    if limits.num_ranks > 1 and fused and not limits.fixed_shapes and not stored:
+    if limits.num_ranks > 1 and may_divide(workload) and not limits.fixed_shapes:
         for limit in (samples // 64, samples // 8):
             small = frozenset(table for table, count in enumerate(rows) if count <= limit)
             if small:
@@ -117,7 +121,7 @@ def _dealt(
     config = workload.config
     pieces = [
         piece
-        for table in range(len(config.table_sizes))
+        for table in range(len(config.embedding_rows))
         for piece in _pieces(workload, table, 1 if table in replicated else parts[table])
     ]
     weigh = _weigh(workload, limits, [p for p in pieces if p.table not in replicated])
@@ -140,18 +144,20 @@ def _dealt(
         loads[rank] = _Load(loads[rank].bytes + own.bytes, loads[rank].seconds + own.seconds)
         tables[rank].add(piece.table)
         placed.append(piece._replace(rank=rank))
-    return Placement(config.embedding_rows, config.embedding_dim, limits.num_ranks, tuple(placed))
+    shape = config.embedding_rows, config.embedding_dim, limits.num_ranks
+    return Placement(*shape, tuple(placed), config.table_dims)
 
 
 def _weigh(workload: Workload, limits: Limits, pieces: Sequence[Piece]) -> Callable[[Piece], _Load]:
-    ids = workload.ids_of_tables
+    ids, vectors = workload.ids_of_tables, workload.vectors_of_tables
 
     def bytes_of(piece: Piece) -> float:
         return piece.num_bytes(workload.state_bytes)
 
     def seconds_of(piece: Piece) -> float:
         share = piece.num_rows / max(piece.shape[0], 1)
-        return (1 + ids[piece.table] * share) * (_NARROWEST + piece.width)
+        looked_up = vectors[piece.table] + ids[piece.table] * share
+        return looked_up * (_NARROWEST + piece.width)
 
     all_bytes = sum(map(bytes_of, pieces)) / limits.num_ranks or 1
     all_seconds = sum(map(seconds_of, pieces)) / limits.num_ranks or 1
@@ -160,8 +166,8 @@ def _weigh(workload: Workload, limits: Limits, pieces: Sequence[Piece]) -> Calla
 
 def _pieces(workload: Workload, table: int, parts: int) -> list[Piece]:
     """Divides a table into equal parts, which have no ranks yet."""
-    rows, dim = workload.config.embedding_rows[table], workload.config.embedding_dim
-    by_columns = parts <= _most_columns(workload)
+    rows, dim = workload.config.embedding_rows[table], workload.config.table_dims[table]
+    by_columns = parts <= _most_columns(workload, table)
     edges = (
         [_NARROWEST * (dim // _NARROWEST * i // parts) for i in range(parts)] + [dim]
         if by_columns and parts > 1
@@ -176,18 +182,18 @@ def _pieces(workload: Workload, table: int, parts: int) -> list[Piece]:
     return [whole._replace(rows=own) for own in ranges]
 
 
-def _most_columns(workload: Workload) -> int:
+def _most_columns(workload: Workload, table: int) -> int:
     """Returns the greatest number of column pieces of a table."""
     if workload.optimizer == "row_wise_adagrad":
         return 1
-    return max(workload.config.embedding_dim // _NARROWEST, 1)
+    return max(workload.config.table_dims[table] // _NARROWEST, 1)
 
 
 def _heaviest(
     placement: Placement, workload: Workload, limits: Limits, parts: dict[int, int]
 ) -> int | None:
     """Returns the table to divide next: the heaviest on the fullest rank that can be divided."""
-    if workload.config.embedding_type not in FUSED_TYPES or workload.table_memory is not None:
+    if not may_divide(workload):
         return None
     held = [piece for piece in placement.pieces if not piece.replicated]
     weigh = _weigh(workload, limits, held)
@@ -196,10 +202,10 @@ def _heaviest(
         assert piece.rank is not None
         for i, share in enumerate(weigh(piece)):
             fullest[piece.rank][i] += share
-    by_columns = _most_columns(workload)
     may = [
         piece
         for piece in held
+        for by_columns in (_most_columns(workload, piece.table),)
         if parts[piece.table] < limits.num_ranks
         and (2 * parts[piece.table] <= by_columns or not limits.fixed_shapes)
         and (parts[piece.table] < by_columns or piece.num_rows >= limits.num_ranks)

@@ -65,10 +65,11 @@ def _of_tables(placement: Placement, workload: Workload) -> str:
         else:
             whole = all(piece.is_whole for piece in pieces)
             kinds["whole" if whole else "in columns"].append(table)
-    rows = sum(placement.table_rows)
+    rows, columns = sum(placement.table_rows), sorted({*placement.columns})
+    dims = " to ".join(map(str, columns if len(columns) < 2 else (columns[0], columns[-1])))
     counted = ", ".join(f"{len(tables)} {kind}" for kind, tables in kinds.items() if tables)
     return (
-        f"{len(placement.table_rows)} tables of {rows:,} rows x {placement.dim}: {counted}; "
+        f"{len(placement.table_rows)} tables of {rows:,} rows x {dims}: {counted}; "
         f"{workload.optimizer or 'no optimizer'}, batch {workload.batch_size:,}, "
         f"{placement.num_ranks} rank{'s' * (placement.num_ranks > 1)}"
     )

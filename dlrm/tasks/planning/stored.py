@@ -17,11 +17,13 @@ class StoredTables:
         rows: rows of each table.
         row_bytes: bytes of a row and its optimizer's state.
         memory: the value of `--table_memory`.
+        fields: fields of each table; empty is one each.
     """
 
     rows: tuple[int, ...]
     row_bytes: int
     memory: str
+    fields: tuple[int, ...] = ()
 
     @property
     def records(self) -> int:
@@ -49,7 +51,7 @@ class StoredTables:
         return memory_of(batch_rows, self.row_bytes, self.records)
 
     def check_batch(self, flag: str, samples: int, trained: int = 0) -> None:
-        """Refuses batches, of one id per table, that may need more rows than fit in memory.
+        """Refuses batches, of one id per field, that may need more rows than fit in memory.
 
         Args:
             flag: the flag that sets the batch size.
@@ -59,10 +61,10 @@ class StoredTables:
         Raises:
             ValueError: a batch may; the message proposes a memory size and a batch size.
         """
-        held = most_rows(self.rows, trained)
+        held = most_rows(self.rows, trained, self.fields)
 
         def needed(samples: int) -> int:
-            own = most_rows(self.rows, samples)
+            own = most_rows(self.rows, samples, self.fields)
             # The training's batch stays in memory, and those ahead where half is left to others.
             return min(own + min(max(own, held), 3 * held), self.records)
 
@@ -81,9 +83,10 @@ class StoredTables:
         )
 
 
-def most_rows(rows: tuple[int, ...], ids: float) -> int:
-    """Returns the most rows that a batch with this many ids of each table may need."""
-    return sum(min(count, int(ids)) for count in rows)
+def most_rows(rows: tuple[int, ...], ids: float, fields: tuple[int, ...] = ()) -> int:
+    """Returns the most rows that a batch with this many ids of each table's fields may need."""
+    each = fields or (1,) * len(rows)
+    return sum(min(count, int(ids * own)) for count, own in zip(rows, each, strict=True))
 
 
 def check_storable(flag: str, config: DLRMConfig, placement: Placement) -> None:
@@ -99,6 +102,12 @@ def check_storable(flag: str, config: DLRMConfig, placement: Placement) -> None:
     """
     if config.embedding_type not in FUSED_TYPES:
         raise ValueError(f"{flag} needs --embedding_type joint_fused, got {config.embedding_type}")
+    if config.has_narrow_tables:
+        raise ValueError(
+            f"{flag}: expected tables of one width, but fields of the dataset have an "
+            "embedding_dim of their own (embedding_dim in the schema), and a store has records of "
+            "one size"
+        )
     if not placement.is_whole:
         raise ValueError(
             f"{flag}: expected whole tables, but --placement {config.placement} divides or "

@@ -11,6 +11,7 @@
     STEP/transform/             the fitted transform of the training data, if they came with one
     STEP/MODEL.md               model card: describes the model and how to load it
     STEP/results.json           summary of the training, if `dlrm.fit` wrote it
+    STEP/days.safetensors       last days of table rows, if a run evicts those that it does not see
     STEP/recalibration/         recalibration of the model's scores, if there is one
     STEP/members/               members of an ensemble, instead of weights
     STEP/manifest.json          size and checksum of each file, written last
@@ -21,7 +22,7 @@ read as a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from dlrm.documents import brief, read_json
 from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
 from dlrm.train.checkpoints.description import CONFIG, PROGRESS
+from dlrm.train.checkpoints.nodes import Nodes
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
 from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
 from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
@@ -51,6 +53,7 @@ from dlrm.train.checkpoints.stored import load_rows
 from dlrm.train.checkpoints.writer import CheckpointWriter
 
 __all__ = [
+    "Adapted",
     "Parameters",
     "averaged",
     "check_unchanged",
@@ -61,6 +64,7 @@ __all__ = [
     "save_checkpoint",
 ]
 
+Adapted = Callable[[SavedModel], SavedModel]
 _ROWS_AT_ONCE = 1 << 16  # of a table that is converted while it is copied
 
 
@@ -69,11 +73,12 @@ def save_checkpoint(
     parameters: Parameters,
     config: dict[str, Any],
     progress: dict[str, Any],
-    attached: Path | None = None,
+    attached: Sequence[Path] = (),
     world: World = World(),
+    nodes: Nodes = Nodes(),
 ) -> None:
     """Writes a checkpoint; arguments and errors are those of `CheckpointWriter`."""
-    CheckpointWriter(directory, parameters, config, progress, attached, world).finish()
+    CheckpointWriter(directory, parameters, config, progress, attached, world, nodes=nodes).finish()
 
 
 def read_config(directory: str | os.PathLike) -> dict[str, Any]:
@@ -131,6 +136,7 @@ def load_checkpoint(
     world: World = World(),
     finite: bool = True,
     optimizers: bool = False,
+    adapted: Adapted | None = None,
 ) -> dict[str, Any]:
     """Reads a checkpoint into a model and, to resume, into its optimizers and torch's generators.
 
@@ -143,6 +149,8 @@ def load_checkpoint(
         world: the ranks; their number may differ from that of the run that saved.
         finite: refuse weights that are NaN or infinite.
         optimizers: load the optimizers' state, without the generators', to train on other data.
+        adapted: returns the checkpoint as the model takes it, for a run that continues the saved
+            one; rows in a store are then copied to that of the model.
 
     Returns:
         The `progress` of the checkpoint.
@@ -159,6 +167,7 @@ def load_checkpoint(
     shapes = {k: v for part in gather(own_shapes, parameters.parts) for k, v in part.items()}
     with agreed(world, ValueError, OSError):
         saved = read_nvidia(directory) if is_nvidia(directory) else _read_ours(directory, own)
+        saved = saved if adapted is None else adapted(saved)
         _check_architecture(directory, parameters, shapes, saved, num_tables)
         if finite:
             _check_finite(directory, parameters, saved)
@@ -169,13 +178,13 @@ def load_checkpoint(
     with torch.no_grad():
         if parameters.store is not None:
             with agreed(world, ValueError, OSError):
-                load_rows(parameters, saved, resume, with_state)
+                load_rows(parameters, saved, resume and adapted is None, with_state)
         _load_weights(parameters, saved)
         _load_average(directory, parameters, saved)
         if with_state:
             _load_optimizers(directory, parameters, saved)
         if resume:
-            _load_random_state(directory, world)
+            _load_random_state(directory, world, parameters.random)
     return saved.progress
 
 
@@ -334,12 +343,16 @@ def _load_average(directory: Path, parameters: Parameters, saved: SavedModel) ->
             tensor.copy_(average[name])
 
 
-def _load_random_state(directory: Path, world: World) -> None:
-    """Sets torch's generators; a rank without saved state keeps the state from its seed."""
+def _load_random_state(directory: Path, world: World, own: torch.Generator | None) -> None:
+    """Sets torch's generators, or the model's `own`; a rank without saved state keeps its seed."""
     file = directory / random_state_file(world.rank)
     if not file.is_file():
         return
     state = read_tensors(file)
+    if own is not None:
+        if own.device.type in state:
+            own.set_state(state[own.device.type])
+        return
     torch.set_rng_state(state["cpu"])
     if "cuda" in state and torch.cuda.is_available():
         torch.cuda.set_rng_state(state["cuda"])

@@ -5,25 +5,23 @@ import math
 import os
 import re
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from dlrm.distributed import World, agreed, from_first
+from dlrm.distributed.transfers import leaders
 from dlrm.documents import brief
-from dlrm.files import (
-    MANIFEST,
-    check_local,
-    make_directories,
-    tidy_leftovers,
-    write_atomically,
-)
-from dlrm.locks import in_use, new_suffix, remove_unused, sync
+from dlrm.files import MANIFEST, check_local, tidy_leftovers, write_atomically
+from dlrm.locks import in_use, remove_abandoned, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.store.row_store import RowStore
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.description import PROGRESS
+from dlrm.train.checkpoints.nodes import NODE_PREFIX, NodeFolders, Nodes, on_all_nodes
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.state import Parameters
@@ -36,22 +34,27 @@ class CheckpointDirectory:
     """The checkpoints of one run: the last few, and the best.
 
     Each is a directory `step-<step>`, and `best.json` names the best one (see `best_record`). All
-    ranks construct one for the same directory, and call the same methods in the same order.
+    ranks construct one for the same directory, and call the same methods in the same order. The
+    directory is the first rank's: other nodes that do not see it send their files there, and have
+    a temporary folder under the same path.
 
     Attributes:
+        nodes: the ranks that do not see the directory.
         saved: called on the first rank with the checkpoints that are kept, by step, when it is
             claimed and after each that is saved.
+        inherited: returns further directories to copy into a checkpoint, when it is saved.
+        tensors: further files of tensors for each, see `CheckpointWriter`.
 
     Args:
         path: directory of the checkpoints; created.
         keep: number of last checkpoints to keep besides the best.
-        attached: a directory to keep in each, see `CheckpointWriter`.
+        attached: a directory to copy into each, see `CheckpointWriter`.
         world: the ranks.
         in_background: write while the training continues.
         beat: called while the files that the training waits for make progress.
 
     Raises:
-        OSError: the directory cannot be written, or not all ranks see the same one.
+        OSError: the directory cannot be written.
         ValueError: its path, or that of the current folder, is not in UTF-8.
     """
 
@@ -67,26 +70,21 @@ class CheckpointDirectory:
         self._beat = beat
         self.release: Callable[[], object] = lambda: None
         self.saved: Callable[[list[Path]], object] = lambda steps: None
+        self.inherited: Callable[[], Sequence[Path]] = lambda: ()
+        self.tensors: Mapping[str, Mapping[str, Tensor]] = {}
         self.path, self.keep, self.attached = Path(path).absolute(), keep, attached
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
         self._store: RowStore | None = None
         check_local(self.path)
-        probe = self.path / f".writable.partial-{new_suffix()}"
-        with agreed(world, OSError):
-            if world.rank == 0:
-                make_directories(self.path)
-                probe.touch()
-        name = from_first(probe.name, world)
-        with agreed(world, OSError):
-            if not (self.path / name).exists():
-                raise OSError(
-                    f"{self.path}: is not the same directory as on rank 0; all nodes need one for "
-                    "checkpoints, and for those at a URI one --cache_dir"
-                )
-        if world.rank == 0:
-            probe.unlink()
+        everyone = leaders(self.path, range(world.size), world)
+        senders = tuple(rank for rank, leader in everyone.items() if leader)
+        folder = None
+        if senders:
+            folders = NodeFolders(self.path, senders, world)
+            folder, self._remove_folder = folders.folder, weakref.finalize(self, folders.remove)
+        self.nodes = Nodes(senders, folder)
 
     def claim(self) -> None:
         """Keeps other runs out until `release`, and tidies up after a killed one.
@@ -109,6 +107,7 @@ class CheckpointDirectory:
                 except OSError:  # a file system without locks
                     pass
                 tidy_leftovers(self.path)
+                remove_abandoned(self.path, NODE_PREFIX)
                 best_checkpoint(self.path)  # so that a missing one is reported before the training
                 if (record := best_record(self.path)) != _pointer(self.path):
                     _write_pointer(self.path, record)
@@ -131,10 +130,12 @@ class CheckpointDirectory:
                 parameters,
                 config,
                 progress,
-                self.attached,
+                [*([self.attached] if self.attached else []), *self.inherited()],
                 self.world,
                 self._in_background,
                 self._beat,
+                self.nodes,
+                self.tensors,
             )
         if not self._in_background:
             self.finish()
@@ -169,14 +170,28 @@ class CheckpointDirectory:
             self.finish()
 
     def last(self) -> Path | None:
-        """Returns the newest checkpoint, or None."""
-        return from_first(last_checkpoint(self.path), self.world)
+        """Returns the newest checkpoint of the first rank, or None; see `on_all_nodes`."""
+        return self._named(last_checkpoint(self.path) if self.world.rank == 0 else None)
 
     def best(self) -> Path | None:
-        """Returns the best checkpoint, or None if none was marked."""
+        """Returns the best checkpoint, or None if none was marked; see `on_all_nodes`."""
         with agreed(self.world, ValueError):
             found = best_checkpoint(self.path) if self.world.rank == 0 else None
-        return from_first(found, self.world)
+        return self._named(found)
+
+    def _named(self, found: Path | None) -> Path | None:
+        name = from_first(found and found.name, self.world)
+        return self.path / name if name else None
+
+    def on_all_nodes(self, checkpoint: Path) -> AbstractContextManager[Path | None]:
+        """Returns a context with a path of a checkpoint that this rank can read; see there."""
+        return on_all_nodes(checkpoint, self.path, self.world, self._beat)
+
+    def close(self) -> None:
+        """Lets other runs use the directory, and removes the temporary folder of this node."""
+        self.release()
+        if self.nodes.folder is not None:
+            self._remove_folder()
 
     def best_record(self) -> dict[str, float]:
         """Returns the record of the best checkpoint; see `best_record`."""
@@ -298,24 +313,28 @@ def all_checkpoints(path: str | os.PathLike) -> list[Path]:
 
 
 @contextmanager
-def checkpoint_in_use(path: str | os.PathLike) -> Iterator[Path]:
+def checkpoint_in_use(path: str | os.PathLike, newest: bool = False) -> Iterator[Path]:
     """Yields the result of `find_checkpoint`, which is not pruned within the block.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
     """
     while True:
-        found = find_checkpoint(path)
+        found = find_checkpoint(path, newest)
         with in_use(found) as stays:
             if stays:
                 yield found
                 return
 
 
-def find_checkpoint(path: str | os.PathLike) -> Path:
+def find_checkpoint(path: str | os.PathLike, newest: bool = False) -> Path:
     """Returns the checkpoint at `path`, or the best, or else the last one, of a run's directory.
 
     A directory that NVIDIA's program saved is a checkpoint.
+
+    Args:
+        path: a checkpoint, or a run's directory.
+        newest: the last one of a run's directory, even if another is the best.
 
     Raises:
         FileNotFoundError: there is no checkpoint.
@@ -323,7 +342,7 @@ def find_checkpoint(path: str | os.PathLike) -> Path:
     path = Path(path)
     if (path / MANIFEST).exists() or is_nvidia(path):
         return path
-    found = best_checkpoint(path) or last_checkpoint(path)
+    found = (None if newest else best_checkpoint(path)) or last_checkpoint(path)
     if found is None:
         raise FileNotFoundError(f"{path}: no checkpoint here (expected {MANIFEST} or step-*/)")
     return found

@@ -205,6 +205,48 @@ REFUSED = [
         "categorical field b: max_ids: expected None, as of a, which shares dictionary 'd', got 3",
     ),
     *(
+        (f"{{label: y, categorical: [{{column: a, table: t}}, {{column: b, {entries}}}, c]}}", said)
+        for entries, said in (
+            ("table: t, type: integer", "categorical field b: type: expected string, as of a, whi"),
+            (
+                "table: t, max_ids: 3",
+                "categorical field b: max_ids: expected None, as of a, which ",
+            ),
+            ("table: t, dictionary: d", "categorical field b: dictionary: expected none beside ta"),
+            ("target: a", "categorical field b: target: expected max_length too, which makes"),
+            (
+                "table: t, max_length: 3, target: a",
+                "categorical field b: target: expected pooling: attention beside it, got None",
+            ),
+            (
+                "table: t, max_length: 3, pooling: attention",
+                "categorical field b: pooling: attention: expected a target, the candidate's field",
+            ),
+            (
+                "table: t, max_length: 3, pooling: attention, target: a, ordered: false",
+                "categorical field b: pooling: attention: expected an ordered list, got ordered: "
+                "false; leave ordered out, or write pooling: sum or mean",
+            ),
+            (
+                "max_length: 3, pooling: attention, target: a",
+                "categorical field b: pooling: attention: expected table: NAME here and at a, so",
+            ),
+            (
+                "table: t, max_length: 3, pooling: attention, target: c",
+                "categorical field b: target: expected a field of table 't', got c, which has a "
+                "table of its own; write table: t at c",
+            ),
+            (
+                "table: t, max_length: 3, pooling: attention, target: y",
+                "categorical field b: target: expected a categorical field, got the label y",
+            ),
+            (
+                "table: t, max_length: 3, pooling: attention, target: b",
+                "categorical field b: target: expected a field with one value a row, got list fie",
+            ),
+        )
+    ),
+    *(
         (f"{{label: y, numerical: [n], categorical: [a, b, {LIST}], crosses: [{cross}]}}", message)
         for cross, message in (
             ("a", "crosses: expected a map with fields, got 'a'"),

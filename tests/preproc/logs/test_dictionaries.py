@@ -6,10 +6,11 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.dictionaries import count_values
+from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts
+from dlrm.data.transform.dictionaries import Counts, Dictionary, count_values
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.preproc.stages import dictionary_merge as dictionaries
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, FitJob, fit_columns, merge_bucket
@@ -68,6 +69,37 @@ def test_dictionaries_are_those_of_a_plain_sort(tmp_path, monkeypatch, at_once, 
         )
         ids = lookup(Parsed(np.array(expected, np.uint64), np.zeros(len(expected), bool)))
         assert ids.tolist() == list(range(1, len(expected) + 1))
+
+
+@pytest.mark.parametrize("at_once", [7, 40, 1 << 22])
+@pytest.mark.parametrize("most", [None, 0, 150])
+def test_dictionaries_of_texts_are_those_of_a_plain_sort(tmp_path, monkeypatch, at_once, most):
+    monkeypatch.setattr(dictionaries, "_SORTED_AT_ONCE", at_once)
+    random = np.random.default_rng(0)
+    words = [f"{word:x}" * (1 + word % 40) for word in range(300)]
+    counts = dict(zip(words, random.zipf(2.0, len(words)).tolist(), strict=True))
+    for name in ("counts", "merged", "transform", "lookups"):
+        (tmp_path / name).mkdir()
+    keys = hash_texts(TextColumn.from_bytes([word.encode() for word in words]))
+    order = np.argsort(keys)
+    texts = pa.array([words[place].encode() for place in order], pa.large_binary())
+    own = np.array([counts[words[place]] for place in order])
+    dictionaries.write_counts(tmp_path / "counts/0", [Counts(keys[order], own, texts)], 3)
+    merged = [
+        merge_bucket(bucket, [str(tmp_path / "counts/0")], [2], str(tmp_path / "merged"))
+        for bucket in range(3)
+    ]
+    kept = [result["kept"] for result in merged]
+    folders = [str(tmp_path / name) for name in ("transform", "lookups")]
+    job = FitJob(str(tmp_path / "merged"), kept, *folders, [CountedColumn("texts", 2, most)])
+    size = fit_columns([0], job)["0"]
+    expected = sorted((-n, word.encode()) for word, n in counts.items() if n > 1)[:most]
+    made = Dictionary.load(tmp_path / "transform", 0, size, "string")
+    assert made.values() == [word.decode() for _, word in expected]
+    lookup = IdLookup.load(tmp_path / "lookups", 0, IdLookup.from_dictionary(made.keys).ids.dtype)
+    ids = lookup(Parsed.present(np.asarray(made.keys)))
+    assert ids.tolist() == list(range(1, size + 1))
+    assert not list(tmp_path.rglob(".*")), "temporary files are removed"
 
 
 def test_only_what_was_counted_is_read(tmp_path):

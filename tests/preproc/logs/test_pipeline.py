@@ -83,6 +83,17 @@ def test_bytes_equal_the_reference(good, logs):
     assert [len(labels) for labels, *_ in read_as_nvidia(good).values()] == [935, 234]
 
 
+def test_without_held_out_rows_all_days_train(local, logs, good, tmp_path):
+    dataset = prepare(local, logs, tmp_path, frequency_limit="3", hold_out=False)
+    spec = FeatureSpec.load(dataset)
+    assert [spec.num_rows(split) for split in ("train", "test")] == [1403, 0]
+    sums = [np.fromfile(path / "train/label.bin", np.uint8).sum() for path in (dataset, good)]
+    held = [np.fromfile(good / f"{half}/label.bin", np.uint8) for half in ("test", "validation")]
+    assert sums[0] == sums[1] + sum(labels.sum() for labels in held)
+    dictionaries = [sorted((path / "transform").glob("*.npy")) for path in (dataset, good)]
+    assert [p.read_bytes() for p in dictionaries[0]] == [p.read_bytes() for p in dictionaries[1]]
+
+
 @pytest.mark.parametrize("split_bytes", [1_000_000, 30_011])
 def test_splits_and_buckets_change_nothing(local, logs, good, tmp_path, split_bytes, monkeypatch):
     monkeypatch.setattr(local, "cores", split_bytes % 7 + 1)

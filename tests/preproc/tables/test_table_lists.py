@@ -376,7 +376,10 @@ def test_a_draft_has_list_fields(tmp_path, kind):
         ({"max_length": "5"}, "max_length: expected an integer, got '5'"),
         ({"max_length": 5, "keep": "middle"}, "keep: expected one of first, last, all"),
         ({"max_length": 5, "keep": "last", "ordered": False}, "keep: expected first or all, as"),
-        ({"max_length": 5, "pooling": "max"}, "pooling: expected one of sum, mean, got 'max'"),
+        (
+            {"max_length": 5, "pooling": "max"},
+            "pooling: expected one of sum, mean, attention, got 'max'",
+        ),
         ({"max_length": 5, "ordered": 1}, "ordered: expected true or false, got 1"),
         ({"max_length": 5, "separator": "||"}, "separator: expected one character"),
         ({"max_length": 5, "weights": "y"}, "columns used twice: y"),

@@ -1,0 +1,12 @@
+// Where bags begin; defined in joint_embedding_bag.cpp.
+#pragma once
+
+#include "../joint_embedding_bag.h"
+
+namespace dlrm {
+
+// Returns [bags + 1] int64: the first id of each bag, and the number of ids. Fails for lengths that
+// do not fit.
+Tensor bag_offsets_of(const BagLengths& bags);
+
+}  // namespace dlrm

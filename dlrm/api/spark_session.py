@@ -1,0 +1,175 @@
+"""Preparation in a session of Spark that a program has, as in a notebook: `dlrm.preproc.run`."""
+
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from dlrm.api.dataset import (
+    OPTIONS,
+    Dataset,
+    as_schema,
+    check_types,
+    plain,
+    table_options,
+    unexpected,
+)
+from dlrm.api.temporary import temporary_directory
+from dlrm.data.clicks import layout
+from dlrm.data.tables.files import find_tables
+from dlrm.data.tables.kinds.kind import TableFile
+from dlrm.data.transform.schema import Schema
+from dlrm.files import check_all_local, check_outside
+from dlrm.preproc.execution.connect_engine import session_engine
+from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.execution.spark_query import SparkQuery
+from dlrm.preproc.execution.work_folder import shared_folders
+from dlrm.preproc.prepare_tables import prepare_tables
+from dlrm.preproc.stages.options import SplitConfig
+from dlrm.preproc.tables.options import TableOptions
+from dlrm.remote.cache import Cache
+from dlrm.remote.copies import check_path, is_fetched, path_in
+from dlrm.remote.edges import local_value
+from dlrm.remote.output import Output
+from dlrm.remote.uri import Uri, is_uri
+from dlrm.serving.wording import in_python
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_NAMES = dict.fromkeys(("input", "spark_table", "spark_sql"), "source") | {"output": "destination"}
+
+
+def run(
+    spark: "SparkSession",
+    schema: Schema | str | os.PathLike | Mapping[str, Any],
+    source: "DataFrame | str | os.PathLike | Sequence[str | os.PathLike]",
+    destination: str | os.PathLike,
+    *,
+    overwrite: bool = False,
+    restart: bool = False,
+    verbose: bool = False,
+    cache_dir: str | os.PathLike | None = None,
+    **options: Any,
+) -> Dataset:
+    """Makes a dataset in a session of Spark, byte for byte as `dlrm prepare` does.
+
+    The session is used and left as it is; it may be one of Spark Connect. Its executors need this
+    package in the same version (`preproc/README.md`, Python on the executors).
+
+    Args:
+        spark: a session of Spark 4.
+        schema: the meaning of the columns: a `dlrm.Schema`, the path of a `schema.yaml`, or its
+            content as a dict.
+        source: a data frame of Spark, whose partitions are read in their order; the name of a table
+            or view; or files, or folders of them, as paths or URIs. A text that is neither a path,
+            with a "/" in it or a file of that name, nor a URI names a table.
+        destination: the directory of the dataset, which every executor has to see under the same
+            path, or a URI.
+        overwrite: replace an earlier dataset at `destination`.
+        restart: discard an unfinished run at `destination`; otherwise the same call resumes it, if
+            `source` is no data frame.
+        verbose: print the stages.
+        cache_dir: a directory for copies of what URIs name, and for the dataset until it is
+            published at a URI, which every executor has to see. The default are directories of
+            this machine, for sessions on one machine.
+        options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
+            `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
+            `max_bad_lines` and `report`.
+
+    Returns:
+        The dataset, which `dlrm.fit` and `dlrm train --dataset` read.
+
+    Raises:
+        TypeError: an unknown option.
+        ValueError: the schema does not fit the rows, a value cannot be read, there is no such
+            table or column, or an option has another type.
+        FileExistsError: `destination` already exists.
+        OSError: a file cannot be read or written.
+        RuntimeError: Spark failed, or an executor cannot run the tasks; the message says on which
+            host and why.
+    """
+    if unknown := [name for name in options if name not in OPTIONS]:
+        raise unexpected(run, unknown[0], OPTIONS)
+    options = plain(options)
+    say = print if verbose else _say_nothing
+    with in_python(_NAMES), ExitStack() as stack:
+        check_types(options, (SplitConfig, TableOptions))
+        check_all_local(options.items())
+        check_path(schema, "schema")
+        check_path(destination, "destination")
+        made = table_options(as_schema(schema), options, divided=False)
+        path, published, temporary = Path(destination), None, None
+        if is_fetched(destination):
+            temporary = temporary_directory(cache_dir)
+            uri = Uri.parse(destination)
+            path = path_in(temporary.name, uri)
+            published = Output(uri, path, layout.KIND if overwrite else False)
+        tables, query = _rows(source, path, stack, cache_dir, say)
+        how = {"replace": overwrite, "restart": restart, "query": query, "say": say}
+        _prepare(made, tables, path, spark, how)
+        if published:
+            published.publish()
+    dataset = Dataset(path)
+    if temporary:
+        weakref.finalize(dataset, temporary.cleanup)
+    return dataset
+
+
+def _say_nothing(line: str) -> None:
+    pass
+
+
+def _prepare(
+    options: TableOptions,
+    tables: Mapping[str, Sequence[TableFile]],
+    path: Path,
+    spark: "SparkSession",
+    how: dict[str, Any],
+) -> None:
+    """Prepares tables in a session; a task's error is the caller's."""
+
+    def engine() -> Any:
+        return session_engine(spark, shared_folders(path), how["say"])
+
+    try:
+        prepare_tables(options, tables, path, engine, keep_failed=False, **how)
+    except FileExistsError as error:
+        hint = "" if how["replace"] else "; overwrite=True replaces it"
+        raise FileExistsError(f"{error}{hint}") from error
+    except TaskError as error:
+        raise ValueError(str(error)) from error
+
+
+def _rows(
+    source: Any,
+    output: Path,
+    stack: ExitStack,
+    cache_dir: str | os.PathLike | None,
+    say: Callable[[str], None],
+) -> tuple[dict[str, list[TableFile]], SparkQuery | None]:
+    """Returns the files of a source, or the query that Spark reads."""
+    if hasattr(source, "sparkSession") and hasattr(source, "write"):
+        return {}, SparkQuery(frame=source)
+    if isinstance(source, str) and not _is_path(source):
+        return {}, SparkQuery(table=source)
+    given = list(source) if isinstance(source, list | tuple) else [source]
+    if wrong := [one for one in given if not isinstance(one, str | os.PathLike)]:
+        raise ValueError(
+            "source: expected a data frame of Spark, the name of a table, or paths or URIs of "
+            f"files, got {type(wrong[0]).__name__}"
+        )
+    for one in given:
+        check_path(one, "source")
+        if not is_uri(one):
+            check_outside(output, Path(one))
+    if any(map(is_fetched, given)):
+        given = local_value(stack, Cache.open(cache_dir), given)
+    paths = [Path(one).absolute() for one in given]  # as executors work in other directories
+    return {"train": find_tables(paths, say=say)}, None
+
+
+def _is_path(text: str) -> bool:
+    return is_uri(text) or "/" in text or Path(text).exists()

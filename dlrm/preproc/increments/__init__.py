@@ -1,0 +1,1 @@
+"""Days of rows that extend the dictionaries of earlier days."""

@@ -1,0 +1,224 @@
+"""The place of a day in a chain: its parent, whose dictionaries it extends, and what it kept."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dlrm.data.clicks import layout
+from dlrm.data.transform import stored
+from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.stored import Increment
+from dlrm.data.transform.transform import Transform
+from dlrm.data.verification import Verifier
+from dlrm.documents import brief, read_json
+from dlrm.files import MANIFEST
+from dlrm.preproc.increments.extend import extend
+from dlrm.preproc.increments.segments import DAY
+from dlrm.preproc.stages.fitting import TransformFacts
+from dlrm.preproc.stages.options import IncrementConfig, day_number, is_date, next_day
+from dlrm.preproc.stages.stage import PreparationRun
+
+_KINDS = (layout.KIND, "checkpoint")
+_OF_VALUES = ("frequency_limit", "max_ids")  # which a day may change
+
+
+@dataclass(frozen=True)
+class Parent:
+    """A dataset or checkpoint whose dictionaries are extended.
+
+    Attributes:
+        directory: the directory.
+        kind: its kind in its manifest.
+        fitted: its transform.
+        state: its folder with lookups and candidates; None if it has none.
+        digest: digest of the transform.
+    """
+
+    directory: Path
+    kind: str
+    fitted: Transform
+    state: Path | None
+    digest: str
+
+    @property
+    def transform(self) -> Path:
+        """Returns the directory of the transform."""
+        return self.directory / layout.TRANSFORM
+
+    @property
+    def days(self) -> tuple[dict[str, Any], ...]:
+        """Returns the facts of its days, the last its own, with its digest."""
+        if (increment := self.fitted.increment) is not None:
+            return (*increment.days[:-1], increment.days[-1] | {"transform": self.digest})
+        sizes = list(map(len, self.fitted.dictionaries))
+        none = [0] * len(sizes)
+        first = {"day": "0", "transform": self.digest, "rows": None, "content": None}
+        return (first | {"new": sizes, "candidates": none, "forgotten": none},)
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A day of a chain.
+
+    Attributes:
+        config: its options.
+        day: the day.
+        parent: what it extends; None for the first day.
+    """
+
+    config: IncrementConfig
+    day: str
+    parent: Parent | None
+
+    @property
+    def keeps_numerics(self) -> bool:
+        """Returns whether bins, means and encodings are those of the parent."""
+        return self.parent is not None and self.config.numerics == "keep"
+
+    def facts(self) -> dict[str, Any]:
+        """Returns, by flag, what determines the bytes of the dataset."""
+        return {"--extend": self.parent and self.parent.digest, "--day": self.day}
+
+    def increment(self, own: dict[str, Any]) -> Increment:
+        """Returns the increment of a transform, given the facts of its own day."""
+        days = () if self.parent is None else self.parent.days
+        own = {"day": self.day, "transform": None} | own
+        return Increment(self.day, self.config.numerics, (*days, own))
+
+    def fit(
+        self,
+        run: PreparationRun,
+        counted: Sequence[dict[str, Any]],
+        directory: Path,
+        facts: TransformFacts,
+    ) -> Transform:
+        """Writes the transform of the day; see `extend`."""
+        return extend(self, run, counted, directory, facts)
+
+    def manifest_facts(self) -> dict[str, Any]:
+        """Returns the manifest's entries about the day."""
+        config = self.config
+        return {
+            "day": self.day,
+            "parent": self.parent and self.parent.digest,
+            "numerics": config.numerics,
+            "candidates": config.candidates,
+            "half_life": config.half_life,
+        }
+
+    def notes(self) -> Iterator[str]:
+        """Yields lines about what the parent lacks."""
+        if self.parent is not None and self.parent.state is None:
+            yield (
+                f"note: {self.parent.directory} has no counts of values below their frequency "
+                "limit (--day keeps them), so those of this day begin at 0"
+            )
+
+
+def open_growth(config: IncrementConfig, schema: Schema) -> Growth | None:
+    """Returns the place of rows in a chain of days; None if they are in none.
+
+    Args:
+        config: the options.
+        schema: the schema of the rows.
+
+    Raises:
+        FileNotFoundError: the parent, or a file of it, is missing.
+        ValueError: the parent is damaged, is of another schema or another run, or the day does not
+            follow its day.
+    """
+    if not config.is_used:
+        return None
+    if config.extend is None:
+        assert config.day is not None
+        return Growth(config, config.day, None)
+    parent = _open_parent(config.extend)
+    for difference in _of_schemas(parent.fitted.schema, schema):
+        raise ValueError(
+            f"--extend {config.extend}: expected the schema of its transform, got another one: "
+            f"{difference}"
+        )
+    return Growth(config, _day(config, parent), parent)
+
+
+def _open_parent(directory: Path) -> Parent:
+    if not (directory / layout.TRANSFORM).is_dir():
+        raise FileNotFoundError(
+            f"--extend {directory}: expected a dataset or checkpoint with a fitted transform, got "
+            "none"
+        )
+    if not (directory / MANIFEST).is_file():
+        raise FileNotFoundError(f"{directory / MANIFEST}: no such file, so nothing checks it")
+    kind = read_json(directory / MANIFEST).get("kind")
+    if kind not in _KINDS:
+        raise ValueError(f"--extend {directory}: expected a dataset or checkpoint, got {kind!r}")
+    verifier = Verifier(directory, kind, "first", None)
+    facts = stored.facts_file(directory / layout.TRANSFORM)
+    verifier.check_names(f"{layout.TRANSFORM}/{facts.name}", layout.CHAIN)
+    fitted, digest = Transform.load(facts.parent), stored.digest(facts.parent)
+    state = directory / layout.CHAIN
+    if not state.is_dir():
+        return Parent(directory, kind, fitted, None, digest)
+    if (of := read_json(state / DAY).get("transform")) != digest:
+        raise ValueError(
+            f"{state}: expected the counts of {facts}, with digest {digest[:12]}, got those of "
+            f"{brief(of)[:14]}: they are left over from another run"
+        )
+    return Parent(directory, kind, fitted, state, digest)
+
+
+def _day(config: IncrementConfig, parent: Parent) -> str:
+    """Returns the day, after checking that it follows those of the parent."""
+    increment = parent.fitted.increment
+    if increment is None:
+        return config.day or "1"
+    last = increment.day
+    if config.day is None:
+        return next_day(last)
+    if is_date(config.day) != is_date(last):
+        kind = "date" if is_date(last) else "number"
+        raise ValueError(f"--day {config.day}: expected a {kind}, as {last} of {config.extend}")
+    if day_number(config.day) > day_number(last):
+        return config.day
+    twice = any(day["day"] == config.day for day in increment.days)
+    raise ValueError(
+        f"--day {config.day}: expected a day after {last}, the last of {config.extend}, "
+        + ("which has this day already" if twice else "got an earlier one")
+    )
+
+
+def _of_schemas(parent: Schema, day: Schema) -> Iterator[str]:
+    """Yields the entries in which two schemas differ, except limits and the format of CSV."""
+    first, second = ({k: v for k, v in s.to_dict().items() if k != "format"} for s in (parent, day))
+    for name in dict.fromkeys([*first, *second]):
+        sides = [_entries(facts.get(name)) for facts in (first, second)]
+        if sides[0] == sides[1]:
+            continue
+        for entry in dict.fromkeys([*sides[0], *sides[1]]):
+            values: list[Any] = [side.get(entry) for side in sides]
+            where = f"{name} {entry}".strip()
+            if all(isinstance(value, dict) for value in values):
+                keys = [*values[0], *values[1]]
+                key = next((k for k in keys if values[0].get(k) != values[1].get(k)), "")
+                where, values = f"{where}: {key}", [value.get(key, "default") for value in values]
+            if values[0] != values[1]:
+                shown = ["nothing" if value is None else brief(value) for value in values]
+                yield f"{where}: {shown[0]} in the transform and {shown[1]} in the schema"
+        if list(sides[0]) != list(sides[1]):
+            yield f"{name}: another order"
+
+
+def _entries(value: Any) -> dict[str, Any]:
+    """Returns the fields of a list by column, and any other value under an empty name."""
+    if not isinstance(value, list) or not value or isinstance(value[0], list):
+        return {"": value}
+    if all(isinstance(item, str) for item in value):
+        return {item: {} for item in value}
+    fields = [{"column": item} if isinstance(item, str) else dict(item) for item in value]
+    return {
+        str(field.pop("column", field.pop("name", place))): {
+            k: v for k, v in field.items() if k not in _OF_VALUES
+        }
+        for place, field in enumerate(fields)
+    }

@@ -1,0 +1,69 @@
+"""Commands of `dlrm` that another command runs, each in a process of its own."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import dlrm
+from dlrm.command_line import flags_of
+
+# Where `python -m` finds this package first, whatever the current folder has.
+_HERE = Path(dlrm.__file__).resolve().parent.parent
+
+
+class StepError(Exception):
+    """A command has failed, and has printed why.
+
+    Attributes:
+        code: its exit code, as a shell has it.
+    """
+
+    def __init__(self, words: Sequence[str], code: int) -> None:
+        super().__init__(f"{' '.join(words)}: exit code {code}")
+        self.code = code
+
+
+def run_step(
+    name: str,
+    flags: Mapping[str, Any],
+    log: TextIO,
+    shown: str = "",
+    words: Sequence[str] = (),
+    variables: Mapping[str, str] | None = None,
+) -> None:
+    """Runs a command of `dlrm` and waits for its end.
+
+    Args:
+        name: name of the command.
+        flags: its flags, whose paths are absolute.
+        log: file for all lines that it prints.
+        shown: regular expression of the lines to print here as well, by default all.
+        words: further words of its command line, before the flags.
+        variables: environment variables besides those of this process.
+
+    Raises:
+        StepError: it fails.
+    """
+    words = [name, *words, *flags_of(flags)]
+    with subprocess.Popen(
+        [sys.executable, "-m", "dlrm", *words],
+        env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
+        cwd=_HERE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdout is not None
+        try:
+            for line in process.stdout:
+                log.write(line)
+                if re.search(shown, line):
+                    print(line.replace(f"{Path.cwd()}/", ""), end="", flush=True)
+        except BaseException:
+            process.terminate()
+            raise
+    if code := process.returncode:
+        raise StepError(["dlrm", *words], code if code > 0 else 128 - code)

@@ -1,0 +1,288 @@
+"""Learns the new days of a log, each after it has been scored."""
+
+import json
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TextIO
+
+from dlrm.command_line import painted, say
+from dlrm.documents import read_json
+from dlrm.files import make_directories, write_atomically
+from dlrm.flags import Values
+from dlrm.manifest import read_manifest, read_sealed, sealed_json
+from dlrm.scripts.common.steps import StepError, run_step
+from dlrm.scripts.daily.chain import LOG, Chain, LearnedDay, digest_of, open_chain
+from dlrm.scripts.daily.days import Day, date_of, find_days
+from dlrm.scripts.daily.drift import alarms_of, psi_by_field
+from dlrm.scripts.daily.flags import CONTINUED, FROZEN, RETRAINED, AlarmConfig, DailyConfig
+from dlrm.scripts.daily.page import page, table_of
+from dlrm.scripts.daily.rows import Logs, Tables, rows_of
+
+DRIFTED = 3  # exit code: all new days are learned, and one of them raised an alarm
+PAGE = "daily.html"
+_BEGUN, _TRAINED = "begun.json", "trained"
+_METRICS = ("auc", "log_loss", "calibration", "normalized_entropy", "gauc_by_impressions")
+
+
+def run(values: Values) -> int:
+    """Runs the command; returns the exit code.
+
+    Raises:
+        ValueError, OSError: an error that the user can fix.
+    """
+    own, bounds = values.config(DailyConfig), values.config(AlarmConfig)
+    rows, output = rows_of(values), own.output.absolute()
+    with (
+        open_chain(output, rows.digest, rows.dataset) as chain,
+        open(output / LOG, "a", encoding="utf-8") as log,
+    ):
+        found = find_days(own.days, say)
+        for name in {*own.skip, *own.accept} - {day.name for day in found}:
+            say(f"note: --skip or --accept {name}: no such day in {own.days}")
+        new = chain.new_days(found, own.skip)
+        if own.until is not None:
+            new = _until(new, own.until, chain)
+        follower = _Follower(own, rows, chain, bounds, log)
+        try:
+            for day in new:
+                follower.learn(day)
+        except StepError as failed:
+            print(f"error: {failed}; its lines are in {output / LOG}", file=sys.stderr)
+            return failed.code
+        if not chain.days:
+            raise ValueError(f"{own.days}: all days are left out by --skip; nothing is learned")
+        write_atomically(output / PAGE, page(chain.days))
+    for line in table_of(chain.days):
+        say(line)
+    say(f"page: {own.output / PAGE}")
+    learned = chain.days[len(chain.days) - len(new) :]
+    if not new:
+        say(f"nothing new: {chain.days[-1].name} is the last day")
+    alarms = [f"{day.name}: {alarm}" for day in learned for alarm in day.alarms]
+    for line in alarms:
+        say(f"warning: {line}")
+    return DRIFTED if alarms else 0
+
+
+def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
+    names = [day.name for day in new]
+    if last in names:
+        return new[: names.index(last) + 1]
+    if last in {day.name for day in chain.days}:
+        return []
+    raise ValueError(f"--until {last}: no such day")
+
+
+class _Follower:
+    """Learns days, one at a time."""
+
+    def __init__(
+        self,
+        own: DailyConfig,
+        rows: Tables | Logs,
+        chain: Chain,
+        bounds: AlarmConfig,
+        log: TextIO,
+    ) -> None:
+        self._own, self._rows, self._chain, self._bounds = own, rows, chain, bounds
+        self._log = log
+        self._raw = {day.name: day.path.absolute() for day in find_days(own.days, _silent)}
+
+    def learn(self, day: Day) -> None:
+        """Scores a day, learns it, and records both.
+
+        Raises:
+            ValueError: the day is refused, and nothing is recorded.
+            StepError: a command failed; the next `dlrm daily` resumes it.
+        """
+        before = self._chain.days[-1] if self._chain.days else None
+        content = day.digest()
+        self._chain.check_new(day, content)
+        say(painted(f"{day.name}", "bold"))
+        folder = self._chain.path_of(day.name)
+        self._begin(folder, {"content": content, "parent": before.digest if before else ""})
+        judged: dict[str, dict[str, float | None]] = {}
+        fields: dict[str, dict[str, float]] = {}
+        if before is not None:
+            judged, fields, rows, clicks = self._judge(day, folder)
+            self._check_rows(day, folder, rows, clicks)
+        self._prepare(day, folder, before)
+        dataset = self._chain.dataset_of(day.name)
+        if before is None:
+            rows, clicks = _counts(dataset)
+            self._check_rows(day, folder, rows, clicks)
+        else:
+            for name, psi in psi_by_field(self._chain.dataset_of(before.name), dataset).items():
+                fields.setdefault(name, {})["psi"] = psi
+        self._train(day, folder, before)
+        checkpoint = self._chain.checkpoint_of(day.name)
+        self._chain.add(
+            LearnedDay(
+                day.name,
+                day.files,
+                content,
+                before.digest if before else "",
+                digest_of(dataset) or "",
+                digest_of(checkpoint) or "",
+                rows,
+                clicks,
+                judged,
+                fields,
+                alarms_of(self._bounds, judged.get(CONTINUED, {}), fields),
+            )
+        )
+        self._prune()
+
+    def _begin(self, folder: Path, facts: dict[str, str]) -> None:
+        """Makes the directory of a day, without what was begun from other rows."""
+        path = folder / _BEGUN
+        if path.exists() and {n: read_sealed(path).get(n) for n in facts} == facts:
+            return
+        if folder.exists():
+            shutil.rmtree(folder)
+        make_directories(folder)
+        write_atomically(path, sealed_json(facts))
+
+    def _judge(self, day: Day, folder: Path) -> tuple[dict, dict, int, int]:
+        """Returns metrics by model, shares by field, rows and clicks of a day not yet learned."""
+        models = {CONTINUED: self._chain.checkpoint_of(self._chain.days[-1].name)}
+        if FROZEN in self._own.compare:
+            models[FROZEN] = self._chain.checkpoint_of(self._chain.days[0].name)
+        if RETRAINED in self._own.compare:
+            models[RETRAINED] = self._retrained(folder)
+        facts = {}
+        for model, checkpoint in models.items():
+            output = folder / "judged" / model
+            if not (output / "evaluation.json").exists():
+                flags = {"checkpoint": checkpoint, "input": day.path.absolute(), "output": output}
+                with self._timed(day.name, f"judge {model}"):
+                    self._step("evaluate", {**flags, "bootstrap": 0, **self._rows.judging})
+            facts[model] = read_json(output / "evaluation.json")
+        judged = {
+            model: {n: own["models"][0][n]["value"] for n in _METRICS if n in own["models"][0]}
+            for model, own in facts.items()
+        }
+        continued = facts[CONTINUED]
+        fields = {
+            name: {"missing": missing, "unknown": unknown}
+            for name, missing, unknown in continued["fields"]
+        }
+        return judged, fields, continued["rows"], continued["clicks"]
+
+    def _retrained(self, folder: Path) -> Path:
+        """Returns a model of all learned days, trained anew."""
+        at, names = folder / "retrained", [day.name for day in self._chain.days]
+        if gone := [name for name in names if name not in self._raw]:
+            raise ValueError(
+                f"--compare {RETRAINED}: expected all learned days in --days, got none named "
+                f"{gone[0]}"
+            )
+        if not (at / _TRAINED).exists():
+            with self._timed(folder.name, "retrain"):
+                at.mkdir(exist_ok=True)
+                flags = self._preparation([self._raw[name] for name in names], at)
+                self._step("prepare", {**flags, "overwrite": True})
+                flags = self._first_training(at / self._rows.dataset, at / "run")
+                self._step("train", flags, self._flag_file())
+            write_atomically(at / _TRAINED, "")
+        return at / "run"
+
+    def _check_rows(self, day: Day, folder: Path, rows: int, clicks: int) -> None:
+        """Refuses a day without clicks, or with far fewer rows than the day before."""
+        problem, accept = "", f"--accept {day.name} learns it, "
+        if not 0 < clicks < rows:
+            problem = f"expected rows with and without a click, got {clicks:,} clicks of {rows:,}"
+            accept = ""
+        elif self._chain.days and day.name not in self._own.accept:
+            usual, name = self._chain.days[-1].rows, self._chain.days[-1].name
+            if rows < self._own.least_rows * usual:
+                problem = (
+                    f"expected {self._own.least_rows:g} of the {usual:,} rows of {name} or more "
+                    f"(--least_rows), got {rows:,}"
+                )
+        if problem:
+            shutil.rmtree(folder)
+            raise ValueError(
+                f"{day.path}: {problem}; nothing is learned of it. {accept}--skip {day.name} "
+                "leaves it out"
+            )
+
+    def _prepare(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
+        if digest_of(self._chain.dataset_of(day.name)) is not None:
+            return
+        flags = self._preparation([day.path.absolute()], folder)
+        flags |= {name: getattr(self._own, name) for name in ("half_life", "candidates")}
+        if before is not None:
+            flags["extend"] = self._chain.dataset_of(before.name)
+        if (date := date_of(day.name)) is not None or before is None:
+            flags["day"] = date or 0
+        with self._timed(day.name, "prepare"):
+            self._step("prepare", flags)
+
+    def _train(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
+        if (folder / _TRAINED).exists():
+            return
+        dataset, run = self._chain.dataset_of(day.name), folder / "run"
+        with self._timed(day.name, "train"):
+            if before is None:
+                self._step("train", self._first_training(dataset, run), self._flag_file())
+            else:
+                self._step("train", self._further_training(dataset, run, before))
+        write_atomically(folder / _TRAINED, "")
+
+    def _preparation(self, inputs: Sequence[Path], folder: Path) -> dict[str, Any]:
+        return {**self._rows.preparation(inputs, folder), "cores": self._own.cores}
+
+    def _first_training(self, dataset: Path, output: Path) -> dict[str, Any]:
+        flags = {"dataset": dataset, "save_checkpoint_path": output, "resume": True, "set_aside": 0}
+        return flags | ({"recipe": "auto"} if self._own.train_flags is None else {})
+
+    def _further_training(self, dataset: Path, output: Path, before: LearnedDay) -> dict[str, Any]:
+        own, flags = self._own, {"dataset": dataset, "save_checkpoint_path": output, "resume": True}
+        flags |= {"continue_from": self._chain.checkpoint_of(before.name), "epochs": own.epochs}
+        flags["evict_unseen_days"] = own.evict_unseen_days
+        if own.replay:
+            kept = [self._chain.dataset_of(day.name) for day in self._chain.days[-own.keep :]]
+            flags |= {"replay": own.replay, "replay_data": kept}
+        return flags
+
+    def _flag_file(self) -> list[str]:
+        file = self._own.train_flags
+        return [] if file is None else [f"--flagfile={file.absolute()}"]
+
+    def _step(self, name: str, flags: Mapping[str, Any], words: list[str] | None = None) -> None:
+        run_step(name, flags, self._log, "^(note|warning):", words or [])
+        self._log.flush()
+
+    @contextmanager
+    def _timed(self, day: str, step: str) -> Iterator[None]:
+        began = time.monotonic()
+        yield
+        seconds = round(time.monotonic() - began, 2)
+        self._log.write(f"{json.dumps({'day': day, 'step': step, 'seconds': seconds})}\n")
+        say(f"  {step:<18}{seconds:8.1f} s")
+
+    def _prune(self) -> None:
+        """Removes datasets and checkpoints of old days, except the checkpoint of the first."""
+        days = self._chain.days
+        shutil.rmtree(self._chain.path_of(days[-1].name) / "retrained", ignore_errors=True)
+        for number, day in enumerate(days[: -self._own.keep]):
+            folder = self._chain.path_of(day.name)
+            for name in ("dataset", *(["run"] if number else [])):
+                shutil.rmtree(folder / name, ignore_errors=True)
+
+
+def _silent(line: str) -> None:
+    pass
+
+
+def _counts(dataset: Path) -> tuple[int, int]:
+    """Returns rows and clicks of a dataset's training rows."""
+    from dlrm.data.clicks.feature_spec import FeatureSpec
+
+    rows = read_manifest(dataset, "dataset")["rows"]["train"]
+    return rows, FeatureSpec.load(dataset).metadata["clicks"]["train"]

@@ -1,0 +1,30 @@
+"""A DAG of Airflow that learns a log day by day, and exports the model unless a day has an alarm.
+
+A task may be cleared and run again, also for an earlier date: `dlrm daily` learns nothing twice.
+"""
+
+import datetime
+
+from airflow import DAG
+from airflow.operators.bash import BashOperator
+
+with DAG(
+    "dlrm_daily",
+    start_date=datetime.datetime(2026, 11, 1),
+    schedule="15 6 * * *",
+    catchup=False,
+    max_active_runs=1,
+    default_args={"retries": 2, "retry_delay": datetime.timedelta(minutes=10)},
+) as dag:
+    # Exit code 3, an alarm, skips the export; another code fails, and is tried again.
+    learn = BashOperator(
+        task_id="learn",
+        bash_command="cd /srv/ctr && dlrm daily --config daily.yaml",
+        skip_on_exit_code=3,
+    )
+    export = BashOperator(
+        task_id="export",
+        bash_command="cd /srv/ctr && dlrm export --checkpoint $(ls -d chain/days/*/run | sort -V | "
+        "tail -n 1) --model_repository models --overwrite",
+    )
+    learn >> export

@@ -1,0 +1,49 @@
+"""A dataset in slices of objects, written by `make_slice_fixtures`, is read as it was."""
+
+import functools
+import json
+
+import pyarrow.fs
+import pytest
+from archives import SLICED, unpack
+
+from dlrm.files import MANIFEST
+from dlrm.manifest import checksum
+from dlrm.remote import hdfs
+from dlrm.remote.cache import Cache
+from dlrm.remote.hdfs import ArrowStore
+from dlrm.remote.publish import fetched_directory, find_published
+from dlrm.remote.uri import Uri
+
+PLACE = Uri.parse("hdfs:///dataset")
+
+
+@pytest.fixture(params=SLICED, ids=lambda path: path.name.split(".tar")[0])
+def sliced(request, tmp_path, monkeypatch):
+    """Returns the objects of an earlier version, which are those of a file system of Hadoop."""
+    written = unpack(request.param, tmp_path)
+    files, base = pyarrow.fs.LocalFileSystem(), str(written.folder / "objects")
+    monkeypatch.setattr(
+        hdfs, "open_hdfs", functools.cache(lambda root: ArrowStore(root, files, base))
+    )
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return written
+
+
+def test_there_is_a_sliced_dataset():
+    assert SLICED
+
+
+def test_a_sliced_dataset_has_its_files(sliced):
+    with fetched_directory(Cache.open(), PLACE) as path:
+        found = {name: checksum(path / name) for name in sliced.expected["sums"]}
+    assert found == sliced.expected["sums"]
+    assert sum(len(entry.slices) > 1 for entry in find_published(PLACE).entries.values()) > 3
+
+
+def test_versions_without_slices_miss_the_first_file_that_is_in_some(sliced):
+    """They look for an object of the name of each file that the manifest lists."""
+    folder = sliced.folder / "objects/dataset"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    there = {name for name in manifest["files"] if (folder / manifest["stored_in"] / name).exists()}
+    assert {"train/label.bin", "train/numerical.bin"} <= manifest["files"].keys() - there

@@ -1,0 +1,290 @@
+"""`--continue_from`: trainings that go on with the rows of another day."""
+
+import re
+import shutil
+import signal
+import time
+from dataclasses import replace
+
+import forked
+import numpy as np
+import pytest
+import torch
+from small_dataset import TABLE_SIZES, write_dataset
+from test_dist_main import TRAIN, Ranks
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.config import DataConfig
+from dlrm.data.clicks.datasets import open_datasets
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.scripts.checkpoint.comparison import compare
+from dlrm.serving.network.recalibration import (
+    load_recalibration,
+    of_sampling_rate,
+    write_recalibrated,
+)
+from dlrm.train.checkpoints.checkpoint import read_config, read_progress
+from dlrm.train.checkpoints.directory import all_checkpoints, last_checkpoint
+from dlrm.train.checkpoints.saved_model import read_saved
+from dlrm.train.checkpoints.state import read_tensors
+
+DAY = {"train": 1024, "test": 400}  # four batches
+FIRST_DAY = {"train": 768, "test": 400}
+LARGER = (60, 200, 5, 140)
+
+
+def differing(one, other):
+    """Weights and state that differ in the last checkpoints of two runs."""
+    return compare(last_checkpoint(one), last_checkpoint(other))["weights"]
+
+
+def joined(directory, days):
+    """Writes a dataset with the training rows of several, and the other rows of the last."""
+    spec = FeatureSpec.load(days[-1])
+    shutil.copytree(days[-1], directory)
+    for file in (directory / "train").iterdir():
+        file.write_bytes(b"".join((day / "train" / file.name).read_bytes() for day in days))
+    rows = {**DAY, "train": sum(layout.read_dataset_manifest(day)["rows"]["train"] for day in days)}
+    layout.write_dataset_manifest(directory, rows, spec.cardinalities, {})
+    return directory
+
+
+@pytest.fixture(scope="module")
+def days(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("days")
+    rows = (FIRST_DAY, DAY, DAY)
+    return [write_dataset(folder / f"day{i}", own, seed=i) for i, own in enumerate(rows)]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--embedding_optimizer=adagrad", "--embedding_dtype=bf16", "--wide", "--dropout=0.1"],
+        ["--decay_steps=12", "--decay_start_step=5", "--ema_decay=0.9", "--amp"],
+    ],
+)
+def test_days_one_after_another_are_one_long_run(command, days, tmp_path, flags):
+    long = joined(tmp_path / "long", days)
+    command("--save_checkpoint_path=whole", *flags, data=long)
+    command("--save_checkpoint_path=run0", *flags, data=days[0])
+    for i in (1, 2):
+        going_on = [f"--continue_from=run{i - 1}", f"--save_checkpoint_path=run{i}"]
+        command(*going_on, data=days[i], model=[], training=[])  # all settings are carried
+    assert last_checkpoint("run2").name == "step-000000011"
+    assert differing("whole", "run2") == {}
+    assert read_config(last_checkpoint("run2"))["continues"]["day"] == 3
+
+
+def test_a_killed_run_that_goes_on_resumes_and_does_not_begin_twice(
+    command, days, tmp_path, capsys
+):
+    command("--save_checkpoint_path=run0", data=days[0])
+    going_on = ["--continue_from=run0", "--replay=0.25", f"--replay_data={days[0]}"]
+    command(*going_on, "--save_checkpoint_path=whole", data=days[1])
+    again = [*going_on, "--save_checkpoint_path=parts", "--resume"]
+    command(*again, "--max_steps=2", data=days[1])
+    capsys.readouterr()
+    command(*again, data=days[1], training=["--print_freq=1"], model=[])
+    assert re.search(r"resumed from .*step-000000005: 5 steps", said := capsys.readouterr().out)
+    assert f"replay: 64 of the 256 rows of each training batch are of {days[0]}" in said
+    assert "goes on from" not in said
+    assert differing("whole", "parts") == {}
+    # without the flag, the checkpoint tells
+    command("--save_checkpoint_path=parts", "--resume", "--epochs=2", data=days[1], training=[])
+    with pytest.raises(ValueError, match=r"--continue_from: 'step 3 \(manifest .*now 'step"):
+        command(*again, "--continue_from=whole", data=days[1])
+    with pytest.raises(ValueError, match=r"whole/step.*is in --save_checkpoint_path"):
+        command("--continue_from=whole", "--save_checkpoint_path=whole", "--resume", data=days[1])
+
+
+def test_tables_grow_and_stored_ones_too(command, days, tmp_path):
+    later = [write_dataset(tmp_path / f"later{i}", DAY, LARGER, seed=i) for i in (1, 2)]
+    command("--save_checkpoint_path=run0", data=days[0])
+    for data, run, source in ((later[0], "run1", "run0"), (later[1], "run2", "run1")):
+        for kind, flags in (
+            ("", []),
+            ("stored ", ["--table_memory=18MB", f"--table_store=store {run}"]),
+        ):
+            flags.append(f"--continue_from={source if source == 'run0' else kind + source}")
+            command(*flags, f"--save_checkpoint_path={kind}{run}", data=data, model=[], training=[])
+    assert differing("run2", "stored run2") == {}
+    assert [table["rows"] for table in read_config(last_checkpoint("run2"))["tables"]] == [*LARGER]
+    in_place = ["--table_memory=18MB", "--table_store=store run1", "--save_checkpoint_path=run3"]
+    with pytest.raises(ValueError, match="store run1/rank-0-of-1: has the rows of the checkpoints"):
+        command("--continue_from=stored run1", *in_place, data=later[1])
+    with pytest.raises(ValueError, match="cat_0.bin: expected 60 ids or more, .* got 50"):
+        command("--continue_from=run2", "--save_checkpoint_path=run3", data=days[0])
+
+
+def test_a_row_that_no_batch_looked_up_is_new_whenever_its_table_grew(command, days, tmp_path):
+    """The last day has the ids of the second, whose further rows come with it or before."""
+    second = write_dataset(tmp_path / "second", DAY, LARGER, seed=1)
+    shutil.copytree(days[0], tmp_path / "first")  # with the longer tables, and the same rows
+    spec = FeatureSpec.default(tmp_path / "first", 3, LARGER, ["train", "test"])
+    spec.save()
+    layout.write_dataset_manifest(tmp_path / "first", FIRST_DAY, LARGER, {})
+    command("--save_checkpoint_path=run0", data=days[1])
+    for run, first in (("early", tmp_path / "first"), ("late", days[0])):
+        command("--continue_from=run0", f"--save_checkpoint_path={run}", data=first)
+        command(f"--continue_from={run}", f"--save_checkpoint_path={run} 2", data=second)
+    assert differing("early 2", "late 2") == {}
+
+
+def two_processes(folder, data, *flags):
+    job = Ranks(folder, "dlrm.scripts.main", f"--dataset={data}", *flags, *TRAIN)
+    assert job.wait() == 0, job.output()
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_as_one_long_run_of_two(days, tmp_path):
+    two_processes(tmp_path, joined(tmp_path / "long", days[:2]), "--save_checkpoint_path=whole")
+    two_processes(tmp_path, days[0], "--save_checkpoint_path=run0")
+    two_processes(tmp_path, days[1], "--save_checkpoint_path=run1", "--continue_from=run0")
+    assert differing(tmp_path / "whole", tmp_path / "run1") == {}
+
+
+@pytest.mark.slow
+def test_two_processes_grow_evict_and_replay_as_one_does(command, days, tmp_path):
+    larger = write_dataset(tmp_path / "larger", DAY, LARGER, seed=1)
+    command("--save_checkpoint_path=run0", "--max_steps=1", data=days[0])
+    for kind, more in (("one", []), ("two", [f"--replay_data={days[0]}", "--replay=0.25"])):
+        for source in ("run0", f"{kind} 1"):
+            name = f"{kind} {1 + (source != 'run0')}"
+            flags = [f"--continue_from={source}", "--evict_unseen_days=1", "--seed=3", *more]
+            command(*flags, f"--save_checkpoint_path={name}", data=larger)
+            two_processes(tmp_path, larger, *flags, f"--save_checkpoint_path=both {name}")
+            one, both = (read_saved(last_checkpoint(path)) for path in (name, f"both {name}"))
+            for table, other in zip(one.tables, both.tables, strict=True):
+                rows = table.part(0, table.rows), other.part(0, table.rows)
+                np.testing.assert_allclose(*rows, atol=2e-4)
+            days_of = [read_tensors(saved.path / "days.safetensors") for saved in (one, both)]
+            assert all((days_of[1][name] == own).all() for name, own in days_of[0].items())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("saved", [0, 1, 3])
+def test_a_run_that_is_killed_while_it_goes_on_ends_as_an_uninterrupted_one(
+    command, days, tmp_path, saved
+):
+    command("--save_checkpoint_path=run0", data=days[0])
+    words = [f"--dataset={days[1]}", "--continue_from=run0", "--checkpoint_freq=1", "--resume"]
+    words += ["--base_device=cpu", "--keep_checkpoints=9", "--epochs=20"]
+    forked.succeed("dlrm.scripts.main", *words, "--save_checkpoint_path=whole", cwd=tmp_path)
+    words.append("--save_checkpoint_path=parts")
+    process = forked.start("dlrm.scripts.main", *words, stdout=tmp_path / "said", cwd=tmp_path)
+    while process.is_alive() and len(all_checkpoints("parts")) < saved:
+        time.sleep(0.001)
+    time.sleep(0 if saved else 0.3)
+    process.kill()
+    process.join()
+    assert process.exitcode == -signal.SIGKILL
+    forked.succeed("dlrm.scripts.main", *words, cwd=tmp_path)
+    assert differing("whole", "parts") == {}
+
+
+def test_each_batch_replays_its_share_of_older_days(days):
+    config = DataConfig(str(days[2]), batch_size=100)
+    names = tuple(map(str, days[:2]))
+    train = open_datasets(replace(config, replay=0.3, replay_data=names)).train
+    own = open_datasets(replace(config, batch_size=70)).train
+    assert (len(train), train.num_samples) == (len(own), own.num_samples + 30 * len(own))
+    again = open_datasets(replace(config, replay=0.3, replay_data=names)).train
+    older = [open_datasets(replace(config, dataset=name)).train for name in names]
+    labels = [torch.cat([one.batch(i).numerical for i in range(len(one))]) for one in older]
+    met = []
+    for index in (9, 0, 14, *range(14)):
+        batch, today = train.batch(index), own.batch(index)
+        rows = today.num_samples
+        torch.testing.assert_close(batch.numerical[:rows], today.numerical)
+        torch.testing.assert_close(batch.categorical[rows:], again.batch(index).categorical[rows:])
+        assert batch.num_samples == rows + 30
+        found = [(one == batch.numerical[rows]).all(1).nonzero() for one in labels]
+        met += [(day, int(where[0])) for day, where in enumerate(found) if len(where)]
+    assert {day for day, _ in met} == {0, 1}
+    assert len({*met}) >= 14  # other rows in every batch
+
+
+def test_rows_unseen_for_days_begin_anew_and_are_recorded(command, checkpoint_tool, days, tmp_path):
+    """Table 1 has the rows 100 to 199 on the first day only, and row 150 again on the fourth."""
+    narrow = []
+    for i in range(4):
+        narrow.append(shutil.copytree(days[i % 3], tmp_path / f"narrow{i}"))
+        file = narrow[i] / "train" / "cat_1.bin"
+        ids = np.fromfile(file, np.int16)
+        ids = ids if i == 0 else ids % 100
+        ids[:1] = 150 if i == 3 else ids[:1]
+        ids.tofile(file)
+        layout.write_dataset_manifest(narrow[i], DAY if i % 3 else FIRST_DAY, TABLE_SIZES, {})
+    command("--save_checkpoint_path=run0", data=narrow[0])
+    for i in (1, 2, 3):
+        flags = ["--evict_unseen_days=2"] * (i == 1)  # and then as the run before
+        flags += [f"--continue_from=run{i - 1}", f"--save_checkpoint_path=run{i}"]
+        command(*flags, data=narrow[i], model=[], training=[])
+    saved = [read_saved(last_checkpoint(f"run{i}")) for i in range(4)]
+    tables = [one.tables[1].part(0, 200) for one in saved]
+    moments = [one.table_state[1]["exp_avg"].part(0, 200) for one in saved]
+    assert (tables[2][150:] == tables[1][150:]).all()
+    assert (moments[2][151:] != 0).any()
+    assert (tables[3][100:] != tables[2][100:]).any(1).sum() > 90
+    assert (moments[3][151:] == 0).all()
+    assert (moments[3][150] != 0).any()
+    stored = read_tensors(last_checkpoint("run3") / "days.safetensors")
+    assert stored["evicted.1"].tolist() == [*range(100, 150), *range(151, 200)]
+    assert stored["seen.1"][[100, 150]].tolist() == [1, 4]
+    said = checkpoint_tool("inspect", last_checkpoint("run3")).stdout
+    assert re.search(r"goes on from: .*run2/step-000000011, step 11, as day 4", said)
+    assert "not seen since: 99\n" in said
+
+
+def test_learning_rates_go_on_are_constant_or_begin_again(command, days):
+    falling = ["--decay_start_step=2", "--decay_steps=8", "--decay_power=1", "--warmup_steps=2"]
+    command("--save_checkpoint_path=run0", *falling, "--print_freq=1", data=days[0])
+    rates = {}
+    for kind in ("schedule", "constant", "rewarm"):
+        flags = ["--continue_from=run0", f"--save_checkpoint_path={kind}", "--print_freq=1"]
+        command(*flags, f"--continue_lr={kind}", data=days[1], training=[])
+        history = read_progress(last_checkpoint(kind))["history"]
+        rates[kind] = [entry["lr"] / 0.02 for entry in history if "lr" in entry]
+    assert rates["schedule"] == pytest.approx([0.625, 0.5, 0.375])  # of the steps 5 to 7
+    assert rates["constant"] == pytest.approx([1, 1, 1])
+    assert rates["rewarm"] == pytest.approx([1, 0.875, 0.75])
+    command("--continue_from=schedule", "--save_checkpoint_path=run2", data=days[2], training=[])
+    last = ["--continue_from=run2", "--save_checkpoint_path=run3"]
+    with pytest.raises(ValueError, match="--continue_lr schedule: its rate is 0 after step 11"):
+        command(*last, "--continue_lr=schedule", data=days[0], training=[])
+    command(*last, data=days[0], training=[])
+    assert read_config(last_checkpoint("run3"))["flags"]["continue_lr"] == "rewarm"
+
+
+def test_a_recalibration_is_carried_over(command, days, capsys):
+    command("--save_checkpoint_path=run0", data=days[0])
+    write_recalibrated(last_checkpoint("run0"), of_sampling_rate(0.5), "recalibrated")
+    flags = ["--continue_from=recalibrated", "--checkpoint_freq=2", "--keep_checkpoints=9"]
+    command(*flags, "--save_checkpoint_path=run1", data=days[1], training=[], model=[])
+    assert "recalibration (sampling) of" in capsys.readouterr().out
+    paths = all_checkpoints("run1")
+    assert [path.name[-2:] for path in paths] == ["05", "07"]
+    assert [load_recalibration(path).kind for path in paths] == ["sampling"] * 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--continue_lr=constant"], "--continue_lr constant needs --continue_from"),
+        (["--evict_unseen_days=3"], "--evict_unseen_days 3 needs --continue_from"),
+        (["--replay=0.1"], "--replay 0.1 needs --replay_data"),
+        (["--replay=1e-5", "--replay_data=X"], "one row of each kind in a batch, got 0 of"),
+        (["--continue_from=run0", "--load_checkpoint_path=X"], "contradicts --load_checkpoint_pat"),
+        (["--continue_from=run0", "--seeds=1-3"], "contradicts --seeds 1-3"),
+        (["--continue_from=run0", "--recipe=auto"], "contradicts --recipe auto: the settings are"),
+        (["--continue_from=run0", "--mode=test"], "contradicts --mode test: only a training"),
+        (["--continue_from=run0", "--top_mlp_sizes=8,1"], "of another architecture"),
+        (["--continue_from=run0", "--mlp_optimizer=sgd"], "of the optimizers .*, here"),
+        (["--continue_from=nothing"], "nothing: no checkpoint here"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named(command, days, flags, error):
+    command("--save_checkpoint_path=run0", "--max_steps=1", data=days[0])
+    with pytest.raises((ValueError, FileNotFoundError), match=error):
+        command(*flags, "--save_checkpoint_path=run1", data=days[1], training=["--base_device=cpu"])
+    assert last_checkpoint("run1") is None

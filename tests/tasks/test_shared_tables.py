@@ -1,0 +1,222 @@
+"""Fields that share a table look up one set of rows, whose gradients are those of all fields."""
+
+import numpy as np
+import pytest
+import torch
+
+from dlrm.data.clicks import layout
+from dlrm.data.clicks.bags import Jagged, ListField
+from dlrm.data.clicks.batch import Shard
+from dlrm.data.clicks.feature_spec import FeatureSpec
+from dlrm.data.clicks.readers import SplitDataset
+from dlrm.data.clicks.writer import SplitWriter
+from dlrm.distributed import World, gather
+from dlrm.distributed.placement import Piece, Placement
+from dlrm.model.config import DLRMConfig
+from dlrm.model.dlrm import DLRM
+from dlrm.tasks.planning.costs import costs
+from dlrm.tasks.planning.machines import MACHINES
+from dlrm.tasks.planning.planner import Limits, plan_placement
+from dlrm.tasks.planning.workload import Workload, table_bytes
+from dlrm.tasks.recommendation import Recommendation
+from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
+from dlrm.train.gradient_sum import GradientSum
+from dlrm.train.optim.base import set_learning_rate
+from dlrm.train.optim.config import OptimizerConfig
+
+FIELDS = {"item": 50, "user": 7, "history": 50}
+TABLES, BATCH, DIM = (0, 1, 0), 12, 4
+LAYOUTS = ["joint_fused", "joint_sparse", "joint", "multi_table"]
+
+
+def config(**changes):
+    values = {"bottom_mlp_sizes": (8, DIM), "top_mlp_sizes": (8, 1), "field_tables": TABLES}
+    values["embedding_dim"] = DIM
+    return DLRMConfig(tuple(FIELDS.values()), 2, **{**values, **changes})
+
+
+def write(directory, lists=True, rows=5 * BATCH, seed=0):
+    """Writes a dataset whose items and histories share a table."""
+    random = np.random.default_rng(seed)
+    tables = {"item": "shown", "history": "shown"}
+    spec = FeatureSpec.named(
+        directory / layout.FEATURE_SPEC,
+        "label",
+        ["a", "b"],
+        FIELDS,
+        ["train", "test"],
+        lists={"history": ListField(6)} if lists else {},
+        tables=tables,
+    )
+    for split in ("train", "test"):
+        ids = [random.integers(0, size, rows) for size in FIELDS.values()]
+        if lists:
+            lengths = random.integers(0, 7, rows)
+            ids[2] = Jagged(random.integers(0, 50, lengths.sum()), lengths)
+        numerical = random.normal(size=(rows, 2)).astype(np.float16)
+        with SplitWriter(spec, split) as writer:
+            writer.write(random.integers(0, 2, rows), numerical, ids)
+    spec.save()
+    return FeatureSpec.load(directory)
+
+
+def tables_of(model):
+    return [table.clone() for table in model.embeddings.tables()]
+
+
+def gradients(task):
+    found = []
+    for weight, held in task.table_parameters():
+        rows = [piece.num_rows for piece in held.values()]
+        found += weight.grad.to_dense().split(rows)
+    return found
+
+
+@pytest.mark.parametrize("lists", [True, False])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_it_is_a_model_of_equal_tables_with_summed_gradients(tmp_path, layout, lists):
+    spec = write(tmp_path, lists)
+    batch = SplitDataset(spec, "train", BATCH).batch(0)
+    parts = {"embedding_type": layout, "wide": True}
+    shared = Recommendation(config(**parts), seed=3)
+    apart = Recommendation(config(**parts, field_tables=None), seed=3)
+    tables = tables_of(shared.model)
+    with torch.no_grad():
+        for field, table in enumerate(apart.model.embeddings.tables()):
+            table.copy_(tables[TABLES[field]])
+    torch.testing.assert_close(shared.predict(batch), apart.predict(batch))
+    for task in (shared, apart):
+        task.loss(batch).backward()
+    found, theirs = gradients(shared), gradients(apart)
+    expected = [theirs[0] + theirs[2], theirs[1], theirs[3] + theirs[5], theirs[4]]
+    for own, table in zip(found, expected, strict=True):
+        assert own.abs().sum() > 0
+        torch.testing.assert_close(own, table)
+
+
+def piece(table, rank, rows=None, columns=None):
+    shape = (50 if table == 0 else 7, DIM)
+    return Piece(table, rows or (0, shape[0]), columns or (0, DIM), rank, shape)
+
+
+PLACEMENTS = {
+    "whole": [piece(0, 1), piece(1, 0)],
+    "rows": [piece(0, 0, (0, 20)), piece(0, 1, (20, 50)), piece(1, None)],
+    "columns": [piece(0, 0, None, (0, 2)), piece(0, 1, None, (2, 4)), piece(1, 1)],
+    "copies": [piece(0, None, (0, 9)), piece(0, 1, (9, 50)), piece(1, 0)],
+}
+
+
+def stepped(world, folder, pieces, optimizer, saved, parts):
+    """Takes three steps; returns the losses, and saves a checkpoint."""
+    placement = Placement((50, 7), DIM, world.size, tuple(pieces)) if pieces else None
+    task = Recommendation(config(wide=True, **parts), world, seed=2, placement=placement)
+    model, losses = task.model, []
+    shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
+    data = SplitDataset(FeatureSpec.load(folder), "train", 11, shard=shard)
+    (*optimizers,) = task.optimizers(OptimizerConfig(optimizer, "sgd"))
+    set_learning_rate(optimizers, 0.3)
+    summed = GradientSum(task.parameter_groups()["dense"], world)
+    for index in range(3):
+        loss = task.loss(data.batch(index))
+        losses.append(sum(gather(loss.item(), world)))
+        model.zero_grad()
+        summed.expect()
+        loss.backward()
+        summed.wait()
+        for one in optimizers:
+            one.step()
+    parameters = Parameters(model, model.table_parameters())
+    save_checkpoint(saved, parameters, {"flags": {}}, {"step": 3}, world=world)
+    return losses
+
+
+def check_two_ranks(ranks, folder, pieces, lists, **parts):
+    """Checks that two ranks give the losses and weights of one."""
+    write(folder / "data", lists)
+    alone, both = folder / "alone", folder / "both"
+    expected = stepped(World(), folder / "data", None, "adagrad", alone, parts)
+    arguments = (folder / "data", pieces, "adagrad", both, parts)
+    for losses in ranks(2).call(stepped, [arguments] * 2):
+        assert losses == pytest.approx(expected, abs=1e-5)
+    assert expected[2] != pytest.approx(expected[1], abs=1e-3)
+    assert len(list((both / "tables").glob("?.bin"))) == 4  # two of vectors, two wide
+    models = [DLRM(config(wide=True, **parts)) for _ in range(2)]
+    for model, saved in zip(models, (alone, both), strict=True):
+        load_checkpoint(saved, Parameters(model, model.table_parameters()))
+    weights = [dict(model.named_parameters()) for model in models]
+    torch.testing.assert_close(*weights, atol=2e-5, rtol=0)
+    return models[0]
+
+
+@pytest.mark.parametrize("name", PLACEMENTS)
+@pytest.mark.parametrize("lists", [True, False])
+def test_two_ranks_train_as_one(ranks, tmp_path, name, lists):
+    check_two_ranks(ranks, tmp_path, PLACEMENTS[name], lists)
+
+
+ATTENDED = {"table_poolings": (None, None, "attention"), "field_targets": (None, None, 0)}
+
+
+def test_two_ranks_attend_as_one(ranks, tmp_path):
+    model = check_two_ranks(ranks, tmp_path, PLACEMENTS["whole"], True, **ATTENDED)
+    initial = DLRM(config(wide=True, **ATTENDED), seed=2).attention["2"]
+    assert not torch.equal(model.attention["2"].weight, initial.weight)
+
+
+def test_a_plan_holds_the_table_once():
+    shared, apart = (
+        Workload(config(field_tables=tables, placement="auto"), 64, "adagrad", lookups=(1, 1, 20.0))
+        for tables in (TABLES, None)
+    )
+    once, twice = (
+        sum(one.weights for one in table_bytes(workload.config.placed(1), workload))
+        for workload in (
+            Workload(config(field_tables=tables), 64, "adagrad") for tables in (TABLES, None)
+        )
+    )
+    assert (once, twice) == (4 * DIM * 57, 4 * DIM * 107)
+    assert shared.ids_of_tables == (21.0, 1.0)
+    placement = plan_placement(shared, Limits(2), MACHINES["cpu"])
+    assert placement.table_rows == (50, 7)
+    assert len(plan_placement(apart, Limits(2), MACHINES["cpu"]).table_rows) == 3
+
+
+def test_a_plan_keeps_attended_tables_whole_and_counts_their_units():
+    parts = {"placement": "auto", "embedding_dim": 64, "bottom_mlp_sizes": (64,)}
+    summed, attended = (
+        Workload(config(**parts, **more), 4096, "adagrad", lookups=(1, 1, 20.0))
+        for more in ({}, ATTENDED)
+    )
+    placements = [plan_placement(one, Limits(4), MACHINES["cpu"]) for one in (summed, attended)]
+    assert [one.is_whole for one in placements] == [False, True]
+    found = [costs(placements[1], one, MACHINES["cpu"]) for one in (summed, attended)]
+    rank = next(piece.rank for piece in placements[1].pieces if piece.table == 0)
+    pairs = zip(*found, strict=True)
+    more = [mine.seconds.products - theirs.seconds.products for theirs, mine in pairs]
+    passes, each = 3, 2 * 64 * 36
+    assert more[rank] == pytest.approx(passes * 4096 * 22 * each / MACHINES["cpu"].flops)
+    assert more[rank - 1] == 0
+    dense = [one[rank].memory.dense for one in found]
+    assert dense[1] - dense[0] == 2 * 4 * (36 * 4 * 64 + 2 * 36 + 1)  # weights and gradients
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ((0, 0, 1), r"field 1: expected the next number, 1, or that of a table of 7 rows"),
+        ((0, 2, 0), r"field 1: expected the next number, 1, .* got 2"),
+        ((0, 1), r"expected a number for each of 3 fields, got 2"),
+    ],
+)
+def test_tables_that_do_not_fit_are_named(tables, said):
+    with pytest.raises(ValueError, match=said):
+        config(field_tables=tables)
+
+
+def test_a_specification_of_other_rows_is_refused(tmp_path):
+    spec = write(tmp_path)
+    text = spec.path.read_text().replace("cardinality: 50", "cardinality: 51", 1)
+    spec.path.write_text(text)
+    with pytest.raises(ValueError, match=r"expected the cardinality of .* shares table 'shown'"):
+        FeatureSpec.load(tmp_path)
