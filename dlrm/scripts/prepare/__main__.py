@@ -49,6 +49,9 @@ def _at_store(values: Values) -> tuple[str, ...]:
 
 
 def _run(values: Values) -> int | None:
+    from dlrm.preproc.execution.engines import return_memory
+
+    return_memory()  # before Arrow is imported, so that copies of the process have its choice
     from dlrm.scripts.prepare.command import run
 
     return run(values)
