@@ -2,6 +2,8 @@
 
     python benchmarks/preprocess.py                       all sides in turn, 1 M rows
     python benchmarks/preprocess.py --what tables         the same from a Parquet file, 1 M rows
+    python benchmarks/preprocess.py --what tables --format csv      from CSV; jsonl: JSON lines
+    python benchmarks/preprocess.py --what files          10,000 files of 100 rows, CSV and Parquet
     python benchmarks/preprocess.py --what parsers        lines a second of the parsers alone
     python benchmarks/preprocess.py --what executors      one-core executors or processes, 2 and 1
     python benchmarks/preprocess.py --what growth         cost per row, memory and disk by rows
@@ -45,6 +47,7 @@ from dlrm.scripts.simulate_logs.command import Simulation, simulate
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMIT = 15
+FORMATS = ("parquet", "csv", "jsonl")
 STAGES = ("count", "dictionary", "transform", "shuffle", "describe")
 NUMERICAL, CATEGORICAL = range(1, 14), range(14, 40)
 
@@ -58,7 +61,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cores", type=int, default=os.cpu_count())
     parser.add_argument("--sides", help="which, comma-separated; default: all")
+    parser.add_argument("--format", choices=FORMATS, default="parquet", help="of tables")
     parser.add_argument("--engine", choices=("local", "spark"), default="local", help="of growth")
+    parser.add_argument("--files", type=int, default=10_000, help="of 100 rows each")
     parser.add_argument("--growth", default="1,4,16", help="of growth: millions of rows")
     parser.add_argument("--cap_mib", type=int, default=256, help="of growth: memory of a process")
     parser.add_argument("--folder", type=Path, help="for logs, which are kept, and outputs")
@@ -107,10 +112,31 @@ def compare_sides(options: argparse.Namespace) -> None:
 
 def compare_tables(options: argparse.Namespace) -> None:
     names = options.sides.split(",") if options.sides else list(TABLES)
-    raw = options.folder / f"table-{options.rows}.parquet"
+    raw = options.folder / f"table-{options.rows}.{options.format}"
     if not raw.exists():
         preprocess_tables.write_table(raw, options.rows)
     compare(options, names, raw, TABLE_RATIOS)
+
+
+def compare_files(options: argparse.Namespace) -> None:
+    """Prints the processor time of a small file, in all and beside reading it by Arrow alone."""
+    import pyarrow.parquet
+
+    print(f"{options.files:,} files of {preprocess_tables.ROWS_OF_FILE} rows, ms of processor time")
+    for kind in ("csv", "parquet"):
+        folder = options.folder / f"files-{options.files}-{kind}"
+        if not folder.exists():
+            preprocess_tables.write_files(folder, options.files, kind)
+        ours, arrow = [], []
+        for _ in range(options.rounds):
+            ours.append(run_side(options, "table_local", folder)["processor"])
+            start = time.process_time()
+            for path in sorted(folder.iterdir()) if kind == "parquet" else ():
+                pyarrow.parquet.read_table(path)
+            arrow.append(time.process_time() - start)
+        each, alone = (statistics.median(s) / options.files * 1e3 for s in (ours, arrow))
+        beside = f", pyarrow.parquet.read_table {alone:.2f}" if kind == "parquet" else ""
+        print(f"{kind:<8}ours {each:.2f} a file{beside}", flush=True)
 
 
 def compare(
@@ -125,18 +151,26 @@ def compare(
         for name in names:
             times[name].append(run_side(options, name, raw))
     print(f"{options.rows:,} rows, {options.cores} cores, medians of {options.rounds} rounds, s")
-    print(f"{'side':<22}{'in all':>8}{'start':>8}{'rest':>8}   us a row")
+    print(f"{'side':<22}{'in all':>8}{'start':>8}{'rest':>8}   us a row   processor")
     medians = {}
     for name, rounds in times.items():
         whole, start = (statistics.median(r[key] for r in rounds) for key in ("whole", "start"))
         medians[name] = (whole, whole - start)
         per_row = (whole - start) / options.rows * 1e6
-        print(f"{name:<22}{whole:>8.2f}{start:>8.2f}{whole - start:>8.2f}{per_row:>10.2f}")
+        used = statistics.median(r["processor"] for r in rounds)
+        shown = f"{name:<22}{whole:>8.2f}{start:>8.2f}{whole - start:>8.2f}"
+        print(f"{shown}{per_row:>10.2f}{used:>12.2f}")
     for ours, other, part in ratios:
         if ours in medians and other in medians:
             ratio = medians[other][part] / medians[ours][part]
             what = ("in all", "after the start")[part]
             print(f"{other} takes {ratio:.2f} x the time of {ours}, {what}")
+            if part == 0:
+                pairs = zip(times[ours], times[other], strict=True)
+                paired = statistics.median(a["whole"] / b["whole"] for a, b in pairs)
+                pairs = zip(times[ours], times[other], strict=True)
+                used = statistics.median(a["processor"] / b["processor"] for a, b in pairs)
+                print(f"{ours} / {other}, median of rounds: {paired:.2f}, processor {used:.2f}")
 
 
 def run_side(
@@ -144,8 +178,12 @@ def run_side(
 ) -> dict:
     """Runs a side in a process of its own; returns its times, its memory and its disk."""
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+        output = Path(folder, "output")
         command = [sys.executable, __file__, "--side", name, "--raw", raw]
-        command += ["--output", Path(folder, "output"), "--cores", str(options.cores)]
+        command += ["--output", output, "--cores", str(options.cores)]
+        if own := TABLES.get(name, "") is None:
+            of_side = argparse.Namespace(raw=raw, output=output, cores=options.cores)
+            command = preprocess_tables.command(of_side, name.removeprefix("table_"))
         most, over = [0], threading.Event()
 
         def watch() -> None:
@@ -155,13 +193,14 @@ def run_side(
         watcher = threading.Thread(target=watch)
         if watched:
             watcher.start()
-        start = time.perf_counter()
+        start, before = time.perf_counter(), _processor_seconds()
 
         def limit() -> None:
             if cap_mib:
                 resource.setrlimit(resource.RLIMIT_DATA, (cap_mib << 20, cap_mib << 20))
 
-        environment = {**os.environ, "SPARK_LOCAL_DIRS": str(Path(folder, "spark"))}
+        places = {"SPARK_LOCAL_DIRS": str(Path(folder, "spark")), "PYTHONPATH": str(ROOT)}
+        environment = {**os.environ, **places}
         done = subprocess.run(
             command, capture_output=True, text=True, check=False, preexec_fn=limit, env=environment
         )
@@ -171,7 +210,17 @@ def run_side(
             watcher.join()
         if done.returncode:
             raise SystemExit(f"{name} failed:\n{done.stderr[-2000:]}")
-        return {"whole": whole, "disk": most[0], **json.loads(done.stdout.splitlines()[-1])}
+        seconds = {"whole": whole, "processor": _processor_seconds() - before}
+        if own:
+            start = whole - preprocess_tables.seconds_of_stages(done.stdout)
+            return {**seconds, "disk": most[0], "start": start}
+        return {**seconds, "disk": most[0], **json.loads(done.stdout.splitlines()[-1])}
+
+
+def _processor_seconds() -> float:
+    """Returns those of all processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def compare_parsers(options: argparse.Namespace) -> None:
@@ -282,12 +331,6 @@ def ours(options: argparse.Namespace, *arguments: str) -> dict:
         raise SystemExit(process.returncode)
     by_stage = dict(zip(STAGES, np.diff(ends).tolist(), strict=True))
     return facts(ends[0]) | {"stages": ends[-1] - ends[0], "by_stage": by_stage}
-
-
-def table_side(options: argparse.Namespace, engine: str) -> dict:
-    """Our command on a table."""
-    times = preprocess_tables.ours(options, engine)
-    return facts(0.0) | times
 
 
 def polars_side(options: argparse.Namespace) -> dict:
@@ -474,8 +517,8 @@ SIDES = {
     "polars": polars_side,
 }
 TABLES = {
-    "table_local": lambda options: table_side(options, "local"),
-    "table_spark": lambda options: table_side(options, "spark"),
+    "table_local": None,  # commands, see `run_side`
+    "table_spark": None,
     "table_nvidia_style": nvidia_style_table,
     "table_polars": lambda options: preprocess_tables.with_polars(options) or facts(0.0),
 }
@@ -506,6 +549,7 @@ TABLE_RATIOS = [
 WHAT = {
     "sides": compare_sides,
     "tables": compare_tables,
+    "files": compare_files,
     "parsers": compare_parsers,
     "executors": compare_executors,
     "growth": show_growth,

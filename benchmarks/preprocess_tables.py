@@ -1,4 +1,4 @@
-"""The sides of `preprocess.py --what tables`: from a Parquet file of 40 columns to one dataset.
+"""The sides of `preprocess.py --what tables`: from a file of 40 columns to one dataset.
 
 A random fifth of the rows are test rows; training rows are shuffled. Dictionaries have the values
 that occur at least 15 times in the training rows, numbers become ln(x + 2) in half precision, and
@@ -6,15 +6,16 @@ every feature has a file of its own.
 """
 
 import argparse
+import json
 import os
 import re
-import subprocess
 import sys
-import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
 from dlrm.data.clicks import layout
@@ -25,11 +26,31 @@ NUMBERS = [f"n{i}" for i in range(13)]
 TEXTS = [f"c{i}" for i in range(26)]
 _DISTINCT = (50, 1000, 30_000, 1_000_000)  # at most, of the columns of texts in turn
 _CHUNK_ROWS = 250_000
+ROWS_OF_FILE = 100
 
 
 def write_table(path: Path, rows: int) -> None:
-    """Writes a table whose numbers are log-normal and whose texts follow Zipf's law."""
-    random, writer = np.random.default_rng(0), None
+    """Writes a table whose numbers are log-normal and whose texts follow Zipf's law.
+
+    The suffix of the path is `.parquet`, `.csv` or `.jsonl`.
+    """
+    write = {".parquet": _write_parquet, ".csv": _write_csv, ".jsonl": _write_json}[path.suffix]
+    write(path, _tables(rows))
+
+
+def write_files(folder: Path, count: int, kind: str) -> None:
+    """Writes the same table as small files."""
+    folder.mkdir()
+    write, number = {"parquet": _write_parquet, "csv": _write_csv}[kind], 0
+    for table in _tables(count * ROWS_OF_FILE):
+        for begin in range(0, len(table), ROWS_OF_FILE):
+            part = iter([table.slice(begin, ROWS_OF_FILE)])
+            write(folder / f"{number:05}.{kind}", part)
+            number += 1
+
+
+def _tables(rows: int) -> Iterator[pa.Table]:
+    random = np.random.default_rng(0)
     for begin in range(0, rows, _CHUNK_ROWS):
         count = min(_CHUNK_ROWS, rows - begin)
         columns = {"label": pa.array((random.random(count) < 0.2).astype(np.int8))}
@@ -40,34 +61,55 @@ def write_table(path: Path, rows: int) -> None:
             ranks = np.minimum(random.zipf(1.2, count), _DISTINCT[i % 4])
             texts = np.char.add("val_", ranks.astype("U9"))
             columns[name] = pa.array(texts, mask=random.random(count) < 0.05)
-        table = pa.table(columns)
-        writer = writer or pq.ParquetWriter(path, table.schema)
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+        yield pa.table(columns)
 
 
-def ours(options: argparse.Namespace, engine: str) -> dict:
-    """Times our command, whose output gives the seconds of its start and of its stages."""
+def _write_parquet(path: Path, tables: Iterator[pa.Table]) -> None:
+    first = next(tables)
+    with pq.ParquetWriter(path, first.schema) as writer:
+        for table in (first, *tables):
+            writer.write_table(table)
+
+
+def _write_csv(path: Path, tables: Iterator[pa.Table]) -> None:
+    first = next(tables)
+    options = pa_csv.WriteOptions(quoting_style="none")
+    with pa_csv.CSVWriter(path, first.schema, write_options=options) as writer:
+        for table in (first, *tables):
+            writer.write_table(table)
+
+
+def _write_json(path: Path, tables: Iterator[pa.Table]) -> None:
+    with open(path, "w") as file:
+        for table in tables:
+            for row in _short(table).to_pylist():
+                file.write(json.dumps(row) + "\n")
+
+
+def _short(table: pa.Table) -> pa.Table:
+    """Returns a table whose numbers have few digits as float64 as well."""
+    kinds = [pa.float64() if pa.types.is_float32(field.type) else None for field in table.schema]
+    columns = [
+        column.cast(pa.string()).cast(kind) if kind else column
+        for kind, column in zip(kinds, table.columns, strict=True)
+    ]
+    return pa.table(columns, table.schema.names)
+
+
+def command(options: argparse.Namespace, engine: str) -> list[str]:
+    """Writes the schema beside the output; returns our command."""
     fields = [NumericalField(name, "log") for name in NUMBERS]
     ids = [CategoricalField(name, frequency_limit=LIMIT) for name in TEXTS]
     schema = options.output.with_name("schema.yaml")
     Schema(Label("label"), tuple(fields), tuple(ids)).save(schema)
-    command = [sys.executable, "-u", "-m", "dlrm.scripts.prepare", f"--engine={engine}"]
-    command += [f"--schema={schema}", f"--input={options.raw}", f"--output={options.output}"]
-    command += [f"--cores={options.cores}", "--noreport"]
-    root = str(Path(__file__).resolve().parent.parent)
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
-    )
-    began, start, end = time.perf_counter(), 0.0, 0.0
-    for line in process.stdout or ():
-        if stage := re.match(r"(count|describe): .*? ([\d.]+) s\b", line):
-            end = time.perf_counter() - began
-            start = start or end - float(stage[2])
-    if process.wait():
-        raise SystemExit(process.returncode)
-    return {"start": start, "stages": end - start}
+    words = [sys.executable, "-u", "-m", "dlrm.scripts.prepare", f"--engine={engine}"]
+    words += [f"--schema={schema}", f"--input={options.raw}", f"--output={options.output}"]
+    return [*words, f"--cores={options.cores}", "--noreport"]
+
+
+def seconds_of_stages(said: str) -> float:
+    """Returns the seconds of all stages in the output of our command."""
+    return sum(float(stage) for stage in re.findall(r"^\w+: .*? ([\d.]+) s\b", said, re.MULTILINE))
 
 
 def with_polars(options: argparse.Namespace) -> None:
@@ -75,7 +117,8 @@ def with_polars(options: argparse.Namespace) -> None:
     os.environ["POLARS_MAX_THREADS"] = str(options.cores)
     import polars as pl
 
-    frame = pl.read_parquet(options.raw)
+    read = {".parquet": pl.read_parquet, ".csv": pl.read_csv, ".jsonl": pl.read_ndjson}
+    frame = read[options.raw.suffix](options.raw)
     order = np.random.default_rng(0).permutation(len(frame))
     rows = {"train": order[len(order) // 5 :], "test": np.sort(order[: len(order) // 5])}
     training = np.zeros(len(frame), bool)

@@ -13,7 +13,7 @@ import re
 import shutil
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -396,11 +396,16 @@ def sync_tree(directory: Path) -> None:
     Many files are waited for at a time, since the disk then writes them together.
     """
     folders = [(parent, names) for parent, _, names in os.walk(directory, topdown=False)]
-    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
-        for _ in pool.map(sync, [Path(path, name) for path, names in folders for name in names]):
-            pass
+    sync_files([Path(path, name) for path, names in folders for name in names])
     for parent, _ in folders:
         sync(Path(parent))
+
+
+def sync_files(paths: Sequence[Path]) -> None:
+    """Waits until files are on the disk, for many at a time."""
+    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
+        for _ in pool.map(sync, paths):
+            pass
 
 
 def link_or_copy(source: str, target: str) -> None:

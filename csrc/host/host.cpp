@@ -2,12 +2,20 @@
 //
 // Its interface is plain C, so that one file works with every Python. dlrm/data/sources/native.py
 // is its only caller: it makes the arrays, checks types and sizes, and passes pointers.
+#include <iterator>
+#include <new>
+
+#include "csv_block.h"
 #include "fields.h"
 #include "id_lookup.h"
+#include "json_block.h"
 #include "log_parser.h"
+#include "number_text.h"
 #include "text_hash.h"
 
 #define DLRM_EXPORT extern "C" __attribute__((visibility("default")))
+
+using dlrm::host::CellBlock;
 
 namespace {
 
@@ -31,10 +39,16 @@ void look_up(const TableView& view, int64_t rows, const uint64_t* values, const 
   }
 }
 
+// Returns a new block of columns; nullptr without memory.
+CellBlock* new_block(int64_t width, const uint8_t* keep) {
+  void* place = std::malloc(sizeof(CellBlock));
+  return place == nullptr ? nullptr : new (place) CellBlock(width, keep);
+}
+
 }  // namespace
 
 // Changes with every change of this interface.
-DLRM_EXPORT int64_t dlrm_host_version() { return 2; }
+DLRM_EXPORT int64_t dlrm_host_version() { return 3; }
 
 DLRM_EXPORT int64_t dlrm_count_lines(const char* text, int64_t size) {
   return dlrm::host::count_lines(text, text + size);
@@ -90,4 +104,72 @@ DLRM_EXPORT void dlrm_hash_texts(const uint8_t* data, int64_t rows, const int64_
   for (int64_t i = 0; i < rows; ++i) {
     hashes[i] = dlrm::host::hash_text(data + starts[i], ends[i] - starts[i]);
   }
+}
+
+// Says which of the texts `data[starts[i], ends[i])` are numbers in plain notation.
+DLRM_EXPORT void dlrm_are_numbers(const char* data, int64_t rows, const int64_t* starts,
+                                  const int64_t* ends, uint8_t* are) {
+  for (int64_t i = 0; i < rows; ++i) {
+    are[i] = dlrm::host::is_number(data + starts[i], data + ends[i]);
+  }
+}
+
+// Splits a block of CSV into columns, of which `keep` says what to keep; nullptr without memory.
+// The caller frees the block by `dlrm_free_cells`.
+DLRM_EXPORT CellBlock* dlrm_read_csv(const char* text, int64_t size, int64_t delimiter,
+                                     int64_t quote, int64_t longest_line, int64_t width,
+                                     const uint8_t* keep) {
+  CellBlock* block = new_block(width, keep);
+  if (block == nullptr) return nullptr;
+  const dlrm::host::CsvFormat format{static_cast<char>(delimiter), static_cast<int>(quote),
+                                     longest_line};
+  dlrm::host::CsvReader(text, size, format, *block).read();
+  block->finish();
+  return block;
+}
+
+// Reads a block of JSON lines; the names of columns each end with a line feed. See `dlrm_read_csv`.
+DLRM_EXPORT CellBlock* dlrm_read_json(const char* text, int64_t size, const char* names,
+                                      int64_t width, const uint8_t* keep) {
+  CellBlock* block = new_block(width, keep);
+  if (block == nullptr) return nullptr;
+  dlrm::host::JsonReader(text, size, names, *block).read();
+  block->finish();
+  return block;
+}
+
+// Writes the outcome of a block, its rows, its lines, its columns, and the bytes of their names.
+DLRM_EXPORT void dlrm_cells_facts(const CellBlock* block, int64_t* facts) {
+  const int64_t all[] = {static_cast<int64_t>(block->outcome), block->lines.size, block->num_lines,
+                         block->columns.size, block->names.size};
+  std::copy(std::begin(all), std::end(all), facts);
+}
+
+// Copies the lines of the rows, and the names of the columns, which each end with a line feed.
+DLRM_EXPORT void dlrm_cells_rows(const CellBlock* block, int64_t* lines, char* names) {
+  std::copy(block->lines.begin(), block->lines.end(), lines);
+  std::copy(block->names.begin(), block->names.end(), names);
+}
+
+// Writes the cells of each column, its texts, and their bytes, `[columns, 3]`.
+DLRM_EXPORT void dlrm_column_facts(const CellBlock* block, int64_t* facts) {
+  for (const dlrm::host::CellColumn& column : block->columns) {
+    *facts++ = column.codes.size, *facts++ = column.ends.size, *facts++ = column.data.size;
+  }
+}
+
+// Copies a column: indices, ends, bytes and tags of its texts; without indices and tags if it keeps
+// all texts.
+DLRM_EXPORT void dlrm_copy_column(const CellBlock* block, int64_t column, int32_t* codes,
+                                  int32_t* ends, char* data, uint8_t* tags) {
+  const dlrm::host::CellColumn& cells = block->columns[column];
+  std::copy(cells.codes.begin(), cells.codes.end(), codes);
+  std::copy(cells.ends.begin(), cells.ends.end(), ends);
+  std::copy(cells.data.begin(), cells.data.end(), data);
+  std::copy(cells.tags.begin(), cells.tags.end(), tags);
+}
+
+DLRM_EXPORT void dlrm_free_cells(CellBlock* block) {
+  block->release();
+  std::free(block);
 }

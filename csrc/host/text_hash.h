@@ -19,12 +19,27 @@ inline uint64_t mix(uint64_t x) {
   return x ^ (x >> 32);
 }
 
+// Returns up to 8 bytes of a text as a little-endian word, which is filled up with zeros.
+inline uint64_t word_of(const uint8_t* text, int64_t size) {
+  uint64_t word = 0;
+  if (size >= 8) {
+    std::memcpy(&word, text, 8);
+  } else if (size >= 4) {  // two halves, which overlap
+    uint32_t low, high;
+    std::memcpy(&low, text, 4);
+    std::memcpy(&high, text + size - 4, 4);
+    word = low | static_cast<uint64_t>(high) << (8 * (size - 4));
+  } else if (size > 0) {
+    word = text[0] | static_cast<uint64_t>(text[size / 2]) << (8 * (size / 2)) |
+           static_cast<uint64_t>(text[size - 1]) << (8 * (size - 1));
+  }
+  return word;
+}
+
 inline uint64_t hash_text(const uint8_t* text, int64_t size) {
   uint64_t state = static_cast<uint64_t>(size) * kLengthFactor;
   for (; size > 0; text += 8, size -= 8) {
-    uint64_t word = 0;
-    std::memcpy(&word, text, size < 8 ? size : 8);
-    state = mix(state ^ word);
+    state = mix(state ^ word_of(text, size));
   }
   return state;
 }

@@ -12,7 +12,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from itertools import islice
 from multiprocessing import resource_tracker
-from multiprocessing.context import SpawnContext, SpawnProcess
+from multiprocessing.context import ForkContext, ForkProcess, SpawnContext, SpawnProcess
 
 InOrder = Callable[[Callable, Iterable], Iterator]
 
@@ -51,12 +51,20 @@ def _in_order(pool: ProcessPoolExecutor, task: Callable, items: Iterable, ahead:
         yield result
 
 
-def process_pool(processes: int) -> ProcessPoolExecutor:
+def process_pool(processes: int, forked: bool = False) -> ProcessPoolExecutor:
     """Starts processes on demand, which end with this one at the latest.
 
     Ctrl-C, which a terminal sends to all of them, is for this process alone to handle.
+
+    Args:
+        processes: number of processes.
+        forked: whether all processes may be copies of this one at the first task, which saves their
+            start and imports. A program may say so that has used no threads of its own, of torch
+            or of Arrow; others of Python are noticed, and processes are then started anew.
     """
     _start_tracker()
+    if forked and sys.platform == "linux" and threading.active_count() == 1:
+        return ProcessPoolExecutor(processes, _ForkContext(), _begin_forked)
     return ProcessPoolExecutor(processes, _Context(), _end_with_parent)
 
 
@@ -69,19 +77,37 @@ def _start_tracker() -> None:
         sys.warnoptions.pop()
 
 
-class _Process(SpawnProcess):
-    """A process that blocks SIGINT from its first instruction, and prints no traceback for it."""
+class _WithoutInterrupts:
+    """Processes that block SIGINT from their first instruction, and print no traceback for it."""
 
     def start(self) -> None:
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # inherited
         try:
-            super().start()
+            super().start()  # type: ignore[misc]
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
+class _Process(_WithoutInterrupts, SpawnProcess):
+    pass
+
+
 class _Context(SpawnContext):
     Process = _Process
+
+
+class _ForkedProcess(_WithoutInterrupts, ForkProcess):
+    pass
+
+
+class _ForkContext(ForkContext):
+    Process = _ForkedProcess
+
+
+def _begin_forked() -> None:
+    """Makes a copy of a process one that works for it."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _end_with_parent()
 
 
 def end_processes(pool: ProcessPoolExecutor) -> None:

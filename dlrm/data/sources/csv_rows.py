@@ -1,8 +1,8 @@
 """Rows of CSV as columns of text, with the line of each row.
 
-pyarrow splits blocks in which every row is one line. Python's csv module, which knows the lines of
-rows, splits the others, in which quoted cells have quotes, line ends or blanks before them, and
-those with rows of a wrong length; with an escape character, `EscapedReader` does.
+The compiled host code splits blocks in which every row is one line. Python's csv module, which
+knows the lines of rows, splits the others, in which quoted cells have line ends or blanks before
+them, and those with rows of a wrong length; with an escape character, `EscapedReader` does.
 """
 
 import csv
@@ -18,16 +18,19 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pa_csv
 
+from dlrm.data.sources import native
 from dlrm.data.sources.column_names import check_columns, listed
 from dlrm.data.sources.text_files import (
     BROKEN,
     LONGEST_LINE,
     UTF_8_BOM,
+    ByteRange,
+    is_plain,
     not_utf_8,
     open_text,
     read_blocks,
+    read_plain,
     too_long,
     unpacked_name,
 )
@@ -35,6 +38,7 @@ from dlrm.data.sources.text_format import NONE, TextFormat
 
 DELIMITERS = (",", ";", "\t", "|")
 _BLOCK_BYTES = 4 << 20
+_HEAD_BYTES = 1 << 14  # of a block whose first row is wanted
 _BLANK_LINE = re.compile(rb"(?:^|\n)(?=\r?\n)")
 _MOST_LINES = 100  # lines of a record; a stray pair of quotes joins all rows between them
 
@@ -45,7 +49,8 @@ class Chunk(NamedTuple):
     Attributes:
         names: names of all columns.
         lines: number of the line on which each row ends.
-        columns: the cells of each column as text; None for columns that were not asked for.
+        columns: the cells of each column as text, or as indices of distinct texts; None for columns
+            that were not asked for.
     """
 
     names: list[str]
@@ -85,6 +90,10 @@ class Spans:
         return note
 
 
+class UndecidedError(Exception):
+    """Lines need not be rows, so that the file must be read from its beginning."""
+
+
 def delimiter_of(path: Path, text: TextFormat) -> str:
     """Returns the delimiter of a file."""
     return text.delimiter or ("\t" if unpacked_name(path.name).endswith(".tsv") else ",")
@@ -101,6 +110,8 @@ def read_csv(
     problems: dict[int, str] | None = None,
     wanted: Collection[str] | None = None,
     spans: Spans | None = None,
+    distinct: Collection[str] = (),
+    within: ByteRange | None = None,
 ) -> Iterator[Chunk]:
     """Yields the rows of a CSV, some at a time.
 
@@ -114,15 +125,19 @@ def read_csv(
             cells are then empty; None raises the first.
         wanted: names of the columns to return; None is all.
         spans: counts rows of several lines.
+        distinct: names of columns that are returned as indices of distinct texts where this is
+            cheap.
+        within: the lines to read, of which the first may be a header; None is all.
 
     Raises:
         FileNotFoundError: no such file.
+        UndecidedError: rows of a range of lines may have several of them.
         ValueError: the file is not text of the format, a quote is not closed, or a row spans more
             than 100 lines or has a wrong number of cells.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    rows = _Rows(path, text, problems, spans or Spans())
+    rows = _Rows(path, text, problems, spans or Spans(), distinct, within)
     ends, records = rows.records(1)
     names = [name.strip() for name in text.columns or (records[0] if records else ())]
     if records and not has_header(text):
@@ -137,19 +152,63 @@ def read_csv(
             yield Chunk(names, chunk.lines[part], columns)
 
 
+def read_together(
+    paths: Sequence[Path], text: TextFormat, wanted: Collection[str], distinct: Collection[str]
+) -> tuple[Chunk, list[int]] | None:
+    """Returns the rows of small files with the same header, and the number of each file's rows.
+
+    None if they have to be read one by one. For the other arguments see `read_csv`.
+    """
+    delimiters = {delimiter_of(path, text) for path in paths}
+    escaped = text.escape not in (None, NONE)
+    if native.host is None or escaped or len(delimiters) > 1 or not has_header(text):
+        return None
+    if (contents := read_plain(paths)) is None or not all(contents):
+        return None
+    (delimiter,), quote = delimiters, None if text.quote == NONE else text.quote or '"'
+    header = contents[0][: contents[0].index(b"\n") + 1]
+    named = cells_of(header.decode("latin-1"), delimiter) if quote == '"' else []
+    names = [name.strip() for name in text.columns or named]
+    if len(names) < 2 or not named or not header.isascii():
+        return None
+    if not all(content.startswith(header) for content in contents):
+        return None
+    bodies = [content[len(header) :] for content in contents]
+    block = b"".join(bodies)
+    if not is_plain(block):
+        return None
+    kept = _kept(names, wanted, distinct)
+    split = native.host.read_csv(block, delimiter, quote, LONGEST_LINE, kept)
+    if split.outcome != native.ROWS:
+        return None
+    ends = np.cumsum([body.count(b"\n") for body in bodies])  # lines before those of the next file
+    lines, begins = split.lines, ends - np.diff(ends, prepend=0)
+    file = np.searchsorted(ends, lines)
+    rows = np.bincount(file, minlength=len(paths)).tolist()
+    columns = [None if column is None else text_array(column) for column in split.columns]
+    return Chunk(names, lines - begins[file] + 1, columns), rows
+
+
 class _Rows:
     """Reads rows block by block, each in the fastest way that gives every row its line."""
 
     def __init__(
-        self, path: Path, text: TextFormat, problems: dict[int, str] | None, spans: Spans
+        self,
+        path: Path,
+        text: TextFormat,
+        problems: dict[int, str] | None,
+        spans: Spans,
+        distinct: Collection[str],
+        within: ByteRange | None,
     ) -> None:
         self._path, self._problems, self._spans = path, problems, spans
+        self._distinct, self._within = distinct, within
         self._delimiter = delimiter_of(path, text)
         self._quote = None if text.quote == NONE else text.quote or '"'
         self._escape = None if text.escape == NONE else text.escape
-        self._blocks = read_blocks(path, _BLOCK_BYTES, text.encoding, text.compression)
+        self._blocks = read_blocks(path, _BLOCK_BYTES, text.encoding, text.compression, within)
         self._pending = b""  # lines of a block that are still to be read
-        self._line = 0  # lines that have been read
+        self._line = 0 if within is None else within.lines  # that have been read
         self._blank = 0  # a blank line, if no row has followed it yet
 
     def chunk(self, names: list[str], wanted: Collection[str] | None) -> Chunk | None:
@@ -157,15 +216,23 @@ class _Rows:
         block = self._pending = self._pending or next(self._blocks, b"")
         if not block:
             return None
-        if (lines := self._plain_lines(block)) is not None:
-            if len(names) == 1:
+        one_column = len(names) == 1
+        if native.host is not None and self._is_plain(block):
+            if one_column:
                 self._check_blank_lines(block)
-            cells = self._split(block, len(names), _places(names, wanted), len(lines))
-            if cells is not None:
-                self._line += block.count(b"\n") + (not block.endswith(b"\n"))
+            quote, kept = self._quote, _kept(names, wanted, self._distinct)
+            split = native.host.read_csv(block, self._delimiter, quote, LONGEST_LINE, kept)
+            if split.outcome == native.ROWS:
+                self._line += split.num_lines
                 self._pending = b""
-                return Chunk(names, lines, cells)
-        return self.chunk_of(names, wanted, *self.records(one_column=len(names) == 1))
+                lines = self._line - split.num_lines + split.lines
+                columns = [None if c is None else text_array(c) for c in split.columns]
+                return Chunk(names, lines, columns)
+            if split.outcome == native.UNDECIDED and self._within is not None:
+                raise UndecidedError
+        elif self._within is not None:
+            raise UndecidedError
+        return self.chunk_of(names, wanted, *self.records(one_column=one_column))
 
     def chunk_of(
         self,
@@ -203,83 +270,22 @@ class _Rows:
             'blank line; write "" for a missing value, and no line for none'
         )
 
-    def _plain_lines(self, block: bytes) -> np.ndarray | None:
-        """Returns the lines of rows if each is one line, without anything to decide; else None."""
+    def _is_plain(self, block: bytes) -> bool:
+        """Returns whether a block has nothing but quotes that needs a decision."""
         if self._escape is not None and self._escape.encode() in block:
-            return None
-        if block.startswith(UTF_8_BOM):  # of a file appended to another; pyarrow would drop it
-            return None
-        if b"\0" in block or block.count(b"\r") != block.count(b"\r\n"):
-            return None
-        try:
-            block.decode()
-        except UnicodeDecodeError:
-            return None
-        data = np.frombuffer(block, np.uint8)
-        ends = np.flatnonzero(data == ord("\n"))
-        if not block.endswith(b"\n"):
-            ends = np.append(ends, len(block))
-        starts = np.concatenate([np.zeros(1, np.int64), ends[:-1] + 1])
-        if len(block) > LONGEST_LINE and (ends - starts).max() >= LONGEST_LINE:
-            return None
-        if self._quote is not None and not self._quotes_plainly(data, ends):
-            return None
-        returned = (ends > starts) & (data[np.maximum(ends - 1, 0)] == ord("\r"))
-        return self._line + 1 + np.flatnonzero(ends - returned > starts)
-
-    def _quotes_plainly(self, data: np.ndarray, ends: np.ndarray) -> bool:
-        """Returns whether quotes only stand around whole cells, of one line each."""
-        quotes = np.flatnonzero(data == ord(self._quote or ""))
-        if not len(quotes):
-            return True
-        line = np.searchsorted(ends, quotes)
-        first = np.searchsorted(line, line, side="left")  # index of the first quote of the line
-        opens = (np.arange(len(quotes)) - first) % 2 == 0
-        edges = np.isin(np.arange(256), [ord(self._delimiter), ord("\n"), ord("\r")])
-        before = edges[data[np.maximum(quotes - 1, 0)]] | (quotes == 0)
-        after = edges[data[np.minimum(quotes + 1, len(data) - 1)]] | (quotes == len(data) - 1)
-        closed = np.append(line[1:] != line[:-1], True) <= ~opens  # the last of a line closes
-        return bool((np.where(opens, before, after) & closed).all())
-
-    def _split(
-        self, block: bytes, width: int, places: Sequence[int], rows: int
-    ) -> list[pa.Array | None] | None:
-        """Returns the columns of a block whose rows are lines; None if pyarrow disagrees."""
-        names = list(map(str, range(width)))
-        wanted = [names[i] for i in places] or names[:1]
-        try:
-            table = pa_csv.read_csv(
-                pa.py_buffer(block),
-                pa_csv.ReadOptions(
-                    use_threads=False, block_size=len(block) + 1, column_names=names
-                ),
-                pa_csv.ParseOptions(
-                    delimiter=self._delimiter,
-                    quote_char=self._quote or False,
-                    escape_char=False,
-                    newlines_in_values=False,
-                ),
-                pa_csv.ConvertOptions(
-                    check_utf8=False,
-                    column_types=dict.fromkeys(wanted, pa.string()),
-                    include_columns=wanted,
-                    strings_can_be_null=False,
-                ),
-            )
-        except pa.ArrowInvalid:
-            return None
-        if table.num_rows != rows:
-            return None
-        columns: list[pa.Array | None] = [None] * width
-        for i, column in zip(places, table.columns, strict=False):
-            columns[i] = column.combine_chunks()
-        return columns
+            return False
+        if block.startswith(UTF_8_BOM):  # of a file appended to another
+            return False
+        return is_plain(block)
 
     def records(
         self, most: int | None = None, one_column: bool = False
     ) -> tuple[list[int], list[list[str]]]:
         """Returns the last lines and the cells of rows, to the end of a block or of `most` rows."""
-        self._left = self._lines_of(self._pending or next(self._blocks, b""))
+        block = self._pending or next(self._blocks, b"")
+        end = block.find(b"\n", _HEAD_BYTES) + 1 if most else 0
+        end = end or len(block)
+        self._left, self._rest = self._lines_of(block[:end]), block[end:]
         reader = self._reader()
         ends: list[int] = []
         records: list[list[str]] = []
@@ -310,7 +316,7 @@ class _Rows:
                 records.append(record)
         self._blank = self._blank if one_column else 0  # those before a header are nothing
         self._line = before + reader.line_num
-        self._pending = "".join(self._left).encode("utf-8", "surrogateescape")
+        self._pending = "".join(self._left).encode("utf-8", "surrogateescape") + self._rest
         return ends, records
 
     def _reader(self) -> Any:
@@ -324,15 +330,13 @@ class _Rows:
 
     def _next_lines(self) -> bool:
         """Takes the lines of the next block; returns whether there is one."""
-        self._left = self._lines_of(next(self._blocks, b""))
+        self._left, self._rest = self._lines_of(self._rest or next(self._blocks, b"")), b""
         return bool(self._left)
 
     def _fed(self) -> Iterator[str]:
         """Yields the lines of the block, and of further ones for a row that does not end in it."""
         number = self._line
-        while self._left or (block := next(self._blocks, b"")):
-            if not self._left:
-                self._left = self._lines_of(block)
+        while self._left or self._next_lines():
             number += 1
             line = self._left.popleft()
             if len(line) >= LONGEST_LINE and line[-1] not in "\r\n":
@@ -410,6 +414,28 @@ class EscapedReader:
         text = line.rstrip("\r\n")
         self._end = line[len(text) :]
         return text
+
+
+def text_array(texts: native.Texts) -> pa.Array:
+    """Returns a column of cells as text, or as indices of distinct texts."""
+    array = pa.StringArray.from_buffers(
+        len(texts.offsets) - 1, pa.py_buffer(texts.offsets), pa.py_buffer(texts.data)
+    )
+    if texts.codes is None:
+        return array
+    missing = None if texts.codes.size == 0 or texts.codes.min() >= 0 else texts.codes < 0
+    indices = pa.array(texts.codes, mask=missing)
+    return pa.DictionaryArray.from_arrays(indices, array)
+
+
+def _kept(
+    names: Sequence[str], wanted: Collection[str] | None, distinct: Collection[str]
+) -> list[int]:
+    """Returns what to keep of each column."""
+    kept = [native.NOTHING] * len(names)
+    for i in _places(names, wanted):
+        kept[i] = native.DISTINCT if names[i] in distinct else native.TEXTS
+    return kept
 
 
 def _places(names: Sequence[str], wanted: Collection[str] | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""The compiled host code, `dlrm/_host.so` of `csrc/host`: the log parser and the lookup of ids.
+"""The compiled host code, `dlrm/_host.so` of `csrc/host`: parsers of text, and the lookup of ids.
 
 The library has a plain C interface, so one file works with every Python; the exporter copies
 it into the model repository. Types and sizes are checked here, before pointers are passed.
@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LIBRARY = Path(__file__).resolve().parents[2] / "_host.so"
-_VERSION = 2  # of the interface, as in csrc/host/host.cpp
+_VERSION = 3  # of the interface, as in csrc/host/host.cpp
+NOTHING, TEXTS, DISTINCT = range(3)  # what to keep of a column of cells: text_cells.h has the same
+ROWS, WIDTHS, UNDECIDED, _NO_MEMORY = range(4)  # what is in a block, as in text_cells.h
+NUMBER, OTHER_NUMBER = 1, 2  # tags of JSON's numbers, as in json_block.h
 _Place, _Pointer = ctypes.c_int64, ctypes.c_void_p
 _BOOL, _UINT8, _INT64, _UINT64 = map(np.dtype, (np.bool_, np.uint8, np.int64, np.uint64))
 
@@ -52,6 +55,42 @@ class ParsedText(NamedTuple):
     missing: np.ndarray
     rows: int
     bad_at: int | None
+
+
+class Texts(NamedTuple):
+    """A column of cells of text.
+
+    Attributes:
+        codes: the index of each cell's text, or -1 for a missing one; None if the texts are all
+            cells.
+        offsets: begins of the texts in `data`, and the end of the last.
+        data: the texts, one after another.
+        tags: of texts of JSON, 0, `NUMBER` or `OTHER_NUMBER`; otherwise 0.
+    """
+
+    codes: np.ndarray | None
+    offsets: np.ndarray
+    data: np.ndarray
+    tags: np.ndarray
+
+
+class TextBlock(NamedTuple):
+    """The cells of a block of lines.
+
+    Attributes:
+        outcome: `ROWS`; `WIDTHS` if every row is a line, but some have another number of cells; or
+            `UNDECIDED` if the block has something else. The rest has a meaning for `ROWS` alone.
+        lines: the line of each row, from 1.
+        num_lines: number of lines.
+        names: of JSON, the names of all columns, in the order of `columns` and then of others.
+        columns: the columns; None for those that are not kept.
+    """
+
+    outcome: int
+    lines: np.ndarray
+    num_lines: int
+    names: list[str]
+    columns: list[Texts | None]
 
 
 class Tables:
@@ -98,6 +137,17 @@ class Host:
             "look_up_rows", None, _Pointer, _Place, _Place, *pair, _Pointer
         )
         self._hash_texts = function("hash_texts", None, _Pointer, _Place, *pair, _Pointer)
+        self._are_numbers = function("are_numbers", None, _Pointer, _Place, *pair, _Pointer)
+        text = (ctypes.c_char_p, _Place)
+        csv_format = (_Place, _Place, _Place)
+        self._read_csv = function("read_csv", _Pointer, *text, *csv_format, _Place, _Pointer)
+        names = (ctypes.c_char_p, _Place)
+        self._read_json = function("read_json", _Pointer, *text, *names, _Pointer)
+        self._cells_facts = function("cells_facts", None, *pair)
+        self._cells_rows = function("cells_rows", None, *pair, _Pointer)
+        self._column_facts = function("column_facts", None, *pair)
+        self._copy_column = function("copy_column", None, _Pointer, _Place, *pair, *pair)
+        self._free_cells = function("free_cells", None, _Pointer)
 
     def parse_lines(
         self, text: bytes, num_numerical: int, num_categorical: int, labelled: bool
@@ -167,18 +217,97 @@ class Host:
 
     def hash_texts(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
         """Returns the uint64 hashes of texts `data[starts[row]:ends[row]]`; see `text_hash.h`."""
+        return self._of_texts(self._hash_texts, _UINT64, data, starts, ends)
+
+    def are_numbers(self, data: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
+        """Returns a mask of texts that are decimal numbers; see `number_text.h`."""
+        return self._of_texts(self._are_numbers, _BOOL, data, starts, ends)
+
+    def _of_texts(
+        self,
+        function: Callable[..., Any],
+        dtype: np.dtype,
+        data: np.ndarray,
+        starts: np.ndarray,
+        ends: np.ndarray,
+    ) -> np.ndarray:
         rows = starts.size
         if rows and not (starts.min() >= 0 and (starts <= ends).all() and ends.max() <= data.size):
             raise ValueError(f"sizes do not fit: expected texts within {data.size} bytes")
-        hashes = np.empty(rows, np.uint64)
-        self._hash_texts(
+        results = np.empty(rows, dtype)
+        function(
             _pointer(data, _UINT8, data.size),
             rows,
             _pointer(starts, _INT64, rows),
             _pointer(ends, _INT64, rows),
-            hashes.ctypes.data,
+            results.ctypes.data,
         )
-        return hashes
+        return results
+
+    def read_csv(
+        self, text: bytes, delimiter: str, quote: str | None, longest_line: int, keep: Sequence[int]
+    ) -> TextBlock:
+        """Splits a block of whole lines of CSV, each of which should be a row.
+
+        Quotes may stand around whole cells, in which they are doubled. A blank line is no row.
+
+        Args:
+            text: the block, without lone returns.
+            delimiter, quote: characters of ASCII; `quote` may be None.
+            longest_line: bytes of a line that leave the block undecided.
+            keep: what to keep of each column: `NOTHING`, `TEXTS` or `DISTINCT`.
+        """
+        kept = np.array(keep, np.uint8)
+        marks = ord(delimiter), -1 if quote is None else ord(quote), longest_line
+        block = self._read_csv(text, len(text), *marks, len(kept), kept.ctypes.data)
+        return self._cells(block, kept)
+
+    def read_json(self, text: bytes, names: Sequence[str], keep: Sequence[int]) -> TextBlock:
+        """Reads a block of JSON lines, maps of columns to values; missing values have no text.
+
+        Args:
+            text: the block, in UTF-8 and without lone returns.
+            names: columns, whose names have no line feed; others are found in the text.
+            keep: what to keep of each of these: `NOTHING` or `DISTINCT`.
+        """
+        kept = np.array(keep, np.uint8)
+        joined = "".join(f"{name}\n" for name in names).encode()
+        block = self._read_json(text, len(text), joined, len(kept), kept.ctypes.data)
+        return self._cells(block, kept)
+
+    def _cells(self, block: int | None, kept: np.ndarray) -> TextBlock:
+        """Copies a block of cells, and frees it."""
+        if block is None:
+            raise MemoryError
+        try:
+            facts = np.empty(5, np.int64)
+            self._cells_facts(block, facts.ctypes.data)
+            outcome, rows, num_lines, columns, name_bytes = facts.tolist()
+            if outcome == _NO_MEMORY:
+                raise MemoryError
+            if outcome != ROWS:
+                return TextBlock(outcome, np.empty(0, np.int64), num_lines, [], [])
+            lines, names = np.empty(rows, np.int64), np.empty(name_bytes, np.uint8)
+            self._cells_rows(block, lines.ctypes.data, names.ctypes.data)
+            sizes = np.empty((columns, 3), np.int64)
+            self._column_facts(block, sizes.ctypes.data)
+            texts = [
+                self._column(block, i, sizes[i].tolist(), keep == DISTINCT) if keep else None
+                for i, keep in enumerate(kept.tolist())
+            ]
+            return TextBlock(
+                outcome, lines, num_lines, names.tobytes().decode().split("\n")[:-1], texts
+            )
+        finally:
+            self._free_cells(block)
+
+    def _column(self, block: int, place: int, sizes: Sequence[int], distinct: bool) -> Texts:
+        rows, texts, size = sizes
+        codes, offsets = np.empty(rows, np.int32), np.zeros(texts + 1, np.int32)
+        data, tags = np.empty(size, np.uint8), np.zeros(texts, np.uint8)
+        arrays = (codes, offsets[1:], data, tags)
+        self._copy_column(block, place, *(array.ctypes.data for array in arrays))
+        return Texts(codes if distinct else None, offsets, data, tags)
 
 
 def _view(hashes: np.ndarray, ids: np.ndarray, directory: np.ndarray) -> _Table:

@@ -4,12 +4,13 @@ import bz2
 import codecs
 import gzip
 import io
+import itertools
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 PACKED = (".gz", ".bz2", ".xz", ".zst")
 BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError)  # what a damaged archive raises
@@ -125,14 +126,87 @@ def open_text(
         encoding: its encoding; None is UTF-8, with or without a mark at its beginning.
         compression: see `open_bytes`.
     """
-    encoding = _other_encoding(encoding)
+    encoding = other_encoding(encoding)
     errors = "surrogateescape" if encoding is None else "strict"
     options: Any = {"encoding": encoding or "utf-8-sig", "errors": errors, "newline": ""}
     return io.TextIOWrapper(open_bytes(path, compression), **options)
 
 
+class ByteRange(NamedTuple):
+    """The lines of a plain text file in UTF-8 that begin in bytes [begin, end).
+
+    Attributes:
+        lines: number of lines before them, for messages.
+    """
+
+    begin: int
+    end: int
+    lines: int = 0
+
+
+class _RangeReader:
+    """Reads the bytes of a range, as a file."""
+
+    def __init__(self, path: Path, within: ByteRange) -> None:
+        self._file = open(path, "rb")  # noqa: SIM115
+        self._left = self._line_start(within.end)
+        self._left -= self._line_start(within.begin)
+
+    def _line_start(self, place: int) -> int:
+        """Moves to the first line that begins at a place or later; returns its place."""
+        self._file.seek(max(place - 1, 0))
+        if place:
+            self._file.readline()
+        return self._file.tell()
+
+    def read(self, size: int) -> bytes:
+        data = self._file.read(min(size, self._left))
+        self._left -= len(data)
+        return data
+
+    def __enter__(self) -> "_RangeReader":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+
+def count_lines(path: Path, within: ByteRange) -> int:
+    """Returns the number of lines of a plain file that begin within a range."""
+    lines = 0
+    with _RangeReader(path, within) as file:
+        while block := file.read(_PACKED_BYTES):
+            lines += block.count(b"\n")
+    return lines
+
+
+def read_plain(paths: Sequence[Path]) -> list[bytes] | None:
+    """Returns the content of small files, of whole lines; None if one is compressed or marked."""
+    special = (*itertools.chain(*_MAGIC.values()), UTF_8_BOM, *_UTF_16_BOMS)
+    contents = [path.read_bytes() for path in paths]
+    if any(content.startswith(special) for content in contents):
+        return None
+    return [c if c.endswith(b"\n") or not c else c + b"\n" for c in contents]
+
+
+def is_plain(block: bytes) -> bool:
+    """Returns whether a block is UTF-8, without NUL, and with returns only before line feeds."""
+    if b"\0" in block or (b"\r" in block and block.count(b"\r") != block.count(b"\r\n")):
+        return False
+    if not block.isascii():
+        try:
+            block.decode()
+        except UnicodeDecodeError:
+            return False
+    return True
+
+
 def read_blocks(
-    path: Path, block_bytes: int, encoding: str | None = None, compression: str | None = None
+    path: Path,
+    block_bytes: int,
+    encoding: str | None = None,
+    compression: str | None = None,
+    within: ByteRange | None = None,
 ) -> Iterator[bytes]:
     """Yields a text file in UTF-8, in blocks of whole lines.
 
@@ -140,15 +214,18 @@ def read_blocks(
         path: the file.
         block_bytes: approximate size of a block, which has at least one line.
         encoding, compression: see `open_text`; bytes that are not UTF-8 stay as they are.
+        within: the lines to read; None is all.
 
     Raises:
         ValueError: a line is longer than `LONGEST_LINE`, the file is not in the encoding, or its
             archive is damaged; the message has the file, and the line if it is known.
     """
-    rest, lines = b"", 0
-    with open_bytes(path, compression) as file, archive_named(path, lambda: lines):
-        other = _other_encoding(encoding)
-        decoded = _decoded(path, file, block_bytes, other, lambda: lines + rest.count(b"\n"))
+    rest, lines, begins = b"", 0 if within is None else within.lines, not (within and within.begin)
+    opened: Any = open_bytes(path, compression) if within is None else _RangeReader(path, within)
+    with opened as file, archive_named(path, lambda: lines):
+        other = other_encoding(encoding)
+        line = lambda: lines + rest.count(b"\n")  # noqa: E731
+        decoded = _decoded(path, file, block_bytes, other, line, begins)
         for block in decoded:
             rest += block
             end = _end_of_lines(rest)
@@ -181,7 +258,7 @@ def archive_named(path: Path, line: Any) -> Iterator[None]:
         ) from error
 
 
-def _other_encoding(encoding: str | None) -> str | None:
+def other_encoding(encoding: str | None) -> str | None:
     """Returns an encoding, or None for UTF-8, of which bad bytes have their lines."""
     utf_8 = encoding is None or codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
     return None if utf_8 else encoding
@@ -201,13 +278,13 @@ def too_long(path: Path, line: int) -> ValueError:
 
 
 def _decoded(
-    path: Path, file: BinaryIO, block_bytes: int, encoding: str | None, line: Any
+    path: Path, file: Any, block_bytes: int, encoding: str | None, line: Any, begins: bool
 ) -> Iterator[bytes]:
     decoder = None if encoding is None else codecs.getincrementaldecoder(encoding)()
     first = True
     while (data := file.read(block_bytes)) or (decoder is not None and not first):
         last = not data
-        data = _without_mark(path, data, encoding) if first else data
+        data = _without_mark(path, data, encoding) if first and begins else data
         if decoder is not None:
             try:
                 text = decoder.decode(data, final=last)

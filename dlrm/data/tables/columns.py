@@ -152,11 +152,27 @@ def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray
     elif array.dictionary.null_count:
         array = array.dictionary_decode().dictionary_encode()
     indices = array.indices
-    if pa.types.is_unsigned_integer(indices.type):
-        indices = indices.cast(pa.int64())
-    indices = indices.fill_null(-1) if indices.null_count else indices
-    codes = indices.to_numpy(zero_copy_only=False)
-    return array.dictionary, codes.astype(np.int64 if codes.itemsize > 4 else np.int32, copy=False)
+    codes = stored_values(indices)
+    codes = codes.astype(np.int64 if codes.itemsize > 4 else np.int32, copy=False)
+    if indices.null_count:
+        codes = np.where(are_null(indices), codes.dtype.type(-1), codes)
+    return array.dictionary, codes
+
+
+def stored_values(array: pa.Array) -> np.ndarray:
+    """Returns integers or float64 without a copy; those of nulls have no meaning."""
+    name = "float64" if pa.types.is_float64(array.type) else str(array.type)
+    buffer, dtype = array.buffers()[1], np.dtype(name)
+    if buffer is None:
+        return np.zeros(len(array), dtype)
+    return np.frombuffer(buffer, dtype, len(array), array.offset * dtype.itemsize)
+
+
+def are_null(array: pa.Array) -> np.ndarray:
+    """Returns a mask of the nulls of an array."""
+    if not array.null_count:
+        return np.zeros(len(array), bool)
+    return array.is_null().to_numpy(zero_copy_only=False)
 
 
 def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:

@@ -20,8 +20,8 @@ class _Frame(Kind):
     name = "a table in memory"
 
 
-PARQUET, CSV, JSON_LINES, FRAME = Parquet(), Csv(), JsonLines(), _Frame()
-KINDS: dict[str, Kind] = {kind.name: kind for kind in (PARQUET, Orc(), ArrowIpc(), CSV, JSON_LINES)}
+PARQUET, ARROW, CSV, JSON_LINES, FRAME = Parquet(), ArrowIpc(), Csv(), JsonLines(), _Frame()
+KINDS: dict[str, Kind] = {kind.name: kind for kind in (PARQUET, Orc(), ARROW, CSV, JSON_LINES)}
 _BY_SUFFIX = {suffix: kind for kind in KINDS.values() for suffix in kind.suffixes}
 _NO_TABLES = {".md", ".yaml", ".yml", ".html", ".htm", ".pdf", ".png", ".jpg", ".py", ".sh"}
 _NO_TABLES |= {".crc", ".md5", ".sha1", ".sha256", ".names"}

@@ -1,16 +1,18 @@
 """Parts of files that tasks read: measured, found again and read a batch at a time."""
 
+import itertools
 import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
-from dlrm.data.tables.files import PARQUET, kind_named
+from dlrm.data.tables.files import ARROW, PARQUET, kind_named
 from dlrm.data.tables.kinds.columnar import Columnar, Groups
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import LINE
+from dlrm.data.tables.pieces import Copied
 from dlrm.remote import task_files
 
 _BLOCK_BYTES = 1 << 20
@@ -34,6 +36,7 @@ class FilePart(NamedTuple):
         crc: CRC-32 of the bytes of the groups when they were counted, which later reads verify;
             None if unknown.
         kind: the name of the kind of the file; see `kind_named`.
+        origins: of a copy of several files, or of lines of one, the rows of each.
     """
 
     path: str
@@ -49,6 +52,29 @@ class FilePart(NamedTuple):
     staged: bool
     crc: int | None = None
     kind: str = PARQUET.name
+    origins: Sequence["Origin"] = ()
+
+    @classmethod
+    def from_list(cls, values: list[Any]) -> "FilePart":
+        """Returns a part whose values were stored as JSON."""
+        part = cls(*values)
+        return part._replace(origins=[Origin(*origin) for origin in part.origins])
+
+    def file_of(self, row: int) -> int:
+        """Returns the number of the file that a row of the part, from 0, is of."""
+        return self._origin(row)[0].file if self.origins else self.file
+
+    def source_of(self, row: int) -> str:
+        """Returns the user's file that a row of the part, from 0, is of."""
+        return self._origin(row)[0].source if self.origins else self.source
+
+    def _origin(self, row: int) -> tuple["Origin", int]:
+        """Returns the origin of a row, and the row's number among those of it."""
+        for origin in self.origins:
+            if row < origin.rows:
+                return origin, row
+            row -= origin.rows
+        raise IndexError(row)
 
     def where(self, row: int) -> str:
         """Returns the location of a row of the part, from 0: the file, and its group or line.
@@ -56,6 +82,16 @@ class FilePart(NamedTuple):
         For a table in memory it is the row of the table.
         """
         kind, opened, of_part = self._kind, self._open(), row
+        if self.origins:
+            origin, row = self._origin(row)
+            if LINE in opened.schema.names:
+                batches = kind.read(opened, self.source, self.begin, [LINE], {})
+                line = pa.Table.from_batches(batches).column(0)[of_part].as_py()
+                return f"{origin.source}, line {origin.lines + line}"
+            of_file = kind_named(origin.kind)
+            assert isinstance(of_file, Columnar), "text has lines"
+            opened = of_file.open(origin.source, origin.source)
+            return _where_in(of_file, opened, origin.source, row)
         for group in range(self.begin, self.end):
             rows = opened.group(group).rows
             if row < rows:
@@ -117,6 +153,32 @@ class FilePart(NamedTuple):
         return opened
 
 
+class Origin(NamedTuple):
+    """The rows of a part from a file.
+
+    Attributes:
+        source: the user's file.
+        file: its number among all files.
+        rows: number of rows.
+        lines: number of lines of text before them, and before those that the part's lines count.
+        kind: the name of the kind of the file.
+    """
+
+    source: str
+    file: int
+    rows: int
+    lines: int
+    kind: str
+
+
+def _where_in(kind: Columnar, opened: Groups, source: str, row: int) -> str:
+    """Returns the location of a row of a file."""
+    group = 0
+    while row >= (rows := opened.group(group).rows):
+        group, row = group + 1, row - rows
+    return kind.where(source, group, 0, row)
+
+
 def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[FilePart]:
     """Divides files into parts of whole groups, in the order of their rows.
 
@@ -127,23 +189,46 @@ def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[F
     Raises:
         ValueError: a file is of another kind, or damaged; the message names it.
     """
-    parts: list[FilePart] = []
-    first_row = 0
-    for number, (path, file) in enumerate(files):
-        staged = path.resolve() != file.path.resolve()
-        kind, partition = PARQUET if staged else file.kind, file.partition
-        assert isinstance(kind, Columnar), "others are staged"
-        opened = kind.open(path, file.path)
-        begin, size, rows, of_file = 0, 0, 0, 0
-        for group in range(opened.num_groups):
-            facts = opened.group(group)
-            size += facts.end - facts.begin
-            rows += facts.rows
-            if size >= part_bytes or group + 1 == opened.num_groups:
-                place = (number, begin, group + 1, first_row, of_file, rows, size)
-                parts.append(
-                    FilePart(str(path), str(file.path), *place, partition, staged, kind=kind.name)
-                )
-                first_row, of_file = first_row + rows, of_file + rows
-                begin, size, rows = group + 1, 0, 0
-    return parts
+    return in_order([parts_of_file(n, *file, part_bytes) for n, file in enumerate(files)])
+
+
+def in_order(parts: Iterable[Iterable[FilePart]]) -> list[FilePart]:
+    """Returns parts with the number of rows before each."""
+    rows, placed = 0, []
+    for part in itertools.chain.from_iterable(parts):
+        placed.append(part._replace(first_row=rows))
+        rows += part.rows
+    return placed
+
+
+def parts_of_file(number: int, path: Path, file: TableFile, part_bytes: int) -> Iterator[FilePart]:
+    """Yields the parts of a file, with 0 as the number of rows before all; see `parts_of`."""
+    staged = path.resolve() != file.path.resolve()
+    kind, partition = PARQUET if staged else file.kind, file.partition
+    assert isinstance(kind, Columnar), "others are staged"
+    opened = kind.open(path, file.path)
+    begin, size, rows, of_file = 0, 0, 0, 0
+    for group in range(opened.num_groups):
+        facts = opened.group(group)
+        size += facts.end - facts.begin
+        rows += facts.rows
+        if size >= part_bytes or group + 1 == opened.num_groups:
+            place = (number, begin, group + 1, 0, of_file, rows, size)
+            yield FilePart(str(path), str(file.path), *place, partition, staged, kind=kind.name)
+            of_file += rows
+            begin, size, rows = group + 1, 0, 0
+
+
+def parts_of_copies(files: Sequence[TableFile], copies: Iterable[Copied]) -> Iterator[FilePart]:
+    """Yields a part for each copy, in the order of their rows, with 0 rows before all."""
+    lines: dict[int, int] = {}
+    for copy in copies:
+        origins = []
+        for number, rows, of_range in copy.origins:
+            before, file = lines.get(number, 0), files[number]
+            origins.append(Origin(str(file.path), number, rows, before, file.kind.name))
+            lines[number] = before + of_range
+        first = origins[0]
+        place = (first.file, 0, 1, 0, 0, copy.rows, copy.size)
+        named = copy.path, first.source
+        yield FilePart(*named, *place, {}, True, kind=ARROW.name, origins=origins)

@@ -4,7 +4,7 @@ Each distinct value is converted once: a column is read as indices of its distin
 """
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import partial
 from typing import NamedTuple
 
@@ -13,10 +13,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from dlrm.data.clicks.bags import Jagged
+from dlrm.data.sources import native
 from dlrm.data.sources.columns import EXPECTED_INTEGER, MOST_DECIMAL, Coded, Parsed
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.tables.columns import (
     Faults,
+    are_null,
     array_of,
     as_text,
     canonical_texts,
@@ -26,6 +28,7 @@ from dlrm.data.tables.columns import (
     kind_of_values,
     numbers_of_json,
     plain_texts,
+    stored_values,
     text_column,
     utf_8,
 )
@@ -346,10 +349,11 @@ def _numbers(
         raise ValueError(f"column {name!r}: expected numbers, got the type {kind}")
     if pa.types.is_decimal(kind):
         array = array.cast(pa.string())  # read as text is, to the nearest float64
-    missing = array.is_null().to_numpy(zero_copy_only=False)
-    values = array.cast(pa.float64(), safe=False).fill_null(0.0).to_numpy(zero_copy_only=False)
-    markers = schema.missing_of(field)
-    missing |= np.isin(values, missing_numbers(markers))
+    missing = are_null(array)
+    values = stored_values(array.cast(pa.float64(), safe=False))
+    values = np.where(missing, 0.0, values) if array.null_count else values
+    if markers := schema.missing_of(field):
+        missing = missing | np.isin(values, missing_numbers(markers))
     finite = np.isfinite(values)
     if not finite.all():
         bad = ~finite
@@ -396,8 +400,53 @@ def _are_decimals(name: str, array: pa.Array) -> np.ndarray:
 def _numbers_of_text(
     field: NumericalField, array: pa.Array, schema: Schema, faults: Faults
 ) -> Parsed:
-    distinct, codes = distinct_of(field.column, array, faults)
-    cells, problems = [*plain_texts(distinct), ""], dict[int, str]()
-    values, missing = numbers_of_texts(field, cells, schema.missing_of(field), problems)
+    if native.host is not None and field.type != "decimal" and pa.types.is_string(array.type):
+        distinct: pa.Array = utf_8(array)[0]
+        codes: np.ndarray = np.arange(len(array))
+        if array.null_count:
+            codes = np.where(array.is_valid().to_numpy(zero_copy_only=False), codes, -1)
+        if distinct is not array:  # bytes that are not UTF-8
+            distinct, codes = distinct_of(field.column, array, faults)
+    else:
+        distinct, codes = distinct_of(field.column, array, faults)
+    problems, markers = dict[int, str](), schema.missing_of(field)
+    if (numbers := _plain_numbers(field, distinct, markers, problems)) is None:
+        cells = [*plain_texts(distinct), ""]
+        numbers = numbers_of_texts(field, cells, markers, problems)
     faults.add_places(field.column, codes, problems, len(distinct))
-    return Parsed(values[codes], missing[codes])
+    return Parsed(numbers.values[codes], numbers.missing[codes])
+
+
+def _plain_numbers(
+    field: NumericalField, array: pa.Array, markers: Collection[str], problems: dict[int, str]
+) -> Parsed | None:
+    """Returns the numbers of texts, and a missing one at the end, most of them read by Arrow.
+
+    None if the field takes other texts than numbers, or the compiled host code is missing.
+    """
+    if native.host is None or field.type == "decimal" or field.true_values or field.false_values:
+        return None
+    column = text_column(array)
+    are_numbers = native.host.are_numbers(*column)
+    valid = pa.py_buffer(np.packbits(are_numbers, bitorder="little"))
+    width = 8 if pa.types.is_large_string(array.type) else 4
+    _, offsets, data = array.buffers()
+    offsets = offsets and offsets.slice(width * array.offset, width * (len(array) + 1))
+    texts = pa.Array.from_buffers(array.type, len(array), [valid, offsets, data])
+    values = np.zeros(len(array) + 1)
+    values[:-1] = texts.cast(pa.float64()).to_numpy(zero_copy_only=False)
+    missing = np.append(column.starts == column.ends, True)
+    others = np.flatnonzero(~(are_numbers | missing[:-1]) | np.isinf(values[:-1])).tolist()
+    if others:
+        places = dict[str, list[int]]()
+        for place in others:
+            raw = column.data[column.starts[place] : column.ends[place]].tobytes()
+            places.setdefault(raw.decode(), []).append(place)
+        wrong: dict[int, str] = {}
+        parsed = numbers_of_texts(field, list(places), markers, wrong)
+        for i, of_text in enumerate(places.values()):
+            values[of_text], missing[of_text] = parsed.values[i], parsed.missing[i]
+            if i in wrong:
+                problems |= dict.fromkeys(of_text, wrong[i])
+    missing |= np.isin(values, missing_numbers(markers)) if markers else False
+    return Parsed(np.where(missing, 0.0, values), missing)

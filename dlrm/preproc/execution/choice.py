@@ -115,7 +115,7 @@ def open_engine(
     """
     check_processes("--cores", cores)
     if name == "local":
-        with local_engine(cores) as engine:
+        with local_engine(cores, forked=True) as engine:
             yield engine
         return
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master

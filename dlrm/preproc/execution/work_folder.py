@@ -170,11 +170,12 @@ def _digest(file: Path) -> str:
 def _once(task: Callable[[Any], dict[str, Any]], results: str, item: tuple[int, Any]) -> None:
     number, work = item
     with errors_named(Path(results).parent):
-        _write(Path(results, f"{number}.json"), task(work))
+        # A name that is lost with the power repeats the task, so nothing waits for it.
+        _write(Path(results, f"{number}.json"), task(work), one_of_many=True)
 
 
-def _write(path: Path, result: Any) -> None:
-    with staged_file(path) as partial:
+def _write(path: Path, result: Any, one_of_many: bool = False) -> None:
+    with staged_file(path, one_of_many) as partial:
         partial.write_text(json.dumps(result), encoding="utf-8")
 
 
@@ -351,6 +352,7 @@ def _check_ours(folder: Path) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY)
+    _LOCKS.add(descriptor)
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -358,7 +360,20 @@ def _locked(folder: Path) -> Iterator[None]:
             raise FileExistsError(f"{folder}: another process is at work here") from error
         yield
     finally:
+        _LOCKS.discard(descriptor)
         os.close(descriptor)
+
+
+_LOCKS: set[int] = set()  # which copies of the process must not hold longer than it does
+
+
+def _close_locks() -> None:
+    for descriptor in _LOCKS:
+        os.close(descriptor)
+    _LOCKS.clear()
+
+
+os.register_at_fork(after_in_child=_close_locks)
 
 
 def check_same(place: object, record: Any, facts: dict[str, Any]) -> None:

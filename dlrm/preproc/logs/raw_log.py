@@ -59,6 +59,14 @@ class Split:
         """Number of the day's file."""
         return self.day
 
+    def file_of(self, row: int) -> int:
+        """Returns the number of the day's file."""
+        return self.day
+
+    def source_of(self, row: int) -> str:
+        """Returns the user's file."""
+        return self.source
+
     def where(self, row: int) -> str:
         """Returns the location of a line, given its index among the lines of the split."""
         return f"{self.source}, line {self.first_line + row + 1}"

@@ -13,6 +13,7 @@ from dlrm.data.transform.lists import Column, list_column, single
 from dlrm.data.transform.numbers import Sums, ordered
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
+from dlrm.files import sync
 from dlrm.preproc.stages.dictionary_merge import CountedColumn, write_counts
 from dlrm.preproc.stages.division import DROPPED, FOLD, TRAIN, Divider, Ranges, readable, splitmix64
 from dlrm.preproc.stages.encodings import EncodedColumn
@@ -55,6 +56,7 @@ def count_part(item: tuple[int, Any], job: CountJob) -> dict[str, Any]:
         counted.add(read, splits, job.folder is not None)
     if job.folder is not None:
         write_counts(Path(job.folder, str(number)), counted.columns(), job.buckets)
+        sync(Path(job.folder))
     return facts | counted.facts() | {"rejected": rejected or []}
 
 

@@ -1,6 +1,5 @@
 """Files of a dataset as tasks write them: rows in place, and the values of their lists."""
 
-import os
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -12,10 +11,11 @@ from dlrm.data.clicks import bags, layout
 from dlrm.data.clicks.bags import Jagged, ListField, lists_in, starts_within
 from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform, Transformed
+from dlrm.files import sync_files
 from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.division import Divider, Ranges
 from dlrm.preproc.stages.source import Read, Source, Target
-from dlrm.remote.task_files import shared, write_slice
+from dlrm.remote.task_files import is_active, shared, write_slice
 
 _WORD = np.dtype("<i4")
 
@@ -103,7 +103,10 @@ class ListColumns(NamedTuple):
 
 
 def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]]) -> None:
-    """Writes rows, given by file in `columns`, into a dataset's files, from `first_row` on."""
+    """Writes rows, given by file in `columns`, into a dataset's files, from `first_row` on.
+
+    The task that writes them waits for the disk at its end; see `TransformJob.sync`.
+    """
     for name, parts in columns.items():
         width = parts[0].dtype.itemsize * int(np.prod(parts[0].shape[1:]))
         path = Path(dataset, name)
@@ -115,7 +118,6 @@ def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]
                 file.seek(first_row * width)
                 for content in contents:
                     _write_all(file, content)
-                os.fsync(file.fileno())
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -181,6 +183,16 @@ class TransformJob(NamedTuple):
         files |= {f"{name}.bin": dtype for name, dtype in self.extra.items()}
         by_file = {target.folder + file: dtype for file, dtype in files.items()}
         return by_file | {f.lengths: f.dtypes[f.lengths] for f in self.lists(target)}
+
+    def sync(self, target: Target) -> None:
+        """Waits until what was written of a target is on the disk, if it was written there."""
+        if is_active():
+            return
+        names = {
+            *self.files(target),
+            *(name for field in self.lists(target) for name in field.dtypes),
+        }
+        sync_files([Path(self.dataset, name) for name in sorted(names)])
 
     def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:
         """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""

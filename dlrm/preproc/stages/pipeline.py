@@ -107,8 +107,9 @@ def quarantine(
     folder.mkdir(parents=True, exist_ok=True)
     texts: dict[str, list[str]] = {}
     for part, rows in zip(parts, rejected, strict=True):
-        lines = texts.setdefault(part.source, [])
-        lines += [f"{with_uris(part.where(row))}\t{why}\t{text}\n" for row, why, text in rows]
+        for row, why, text in rows:
+            lines = texts.setdefault(part.source_of(row), [])
+            lines.append(f"{with_uris(part.where(row))}\t{why}\t{text}\n")
     names = [Path(source).name for source in texts]
     if len(set(names)) < len(names):
         names = [f"{number}.{name}" for number, name in enumerate(names)]

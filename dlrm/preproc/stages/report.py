@@ -5,6 +5,7 @@ Both depend only on the input and the options, so that the same input has the sa
 
 import json
 import math
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,12 @@ def write(output: Path, facts: dict[str, Any]) -> None:
 def most_slices(num_numerical: int) -> int:
     """Returns the maximum number of slices of rows, whose counts must fit in memory."""
     return min(_MOST_SLICES, max(_STATISTICS // max(num_numerical, 1), 1))
+
+
+def slices_of_files(num_files: int, num_numerical: int) -> list[int]:
+    """Returns the slice of each file: consecutive files share one if there are many."""
+    together = -(-num_files // most_slices(num_numerical))
+    return [number // together for number in range(num_files)]
 
 
 def periods_of(counted: Sequence[dict[str, Any]], num_numerical: int) -> Periods | None:
@@ -96,7 +103,8 @@ def facts(
     counts = _load(run, parts, fitted, list(totals), slice_of)
     quarantined = dict.fromkeys(range(len(files.names)), 0)
     for part, part_facts in zip(parts, counted, strict=True):
-        quarantined[part.file] += len(part_facts["rejected"])
+        for row, *_ in part_facts["rejected"]:
+            quarantined[part.file_of(row)] += 1
     return {
         "label": {"column": schema.label.column, "positive": schema.label.positive},
         "division": files.note,
@@ -141,11 +149,10 @@ def _slices(
     if len(names) == 1:
         return None, [""]
     together = -(-len(names) // most_slices(num_numerical))  # consecutive files
-    slices = []
-    for number in range(len(names)):
-        begin = number // together * together
+    slices, times = [], Counter(names)
+    for begin in (place * together for place in slices_of_files(len(names), num_numerical)):
         last = min(begin + together, len(names)) - 1
-        first = f"{begin}: {names[begin]}" if names.count(names[begin]) > 1 else names[begin]
+        first = f"{begin}: {names[begin]}" if times[names[begin]] > 1 else names[begin]
         slices.append(first if last == begin else f"{first} to {names[last]}")
     return files.kind if together == 1 else f"{together} {files.kind}s", slices
 

@@ -28,7 +28,7 @@ def write_buckets(
     counts: np.ndarray,
     sizes: np.ndarray | None = None,
 ) -> None:
-    """Writes buckets, and their counts, `[buckets, ...]`.
+    """Writes buckets, and their counts, `[buckets, ...]`; the caller waits for their names.
 
     Args:
         path: path of the file.
@@ -37,7 +37,7 @@ def write_buckets(
         sizes: bytes of each bucket; None if each is one of `contents`.
     """
     lengths = []
-    with staged_file(path) as partial, open(partial, "wb") as file:
+    with staged_file(path, one_of_many=True) as partial, open(partial, "wb") as file:
         for content in contents:
             lengths.append(len(content))
             file.write(content)
@@ -47,7 +47,7 @@ def write_buckets(
         [("begin", np.int64), ("end", np.int64), ("counts", np.int64, counts.shape[1:])],
     )
     index["begin"], index["end"], index["counts"] = ends - np.diff(ends, prepend=0), ends, counts
-    with staged_file(_index(path)) as partial:
+    with staged_file(_index(path), one_of_many=True) as partial:
         write_array(partial, index)
 
 

@@ -83,6 +83,12 @@ class Part(Protocol):
     def size(self) -> int:
         """Bytes to read."""
 
+    def file_of(self, row: int) -> int:
+        """Returns the number of the file of a row, given its index in the part."""
+
+    def source_of(self, row: int) -> str:
+        """Returns the user's file of a row, given its index in the part."""
+
     def where(self, row: int) -> str:
         """Returns the location of a row, given its index in the part."""
 

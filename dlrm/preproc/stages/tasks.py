@@ -14,6 +14,7 @@ from dlrm.data.clicks.bags import ids_in, places_of, taken
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform.lists import list_column, missing_features
 from dlrm.data.transform.transform import Transformed
+from dlrm.files import sync
 from dlrm.preproc.stages.column_statistics import Statistics
 from dlrm.preproc.stages.dataset_files import TransformJob, write_rows
 from dlrm.preproc.stages.division import FOLD, TRAIN, bucket_of, readable, splitmix64
@@ -67,7 +68,7 @@ def transform_split(item: tuple[int, Any], job: TransformJob) -> dict[str, Any]:
         if statistics is not None:
             _count(statistics, target, read, rows, missing, job)
     for rows_held in held.values():
-        rows_held.write()
+        rows_held.finish()
     if statistics is not None:
         Statistics.save(Path(job.statistics or "", str(number)), statistics)
     return summary
@@ -145,6 +146,16 @@ class _Held:
             self._write_in_order()
         self._first_row += self._rows
         self._pieces, self._rows, self._ids, self._blocks = self._pieces + 1, 0, 0, []
+
+    def finish(self) -> None:
+        """Writes the last rows, and waits until all are on the disk."""
+        self.write()
+        if not self._pieces:
+            return
+        if self._target.shuffled:
+            sync(Path(self._job.shuffle))
+        else:
+            self._job.sync(self._target)
 
     def _write_in_order(self) -> None:
         dataset = self._job.dataset
@@ -249,4 +260,5 @@ def write_bucket(
     for name in job.files(target):  # one at a time, so that the rows are in memory once
         column = np.concatenate([part[name] for part in parts])[order]
         write_rows(job.dataset, first_row, {name: [column]})
+    job.sync(target)
     return {"rows": len(order)}

@@ -1,7 +1,7 @@
 """The stages that turn tables into a dataset, on any engine.
 
     spark       a table or query of Spark to Parquet, if there is one
-    stage       text, or tables in memory, to Parquet, if there are any
+    stage       text, small files and tables in memory to Arrow or Parquet, if there are any
 
 Those of `dlrm.preproc.stages.pipeline` follow.
 """
@@ -20,10 +20,12 @@ from dlrm.data.tables.files import FRAME, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.text import Text
-from dlrm.data.tables.parts import FilePart, parts_of
+from dlrm.data.tables.parts import FilePart, in_order, parts_of, parts_of_copies, parts_of_file
+from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, pieces_of
 from dlrm.limits import MAX_TASKS
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.increments.extend import lookups_of_parent
+from dlrm.preproc.stages import report
 from dlrm.preproc.stages.division import Divider
 from dlrm.preproc.stages.pipeline import Divided, count, quarantine, write_dataset
 from dlrm.preproc.stages.report import Files
@@ -33,6 +35,7 @@ from dlrm.preproc.tables.source import TableSource
 from dlrm.remote import task_files
 
 _PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless the user sets it
+_LEAST_PIECE = 1 << 12  # of text, whatever the user sets
 _PARTS_PER_CORE = 2
 _COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
 _HEADER_BYTES = 8 << 20  # of CSV, to read its header
@@ -140,59 +143,111 @@ def _parts(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
     """Divides the input into parts: those of the resumed run, or new ones."""
     stored = run.work.result("count.splits")
     if stored is None:
-        options: TableOptions = run.options
-        smallest, largest = _PART_BYTES
-        staged = _staged(run, inputs.files)
-        size = sum(path.stat().st_size for path, _ in staged)
-        if options.split_bytes and size > MAX_TASKS * options.split_bytes:
-            raise ValueError(
-                f"--split_bytes {options.split_bytes}: expected {-(-size // MAX_TASKS)} or more, "
-                f"which cuts {size} bytes into {MAX_TASKS} tasks"
-            )
-        even = size // (_PARTS_PER_CORE * run.engine.cores)
-        part_bytes = options.split_bytes or min(max(even, smallest), largest)
-        stored = parts_of(staged, part_bytes)
+        stored = _staged(run, inputs)
         run.work.finish("count.splits", stored)
-    return [FilePart(*part) for part in stored]
+    return [FilePart.from_list(part) for part in stored]
 
 
-def _staged(run: PreparationRun, files: Sequence[TableFile]) -> list[tuple[Path, TableFile]]:
-    """Returns the files to read, and their origins: text and frames are copied to Parquet."""
+def _part_bytes(run: PreparationRun, size: int) -> int:
+    """Returns the approximate maximum size of a part, given that of all input."""
     options: TableOptions = run.options
-    columns = _columns(options)
-    kind = files[0].kind
-    if kind is FRAME:
+    smallest, largest = _PART_BYTES
+    if options.split_bytes and size > MAX_TASKS * options.split_bytes:
+        raise ValueError(
+            f"--split_bytes {options.split_bytes}: expected {-(-size // MAX_TASKS)} or more, "
+            f"which cuts {size} bytes into {MAX_TASKS} tasks"
+        )
+    even = size // (_PARTS_PER_CORE * run.engine.cores)
+    return options.split_bytes or min(max(even, smallest), largest)
+
+
+def _staged(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
+    """Returns the parts of the files: those of copies, of text, frames and small files."""
+    options: TableOptions = run.options
+    files, columns = inputs.files, _columns(options)
+    if files[0].kind is FRAME:
         folder = run.work.folder("staged")
-        return [
+        staged = [
             _staged_frame(run, file, columns, folder / f"{i}.parquet")
             for i, file in enumerate(files)
         ]
-    if not isinstance(kind, Text):
+        return parts_of(staged, _part_bytes(run, sum(path.stat().st_size for path, _ in staged)))
+    part_bytes = _part_bytes(run, sum(file.path.stat().st_size for file in files))
+    groups = list(zip(inputs.splits or [0] * len(files), _slices(options, files), strict=True))
+    piece_bytes = max(part_bytes, _LEAST_PIECE)
+    pieces: list[Piece] = []
+    alone = list(range(len(files)))
+    if not task_files.is_active():  # whose tasks fetch whole files of text
+        pieces, alone = pieces_of(files, options.format, piece_bytes, groups)
+    if pieces or isinstance(files[0].kind, Text):
+        parts, alone = _copied(run, files, pieces, alone)
+    else:
+        parts = []
         for file in files:
             check_columns(file.path, file.columns(options.format), columns)
-        return [(file.path.resolve(), file) for file in files]
-    folder = run.work.folder("staged")
-    partitions = [file.partition for file in files]
-    items = [
-        (file, str(folder / f"{i}.parquet"), [name for name in columns if name not in partition])
-        for i, (file, partition) in enumerate(zip(files, partitions, strict=True))
-    ]
-    sizes = [file.path.stat().st_size for file in files]
+    of_whole = {number: (files[number].path.resolve(), files[number]) for number in alone}
+    if isinstance(files[0].kind, Text):
+        folder = run.work.folder("staged")
+        of_whole = {number: (folder / f"{number}.parquet", files[number]) for number in alone}
+    for number, (path, file) in of_whole.items():
+        parts += parts_of_file(number, path, file, part_bytes)
+    return in_order([sorted(parts, key=lambda part: part.file)])
+
+
+def _slices(options: TableOptions, files: Sequence[TableFile]) -> list[int]:
+    """Returns the slice of the report that each file belongs to."""
+    if not options.report or options.schema.time is not None:
+        return [0] * len(files)
+    return report.slices_of_files(len(files), len(options.schema.numerical_features))
+
+
+def _copied(
+    run: PreparationRun, files: Sequence[TableFile], pieces: list[Piece], alone: list[int]
+) -> tuple[list[FilePart], list[int]]:
+    """Copies pieces, and of text whole files; returns the parts of pieces, and whole files."""
+    options: TableOptions = run.options
+    columns, folder = _columns(options), run.work.folder("staged")
+    cells = Cells.from_schema(options.schema)
+    how = Copying(options.format, columns, options.quarantine, cells)
+    sizes = [_bytes_of(piece) for piece in pieces]
     with run.stage("stage") as now:
-        cells = Cells.from_schema(options.schema)
-        task = partial(_stage, text=options.format, quarantine=options.quarantine, cells=cells)
-        done = now.tasks("stage", task, items, sizes)
-        now.rows, now.size = sum(result["rows"] for result in done), sum(sizes)
+        items = [(piece, str(folder / f"p{i}")) for i, piece in enumerate(pieces)]
+        found = now.tasks("stage", partial(_copy, how=how), items, sizes)
+        again = {p.files[0][0] for p, result in zip(pieces, found, strict=True) if not result}
+        alone = sorted({*alone, *again})
+        done = [
+            result
+            for piece, result in zip(pieces, found, strict=True)
+            if piece.files[0][0] not in again
+        ]
+        copies = [Copied(*copy) for result in done for copy in result["copies"]]
+        if isinstance(files[0].kind, Text) and alone:
+            done += now.tasks(
+                "stage.whole",
+                partial(_stage, how=how),
+                [(files[i], str(folder / f"{i}.parquet")) for i in alone],
+                [files[i].path.stat().st_size for i in alone],
+            )
+        now.rows = sum(result["rows"] for result in done)
+        now.size = sum(path.stat().st_size for path in {file.path for file in files})
         run.work.outline(folder)
-    for note in [note for result in done if (note := result["note"])][:_MOST_NOTES]:
+    for note in [note for result in done for note in result["notes"]][:_MOST_NOTES]:
         run.say(note)
-    numbers = set(columns).intersection(*(result["numbers"] for result in done))
-    run.work.finish("numbers", sorted(numbers))
-    known = {name for result in done for name in result["names"]}.union(*partitions)
+    if isinstance(files[0].kind, Text):
+        numbers = set(columns).intersection(*(result["numbers"] for result in done))
+        run.work.finish("numbers", sorted(numbers))
+    known = {name for result in done for name in result["names"]}
+    known = known.union(*(file.partition for file in files))
     if now.rows:
         missing = [name for name in columns if name not in known]
         check_columns(files[0].path, done[0]["names"], missing)
-    return [(Path(item[1]), file) for item, file in zip(items, files, strict=True)]
+    return list(parts_of_copies(files, copies)), alone
+
+
+def _bytes_of(piece: Piece) -> int:
+    if piece.within is not None:
+        return piece.within.end - piece.within.begin
+    return sum(file.path.stat().st_size for _, file in piece.files)
 
 
 def _staged_frame(
@@ -206,10 +261,15 @@ def _staged_frame(
     return target, file
 
 
-def _stage(
-    item: tuple[TableFile, str, list[str]], text: TextFormat, quarantine: bool, cells: Cells
-) -> dict[str, Any]:
-    file, target, columns = item
+def _copy(item: tuple[Piece, str], how: Copying) -> dict[str, Any]:
+    return copy(*item, how)
+
+
+def _stage(item: tuple[TableFile, str], how: Copying) -> dict[str, Any]:
+    file, target = item
     assert isinstance(file.kind, Text), "others are read as they are"
     task_files.fetch(file.path)
-    return file.kind.stage(file, target, text, columns, quarantine, cells)
+    columns = [name for name in how.columns if name not in file.partition]
+    result = file.kind.stage(file, target, how.text, columns, how.quarantine, how.cells)
+    note = result.pop("note")
+    return result | {"notes": [note] if note else []}

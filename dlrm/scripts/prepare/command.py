@@ -14,7 +14,7 @@ from dlrm.flags import Values
 from dlrm.limits import check_processes
 from dlrm.preproc import prepare_logs
 from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
-from dlrm.preproc.execution.engines import EngineError, TaskError
+from dlrm.preproc.execution.engines import EngineError, TaskError, skip_pandas
 from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.work_folder import shared_folders, spark_log
 from dlrm.preproc.logs.options import DATASET
@@ -67,6 +67,8 @@ def run(values: Values) -> int | None:
 def _prepare(values: Values, output: Path | Uri) -> None:
     own = values.config(PrepareConfig)
     query, tables = _query(values), {}
+    if values["engine"] == "local":
+        skip_pandas()
     if query is None:
         if isinstance(output, Path):
             for path in own.input:

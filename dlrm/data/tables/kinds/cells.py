@@ -20,12 +20,14 @@ class Cells:
         separators: column of lists -> separator of its values in CSV.
         missing_values: column -> texts that mean "missing", as they are written.
         numbers: columns of numbers, which may have the marks of a format.
+        plain: columns of numbers of which most values differ.
         earlier: whether numbers of JSON keep their texts, as for transforms of earlier versions.
     """
 
     separators: Mapping[str, str] = field(default_factory=dict)
     missing_values: Mapping[str, Collection[str]] = field(default_factory=dict)
     numbers: Collection[str] = ()
+    plain: Collection[str] = ()
     earlier: bool = False
 
     @classmethod
@@ -37,14 +39,16 @@ class Cells:
         missing |= {schema.weight: schema.missing_values} if schema.weight else {}
         numbers = {field.column for field in schema.numerical}
         numbers |= {schema.weight} if schema.weight else set()
+        plain = numbers.copy()
         for categorical in schema.categorical:
             columns = [categorical.column, *([categorical.weights] if categorical.weights else [])]
             missing |= dict.fromkeys(columns, schema.missing_of(categorical))
+            plain -= {categorical.column}
             if categorical.type == "integer":
                 numbers.add(categorical.column)
             if categorical.weights:
                 numbers.add(categorical.weights)
-        return cls(schema.separators, missing, numbers, earlier)
+        return cls(schema.separators, missing, numbers, plain, earlier)
 
     def type_of(self, name: str) -> pa.DataType:
         """Returns the type of a column whose cells are text."""

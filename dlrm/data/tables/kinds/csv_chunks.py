@@ -30,7 +30,7 @@ class CsvChunks(Csv):
     """
 
     name, title = "csv chunks", "CSV of a feature specification"
-    delimited, line_type = False, pa.string()
+    delimited, line_type, in_pieces = False, pa.string(), False
 
     def __init__(self, folder: Path, chunks: Sequence[Chunk]) -> None:
         self._folder, self._chunks = folder, chunks

@@ -6,7 +6,12 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.csv_rows import check_names, delimiter_hint, read_csv
+from dlrm.data.sources.csv_rows import (
+    check_names,
+    delimiter_hint,
+    read_csv,
+    read_together,
+)
 from dlrm.data.sources.text_files import without_mark
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
@@ -33,15 +38,27 @@ class Csv(Text):
         self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields the rows of a file; see `Text.read`."""
-        text, problems, columns = reading.text, reading.problems, reading.columns
+        text, _, columns, problems, spans, _, distinct, within = reading
         try:
-            for names, lines, cells in read_csv(path, text, problems, columns, reading.spans):
+            rows = read_csv(path, text, problems, columns, spans, distinct, within)
+            for names, lines, cells in rows:
                 there = [(n, c) for n, c in zip(names, cells, strict=True) if c is not None]
                 yield names, lines, there
         except ValueError as error:
             if hint := delimiter_hint(path, text):
                 raise ValueError(f"{error}{hint}") from error
             raise
+
+    def read_together(
+        self, paths: Sequence[Path], reading: Reading
+    ) -> tuple[list[str], np.ndarray, list[Column], list[int]] | None:
+        """Returns the rows of small files; see `Text.read_together`."""
+        columns = reading.columns or ()
+        if (read := read_together(paths, reading.text, columns, reading.distinct)) is None:
+            return None
+        (names, lines, cells), rows = read
+        there = [(n, c) for n, c in zip(names, cells, strict=True) if c is not None]
+        return names, lines, there, rows
 
     def array(
         self,

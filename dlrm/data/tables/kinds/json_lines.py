@@ -1,7 +1,8 @@
 """Files of JSON lines, whose rows become columns of text; numbers keep their text."""
 
+import io
 import json
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -9,11 +10,18 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
+from dlrm.data.sources import native
+from dlrm.data.sources.csv_rows import text_array
 from dlrm.data.sources.text_files import (
     LONGEST_LINE,
+    ByteRange,
     archive_named,
+    is_plain,
     not_utf_8,
     open_text,
+    other_encoding,
+    read_blocks,
+    read_plain,
     too_long,
     without_mark,
     wrong_encoding,
@@ -25,6 +33,7 @@ from dlrm.data.transform.lists import in_list
 from dlrm.data.transform.values import number_text
 from dlrm.documents import brief
 
+_BLOCK_BYTES = 4 << 20
 _FIRST_ROWS = 1000  # whose columns are those of the file
 
 
@@ -41,18 +50,53 @@ class JsonLines(Text):
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
         """Returns the columns of the first 1,000 rows."""
-        rows = read_json_lines(path, replace(text, chunk_rows=_FIRST_ROWS), wanted=())
+        rows = _Rows(path, wanted=()).of_file(replace(text, chunk_rows=_FIRST_ROWS))
         return next((block.names for block in rows), [])
 
     def read(
         self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields the rows of a file; see `Text.read`."""
-        text, lists, columns, problems, _, nested = reading
-        for rows in read_json_lines(path, text, problems, lists, columns, nested):
-            wanted = rows.names if columns is None else [n for n in rows.names if n in columns]
-            cells: list[Column] = [(name, [row.get(name) for row in rows.cells]) for name in wanted]
-            yield rows.names, np.array(rows.lines, np.int64), cells
+        text, lists, columns, problems, _, nested, distinct, within = reading
+        rows = _Rows(path, problems, lists, columns, nested)
+        if other_encoding(text.encoding) is not None:
+            blocks: Iterator[JsonRows | native.TextBlock] = rows.of_file(text)
+        else:
+            blocks = rows.of_blocks(text, within)
+        for block in blocks:
+            if isinstance(block, JsonRows):
+                names, lines = block.names, np.array(block.lines, np.int64)
+                cells: list[Column] = [
+                    (name, [row.get(name) for row in block.cells])
+                    for name in names
+                    if columns is None or name in columns
+                ]
+                yield names, lines, cells
+                continue
+            columns_of_block = _cells_of(block, distinct)
+            for begin in range(0, len(block.lines), text.chunk_rows):
+                some = slice(begin, begin + text.chunk_rows)
+                cells = [
+                    (name, column._replace(array=column.array[some]))
+                    for name, column in columns_of_block.items()
+                ]
+                yield block.names, block.lines[some], cells
+
+    def read_together(
+        self, paths: Sequence[Path], reading: Reading
+    ) -> tuple[list[str], np.ndarray, list[Column], list[int]] | None:
+        """Returns the rows of small files; see `Text.read_together`."""
+        if (contents := read_plain(paths)) is None:
+            return None
+        rows = _Rows(paths[0], reading.problems, reading.lists, reading.columns)
+        if (block := rows.read_block(b"".join(contents))) is None:
+            return None
+        ends = np.cumsum([content.count(b"\n") for content in contents])
+        file = np.searchsorted(ends, block.lines)
+        begins = ends - np.diff(ends, prepend=0)
+        cells: list[Column] = [*_cells_of(block, reading.distinct).items()]
+        rows_of = np.bincount(file, minlength=len(paths)).tolist()
+        return block.names, block.lines - begins[file], cells, rows_of
 
     def array(
         self,
@@ -63,6 +107,8 @@ class JsonLines(Text):
         numbers: set[str],
     ) -> pa.Array:
         """Returns the cells of a column; see `Text.array`."""
+        if isinstance(column, JsonTexts):
+            return column.plain(name, numbers, cells.earlier)
         plain = plain_numbers(column, name, numbers)
         return cells.array(name, column if cells.earlier else plain)
 
@@ -89,6 +135,42 @@ class Number(str):
     """The text of a number, which was no text in JSON."""
 
 
+class JsonTexts(NamedTuple):
+    """The cells of a column as indices of distinct texts.
+
+    Attributes:
+        array: the cells.
+        tags: those of the texts; see `native.Texts`.
+        distinct: whether the column may stay indices.
+    """
+
+    array: pa.DictionaryArray
+    tags: np.ndarray
+    distinct: bool
+
+    def plain(self, name: str, numbers: set[str], earlier: bool) -> pa.Array:
+        """Returns the cells; see `plain_numbers`. Numbers keep their texts if it is `earlier`."""
+        array = self.array
+        if not self.tags.all():
+            numbers.discard(name)
+        others = np.flatnonzero(self.tags == native.OTHER_NUMBER).tolist()
+        if others and not earlier:
+            texts = array.dictionary.to_pylist()
+            for place in others:
+                texts[place] = number_text(texts[place])
+            array = pa.DictionaryArray.from_arrays(array.indices, pa.array(texts, pa.string()))
+        return array if self.distinct else array.dictionary_decode()
+
+
+def _cells_of(block: native.TextBlock, distinct: Collection[str]) -> dict[str, JsonTexts]:
+    """Returns the columns that were kept, of which some may stay indices."""
+    return {
+        name: JsonTexts(text_array(texts), texts.tags, name in distinct)
+        for name, texts in zip(block.names, block.columns, strict=False)
+        if texts is not None
+    }
+
+
 class JsonRows(NamedTuple):
     """Some rows of JSON lines: names of the columns, and the line and the cells of each row."""
 
@@ -97,39 +179,94 @@ class JsonRows(NamedTuple):
     cells: list[dict[str, Cell]]
 
 
-def read_json_lines(
-    path: Path,
-    text: TextFormat,
-    problems: dict[int, str] | None = None,
-    lists: Collection[str] | None = None,
-    wanted: Collection[str] | None = None,
-    nested: dict[str, str] | None = None,
-) -> Iterator[JsonRows]:
-    """Yields the rows of a file, some at a time; blank lines are no rows.
+class _Rows:
+    """Reads the rows of a file, some at a time; blank lines are no rows.
 
     Args:
         path: plain or compressed.
-        text: its encoding, compression and the rows at a time.
         problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
             cells are then empty; None raises the first.
         lists: the only columns with lists; None allows lists anywhere.
         wanted: columns whose cells are read, others being None; None is all.
         nested: receives columns of maps and of lists of them, which have no cells, with the first
             line of each; None refuses them.
-
-    Raises:
-        ValueError: a line is not a map of columns to values; the message has file and line.
     """
-    names: dict[str, int] = {}
-    lines: list[int] = []
-    rows: list[dict[str, Cell]] = []
-    number = 0
-    with (
-        open_text(path, text.encoding, text.compression) as file,
-        archive_named(path, lambda: number),
-    ):
-        while line := _line(file, path, number, text.encoding):
-            number += 1
+
+    def __init__(
+        self,
+        path: Path,
+        problems: dict[int, str] | None = None,
+        lists: Collection[str] | None = None,
+        wanted: Collection[str] | None = None,
+        nested: dict[str, str] | None = None,
+    ) -> None:
+        self._path, self._problems, self._lists = path, problems, lists
+        self._wanted, self._nested = wanted, nested
+        self._names: dict[str, int] = {}
+        self._line = 0  # lines that have been read
+
+    def of_file(self, text: TextFormat) -> Iterator[JsonRows]:
+        """Yields all rows, in the encoding, the compression and the size that a format names.
+
+        Raises:
+            ValueError: a line is not a map of columns to values; the message has file and line.
+        """
+        with (
+            open_text(self._path, text.encoding, text.compression) as file,
+            archive_named(self._path, lambda: self._line),
+        ):
+            lines = iter(lambda: _line(file, self._path, self._line, text.encoding), "")
+            yield from self._of_lines(lines, text.chunk_rows)
+
+    def of_blocks(
+        self, text: TextFormat, within: ByteRange | None
+    ) -> Iterator[JsonRows | native.TextBlock]:
+        """Yields the rows of a file in UTF-8, most of them read by the compiled host code.
+
+        Args:
+            text: its compression.
+            within: the lines to read; None is all.
+
+        Raises:
+            ValueError: a line is not a map of columns to values; the message has file and line.
+        """
+        self._line = 0 if within is None else within.lines
+        for block in read_blocks(self._path, _BLOCK_BYTES, None, text.compression, within):
+            if (read := self.read_block(block)) is not None:
+                yield read
+            else:
+                lines = io.StringIO(block.decode("utf-8", "surrogateescape"), newline="")
+                yield from self._of_lines(lines, text.chunk_rows)
+        yield JsonRows(list(self._names), [], [])
+
+    def read_block(self, block: bytes) -> native.TextBlock | None:
+        """Returns the rows of a block if they have nothing that needs a decision."""
+        wanted, lists = self._wanted, self._lists
+        if native.host is None or wanted is None or (lists and not set(lists).isdisjoint(wanted)):
+            return None
+        if not is_plain(block):
+            return None
+        if not self._names:
+            self._names |= dict.fromkeys(_first_names(block), 0)
+        while True:
+            names = list(self._names)
+            kept = [native.DISTINCT if name in wanted else native.NOTHING for name in names]
+            read = native.host.read_json(block, names, kept)
+            if read.outcome != native.ROWS:
+                return None
+            self._names |= dict.fromkeys(read.names, 0)
+            if set(read.names[len(names) :]).isdisjoint(wanted):
+                break
+        before, self._line = self._line, self._line + read.num_lines
+        return read._replace(lines=before + read.lines)
+
+    def _of_lines(self, lines: Iterable[str], chunk_rows: int) -> Iterator[JsonRows]:
+        numbers: list[int] = []
+        rows: list[dict[str, Cell]] = []
+        path, problems = self._path, self._problems
+        for line in lines:
+            self._line += 1
+            number = self._line
             if len(line) == LONGEST_LINE and not line.endswith("\n"):
                 raise too_long(path, number)
             if not line.strip():
@@ -140,19 +277,29 @@ def read_json_lines(
                     "`jq -c .[]` writes its elements as lines, or read it as a data frame"
                 )
             try:
-                rows.append(_row(line, lists, wanted, nested, number))
+                rows.append(_row(line, self._lists, self._wanted, self._nested, number))
             except ValueError as error:
                 if problems is None:
                     raise ValueError(f"{path}, line {number}, {error}") from None
                 shown = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
                 problems[number] = f"{error}\t{shown.rstrip()}"
                 rows.append({})
-            lines.append(number)
-            names |= dict.fromkeys(rows[-1], 0)
-            if len(rows) == text.chunk_rows:
-                yield JsonRows(list(names), lines, rows)
-                lines, rows = [], []
-    yield JsonRows(list(names), lines, rows)
+            numbers.append(number)
+            self._names |= dict.fromkeys(rows[-1], 0)
+            if len(rows) == chunk_rows:
+                yield JsonRows(list(self._names), numbers, rows)
+                numbers, rows = [], []
+        yield JsonRows(list(self._names), numbers, rows)
+
+
+def _first_names(block: bytes) -> list[str]:
+    """Returns the columns of a block's first line; none if it is not a map."""
+    try:
+        row = json.loads(block.lstrip().partition(b"\n")[0])
+    except (ValueError, RecursionError):
+        return []
+    names = list(row) if isinstance(row, dict) else []
+    return [] if any("\n" in name or not_utf_8(name) for name in names) else names
 
 
 def _line(file: Any, path: Path, number: int, encoding: str | None) -> str:

@@ -52,7 +52,8 @@ class _RowGroups(Groups):
     def _with_indices(self) -> pq.ParquetFile:
         """The file with columns of text as indices of values."""
         text = [path for field in self.schema for path in self._text_paths(field)]
-        return pq.ParquetFile(self._path, read_dictionary=text, memory_map=True)
+        metadata = self._file.metadata  # of which nothing is read twice
+        return pq.ParquetFile(self._path, metadata=metadata, read_dictionary=text, memory_map=True)
 
     def _text_paths(self, field: pa.Field) -> list[str]:
         """Returns Parquet's paths of a column's text, or of the text in its lists."""

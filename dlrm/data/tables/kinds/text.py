@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from dlrm.data.sources.csv_rows import Spans
+from dlrm.data.sources.text_files import ByteRange
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
 from dlrm.data.tables.kinds.kind import Kind, Locate, TableFile
@@ -32,7 +33,9 @@ class Reading(NamedTuple):
         problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
             cells are then empty; None raises the first.
         spans: counts rows of several lines.
-        nested: receives columns that are neither values nor lists; see `read_json_lines`.
+        nested: receives columns that are neither values nor lists; see `JsonLines`.
+        distinct: the columns that may be indices of distinct texts.
+        within: the lines to read; None is all.
     """
 
     text: TextFormat
@@ -41,6 +44,8 @@ class Reading(NamedTuple):
     problems: dict[int, str] | None = None
     spans: Spans | None = None
     nested: dict[str, str] | None = None
+    distinct: Collection[str] = ()
+    within: ByteRange | None = None
 
 
 class Text(Kind):
@@ -48,9 +53,11 @@ class Text(Kind):
 
     Attributes:
         line_type: type of the lines of rows: numbers, or texts that name the files as well.
+        in_pieces: whether files can be copied in pieces; see `dlrm.data.tables.pieces`.
     """
 
     line_type: pa.DataType = pa.int64()
+    in_pieces = True
 
     def read(
         self, path: Path, reading: Reading
@@ -61,6 +68,15 @@ class Text(Kind):
             ValueError: the file is damaged; the message has file and line.
         """
         raise NotImplementedError
+
+    def read_together(
+        self, paths: Sequence[Path], reading: Reading
+    ) -> tuple[list[str], np.ndarray, list[Column], list[int]] | None:
+        """Returns names, lines and columns of small files in UTF-8, and the rows of each file.
+
+        None if they have to be read one by one, as when one of them is bad.
+        """
+        return None
 
     def array(
         self,

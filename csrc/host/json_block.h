@@ -1,0 +1,269 @@
+// Reads blocks of JSON lines, maps of columns to values, into columns of text.
+//
+// One pass reads each character once. A line that is no such map, and what JSON of Python reads
+// besides, is left to the caller, with the whole block.
+#pragma once
+
+#include <string_view>
+
+#include "text_cells.h"
+
+namespace dlrm::host {
+
+// Tags of values; dlrm/data/sources/native.py has the same numbers.
+enum class JsonTag : uint8_t {
+  kText = 0,
+  kNumber = 1,       // written as a typed value's text
+  kOtherNumber = 2,  // in another notation, such as 1.50 or 1e6
+};
+
+class JsonReader {
+ public:
+  // Names of the block's columns each end with a line feed; other columns are added to the block,
+  // and not kept.
+  JsonReader(const char* text, int64_t size, const char* names, CellBlock& block)
+      : p_(text), end_(text + size), block_(block) {
+    while (names_.size < block.columns.size) {
+      const char* end = std::strchr(names, '\n');
+      add_name({names, static_cast<size_t>(end - names)});
+      names = end + 1;
+    }
+  }
+
+  void read() {
+    while (p_ != end_) {
+      ++block_.num_lines;
+      skip_blanks();
+      if (p_ != end_ && *p_ != '\n') {
+        if (!read_map()) return undecided();
+        fill_row();
+        skip_blanks();
+      }
+      if (p_ != end_ && *p_++ != '\n') return undecided();
+    }
+    release();
+  }
+
+ private:
+  struct Name {
+    int64_t begin, end;  // in the block's names
+    int64_t last_row;    // with the column
+  };
+
+  void undecided() {
+    block_.outcome = Outcome::kUndecided;
+    release();
+  }
+
+  void release() {
+    if (names_.failed || unescaped_.failed) block_.outcome = Outcome::kNoMemory;
+    names_.release(), unescaped_.release();
+  }
+
+  void add_name(std::string_view name) {
+    const int64_t begin = block_.names.size;
+    block_.names.add(name.data(), name.size());
+    names_.add({begin, block_.names.size, -1});
+    block_.names.add('\n');
+  }
+
+  bool is(const Name& column, std::string_view name) const {
+    return name == std::string_view(block_.names.data + column.begin, column.end - column.begin);
+  }
+
+  void skip_blanks() {
+    while (p_ != end_ && (*p_ == ' ' || *p_ == '\t' || *p_ == '\r')) ++p_;
+  }
+
+  bool take(char character) {
+    skip_blanks();
+    if (p_ == end_ || *p_ != character) return false;
+    ++p_;
+    return true;
+  }
+
+  bool read_map() {
+    if (!take('{')) return false;
+    if (take('}')) return true;
+    int64_t expected = 0;  // the column of the next name, as rows mostly have the same order
+    do {
+      std::string_view name;
+      if (!take('"') || !read_string(&name)) return false;
+      const int64_t column = column_of(name, expected);
+      if (column < 0 || !take(':') || !read_value(block_.columns[column])) return false;
+      expected = column + 1;
+    } while (take(','));
+    return take('}');
+  }
+
+  // Adds missing values of a row, and the row.
+  void fill_row() {
+    for (int64_t i = 0; i < names_.size; ++i) {
+      if (names_[i].last_row != block_.lines.size) block_.columns[i].add_missing();
+    }
+    block_.lines.add(block_.num_lines);
+  }
+
+  // Returns the column of a name, which it adds; -1 if the row has it already, or it has two lines.
+  int64_t column_of(std::string_view name, int64_t expected) {
+    int64_t column = expected;
+    if (column >= names_.size || !is(names_[column], name)) {
+      for (column = 0; column < names_.size && !is(names_[column], name);) ++column;
+      if (column == names_.size) {
+        if (name.find('\n') != name.npos) return -1;
+        add_name(name);
+        if (!block_.columns.add(CellColumn{Keep::kNothing})) return -1;
+        if (names_.size != block_.columns.size) return -1;
+      }
+    }
+    if (names_[column].last_row == block_.lines.size) return -1;
+    names_[column].last_row = block_.lines.size;
+    return column;
+  }
+
+  bool read_value(CellColumn& column) {
+    skip_blanks();
+    if (p_ == end_) return false;
+    switch (*p_) {
+      case '"': {
+        ++p_;
+        std::string_view text;
+        if (!read_string(&text)) return false;
+        column.add(text.data(), text.size());
+        return true;
+      }
+      case 't':
+        return read_word("true", &column);
+      case 'f':
+        return read_word("false", &column);
+      case 'n':
+        if (!read_word("null", nullptr)) return false;
+        column.add_missing();
+        return true;
+      default:
+        return read_number(column);
+    }
+  }
+
+  bool read_word(std::string_view word, CellColumn* column) {
+    if (static_cast<size_t>(end_ - p_) < word.size() || std::string_view(p_, word.size()) != word) {
+      return false;
+    }
+    p_ += word.size();
+    if (column != nullptr) column->add(word.data(), word.size());
+    return true;
+  }
+
+  bool at_digit() const { return p_ != end_ && *p_ >= '0' && *p_ <= '9'; }
+
+  bool skip_digits() {
+    if (!at_digit()) return false;
+    while (at_digit()) ++p_;
+    return true;
+  }
+
+  bool read_number(CellColumn& column) {
+    const char* begin = p_;
+    p_ += *p_ == '-';
+    const char* whole = p_;
+    if (!skip_digits() || (*whole == '0' && p_ - whole > 1)) return false;
+    const bool is_zero = *whole == '0';
+    bool usual = !(is_zero && whole != begin);  // -0 and -0.5 are left to the caller
+    if (p_ != end_ && *p_ == '.') {
+      const char* fraction = ++p_;
+      if (!skip_digits()) return false;
+      usual = usual && p_[-1] != '0';
+      if (is_zero && p_ - fraction >= 4 && std::memcmp(fraction, "0000", 4) == 0) usual = false;
+    }
+    if (p_ != end_ && (*p_ == 'e' || *p_ == 'E')) {
+      ++p_;
+      if (p_ != end_ && (*p_ == '+' || *p_ == '-')) ++p_;
+      if (!skip_digits()) return false;
+      usual = false;
+    }
+    const auto tag = usual ? JsonTag::kNumber : JsonTag::kOtherNumber;
+    column.add(begin, p_ - begin, static_cast<uint8_t>(tag));
+    return true;
+  }
+
+  // Reads a string behind its first quote.
+  bool read_string(std::string_view* text) {
+    const char* begin = p_;
+    while (p_ != end_ && *p_ != '"' && *p_ != '\\' && static_cast<uint8_t>(*p_) >= 0x20) ++p_;
+    if (p_ == end_) return false;
+    if (*p_ == '"') {
+      *text = std::string_view(begin, p_++ - begin);
+      return true;
+    }
+    unescaped_.size = 0;
+    unescaped_.add(begin, p_ - begin);
+    while (p_ != end_ && *p_ != '"') {
+      if (static_cast<uint8_t>(*p_) < 0x20) return false;
+      if (*p_ != '\\') {
+        unescaped_.add(*p_++);
+      } else if (++p_; !read_escape()) {
+        return false;
+      }
+    }
+    if (p_ == end_) return false;
+    ++p_;
+    *text = {unescaped_.data, static_cast<size_t>(unescaped_.size)};
+    return true;
+  }
+
+  bool read_escape() {
+    if (p_ == end_) return false;
+    const char kind = *p_++;
+    if (kind == 'u') return read_unit();
+    constexpr std::string_view kKinds = "\"\\/bfnrt", kMeanings = "\"\\/\b\f\n\r\t";
+    const size_t place = kKinds.find(kind);
+    if (place == std::string_view::npos) return false;
+    unescaped_.add(kMeanings[place]);
+    return true;
+  }
+
+  // Reads a character of one or two units of UTF-16; false if it is half of a pair.
+  bool read_unit() {
+    uint32_t code;
+    if (!read_hexadecimal(&code) || (code >= 0xDC00 && code < 0xE000)) return false;
+    if (code >= 0xD800 && code < 0xDC00) {
+      uint32_t low;
+      if (end_ - p_ < 2 || p_[0] != '\\' || p_[1] != 'u') return false;
+      p_ += 2;
+      if (!read_hexadecimal(&low) || low < 0xDC00 || low >= 0xE000) return false;
+      code = 0x10000 + ((code - 0xD800) << 10) + (low - 0xDC00);
+    }
+    const auto add = [this](uint32_t byte) { unescaped_.add(static_cast<char>(byte)); };
+    if (code < 0x80) {
+      add(code);
+    } else if (code < 0x800) {
+      add(0xC0 | code >> 6), add(0x80 | (code & 0x3F));
+    } else if (code < 0x10000) {
+      add(0xE0 | code >> 12), add(0x80 | (code >> 6 & 0x3F)), add(0x80 | (code & 0x3F));
+    } else {
+      add(0xF0 | code >> 18), add(0x80 | (code >> 12 & 0x3F));
+      add(0x80 | (code >> 6 & 0x3F)), add(0x80 | (code & 0x3F));
+    }
+    return true;
+  }
+
+  bool read_hexadecimal(uint32_t* code) {
+    if (end_ - p_ < 4) return false;
+    *code = 0;
+    for (const char* last = p_ + 4; p_ != last; ++p_) {
+      const char c = *p_;
+      const bool digit = c >= '0' && c <= '9', lower = c >= 'a' && c <= 'f';
+      if (!digit && !lower && !(c >= 'A' && c <= 'F')) return false;
+      *code = *code << 4 | static_cast<uint32_t>(digit ? c - '0' : (c | 0x20) - 'a' + 10);
+    }
+    return true;
+  }
+
+  const char* p_;
+  const char* end_;
+  CellBlock& block_;
+  Buffer<Name> names_;  // of the columns
+  Buffer<char> unescaped_;
+};
+
+}  // namespace dlrm::host

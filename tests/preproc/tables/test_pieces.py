@@ -1,0 +1,155 @@
+"""Text in ranges of lines, and small files together, give the dataset and errors of one file."""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given, strategies as st
+from tables_testing import contents, prepare
+
+from dlrm.data.sources import native
+from dlrm.preproc.execution.engines import TaskError
+
+SCHEMA = {"label": "y", "numerical": [{"column": "x", "transform": "none"}], "categorical": ["c"]}
+RANGES = {"split_bytes": 1 << 12, "test_fraction": 0.2}
+ROWS = 2000
+NATIVE = pytest.mark.skipif(native.host is None, reason="the native library is not built")
+
+
+def rows_of(count=ROWS):
+    return [{"y": i % 2, "x": i / 8, "c": f'v{i % 7} "é", {i % 3}'} for i in range(count)]
+
+
+def csv_of(rows, end="\n"):
+    quoted = [f'{r["y"]},{r["x"]},"{r["c"].replace(chr(34), chr(34) * 2)}"' for r in rows]
+    return end.join(["y,x,c", *quoted, ""])
+
+
+def json_of(rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def write(path, text):
+    path.write_text(text, encoding="utf-8", newline="")
+    return path
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_ranges_of_lines_give_the_dataset_of_one(suffix, tmp_path):
+    text = csv_of(rows_of(), "\r\n") if suffix == ".csv" else json_of(rows_of())
+    path = write(tmp_path / f"a{suffix}", text)
+    prepare(SCHEMA, [path], tmp_path / "ranges", **RANGES)
+    prepare(SCHEMA, [path], tmp_path / "one", test_fraction=0.2)
+    assert contents(tmp_path / "ranges") == contents(tmp_path / "one")
+
+
+def test_rows_of_several_lines_are_read_from_the_beginning_of_the_file(tmp_path):
+    rows = rows_of()
+    rows[1500]["c"] = "two\nlines"
+    path = write(tmp_path / "a.csv", csv_of(rows))
+    lines = prepare(SCHEMA, [path], tmp_path / "ranges", **RANGES)
+    assert any("extend 1 row over 2 lines, the first at line 1502" in line for line in lines)
+    prepare(SCHEMA, [path], tmp_path / "one", test_fraction=0.2)
+    assert contents(tmp_path / "ranges") == contents(tmp_path / "one")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_bad_rows_of_a_range_have_the_lines_of_the_file(suffix, tmp_path):
+    rows = rows_of()
+    rows[1699 if suffix == ".csv" else 1700]["x"] = "one"
+    lines = (csv_of if suffix == ".csv" else json_of)(rows).splitlines()
+    lines[1800] = "1,2" if suffix == ".csv" else "{"
+    path = write(tmp_path / f"a{suffix}", "\n".join(lines))
+    with pytest.raises(TaskError, match=f"a{suffix}, line 1801"):
+        prepare(SCHEMA, [path], tmp_path / "refused", **RANGES)
+    options = {"bad_lines": "quarantine", "max_bad_lines": 0.1, **RANGES}
+    prepare(SCHEMA, [path], tmp_path / "d", **options)
+    (kept,) = (tmp_path / "d" / "quarantine").iterdir()
+    places = [line.split("\t")[0] for line in kept.read_text().splitlines()]
+    assert places == [f"{path}, line 1701", f"{path}, line 1801"]
+
+
+def small_files(folder, suffix, rows, size=20):
+    folder.mkdir()
+    for number, begin in enumerate(range(0, len(rows), size)):
+        some, path = rows[begin : begin + size], folder / f"{number:03}{suffix}"
+        if suffix == ".parquet":
+            pq.write_table(pa.Table.from_pylist(some), path, row_group_size=8)
+        else:
+            write(path, (csv_of if suffix == ".csv" else json_of)(some))
+    return folder
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_small_files_give_the_dataset_of_one(suffix, tmp_path):
+    many = small_files(tmp_path / "many", suffix, rows_of())
+    one = small_files(tmp_path / "whole", suffix, rows_of(), ROWS)
+    prepare(SCHEMA, [many], tmp_path / "d", test_fraction=0.2)
+    prepare(SCHEMA, [one], tmp_path / "e", test_fraction=0.2)
+    assert contents(tmp_path / "d") == contents(tmp_path / "e")
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_bad_value_of_a_small_file_has_its_place(suffix, tmp_path):
+    rows = rows_of()
+    rows[1234]["x"] = float("inf")
+    if suffix == ".jsonl":
+        rows[1234]["x"] = "inf"
+    many = small_files(tmp_path / "many", suffix, rows)
+    place = {".csv": "line 16", ".jsonl": "line 15", ".parquet": "row group 1, row 6"}[suffix]
+    where = f"{many}/061{suffix}, {place}"
+    with pytest.raises(TaskError, match=f"{where}, column x: expected a finite number"):
+        prepare(SCHEMA, [many], tmp_path / "refused")
+    prepare(SCHEMA, [many], tmp_path / "d", bad_lines="quarantine", report=True)
+    (kept,) = (tmp_path / "d" / "quarantine").iterdir()
+    assert kept.name == f"061{suffix}.tsv"
+    assert kept.read_text().startswith(f"{where}\t")
+    report = json.loads((tmp_path / "d" / "report.json").read_text())
+    assert report["rows_quarantined"] == [{"file": f"061{suffix}", "rows": 1}]
+
+
+def test_small_files_of_several_types_are_copied_apart(tmp_path):
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for number in range(80):
+        kind = pa.float32() if number % 3 else pa.int64()
+        table = {"y": [0, 1], "x": pa.array([1, 2], kind), "c": ["a", "b"]}
+        pq.write_table(pa.table(table), folder / f"{number:02}.parquet")
+    lines = prepare(SCHEMA, [folder], tmp_path / "d", test_fraction=0.2)
+    assert any(line.startswith("stage:") and "160 rows" in line for line in lines)
+
+
+JSON_CELLS = st.sampled_from(
+    ['"a"', '"\\u00e9\\n"', '"\\ud83d\\ude00"', "1", "-0", "1.50", "1e3", "01", "true", "null"]
+    + ["NaN", "[1]", "{}", '"\\ud800"', '"', "12345678901234567890"]
+)
+JSON_ROWS = st.dictionaries(st.sampled_from(["a", "b", "c d"]), JSON_CELLS, max_size=3)
+
+
+def known(value, text):
+    """Returns a value as its text and whether it is a number."""
+    if value is None:
+        return None
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return (text if number else {True: "true", False: "false"}.get(value, value), number)
+
+
+@NATIVE
+@given(st.lists(JSON_ROWS, max_size=4), st.sampled_from(["\n", "\r\n", "\n\n"]))
+def test_native_json_is_that_of_python_or_undecided(rows, end):
+    lines = [", ".join(f'"{name}": {cell}' for name, cell in row.items()) for row in rows]
+    text = "".join(f" {{{line} }}{end}" for line in lines)
+    read = native.host.read_json(text.encode(), ["a", "b"], [native.DISTINCT] * 2)
+    cells = {cell for row in rows for cell in row.values()}
+    decided = cells.isdisjoint(("01", "NaN", "[1]", "{}", '"\\ud800"', '"'))
+    assert (read.outcome == native.ROWS) == decided
+    if read.outcome != native.ROWS:
+        return
+    expected = [{n: known(json.loads(c), c) for n, c in row.items()} for row in rows]
+    for name, column in zip(("a", "b"), read.columns, strict=True):
+        ends = zip(column.offsets, column.offsets[1:], strict=False)
+        texts = [column.data[a:b].tobytes().decode() for a, b in ends]
+        found = [None if c < 0 else (texts[c], bool(column.tags[c])) for c in column.codes]
+        assert found == [row.get(name) for row in expected]
+    assert len(read.lines) == len(rows)
