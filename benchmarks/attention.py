@@ -2,8 +2,8 @@
 
     python benchmarks/attention.py [--rounds 7] [--steps 3] [--length 50] [--batch_size 2048]
 
-The model has 26 fields, of which a list and its candidate share a table, 13 numerical fields and
-the MLPs of NVIDIA's small model with rows of 16 numbers. All sides are this model and its trainer's
+The model has 26 fields, of which a list and its candidate share a table, 13 numerical fields, rows
+of 16 numbers and MLPs of 512,256,16 and 512,256,1. All sides are this model and its trainer's
 optimizers, and differ only in the pooling of the list:
 
     sum        pooling: sum

@@ -243,9 +243,8 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
       const Groups groups(dim / kVector, kBagThreads);
       launch(spread_bags<scalar_t, kVector>, ceil_div(inputs.bags, groups.threads.y),
              groups.threads, 0, grad_data, Integers(inputs.ids),
-             Factors(inputs.sample_weights, mean), bags,
-             TableRanges(inputs.table_offsets).begins, inputs.tables, dim,
-             rows.mutable_data_ptr<int64_t>(), values_data);
+             Factors(inputs.sample_weights, mean), bags, TableRanges(inputs.table_offsets).begins,
+             inputs.tables, dim, rows.mutable_data_ptr<int64_t>(), values_data);
     };
     constexpr int kVector = kElementsOf16Bytes<scalar_t>;
     if (dim % kVector == 0 && is_aligned(grad_data) && is_aligned(values_data)) {

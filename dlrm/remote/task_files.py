@@ -14,6 +14,7 @@ a task write the same objects, one after another or at the same time. Outside of
 functions use local files.
 """
 
+import ctypes
 import io
 import os
 import pickle
@@ -24,6 +25,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from fcntl import LOCK_EX, flock
+from functools import cache
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 Range = tuple[str, int, int]  # a file, and the bytes of it from one to another
 END_BYTES, _PARQUET = 1 << 16, b"PAR1"
+_ARENA_MAX = -8  # M_ARENA_MAX of <malloc.h>
 _AHEAD = 16  # ranges that are requested before the first is used
 _BUFFER_BYTES = 1 << 22  # of an input that is read from its beginning to its end
 _active: "NodeFiles | None" = None
@@ -446,12 +449,24 @@ def run_task(told: RunFiles, stage: str, task: bytes, item: "tuple[int, bytes, d
     """
     import json
 
+    _return_memory()
     number, content, entries = item
     with attempt(told, entries) as files:
         function, work = (_Unpacking(one, files.root).load() for one in (task, content))
         result = {"result": function(work)} | files.upload(told, f"{stage}.{number}")
         store, key = files.store_of(f"{files.root}/{told.state}/{stage}.tasks/{number}.json")
         store.write(key, json.dumps(result).encode())
+
+
+@cache
+def _return_memory() -> None:
+    """Makes the threads of this process share the C library's heap.
+
+    What threads that fetch have freed would otherwise stay in a heap of each: 139 instead of 89 MiB
+    of a process that sorts a bucket.
+    """
+    if (mallopt := getattr(ctypes.CDLL(None), "mallopt", None)) is not None:  # of glibc
+        mallopt(_ARENA_MAX, 1)
 
 
 @contextmanager

@@ -31,7 +31,7 @@ def advice(config: ClickConfig, task: Recommendation) -> dict[str, str]:
         EXCHANGE: [
             ("--placement auto", model.placement != AUTO),
             ("--amp", not half),
-            ("--overlap stale", config.step.overlap == "none"),
+            ("--overlap stale", config.step.overlap == "none" and not model.attended),
             ("a larger --batch_size", True),
         ],
         STORE: [("more --table_memory", True)],

@@ -4,7 +4,7 @@ The commands, `dlrm.fit`, seeds and searches open their runs here.
 """
 
 import zlib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -296,6 +296,7 @@ class _Opening:
                 field_targets=_said(self.known, "targets", whole.train.targets),
                 field_dims=field_dims,
             )
+            self._check_overlap(architecture, names)
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture, whole)
         content = zlib.crc32(repr(placement.pieces).encode())
@@ -386,6 +387,15 @@ class _Opening:
                 if turn:
                     datasets = open_datasets(config)
         return datasets
+
+    def _check_overlap(self, architecture: DLRMConfig, names: Sequence[str]) -> None:
+        """Refuses look-ups ahead of lists whose gradients need the rows that were looked up."""
+        if architecture.attended and self.config.step.overlap != "none":
+            name = names[next(iter(architecture.attended))]
+            raise ValueError(
+                f"--overlap {self.config.step.overlap} contradicts pooling: attention of {name}: "
+                "its gradient needs rows as they were looked up, which the step in between changes"
+            )
 
     def _check_numericals(self, datasets: Datasets) -> None:
         asked, found = self.values["num_numerical_features"], datasets.train.num_numerical

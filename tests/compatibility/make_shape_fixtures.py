@@ -1,11 +1,12 @@
 """Writes a dataset and a model with a shared table and attention, for later versions to read.
 
-    python tests/compatibility/make_shape_fixtures.py OUTPUT
+    python tests/compatibility/make_shape_fixtures.py OUTPUT [widths]
 
-OUTPUT and OUTPUT.tar.xz are as `make_fixtures` says. `data` is a dataset of simulated histories,
-`run` a training on it that stops half-way, and `models` the export of its last checkpoint.
-`expected.json` has the ids of the first rows, and scores of the checkpoint and of the same training
-without interruption.
+With "widths", the table has fewer columns than the interaction, without attention, and FTRL updates
+the wide term. OUTPUT and OUTPUT.tar.xz are as `make_fixtures` says. `data` is a dataset of
+simulated histories, `run` a training on it that stops half-way, and `models` the export of its last
+checkpoint. `expected.json` has the ids of the first rows, and scores of the checkpoint and of the
+same training without interruption.
 """
 
 import json
@@ -13,6 +14,7 @@ import os
 import shutil
 import sys
 import tarfile
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -21,6 +23,7 @@ from make_fixtures import ROOT, call
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
+from dlrm.data.transform.schema import Schema
 from dlrm.serving.predictor import inputs_of
 from dlrm.train.checkpoints.directory import last_checkpoint
 
@@ -28,10 +31,14 @@ ROWS, STEPS, HALF = 900, 12, 6
 TRAIN = [
     *("--dataset=data", "--base_device=cpu", "--embedding_dim=4", "--bottom_mlp_sizes=4"),
     *("--top_mlp_sizes=8,1", "--batch_size=64", "--test_batch_size=200", "--wide"),
-    *("--attention_hidden=5", "--embedding_optimizer=adagrad", "--mlp_optimizer=adam"),
+    *("--embedding_optimizer=adagrad", "--mlp_optimizer=adam"),
     *("--lr=0.05", "--warmup_steps=2", "--decay_steps=0", "--log_path=log.json", "--test_freq=3"),
     "--epochs=3",
 ]
+FURTHER = {
+    "attention": ["--attention_hidden=5"],
+    "widths": ["--wide_optimizer=ftrl", "--ftrl_beta=0.01", "--ftrl_l1=0.001"],
+}
 
 
 def scores(checkpoint: Path, table: Path) -> list[float]:
@@ -48,28 +55,39 @@ def first_ids(dataset: Path) -> dict[str, list]:
     return {"ids": inputs.ids.tolist(), "lengths": inputs.lengths.tolist()}
 
 
-def trained(folder: str, steps: int) -> Path:
+def narrow(schema: Path) -> None:
+    """Gives the fields of a schema tables of 3 columns, and no attention."""
+    found = Schema.load(schema)
+    changes = {"pooling": None, "target": None, "embedding_dim": 3}
+    fields = tuple(replace(field, **changes) for field in found.categorical)  # type: ignore[arg-type]
+    replace(found, categorical=fields).save(schema)
+
+
+def trained(folder: str, steps: int, kind: str) -> Path:
     """Trains up to a step; returns the last checkpoint."""
     words = [f"--save_checkpoint_path={folder}", f"--max_steps={steps}"]
-    call("-m", "dlrm.scripts.main", *TRAIN, *words)
+    call("-m", "dlrm.scripts.main", *TRAIN, *FURTHER[kind], *words)
     found = last_checkpoint(Path(folder))
     assert found is not None
     assert found.name.endswith(f"{steps:09}"), found
     return found
 
 
-def main(output: Path) -> None:
+def main(output: Path, kind: str = "attention") -> None:
     """Writes the files and packs them."""
     output.mkdir()
     os.chdir(output)
     history = ["--history=3", f"--rows={ROWS}", "--days=2", "--output=raw"]
     call("-m", "dlrm.scripts.simulate_logs", *history)
+    if kind == "widths":
+        narrow(Path("raw/schema.yaml"))
     days = ["--schema=raw/schema.yaml", "--input=raw/day_0.parquet"]
     call("-m", "dlrm.scripts.prepare", *days, "--output=data", "--engine=local", "--noreport")
-    half, whole = trained("run", HALF), trained("whole", STEPS)
+    half, whole = trained("run", HALF, kind), trained("whole", STEPS, kind)
     call(ROOT / "triton/export.py", f"--checkpoint={half}", "--save-dir=models", "--ts-trace")
     shutil.rmtree("models/model_transform")  # its code reads what the same version wrote
     expected = {
+        "kind": kind,
         **first_ids(Path("data")),
         "half": scores(half, Path("raw/day_1.parquet")),
         "whole": scores(whole, Path("raw/day_1.parquet")),
@@ -84,6 +102,6 @@ def main(output: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) != 2:
+    if len(sys.argv) not in (2, 3) or {*sys.argv[2:]} - {*FURTHER}:
         sys.exit(__doc__)
-    main(Path(sys.argv[1]).absolute())
+    main(Path(sys.argv[1]).absolute(), *sys.argv[2:])

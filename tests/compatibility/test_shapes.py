@@ -1,10 +1,10 @@
-"""A shared table and attention, written by `make_shape_fixtures`, are read as they were."""
+"""Shared tables, attention and widths, written by `make_shape_fixtures`, are read as they were."""
 
 import forked
 import numpy as np
 import pytest
 from archives import SCORES, SHAPES, unpack
-from make_shape_fixtures import HALF, STEPS, TRAIN, first_ids, scores
+from make_shape_fixtures import FURTHER, HALF, STEPS, TRAIN, first_ids, scores
 
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import last_checkpoint
@@ -28,7 +28,11 @@ def test_a_dataset_and_a_model_have_their_ids_and_scores(shaped):
     half = last_checkpoint(shaped.folder / "run")
     found = scores(half, shaped.folder / "raw/day_1.parquet")
     np.testing.assert_allclose(found, expected["half"], **SCORES)
-    assert read_config(half)["dataset"]["field tables"] == [0, 0]
+    config = read_config(half)
+    assert config["dataset"]["field tables"] == [0, 0]
+    if expected.get("kind") == "widths":
+        assert config["dataset"]["embedding dims"] == [3, 3]
+        assert [(t["dim"], t["state"]) for t in config["tables"]] == [(3, ["sum"]), (1, ["z", "n"])]
 
 
 def test_a_training_goes_on(shaped, monkeypatch):
@@ -37,6 +41,7 @@ def test_a_training_goes_on(shaped, monkeypatch):
     done = forked.run(
         "dlrm.scripts.main",
         *TRAIN,
+        *FURTHER[shaped.expected.get("kind", "attention")],
         "--save_checkpoint_path=run",
         "--resume",
         f"--max_steps={STEPS}",

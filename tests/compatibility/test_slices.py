@@ -15,12 +15,10 @@ from dlrm.remote.hdfs import ArrowStore
 from dlrm.remote.publish import fetched_directory, find_published
 from dlrm.remote.uri import Uri
 
-PLACE = Uri.parse("hdfs:///dataset")
-
 
 @pytest.fixture(params=SLICED, ids=lambda path: path.name.split(".tar")[0])
 def sliced(request, tmp_path, monkeypatch):
-    """Returns the objects of an earlier version, which are those of a file system of Hadoop."""
+    """Returns the files of an earlier version, whose objects are at `place_of` them."""
     written = unpack(request.param, tmp_path)
     files, base = pyarrow.fs.LocalFileSystem(), str(written.folder / "objects")
     monkeypatch.setattr(
@@ -30,15 +28,21 @@ def sliced(request, tmp_path, monkeypatch):
     return written
 
 
+def place_of(sliced):
+    """Returns a URI of a host of Hadoop that no other test has, as stores stay open."""
+    return Uri("hdfs", sliced.folder.parent.name, "dataset")
+
+
 def test_there_is_a_sliced_dataset():
     assert SLICED
 
 
 def test_a_sliced_dataset_has_its_files(sliced):
-    with fetched_directory(Cache.open(), PLACE) as path:
+    place = place_of(sliced)
+    with fetched_directory(Cache.open(), place) as path:
         found = {name: checksum(path / name) for name in sliced.expected["sums"]}
     assert found == sliced.expected["sums"]
-    assert sum(len(entry.slices) > 1 for entry in find_published(PLACE).entries.values()) > 3
+    assert sum(len(entry.slices) > 1 for entry in find_published(place).entries.values()) > 3
 
 
 def test_versions_without_slices_miss_the_first_file_that_is_in_some(sliced):
