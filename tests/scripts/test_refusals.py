@@ -62,6 +62,7 @@ COMMANDS = {
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
     TOOL: (2, ("inspect", "x"), "--rtol=x"),
     "dlrm.scripts.systems": (2, ("seeds", "x"), "--n=x"),
+    "dlrm.scripts.daily": (2, ("--days=x", "--schema=x", "--output=x"), "--keep=x"),
     "dlrm.scripts.demo": (1, (), "--rows=x"),
     "dlrm.scripts.doctor": (2, (), "--json=x"),
     TEXT: (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
