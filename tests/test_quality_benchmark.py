@@ -50,8 +50,8 @@ def job(quality, contender, test, **others):
     ("name", "settings"),
     [
         ("as_it_was", {}),
-        ("recipe", {"recipe": "auto"}),
-        ("recipe_packed", {"recipe": "auto", "ensemble": 8}),
+        pytest.param("recipe", {"recipe": "auto"}, marks=pytest.mark.slow),
+        pytest.param("recipe_packed", {"recipe": "auto", "ensemble": 8}, marks=pytest.mark.slow),
     ],
 )
 def test_an_untuned_model_is_that_of_fit(quality, name, settings):

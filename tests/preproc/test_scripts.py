@@ -82,6 +82,7 @@ def test_bad_line_is_one_line_of_error(spark, tmp_path):
     assert not (tmp_path / "out" / "binary_dataset").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGKILL])
 def test_killed_run_leaves_nothing_that_looks_finished(spark, tmp_path, how, raw):
     output = tmp_path / "out"

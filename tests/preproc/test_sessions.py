@@ -26,7 +26,7 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 ROWS = 3000
 SCHEMA = {
     "label": {"column": "y", "positive": "yes"},

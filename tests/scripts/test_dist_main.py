@@ -257,6 +257,7 @@ def four_ranks(tmp_path_factory, dataset):
     return weights(folder / "run")
 
 
+@pytest.mark.slow
 def test_a_killed_rank_costs_the_steps_since_the_checkpoint(start, tmp_path, uninterrupted):
     launcher = ["torch.distributed.run", "--nproc_per_node=2", "--max_restarts=2"]
     launcher.append("--monitor_interval=0.1")

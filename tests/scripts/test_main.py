@@ -317,6 +317,7 @@ def test_pooling_changes_what_bags_are_and_is_kept_with_the_weights(command):
     assert tested["log_loss"] == one["test_log_loss"]
 
 
+@pytest.mark.slow
 def test_bags_are_resumed_hashed_and_timed(command):
     flags = [*MULTI_HOT[:-2], "--print_freq=1", "--amp", "--hash_indices", "--max_table_size=20"]
     whole = command(*flags, "--max_steps=6", "--test_freq=6")

@@ -91,6 +91,7 @@ def test_what_is_here_is_reported():
     }
 
 
+@pytest.mark.slow
 def test_without_library_java_and_matplotlib_training_works_and_each_cost_is_named(tmp_path):
     prepare = hide("matplotlib") + NO_LIBRARY
     found, works = results(prepare=prepare, PATH=str(tmp_path), JAVA_HOME="")
@@ -114,6 +115,7 @@ def test_a_library_that_does_not_load_is_named_with_its_reason():
     assert "wrong ELF class: ELFCLASS32" in found["native operators"]["value"]
 
 
+@pytest.mark.slow
 def test_without_onednn_the_layers_that_run_are_named():
     found, works = results(prepare=FEW_PACKAGES + NO_LIBRARY + NO_ONEDNN)
     assert works
@@ -209,6 +211,7 @@ def test_untuned_memory_is_reported_as_slow():
         assert (found[name]["state"], "DLRM_TUNE" in found[name]["mend"]) == ("slow", True)
 
 
+@pytest.mark.slow
 def test_a_variable_that_gives_freed_memory_back_is_named():
     found, works = results(prepare=FEW_PACKAGES, MALLOC_TRIM_THRESHOLD_="0")
     assert works

@@ -521,6 +521,7 @@ def losses_of_float32(tmp_path_factory):
         return Path("systems.jsonl").read_text()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float32_losses")
 def test_losses_of_the_medium_model_follow_float32_run_eagerly(capsys):
     for number_of_runs, row in ((2, "lazy-fp32"), (3, "eager-bf16")):
