@@ -248,8 +248,7 @@ class Counted:
 
     def drift(self, part: Statistics, histogram: Histogram) -> float:
         """Returns the population stability index of some rows against the training rows."""
-        shares, usual = _shares(histogram(part)), _shares(histogram(self.train))
-        return round(float(((shares - usual) * np.log(shares / usual)).sum()), 4)
+        return stability_index(histogram(part), histogram(self.train))
 
     def tenths(self, i: int) -> Histogram:
         """Returns a function that counts rows by tenths of the training rows, and missing ones.
@@ -306,6 +305,18 @@ def _quantile_bins(histogram: np.ndarray) -> np.ndarray | None:
 def share(part: Any, whole: Any) -> float | None:
     """Returns a share with six digits; None if the whole is 0."""
     return round(float(part) / float(whole), 6) if whole else None
+
+
+def stability_index(histogram: np.ndarray, usual: np.ndarray) -> float:
+    """Returns the population stability index of rows against usual ones, with four decimals.
+
+    It is the sum of (p - q) ln(p / q) over bins, with p and q their shares of both.
+
+    Args:
+        histogram, usual: rows in each bin, `[bins]`.
+    """
+    p, q = _shares(histogram), _shares(usual)
+    return round(float(((p - q) * np.log(p / q)).sum()), 4)
 
 
 def _shares(histogram: np.ndarray) -> np.ndarray:

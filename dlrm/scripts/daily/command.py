@@ -46,7 +46,7 @@ def run(values: Values) -> int:
         new = chain.new_days(found, own.skip)
         if own.until is not None:
             new = _until(new, own.until, chain)
-        follower = _Follower(own, rows, chain, bounds, log)
+        follower = _Follower(own, rows, chain, bounds, log, found)
         try:
             for day in new:
                 follower.learn(day)
@@ -87,10 +87,11 @@ class _Follower:
         chain: Chain,
         bounds: AlarmConfig,
         log: TextIO,
+        found: Sequence[Day],
     ) -> None:
         self._own, self._rows, self._chain, self._bounds = own, rows, chain, bounds
         self._log = log
-        self._raw = {day.name: day.path.absolute() for day in find_days(own.days, _silent)}
+        self._raw = {day.name: day.path.absolute() for day in found}
 
     def learn(self, day: Day) -> None:
         """Scores a day, learns it, and records both.
@@ -274,10 +275,6 @@ class _Follower:
             folder = self._chain.path_of(day.name)
             for name in ("dataset", *(["run"] if number else [])):
                 shutil.rmtree(folder / name, ignore_errors=True)
-
-
-def _silent(line: str) -> None:
-    pass
 
 
 def _counts(dataset: Path) -> tuple[int, int]:

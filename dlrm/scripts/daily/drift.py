@@ -7,25 +7,24 @@ import numpy as np
 
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
+from dlrm.preproc.stages.column_statistics import stability_index
 from dlrm.scripts.daily.flags import AlarmConfig
 
 _ROWS = 200_000  # compared, of each day: the first ones, which are in random order
 _BINS = 10  # of numerical fields, with equally many rows of the day before
 _IDS = 30  # most frequent ids of the day before; all others are one bin
-_SHARE_FLOOR = 1e-4  # share assumed for a bin that is empty on one of the days
 
 
 def psi_by_field(before: Path, now: Path) -> dict[str, float]:
     """Returns field -> population stability index of a day against the day before.
 
-    Both datasets have the same fields, and the same ids for the same values. The index is the sum
-    of (p - q) ln(p / q) over bins, with their shares p and q of the two days.
+    Both datasets have the same fields, and the same ids for the same values.
 
     Args:
         before, now: the datasets.
     """
     old, new = _sample(before), _sample(now)
-    return {name: round(_psi(old[name], values), 4) for name, values in new.items()}
+    return {name: _psi(old[name], values) for name, values in new.items()}
 
 
 def _sample(dataset: Path) -> dict[str, np.ndarray]:
@@ -52,18 +51,14 @@ def _psi(before: np.ndarray, now: np.ndarray) -> float:
         ids, counts = np.unique(before, return_counts=True)
         kept = np.sort(ids[np.argsort(-counts, kind="stable")[:_IDS]])
         bins, size = [_places(kept, values) for values in (before, now)], len(kept) + 1
-    shares = [_shares(np.bincount(places, minlength=size)) for places in bins]
-    return float(((shares[1] - shares[0]) * np.log(shares[1] / shares[0])).sum())
+    usual, histogram = (np.bincount(places, minlength=size) for places in bins)
+    return stability_index(histogram, usual)
 
 
 def _places(kept: np.ndarray, ids: np.ndarray) -> np.ndarray:
     """Returns the place of each id among some, or their number for all others."""
     places = np.minimum(np.searchsorted(kept, ids), len(kept) - 1) if len(kept) else ids * 0
     return np.where(kept[places] == ids, places, len(kept)) if len(kept) else places
-
-
-def _shares(counts: np.ndarray) -> np.ndarray:
-    return np.maximum(counts / max(counts.sum(), 1), _SHARE_FLOOR)
 
 
 def alarms_of(
