@@ -41,6 +41,7 @@ from dlrm.data.clicks.writer import SplitWriter
 from dlrm.model.config import DLRMConfig
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
+from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
 
@@ -144,7 +145,8 @@ def ours(config: DLRMConfig, datasets: Datasets, optimizer: str, dtype) -> Calla
     """The same for this package's trainer, which reads its batches."""
     task = Recommendation(config, dtype=dtype)
     dense = optimizer.removeprefix("row_wise_")
-    optimizers, log = task.optimizers(OptimizerConfig(optimizer, dense)), StepLog()
+    optimizers = task.optimizers(OptimizerConfig(optimizer, dense))
+    log = RunLog(console=StepLog())
 
     def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9, epochs=steps, test_after=steps)

@@ -24,7 +24,7 @@ steps are launched one by one (`gpu.py` records them), and the clock is read aft
 ended.
 """
 
-import dlrm.environment as environment  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 
 # isort: split
 import argparse
@@ -55,7 +55,9 @@ from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.reports.console import NvidiaConsole
 from dlrm.train.trainer import Trainer
+from dlrm.variables import DEFAULTS as VARIABLES
 
 LR = 0.01
 PEERS = ("plain torch", "dense torch", "fbgemm")
@@ -219,48 +221,17 @@ def synthetic(config: DLRMConfig, batch_size: int, steps: int, device: str = "cp
     )
 
 
-def ours(
-    config: DLRMConfig,
-    data: DataConfig,
-    dtype: torch.dtype,
-    log: RunLog,
-    batches: type[ClickLoader] = ClickLoader,
-    optimizer: str = "sgd",
-) -> Callable[[int], object]:
-    """The same for this package's trainer, which reports its steps to `log`."""
-    world = World(device=data.device)
-    task = Recommendation(config, world, dtype)
-    datasets = open_datasets(data)
-    chosen = OptimizerConfig(optimizer, OPTIMIZERS[optimizer][0])
-    optimizers = task.optimizers(chosen, one_look_up=True)
-
-    def run(steps: int) -> None:
-        training = TrainConfig(max_steps=steps, print_freq=10**9)
-        trainer = Trainer(
-            task,
-            optimizers=optimizers,
-            schedule=lambda step: LR,
-            config=training,
-            world=world,
-            log=log,
-            accumulate=task.accumulate,
-        )
-        trainer.fit(batches(datasets.train, data.device), ClickLoader(datasets.test, data.device))
-
-    return run
-
-
-class StepLog(RunLog):
+class StepLog(NvidiaConsole):
     """Prints nothing, and notes the time and the page faults of the process after every step."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(quiet=True)
         self.steps: list[tuple[float, int]] = []
 
-    def line(self, text: str) -> None:
+    def line(self, text: str, short: str | None = None) -> None:
         pass
 
-    def progress(self, steps: int = 1) -> None:
+    def advance(self) -> None:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
         self.steps.append((time.perf_counter(), faults))
 
@@ -279,6 +250,37 @@ class StepLog(RunLog):
         times = [time for time, _ in self.steps]
         self.steps = []
         return [b - a for a, b in zip(times, times[1:], strict=False)]
+
+
+def ours(
+    config: DLRMConfig,
+    data: DataConfig,
+    dtype: torch.dtype,
+    log: StepLog,
+    batches: type[ClickLoader] = ClickLoader,
+    optimizer: str = "sgd",
+) -> Callable[[int], object]:
+    """The same for this package's trainer, which reports its steps to `log`."""
+    world = World(device=data.device)
+    task = Recommendation(config, world, dtype)
+    datasets = open_datasets(data)
+    chosen = OptimizerConfig(optimizer, OPTIMIZERS[optimizer][0])
+    optimizers = task.optimizers(chosen, one_look_up=True)
+
+    def run(steps: int) -> None:
+        training = TrainConfig(max_steps=steps, print_freq=10**9)
+        trainer = Trainer(
+            task,
+            optimizers=optimizers,
+            schedule=lambda step: LR,
+            config=training,
+            world=world,
+            log=RunLog(console=log),
+            accumulate=task.accumulate,
+        )
+        trainer.fit(batches(datasets.train, data.device), ClickLoader(datasets.test, data.device))
+
+    return run
 
 
 def products(
@@ -453,11 +455,11 @@ def in_process_of_its_own(workload, dtype, memory, arguments) -> dict[str, float
     if arguments.cpu_time:
         command.append("--cpu_time")
     if memory == "as installed":
-        for name in environment.DEFAULTS:
+        for name in VARIABLES:
             variables.pop(name, None)
         variables["DLRM_TUNE"] = "0"
         # Threads spin alike in both, or other programs' load would make the difference.
-        variables["GOMP_SPINCOUNT"] = environment.DEFAULTS["GOMP_SPINCOUNT"]
+        variables["GOMP_SPINCOUNT"] = VARIABLES["GOMP_SPINCOUNT"]
     done = subprocess.run(command, env=variables, stdout=subprocess.PIPE, text=True, check=True)
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -5,9 +5,7 @@ import subprocess
 import sys
 
 import numpy as np
-import polars
 import pytest
-import typed_program
 
 
 @pytest.mark.slow
@@ -22,6 +20,9 @@ def test_a_program_passes_the_strict_checks_of_mypy(root, tmp_path):
 
 
 def test_the_program_runs(tmp_path):
+    polars = pytest.importorskip("polars")
+    import typed_program
+
     rows = {"clicked": [i % 2 for i in range(300)], "price": [float(i % 7) for i in range(300)]}
     scores, auc = typed_program.train_and_score(polars.DataFrame(rows), str(tmp_path / "model"))
     assert scores.shape == (300,)

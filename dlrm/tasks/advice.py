@@ -14,14 +14,22 @@ from dlrm.tasks.recommendation import Recommendation
 _SHORT_STEP = 1e9  # operations: some milliseconds of one core
 
 
-def advice(config: ClickConfig, task: Recommendation) -> dict[str, str]:
-    """Returns a flag to try for each part of a step, if one is left to try."""
+def advice(
+    config: ClickConfig, task: Recommendation, can_be_recorded: bool = False
+) -> dict[str, str]:
+    """Returns a flag to try for each part of a step, if one is left to try.
+
+    Args:
+        config: configuration of the run.
+        task: its task.
+        can_be_recorded: --cuda_graphs would record the steps.
+    """
     model, cuda = task.model.config, task.world.device.startswith("cuda")
     half = config.precision.dtype(task.world.device) != torch.float32
     narrow = model.embedding_dtype != "fp32"
     random = config.data.dataset_type == "synthetic_gpu" and not cuda
     # Eager steps of a GPU may take as long as their launches do, which no part shows.
-    recording = ("--cuda_graphs", cuda and task.recorder is None)
+    recording = ("--cuda_graphs", can_be_recorded and task.recorder is None)
     flags = {
         DATA: [
             ("--dataset_type synthetic_disk", random),

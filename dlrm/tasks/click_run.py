@@ -81,6 +81,7 @@ class ClickRun(Run):
         whole: the dataset as a single process would read it.
         notes: lines about the dataset, its numerical fields and the source of the architecture.
         evicted: rows of tables that begin anew in the continued run, by the table's number.
+        can_be_recorded: --cuda_graphs would record the steps.
     """
 
     config: ClickConfig
@@ -88,6 +89,7 @@ class ClickRun(Run):
     notes: list[str]
     task: Recommendation
     evicted: dict[int, np.ndarray] = field(default_factory=dict)
+    can_be_recorded: bool = False
 
     @classmethod
     def open(
@@ -204,7 +206,7 @@ class ClickRun(Run):
             ),
             "recorder": task.recorder,
             "ema": self._ema(),
-            "advice": advice(config, task),
+            "advice": advice(config, task, self.can_be_recorded),
             "after_save": task.forget_ahead,
             "accumulate": task.accumulate,
         }
@@ -339,6 +341,7 @@ class _Opening:
             whole=whole,
             notes=notes,
             evicted=evicted,
+            can_be_recorded=_why_not_recorded(self.values, world, read, placement) is None,
         )
 
     def _continued(self) -> dict[str, Any] | None:

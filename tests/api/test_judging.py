@@ -6,11 +6,12 @@ from multiprocessing import get_context
 
 import numpy as np
 import pandas as pd
-import polars as pl
 import pyarrow as pa
 import pytest
 
 import dlrm
+
+pl = pytest.importorskip("polars")
 
 ROWS = 4200
 SETTINGS = {"top_mlp_sizes": (16, 1), "batch_size": 64, "base_device": "cpu", "epochs": 1}

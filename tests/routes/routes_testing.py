@@ -10,9 +10,9 @@ from unittest.mock import patch
 
 import numpy as np
 import pandas
-import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 import torch
 from pyarrow import feather, orc
 from tables_testing import csv_module, json_module, prepare, rows_of, texts
@@ -26,6 +26,8 @@ from dlrm.serving.predictor import Predictor
 from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
 from dlrm.serving.rows.tables import read_inputs, scoring_reader
 from dlrm.serving.server.names import RAW
+
+polars = pytest.importorskip("polars")
 
 
 def as_pandas(table):

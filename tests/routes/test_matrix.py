@@ -9,7 +9,6 @@ from decimal import Decimal
 
 import numpy as np
 import pandas
-import polars
 import pyarrow as pa
 import pytest
 from routes_testing import (
@@ -28,6 +27,8 @@ from routes_testing import (
 
 import dlrm
 from dlrm.serving.predictor import probability
+
+polars = pytest.importorskip("polars")
 
 UTC, NONE = dt.timezone.utc, None
 YES, NO = True, False

@@ -16,7 +16,7 @@ from dlrm.train.schedule import ScheduleConfig
 SIZES = 10, 20
 
 
-def advice_for_products(batch_size):
+def advice_for_products(batch_size, can_be_recorded=False):
     data = DataConfig(
         dataset_type="synthetic_gpu",
         synthetic_dataset_table_sizes=SIZES,
@@ -29,7 +29,7 @@ def advice_for_products(batch_size):
     )
     config = DLRMConfig(SIZES, embedding_dim=8, bottom_mlp_sizes=(16, 8), top_mlp_sizes=(32, 1))
     task = Recommendation(config)
-    return advice.advice(chosen, task)[PRODUCTS]
+    return advice.advice(chosen, task, can_be_recorded)[PRODUCTS]
 
 
 @pytest.mark.parametrize(
@@ -50,3 +50,8 @@ def test_one_thread_is_advised_for_short_steps_on_busy_cores(
     monkeypatch.setattr(advice.os, "getloadavg", lambda: (5.0, 5.0, 5.0))
     told = advice_for_products(batch_size)
     assert ("OMP_NUM_THREADS=1, since other programs use the cores" in told) == advised
+
+
+def test_graphs_are_advised_where_they_can_be_recorded():
+    assert advice_for_products(64, can_be_recorded=True) == "--cuda_graphs"
+    assert "--cuda_graphs" not in advice_for_products(64)
