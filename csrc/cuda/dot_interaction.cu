@@ -13,8 +13,8 @@ namespace dlrm {
 namespace {
 
 constexpr int kInteractionWarps = 4;     // of a block
-constexpr int kMostVectorsOfAWarp = 48;  // of a sample that a warp owns; a block owns a larger one
-constexpr int kLargeThreads = 16;        // in both directions
+constexpr int kMostVectorsOfAWarp = 48;  // of a sample owned by a warp; a block owns larger ones
+constexpr int kLargeThreads = 16;        // in each dimension
 constexpr int kLargeTile = 32;
 
 template <typename scalar_t>
@@ -22,7 +22,7 @@ struct Interaction {
   const scalar_t* dense;
   const scalar_t* embeddings;
   int64_t batch, tables, dim, width;
-  bool aligned;  // all rows may be read and written 16 bytes at once
+  bool aligned;  // all rows can be read and written 16 bytes at a time
 
   __device__ int64_t vectors() const { return tables + 1; }
   __device__ const scalar_t* vector(int64_t sample, int64_t i) const {
@@ -30,7 +30,7 @@ struct Interaction {
   }
 };
 
-// Destination of the vectors' gradients.
+// The destination of the vectors' gradients.
 template <typename scalar_t>
 struct Gradients {
   scalar_t* dense;
@@ -44,11 +44,11 @@ struct Gradients {
 
 template <typename Integer>
 __device__ Integer first_dot_of(Integer row) {
-  using Unsigned = std::make_unsigned_t<Integer>;  // which is halved by a shift alone
+  using Unsigned = std::make_unsigned_t<Integer>;  // so that halving is a shift
   return static_cast<Integer>(static_cast<Unsigned>(row) * static_cast<Unsigned>(row - 1) / 2);
 }
 
-// The threads that own a sample: a warp, or all of a block.
+// The threads that own a sample: a warp or a whole block.
 template <int kWarps>
 struct Owners {
   static constexpr int kThreads = kWarps * kWarp;
@@ -70,7 +70,7 @@ struct Owners {
   }
 };
 
-// How the shared memory of one sample is divided, in bytes from its beginning.
+// The layout of a sample's shared memory, in bytes from its beginning.
 struct Places {
   int stride;       // of the vectors, in elements
   int dots_stride;  // of the matrix of the dots' gradients, in elements
@@ -82,14 +82,13 @@ inline Places places(int64_t vectors_bytes, int64_t stride, int64_t row_bytes, i
   const auto rounded = [](int64_t bytes) { return ceil_div(bytes, 128) * 128; };
   const int64_t row = rounded(vectors_bytes), dots = row + rounded(row_bytes);
   const int64_t scratch = dots + rounded(dots_bytes), bytes = scratch + rounded(scratch_bytes);
-  if (bytes > 1 << 20) return {0, 0, 0, 0, 0, 1 << 20};  // more than there is
+  if (bytes > 1 << 20) return {0, 0, 0, 0, 0, 1 << 20};  // more than any device has
   return {static_cast<int>(stride), static_cast<int>(dots_stride), static_cast<int>(row),
           static_cast<int>(dots),   static_cast<int>(scratch),     static_cast<int>(bytes)};
 }
 
-// Calls f(index, row, part) for all parts of all rows, which are numbered one row after another,
-// each by one of the owner's threads. There is no division in the loop: a GPU has no instruction
-// for it.
+// Calls f(index, row, part) for all parts of all rows, numbered row by row; each part is handled by
+// one of the owner's threads. The loop avoids division, for which GPUs have no instruction.
 template <typename Owner, typename Function>
 __device__ void for_each_part(const Owner& owner, int rows, int parts, const Function& f) {
   const unsigned divisor = parts, first = owner.thread, threads = Owner::kThreads;
@@ -106,8 +105,8 @@ __device__ void for_each_part(const Owner& owner, int rows, int parts, const Fun
   }
 }
 
-// Copies elements to shared memory; of 16 bytes it begins to: such copies are all on the way at
-// once, need no registers, and are there after __pipeline_wait_prior and a barrier.
+// Copies elements to shared memory. Copies of 16 bytes are asynchronous: many are in flight at
+// once, they need no registers, and they are complete after __pipeline_wait_prior and a barrier.
 template <int kCount, typename scalar_t, typename shared_t>
 __device__ void copy_part(const scalar_t* from, shared_t* to) {
   if constexpr (!std::is_same_v<scalar_t, shared_t>) {
@@ -126,7 +125,7 @@ __device__ void copy_part(const scalar_t* from, shared_t* to) {
   }
 }
 
-// Copies a row to shared memory, as copy_part does.
+// Copies a row to shared memory with copy_part.
 template <typename scalar_t, typename shared_t, typename Owner>
 __device__ void load_row(const Owner& owner, const scalar_t* from, shared_t* to, int size,
                          bool aligned) {
@@ -143,8 +142,8 @@ __device__ void load_row(const Owner& owner, const scalar_t* from, shared_t* to,
   }
 }
 
-// Copies a sample's vectors to shared memory, as copy_part does, and puts zeros around them up to
-// the rows and columns that the engine multiplies.
+// Copies a sample's vectors to shared memory with copy_part, and pads them with zeros to the rows
+// and columns that the engine multiplies.
 template <typename Engine, typename scalar_t, typename Owner>
 __device__ void load_vectors(const Interaction<scalar_t>& in, const Owner& owner,
                              typename Engine::shared_t* to, int stride) {
@@ -177,7 +176,7 @@ __device__ void load_vectors(const Interaction<scalar_t>& in, const Owner& owner
   }
 }
 
-// Waits until the vectors are there, and casts them as the engine wants.
+// Waits until the vectors have arrived and casts them to the engine's type.
 template <typename Engine, typename scalar_t, typename Owner>
 __device__ void finish_vectors(const Interaction<scalar_t>& in, const Owner& owner,
                                typename Engine::shared_t* vectors, int stride) {
@@ -201,7 +200,7 @@ __device__ void finish_vectors(const Interaction<scalar_t>& in, const Owner& own
   }
 }
 
-// Puts the dense vector and the zeros behind the dots into a row of the output, as copy_part does.
+// Copies the dense vector, and the zeros after the dots, to a row of the output with copy_part.
 template <typename scalar_t, typename Owner>
 __device__ void fill_row(const Interaction<scalar_t>& in, const Owner& owner, scalar_t* row) {
   const int dim = static_cast<int>(in.dim), width = static_cast<int>(in.width);
@@ -212,7 +211,7 @@ __device__ void fill_row(const Interaction<scalar_t>& in, const Owner& owner, sc
   }
 }
 
-// Writes a row of the output, which is whole vectors of 16 bytes.
+// Writes a row of the output, whose size is a multiple of 16 bytes.
 template <typename scalar_t, typename Owner>
 __device__ void store_row(const Owner& owner, const scalar_t* from, scalar_t* to, int width) {
   constexpr int kVector = kElementsOf16Bytes<scalar_t>;
@@ -224,9 +223,9 @@ __device__ void store_row(const Owner& owner, const scalar_t* from, scalar_t* to
   }
 }
 
-// A warp or a block owns a sample: it reads the vectors once, 16 bytes a thread, into shared
-// memory, from where tensor cores or the threads (Engine) multiply tiles of the lower triangle
-// alone, and writes the whole row of the output once, 16 bytes a thread.
+// A warp or a block owns a sample. It reads the vectors into shared memory once, 16 bytes a thread;
+// tensor cores or the threads (Engine) multiply only the tiles of the lower triangle; and it writes
+// the whole row of the output once, 16 bytes a thread.
 template <typename scalar_t, typename Engine, int kWarps>
 __global__ void __launch_bounds__(kInteractionWarps* kWarp)
     forward_samples(Interaction<scalar_t> in, scalar_t* output, Places places) {
@@ -251,9 +250,9 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
   store_row(owner, row, output + owner.sample * in.width, static_cast<int>(in.width));
 }
 
-// A warp or a block owns a sample: it reads the row of the gradient and the vectors once into
-// shared memory, spreads the dots' gradients to a symmetric matrix there, and writes the products
-// of its rows with the vectors, which are the vectors' gradients, once.
+// A warp or a block owns a sample. It reads the gradient's row and the vectors into shared memory
+// once, expands the dots' gradients to a symmetric matrix there, and writes the product of that
+// matrix and the vectors, which is the vectors' gradient, once.
 template <typename scalar_t, typename Engine, int kWarps>
 __global__ void __launch_bounds__(kInteractionWarps* kWarp)
     backward_samples(Interaction<scalar_t> in, const scalar_t* grad, bool grad_aligned,
@@ -271,13 +270,13 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
   __pipeline_commit();
   load_vectors<Engine>(in, owner, vectors, places.stride);
   __pipeline_commit();
-  __pipeline_wait_prior(1);  // for the row, while the vectors are on the way
+  __pipeline_wait_prior(1);  // for the row, while the vectors are still in flight
   owner.sync();
   for (int j = owner.lane; j < rows; j += kWarp) {
     for (int i = owner.warp; i < rows; i += Owners<kWarps>::kThreads / kWarp) {
       const int dot = j < i ? first_dot_of(i) + j : first_dot_of(j) + i;
       const bool is_dot = i != j && i < num_vectors && j < num_vectors;
-      const scalar_t read = row[is_dot ? dim + dot : 0];  // always, so that nothing branches
+      const scalar_t read = row[is_dot ? dim + dot : 0];  // unconditionally, to avoid a branch
       const scalar_t value = is_dot ? read : static_cast<scalar_t>(0.0f);
       shared_t& to = matrix[i * places.dots_stride + j];
       if constexpr (std::is_same_v<shared_t, float>) {
@@ -294,7 +293,7 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
                   reinterpret_cast<float*>(own + places.scratch),
                   [&]<int kCount>(int i, int column, float* values) {
                     if (i >= num_vectors || column >= dim) return;
-                    if (i == 0) {  // a row is rounded up, so that this ends within it
+                    if (i == 0) {  // rows are padded, so this stays within the row
                       Elements<scalar_t, kCount> elements;
                       elements.load(row + column);
                       float own[kCount];
@@ -315,8 +314,8 @@ __global__ void __launch_bounds__(kInteractionWarps* kWarp)
                   });
 }
 
-// Where a block multiplies two large matrices a tile at a time: a thread owns 2 x 2 elements of the
-// product; left(row, k) and right(k, column) give the factors.
+// A block multiplies two large matrices tile by tile. A thread owns 2 x 2 elements of the product;
+// left(row, k) and right(k, column) return the factors.
 template <typename Left, typename Right>
 __device__ void multiply_large(int64_t length, const Left& left, const Right& right,
                                float (&sums)[2][2]) {
@@ -346,8 +345,8 @@ __device__ void multiply_large(int64_t length, const Left& left, const Right& ri
   }
 }
 
-// For samples that do not fit into shared memory: a block owns a tile of the dots of one sample,
-// and reads the vectors of its rows and columns once each.
+// For samples that do not fit into shared memory. A block owns a tile of the dots of one sample and
+// reads the vectors of the tile's rows and columns once each.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kLargeThreads* kLargeThreads)
     forward_large(Interaction<scalar_t> in, scalar_t* output, int64_t tiles) {
@@ -385,8 +384,8 @@ __global__ void __launch_bounds__(kLargeThreads* kLargeThreads)
   }
 }
 
-// For samples that do not fit into shared memory: a block owns a tile of the vectors' gradients of
-// one sample, and reads the gradients of its rows' dots and its columns of all vectors once.
+// For samples that do not fit into shared memory. A block owns a tile of the vectors' gradients of
+// one sample; it reads the gradients of its rows' dots, and its columns of all vectors, once.
 template <typename scalar_t>
 __global__ void __launch_bounds__(kLargeThreads* kLargeThreads)
     backward_large(Interaction<scalar_t> in, const scalar_t* grad, Gradients<scalar_t> gradients,
@@ -436,7 +435,7 @@ Interaction<scalar_t> interaction_of(const InteractionInputs& inputs) {
   return in;
 }
 
-// Calls f.operator()<Engine>() with the best one that this device has for these elements.
+// Calls f.operator()<Engine>() with the fastest engine of this device for these elements.
 template <typename scalar_t, typename Function>
 void dispatch_engine(const Device& device, const Function& f) {
   const bool wanted = !std::is_same_v<scalar_t, float> || is_on(kAllowTf32);
@@ -447,9 +446,9 @@ void dispatch_engine(const Device& device, const Function& f) {
   }
 }
 
-// Calls f.operator()<kWarps>(places) for the owners that samples of such size need; returns whether
-// there were any. A warp owns a sample only where a multiprocessor has room for two blocks of them:
-// else too few warps would hide each other's waiting.
+// Calls f.operator()<kWarps>(places) with the owner that samples of this size need; returns false
+// if they fit none. A warp owns a sample only if two blocks of such warps fit on a multiprocessor,
+// since fewer warps could not hide the latency of memory.
 template <typename Function>
 bool dispatch_owners(const Device& device, int64_t vectors, const Places& one_warp,
                      const Places& block, const Function& f) {

@@ -1,8 +1,9 @@
-// How the vectors of one sample, in shared memory, are multiplied: by tensor cores, or plainly.
+// Multiplies the vectors of one sample in shared memory, with tensor cores or with plain
+// arithmetic.
 //
-// Both give dots(..., f), which calls f(i, j, dot) at least for the dots of vectors i > j, and
-// combine(..., f), which calls f<count>(i, column, values) for `count` elements of row i of the
-// product of the matrix and the vectors. Rows and columns may be some that pad.
+// Both engines have dots(..., f), which calls f(i, j, dot) at least for the dots of vectors i > j,
+// and combine(..., f), which calls f<count>(i, column, values) for `count` elements of row i of the
+// product of the matrix and the vectors. Rows and columns may be padding.
 #pragma once
 
 #include "runtime.h"
@@ -24,8 +25,8 @@
 
 namespace dlrm {
 
-// What tensor cores take for an element: its type, their own name for it, how many they add up at
-// once, and from which compute capability on.
+// How tensor cores represent an element: its type, the type of a fragment, the depth of a product,
+// and the lowest compute capability that supports it.
 template <typename scalar_t>
 struct TileType;
 
@@ -66,7 +67,7 @@ struct TileType<float> {
 #endif
 };
 
-// Products of 16 x 16 tiles by tensor cores, each tile by one warp, with sums in float32.
+// Multiplies 16 x 16 tiles with tensor cores, one warp a tile, and sums in float32.
 template <typename scalar_t>
 struct TensorCores {
   using shared_t = scalar_t;
@@ -74,9 +75,10 @@ struct TensorCores {
 
   static constexpr int kTile = 16;
   static constexpr int kCapability = Type::kCapability;
-  static constexpr int kPadding = kElementsOf16Bytes<scalar_t>;  // rows begin in other banks
+  static constexpr int kPadding =
+      kElementsOf16Bytes<scalar_t>;  // so that rows begin in different banks
   static constexpr bool kCasts = std::is_same_v<scalar_t, float>;
-  static constexpr int kScratchStride = kTile + 8;  // writes of four rows meet no bank twice
+  static constexpr int kScratchStride = kTile + 8;  // four rows written at once use different banks
   static constexpr int64_t kScratchBytes = kTile * kScratchStride * sizeof(float);  // of a warp
 
   template <typename Integer>
@@ -150,12 +152,12 @@ struct TensorCores {
   }
 
  private:
-  // Tiles in both directions that a warp multiplies at once: each that it has loaded is taken so
-  // many times. Where a sample's tiles are divided among warps, they may be too few for that.
+  // A warp multiplies this many tiles in each dimension at once, so each loaded tile is used as
+  // often. Samples whose tiles are divided among warps may have too few tiles for that.
   template <typename Owner>
   static constexpr int side_of = Owner::kThreads == kWarp ? 2 : 1;
 
-  // One factor of a product: where its `tiles` begin, and their parts for each step of depth.
+  // One factor of a product: the beginnings of its `tiles` and their parts for each step of depth.
   struct Factor {
     const shared_t* data;
     int stride, tile_step, depth_step, tiles;
@@ -165,8 +167,8 @@ struct TensorCores {
     }
   };
 
-  // A warp multiplies kSide tiles of the left factor with kSide of the right one, and calls
-  // f(tile of the left, tile of the right, product) for those that there are.
+  // A warp multiplies kSide tiles of the left factor by kSide tiles of the right one, and calls
+  // f(left tile, right tile, product) for those that exist.
   template <int kSide, typename RightLayout, typename Function>
   static __device__ void multiply(const Factor& left, int row, const Factor& right, int column,
                                   int depth, float* product, const Function& f) {
@@ -212,7 +214,7 @@ struct TensorCores {
   }
 };
 
-// Products in float32 by the threads, each of which owns 4 x 4 elements.
+// Multiplies in float32; each thread owns 4 x 4 elements of the product.
 struct PlainFloats {
   using shared_t = float;
 

@@ -13,13 +13,13 @@ namespace dlrm {
 namespace {
 
 constexpr int kUpdateThreads = 256;
-constexpr int kChunk = 32;     // pairs that a group of threads walks along
-constexpr int kStarts = 64;    // chunks whose last runs a block finishes
-constexpr int kShortRun = 16;  // chunks of a run that a warp finishes alone
+constexpr int kChunk = 32;     // pairs that one group of threads processes
+constexpr int kStarts = 64;    // chunks whose unfinished runs one block completes
+constexpr int kShortRun = 16;  // a run of up to this many chunks is completed by one warp
 constexpr int kFinishWarps = 8;
-constexpr int kFewestThreads = 4;  // of a group: fewer would need more shared memory than there is
+constexpr int kFewestThreads = 4;  // of a group; fewer would exceed the shared memory of a block
 
-// One value on the device, of a dtype that is asked for there; or none.
+// A scalar on the device whose dtype the kernel looks up, or no value.
 struct DeviceScalar {
   const void* data = nullptr;
   ScalarType dtype = ScalarType::Float;
@@ -68,10 +68,10 @@ struct DeviceScalar {
 
 struct Scalars {
   DeviceScalar lr, grad_scale, found_inf, step;
-  double beta1 = 0, beta2 = 0;  // of Adam, which has a step
+  double beta1 = 0, beta2 = 0;  // of Adam, which also has a step number
 };
 
-// One thread: reads the scalars once and writes the numbers once.
+// One thread reads each scalar once and writes each number of the step once.
 __global__ void prepare_step(Scalars scalars, Errors errors, StepNumbers* numbers) {
   double rate = scalars.lr.value(0);
   if (scalars.step.data != nullptr) {
@@ -85,8 +85,8 @@ __global__ void prepare_step(Scalars scalars, Errors errors, StepNumbers* number
   numbers->skip = reported || scalars.found_inf.value(0) != 0;
 }
 
-// A thread owns one gradient's row: it reads it once, and writes key and position of the pair to be
-// sorted once, where `keys` is not null.
+// A thread owns the row number of one gradient. It reads it once and, unless `keys` is null, writes
+// the key and the position of the pair to be sorted once.
 template <typename key_t>
 __global__ void __launch_bounds__(kUpdateThreads)
     check_rows(const int64_t* rows, int64_t count, int64_t total_rows, key_t* keys,
@@ -101,7 +101,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   positions[i] = static_cast<int32_t>(i);
 }
 
-// Pairs of a row and the position of a gradient, sorted by row and then by position.
+// Pairs of a row and the position of a gradient, sorted by row, then by position.
 struct Sorted {
   Integers rows;  // unsigned
   const int32_t* positions;
@@ -111,7 +111,7 @@ struct Sorted {
     return rows.bytes == 4 ? static_cast<const uint32_t*>(rows.data)[i]
                            : static_cast<const int64_t*>(rows.data)[i];
   }
-  // Where the run of a row ends that reaches `begin`.
+  // Returns the end of the run (equal rows) that includes the pair before `begin`.
   __device__ int64_t end_of_run(int64_t begin) const {
     const int64_t own = row(begin);
     int64_t inside = begin, end = count;
@@ -127,8 +127,9 @@ struct Sorted {
   }
 };
 
-// Of each chunk of pairs, the sum of its part of a run that began before it (`head`), and of one
-// that began in it and goes on behind it (`tail`), where there are such: `dim` floats each.
+// For each chunk of pairs, partial sums of the runs that cross its ends: of the run that began in
+// an earlier chunk (`head`) and of the run that continues in the next one (`tail`), `dim` floats
+// each.
 struct Partials {
   float* data;
   int64_t dim;
@@ -137,9 +138,9 @@ struct Partials {
   __device__ float* tail(int64_t chunk) const { return data + (2 * chunk + 1) * dim; }
 };
 
-// A group of threads owns a chunk of pairs, and each of its threads every blockDim.x-th vector of
-// the rows. It reads each gradient once and reads and writes each row once that has all of its
-// pairs in the chunk; of others it writes their sum, for finish_runs.
+// A group of threads owns a chunk of pairs; each thread of it owns every blockDim.x-th vector of
+// the rows. The group reads each gradient once. Rows whose pairs all lie within the chunk are read
+// and written once; for other rows it writes partial sums, which finish_runs completes.
 template <typename grad_t, typename Rule, int kVector>
 __global__ void __launch_bounds__(kUpdateThreads)
     update_chunks(Rule rule, Sorted sorted, const grad_t* grad, int64_t dim,
@@ -149,7 +150,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   const int most = blockDim.y * kChunk;
   const int64_t block_begin = int64_t{blockIdx.x} * most;
   const int pairs = static_cast<int>(min(int64_t{most}, sorted.count - block_begin));
-  auto* rows = reinterpret_cast<int64_t*>(shared_memory()) + 1;  // and one on either side
+  auto* rows = reinterpret_cast<int64_t*>(shared_memory()) + 1;  // with one more on either side
   auto* positions = reinterpret_cast<int32_t*>(rows + most + 1);
   for (int i = threadIdx.y * blockDim.x + threadIdx.x; i < pairs; i += blockDim.x * blockDim.y) {
     rows[i] = sorted.row(block_begin + i);
@@ -192,9 +193,9 @@ __global__ void __launch_bounds__(kUpdateThreads)
   }
 }
 
-// A block owns the runs that begin in kStarts chunks and go on behind them: a warp one of up to
-// kShortRun chunks, all warps together a longer one, each a part of it. Sums of chunks are read
-// once, rows read and written once; the order of all sums is that of the pairs.
+// A block owns the runs that begin in kStarts chunks and continue in later ones. One warp sums a
+// run of up to kShortRun chunks; longer runs are divided among all warps. Partial sums are read
+// once, rows are read and written once, and all sums are in the order of the pairs.
 template <typename Rule, int kVector>
 __global__ void __launch_bounds__(kFinishWarps* kWarp)
     finish_runs(Rule rule, Sorted sorted, const StepNumbers* numbers, Partials partials) {
@@ -267,16 +268,15 @@ __global__ void __launch_bounds__(kFinishWarps* kWarp)
   }
 }
 
-// From this many columns on, plain SGD sums in order, too: in most settings the sort then takes
-// less time than atomic operations add to plain writes (benchmarks/RESULTS.md, One GPU).
+// With this many columns or more, plain SGD also sums in order: in most settings sorting costs less
+// than atomic additions cost over plain writes (benchmarks/RESULTS.md, One GPU).
 constexpr int64_t kOrderedColumns = 128;
 
-// From this compute capability on, four floats are added by one atomic operation. Before it,
-// neighbouring threads take neighbouring floats, or a warp's additions would reach each sector of
-// memory four times.
+// Since this compute capability, one atomic operation adds four floats. On earlier devices adjacent
+// threads add adjacent floats; otherwise a warp would access each sector of memory four times.
 constexpr int kVectorAtomics = 90;
 
-// Subtracts kVector elements by atomic operations.
+// Subtracts kVector elements atomically.
 template <int kVector>
 __device__ void subtract(float* from, const float* values) {
 #pragma unroll
@@ -291,9 +291,8 @@ __device__ void subtract<4>(float* from, const float* values) {
 }
 #endif
 
-// A group of threads owns a gradient and reads it once; it is added to its row by atomic
-// operations, so that the order of a row's sum is whatever it happens to be. Without `positions`
-// all gradients are added.
+// A group of threads owns a gradient, reads it once and adds it to its row atomically, so the order
+// of the additions to a row is not defined. Without `positions` all gradients are added.
 template <typename grad_t, int kVector>
 __global__ void __launch_bounds__(kUpdateThreads)
     add_gradients(float* weight, const int64_t* rows, const int32_t* positions, int64_t count,
@@ -311,7 +310,7 @@ __global__ void __launch_bounds__(kUpdateThreads)
   }
 }
 
-// A row update: what all rules have in common.
+// The part of a row update that is common to all rules.
 struct Update {
   const RowUpdateInputs& inputs;
   Launcher launch;
@@ -324,12 +323,12 @@ struct Update {
         errors(launch, op),
         numbers(torch::stable::new_empty(inputs.rows, {sizeof(StepNumbers)}, ScalarType::Byte)) {}
 
-  // Of plain SGD on float32, which needs no complete sums of rows.
+  // For plain SGD on float32, which does not need the complete sum of a row.
   bool is_faster_in_order() const {
     return inputs.dim >= kOrderedColumns && inputs.count <= kMostPairs;
   }
 
-  // Applies the rule to the rows' sums: the same bits from run to run.
+  // Applies the rule to the sums of rows; results are bitwise reproducible.
   template <typename Rule>
   void in_order(const Rule& rule, const Scalars& scalars) {
     DLRM_CHECK(inputs.count <= kMostPairs, inputs.name, ": ", inputs.count,
@@ -356,7 +355,7 @@ struct Update {
     });
   }
 
-  // Subtracts the gradients: those of small tables in order, others by atomic operations, in none.
+  // Subtracts the gradients: those of small tables in order, others atomically, in any order.
   void by_atomics(Floats weight, const Scalars& scalars) {
     const SgdRule<Floats> rule{weight};
     dispatch(rule, [&]<typename grad_t, int kVector>() {
@@ -390,7 +389,7 @@ struct Update {
            inputs.grad.const_data_ptr<grad_t>(), inputs.dim, step());
   }
 
-  // Calls f with the type of the gradients, and with how many elements are read at once.
+  // Calls f with the type of the gradients and the number of elements read at once.
   template <typename Rule, typename Function>
   void dispatch(const Rule& rule, const Function& f) const {
     dispatch_floating(inputs.grad.scalar_type(), [&]<typename grad_t>() {
@@ -403,8 +402,8 @@ struct Update {
     });
   }
 
-  // More than a kernel can be told of are as if they were not known, and so are those of more pairs
-  // than are numbered.
+  // Small tables are ignored if there are more than a kernel's arguments can describe, or more
+  // pairs than positions can number.
   Tables tables_of(int vector) const {
     if (inputs.table_sizes.size() > kMostTables || inputs.count > kMostPairs) return {};
     return {inputs.table_sizes, Slices::most_rows(inputs.dim, vector)};
@@ -412,7 +411,7 @@ struct Update {
 
   int64_t batch(const Tables& tables) const { return inputs.count / tables.count; }
 
-  // Of the pairs that are not of small tables.
+  // The number of pairs that do not belong to small tables.
   int64_t other_pairs(const Tables& tables) const {
     return tables.count > 0 ? batch(tables) * tables.others : inputs.count;
   }
@@ -421,7 +420,7 @@ struct Update {
     return torch::stable::new_empty(inputs.rows, {count}, dtype);
   }
 
-  // Reports bad rows, divides the pairs, and then writes the step's numbers.
+  // Reports bad rows, divides the pairs between the two ways, and writes the numbers of the step.
   template <typename key_t>
   void prepare(const Scalars& scalars, const Tables& tables, key_t* keys, int32_t* positions,
                Tensor& places) {
@@ -477,7 +476,7 @@ struct Update {
   }
 };
 
-// Calls f with the weight as its rule takes it.
+// Calls f with the weight in the form that its rule takes.
 template <typename Function>
 void dispatch_rows(const Tensor& weight, const std::optional<Tensor>& low, const Function& f) {
   if (low) {
@@ -498,7 +497,7 @@ Scalars scalars_of(const char* name, const Tensor& weight, const Tensor& lr,
   return scalars;
 }
 
-// The L2 term needs the number of steps that a row has missed, which the host counts.
+// The L2 term needs the number of steps that each row has missed, which the host counts.
 void check_no_l2(const char* name, double l2) {
   DLRM_CHECK(l2 == 0, name, ": expected l2 0 on a GPU, got ", l2);
 }
