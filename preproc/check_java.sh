@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Is there a Java that Spark can run on? If not, says how to install one.
+# Checks that there is a Java that Spark can run on; if not, prints how to install one.
 set -euo pipefail
 
 need_java() {
@@ -15,5 +15,5 @@ command -v "$java" >/dev/null || need_java "there is no $java"
 version=$("$java" -version 2>&1 | sed -n 's/.* version "\([^"]*\)".*/\1/p' | head -n 1)
 major=${version#1.} # Java 8 calls itself 1.8
 major=${major%%[.+-]*}
-[[ $major =~ ^[0-9]+$ ]] || need_java "$java does not say its version"
+[[ $major =~ ^[0-9]+$ ]] || need_java "cannot read the version of $java"
 ((major >= 17)) || need_java "$java is Java $version"

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# From raw day files to a dataset: checks that they are all there, then runs Spark on them, or with
-# ENGINE=local processes of this machine, without Java.
+# Turns raw day files into a dataset. Checks that all day files exist, then processes them with Spark
+# or, with ENGINE=local, with processes of this machine, without Java.
 #
 #     INPUT_PATH=/path/with/day_files OUTPUT_PATH=/path/to/write preproc/prepare_dataset.sh
 #
-# NVIDIA's arguments are taken, too: preproc/prepare_dataset.sh 15 CPU Spark, or DGX2 15 of 2020.
+# NVIDIA's arguments also work: preproc/prepare_dataset.sh 15 CPU Spark, or DGX2 15 of 2020.
 #
-# The dataset is $OUTPUT_PATH/binary_dataset. It appears there when it is whole; an earlier one stays
-# until then, and stays for good if this fails. What can be set is described in run_spark.sh; further
-# arguments go on to spark_data_utils.py; --help shows both.
+# The dataset is $OUTPUT_PATH/binary_dataset. It appears there once it is complete, and only then
+# replaces an earlier one. run_spark.sh describes the variables; further arguments are passed to
+# spark_data_utils.py; --help shows both.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -5,24 +5,24 @@
 #     OUTPUT_PATH          where binary_dataset/ is written (default /data/dlrm); final_output_dir
 #                          names binary_dataset/ itself
 #     ENGINE               spark, or local: the same without Spark and Java (default spark)
-#     SPARK_LOCAL_DIRS     for files of Spark's own (default $OUTPUT_PATH/spark-tmp, removed at the end)
-#     TOTAL_CORES          cores in all (default: those of this machine, and no more without a cluster)
-#     TOTAL_MEMORY         memory in all, in GiB (default: half of this machine's); on a cluster that
-#                          of the driver and of each executor
-#     FREQUENCY_LIMIT      how often a value must occur to get an id (default 15)
+#     SPARK_LOCAL_DIRS     folder for Spark's temporary files (default $OUTPUT_PATH/spark-tmp, removed at the end)
+#     TOTAL_CORES          total number of cores (default, and limit without a cluster: this machine's)
+#     TOTAL_MEMORY         memory in GiB (default: half of this machine's); on a cluster, memory of the
+#                          driver and of each executor
+#     FREQUENCY_LIMIT      number of rows in which a value must occur to get an id (default 15)
 #     USE_FREQUENCY_LIMIT  0: no limit; 1 or unset: FREQUENCY_LIMIT; larger: the limit itself
-#     NUM_DAYS             how many day files there must be (default: any number)
+#     NUM_DAYS             required number of day files (default: any number)
 #     SPARK_MASTER         a cluster, such as spark://host:7077 (default local[TOTAL_CORES])
 #     PYTHON               interpreter (default .venv/bin/python of this repository, else python3)
 #
-# A run that was stopped goes on where it was when the same command is given again; what is done lies
-# in $OUTPUT_PATH/binary_dataset.unfinished until then, with the rows on their way.
+# The same command resumes a run that was stopped. Until a run is complete, its finished work and its
+# intermediate rows are kept in $OUTPUT_PATH/binary_dataset.unfinished.
 #
-# On a cluster INPUT_PATH and OUTPUT_PATH must lie on storage that every node sees under that name:
-# tasks read and write files there. So must PYTHON, with its packages, and this repository.
+# On a cluster, tasks read INPUT_PATH and write OUTPUT_PATH: every node must mount both under the same
+# name. The same holds for PYTHON, with its packages, and for this repository.
 #
-# run_spark.sh [CPU] INPUT_PATH OUTPUT_PATH [FREQUENCY_LIMIT], as of NVIDIA, names these paths, too.
-# Further arguments go on to spark_data_utils.py; its flags (--help) follow.
+# NVIDIA's form also works: run_spark.sh [CPU] INPUT_PATH OUTPUT_PATH [FREQUENCY_LIMIT]. Further
+# arguments are passed to spark_data_utils.py, whose flags (--help) follow.
 set -euo pipefail
 
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)

@@ -18,7 +18,7 @@ _BOUNDS = {True: 1e-4, False: 3e-2}  # of equal precisions, and of different one
 
 
 class FailedRunError(Exception):
-    """A run that a comparison needs did not end well; it is in the results."""
+    """A run that a comparison needs has failed; the results name it."""
 
 
 def completed(

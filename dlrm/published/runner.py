@@ -38,7 +38,7 @@ def run_job(
     Args:
         job: what to run.
         path: file of results; runs of the same setting in it are not repeated.
-        keep: folder in which the runs' own files stay; None: they go.
+        keep: folder in which to keep the files of the runs; None: they are removed.
         say: reports a line.
     """
     found = matching(read(path), job.setting | {"processor": processor()})

@@ -100,7 +100,7 @@ def _flag_line(flag: TranslatedFlag) -> str:
 
 
 def translation(printed: str) -> str:
-    """Returns a printed command line in this package's flags, and what became of each flag."""
+    """Returns a printed command line in this package's flags, and how each flag was translated."""
     result = translate(printed)
     line = f"{_program(result.command, result.processes)} {shlex.join(result.flags)}"
     return "\n".join([line, "", *map(_flag_line, result.records)])

@@ -133,7 +133,7 @@ def _chosen(
 def write_frame(
     frame: Any, columns: Sequence[str], path: Path, name: str = "frame", utc: str | None = None
 ) -> int:
-    """Copies columns of a table in memory into a Parquet file that appears when it is whole.
+    """Copies columns of a table in memory into a Parquet file that appears once it is complete.
 
     Args:
         frame, columns, name: see `open_frame`.

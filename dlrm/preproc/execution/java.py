@@ -18,7 +18,7 @@ def java_version() -> tuple[str | None, str | None]:
     )
     found = re.search(r'version "((?:1\.)?(\d+)[^"]*)"', done.stderr + done.stdout)
     if found is None:
-        return None, f"{java} does not say its version"
+        return None, f"cannot read the version of {java}"
     if int(found.group(2)) < 17:
         return None, f"{java} is Java {found.group(1)}; Spark needs 17 or newer"
     return found.group(1), None

@@ -36,7 +36,7 @@ def write_ensemble(
 
     Args:
         members: checkpoints of one architecture and one dataset, whose logits are averaged.
-        directory: appears when it is whole, and replaces an earlier checkpoint there.
+        directory: appears once it is complete, and replaces an earlier checkpoint there.
         step: step of the checkpoint.
         metrics: metrics of the ensemble on the test rows.
 

@@ -69,7 +69,7 @@ class CheckpointWriter:
     """A checkpoint that is being written; every rank constructs one, and finishes it.
 
     Args:
-        directory: must not exist, or be empty; it appears when it is whole, or not at all. All
+        directory: must not exist, or be empty; it appears once it is complete, or not at all. All
             ranks must see the same directory, but for those of `nodes`.
         parameters: the state to save.
         config: configuration of the run, JSON values.

@@ -153,7 +153,7 @@ def test_the_report_can_be_read():
         ('openjdk version "17.0.15" 2025-04-15', ("17.0.15", None)),
         ('openjdk version "25-ea"', ("25-ea", None)),
         ('java version "1.8.0_292"', "is Java 1.8.0_292; Spark needs 17 or newer"),
-        ("Error: could not find libjava.so", "does not say its version"),
+        ("Error: could not find libjava.so", "cannot read the version of"),
     ],
 )
 def test_java_is_asked_for_its_version(tmp_path, monkeypatch, says, expected):

@@ -147,7 +147,7 @@ class Text(Kind):
         quarantine: bool = False,
         cells: Cells | None = None,
     ) -> dict[str, Any]:
-        """Copies the columns of a file into a Parquet file, which appears when it is whole.
+        """Copies the columns of a file into a Parquet file, which appears once it is complete.
 
         Every cell stays text, and a list becomes a list of texts. A column `LINE` has the lines,
         and a column `PROBLEM` the problem of a row as a whole.
