@@ -262,8 +262,8 @@ def _notices(run: TextRun) -> Iterator[str]:
         )
     if values["length_window"] and run.train and values["data"] == "dataset":
         yield (
-            f"note: --length_window sorts the rows of {values['length_window']} batches at a time by "
-            "length, which reduces padding"
+            f"note: --length_window {values['length_window']}: the rows of so many batches are "
+            "sorted by length, which reduces padding"
         )
     if values["init_checkpoint"]:
         lacking = f", but for {', '.join(run.initial)}" if run.initial else ""
