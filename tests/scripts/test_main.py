@@ -441,7 +441,7 @@ def test_a_run_whose_rate_is_0_in_most_of_its_steps_says_so(command, capsys):
 
 def test_the_short_run_by_default_learns_with_the_flags_it_is_told(command, capsys):
     model = ["--embedding_dim=16", "--bottom_mlp_sizes=512,256,16"]
-    run = ["--batch_size=64", "--epochs=2", "--print_freq=20", "--test_after=9"]
+    run = ["--batch_size=64", "--epochs=4", "--print_freq=20", "--test_after=9"]
     command(*run, model=model, training=[])
     flags = advised(capsys).split()
     with pytest.raises(FloatingPointError, match="became"):  # schedule only
