@@ -31,11 +31,13 @@ settings.load_profile("same")
 
 # Each file runs in one process, so the longest files start first and none finishes alone.
 LONGEST = (
-    *("scripts/test_dist_main.py", "scripts/systems/test_systems.py", "test_real_input.py"),
-    *("ops/test_row_update.py", "triton/test_export.py", "scripts/test_main.py"),
-    *("preproc/test_scripts.py", "preproc/test_resume.py", "kills/test_checkpoint_kills.py"),
-    *("ops/test_cuda.py", "preproc/logs/test_pipeline.py", "preproc/test_spark_query.py"),
-    *("preproc/tables/test_table_oracle.py", "ops/test_library.py"),
+    *("ops/test_row_update.py", "scripts/test_dist_main.py", "triton/test_export.py"),
+    *("triton/test_server.py", "scripts/systems/test_systems.py", "scripts/test_main.py"),
+    *("preproc/test_scripts.py", "tasks/test_divided_tables.py", "triton/test_export_lists.py"),
+    *("tasks/test_hybrid_parallel.py", "preproc/test_inputs.py", "kills/test_checkpoint_kills.py"),
+    *("ops/test_cuda.py", "tasks/test_fake_device.py", "test_real_input.py"),
+    *("preproc/test_spark_query.py", "preproc/logs/test_pipeline.py", "preproc/test_resume.py"),
+    *("triton/test_ensemble.py", "preproc/tables/test_table_oracle.py", "ops/test_library.py"),
 )
 
 

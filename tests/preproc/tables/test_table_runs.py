@@ -16,6 +16,7 @@ from tables_testing import Inline, contents, prepare
 
 from dlrm.preproc.execution.engines import local_engine
 
+pytestmark = pytest.mark.long
 SCHEMA = {
     "label": {"column": "y", "positive": "ja"},
     "numerical": [
