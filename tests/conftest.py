@@ -30,14 +30,13 @@ settings.load_profile("same")
 
 
 # Each file runs in one process, so the longest files start first and none finishes alone.
-LONGEST = (
+LONGEST = (  # without those of triton/ that are clients in this process, after which no fork is safe
     *("ops/test_row_update.py", "scripts/test_dist_main.py", "triton/test_export.py"),
-    *("triton/test_server.py", "scripts/systems/test_systems.py", "scripts/test_main.py"),
-    *("preproc/test_scripts.py", "tasks/test_divided_tables.py", "triton/test_export_lists.py"),
-    *("tasks/test_hybrid_parallel.py", "preproc/test_inputs.py", "kills/test_checkpoint_kills.py"),
-    *("ops/test_cuda.py", "tasks/test_fake_device.py", "test_real_input.py"),
-    *("preproc/test_spark_query.py", "preproc/logs/test_pipeline.py", "preproc/test_resume.py"),
-    *("triton/test_ensemble.py", "preproc/tables/test_table_oracle.py", "ops/test_library.py"),
+    *("scripts/systems/test_systems.py", "scripts/test_main.py", "preproc/test_scripts.py"),
+    *("tasks/test_divided_tables.py", "tasks/test_hybrid_parallel.py", "preproc/test_inputs.py"),
+    *("kills/test_checkpoint_kills.py", "ops/test_cuda.py", "tasks/test_fake_device.py"),
+    *("test_real_input.py", "preproc/test_spark_query.py", "preproc/logs/test_pipeline.py"),
+    *("preproc/test_resume.py", "preproc/tables/test_table_oracle.py", "ops/test_library.py"),
 )
 
 
