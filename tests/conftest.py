@@ -29,8 +29,9 @@ settings.register_profile("explore", **untimed)
 settings.load_profile("same")
 
 
-# Each file runs in one process, so the longest files start first and none finishes alone.
-LONGEST = (  # without those of triton/ that are clients in this process, after which no fork is safe
+# Each file runs in one process, so the longest files start first and none finishes alone. Those of
+# triton/ with gRPC channels of their own come last, as the process should not be forked afterwards.
+LONGEST = (
     *("ops/test_row_update.py", "scripts/test_dist_main.py", "triton/test_export.py"),
     *("scripts/systems/test_systems.py", "scripts/test_main.py", "preproc/test_scripts.py"),
     *("tasks/test_divided_tables.py", "tasks/test_hybrid_parallel.py", "preproc/test_inputs.py"),
