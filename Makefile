@@ -62,7 +62,8 @@ wheel: $(FOR_DEMO)
 	@ls dist/*.whl
 
 # For two cores: a thread a worker, and a worker more than cores, since some tests wait for processes.
-PYTEST := OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Processes keep what they compile, even where the environment says that they should not.
+PYTEST := PYTHONDONTWRITEBYTECODE= OMP_NUM_THREADS=$${OMP_NUM_THREADS:-1} $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 test: venv
 	$(PYTEST) $(PYTEST_ARGS)
 

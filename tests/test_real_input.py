@@ -105,7 +105,6 @@ def test_bfloat16_costs_adult_less_than_0_002_of_auc(shared_data, tmp_path):
 def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
     shared_data, tmp_path, root
 ):
-    needs_java()
     lines = (shared_data / "criteo_tb" / "tb_500_shared.tsv").read_bytes().splitlines(True)
     clicks = [line for line in lines if line.startswith(b"1")]
     others = [line for line in lines if not line.startswith(b"1")]
@@ -119,7 +118,7 @@ def test_criteo_rows_go_from_raw_logs_to_an_auc_and_back_from_a_checkpoint(
         **os.environ,
         "INPUT_PATH": str(tmp_path / "raw"),
         "OUTPUT_PATH": str(tmp_path / "out"),
-        "SPARK_LOCAL_DIRS": str(tmp_path / "spark"),
+        "ENGINE": "local",  # tests/preproc compares the engines, also on these rows
         "FREQUENCY_LIMIT": "2",
         "PYTHON": sys.executable,
     }

@@ -14,6 +14,7 @@ REPO/NAME/1/report.json           its agreement with the checkpoint
 import ast
 import shutil
 from collections.abc import Iterable, Iterator
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -231,7 +232,8 @@ def _sources(modules: Iterable[str]) -> set[Path]:
     return found
 
 
-def _imported(path: Path) -> list[str]:
+@cache
+def _imported(path: Path) -> tuple[str, ...]:
     tree = ast.parse(path.read_text(encoding="utf-8"))
     skipped = {
         id(node) for block in ast.walk(tree) if _is_typing(block) for node in ast.walk(block)
@@ -244,7 +246,7 @@ def _imported(path: Path) -> list[str]:
             names += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             names += [f"{node.module}.{alias.name}" for alias in node.names]
-    return [name for name in names if name.split(".")[0] == "dlrm"]
+    return tuple(name for name in names if name.split(".")[0] == "dlrm")
 
 
 def _is_typing(node: ast.AST) -> bool:

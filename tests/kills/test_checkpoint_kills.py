@@ -107,7 +107,7 @@ def run_campaign(campaign, every):
     "kind", [pytest.param(_SYNC, marks=pytest.mark.slow), _BACKGROUND], ids=str
 )
 def test_some_kills_cost_nothing(forks, folder, kind):
-    run_campaign(Campaign(forks, folder, kind), every=40)
+    run_campaign(Campaign(forks, folder, kind), every=80)
 
 
 @pytest.mark.slow

@@ -32,7 +32,7 @@ SMALL = ["--num_numerical=2", "--num_categorical=3", "--frequency_limit=1"]
 def run(raw, output, *arguments):
     """Runs the command in this process; returns its status."""
     paths = [f"--input_folder={raw}", f"--output_folder={output}"]
-    return prepare_logs.main([*paths, "--engine=local", "--cores=2", *arguments])
+    return prepare_logs.main([*paths, "--engine=local", "--cores=1", *arguments])
 
 
 def prepared(raw, output, *arguments):
@@ -97,14 +97,16 @@ def test_errors_in_compressed_days_name_the_file_of_the_user(tmp_path, capsys):
     assert f"{raw / 'day_1.gz'}, line 3, column 1 (numerical 0)" in line
 
 
-@pytest.mark.parametrize("rows", [14, 100, 103])
-@pytest.mark.parametrize("split_bytes", [50, 10**6])
-def test_kaggle_is_cut_into_sevenths(days, tmp_path, rows, split_bytes):
+@pytest.mark.parametrize(
+    ("rows", "split_bytes", "cores"), [(14, 50, 1), (100, 50, 2), (103, 50, 1), (103, 10**6, 1)]
+)
+def test_kaggle_is_cut_into_sevenths(days, tmp_path, rows, split_bytes, cores):
     lines = days[0].splitlines(keepends=True)[:rows]
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "train.txt").write_text("".join(lines).rstrip("\n"))
-    arguments = [*SMALL, f"--split_bytes={split_bytes}", "--dictionary_days=1-5"]
+    arguments = [*SMALL, f"--split_bytes={split_bytes}", f"--cores={cores}"]
+    arguments.append("--dictionary_days=1-5")
     dataset = prepared(raw, tmp_path / "out", *arguments)
     parts = ["".join(part) for part in np.array_split(np.array(lines, object), 7)]
     folder = write_days(tmp_path / "days", *parts)
@@ -179,7 +181,7 @@ def test_quarantine_leaves_bad_lines_out_and_says_why(days, tmp_path, capsys):
     raw = write_days(tmp_path / "raw", *("\n".join(day) + "\n" for day in lines))
     plain = write_days(tmp_path / "plain", *days)
     arguments = [*SMALL, "--bad_lines=quarantine", "--max_bad_lines=0.01", "--split_bytes=3000"]
-    dataset = prepared(raw, tmp_path / "out", *arguments)
+    dataset = prepared(raw, tmp_path / "out", *arguments, "--cores=2")
     assert binary_files(dataset) == binary_files(prepared(plain, tmp_path / "expected", *SMALL))
     rows = [
         line.split("\t", 2)

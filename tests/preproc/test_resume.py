@@ -311,9 +311,10 @@ def test_a_process_that_is_killed_is_replaced(tmp_path):
     with local_engine(2) as engine:
         engine.run("stage", Crash(tmp_path, 2), range(4))
         assert len(list(tmp_path.glob("done*"))) == 4
-        (tmp_path / "b").mkdir()
-        with pytest.raises(EngineError, match="a process was killed 3 times"):
-            engine.run("stage", Crash(tmp_path / "b", 99), range(4))
+    (tmp_path / "b").mkdir()
+    killed = pytest.raises(EngineError, match="a process was killed 3 times")
+    with local_engine(1) as engine, killed:
+        engine.run("stage", Crash(tmp_path / "b", 99), range(4))
 
 
 def test_processes_end_with_the_one_that_started_them(tmp_path):

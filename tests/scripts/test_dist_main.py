@@ -58,7 +58,8 @@ class Ranks(Job):
         for rank in range(size):
             own = {"RANK": str(rank), "LOCAL_RANK": str(rank), "OMP_NUM_THREADS": "1"}
             options = {"stdout": self.log, "cwd": folder, "env": os.environ | where | own}
-            self._processes.append(forked.start(module, *arguments, **options))
+            words = [f"--local-rank={rank}", *arguments]  # as torch.distributed.launch does
+            self._processes.append(forked.start(module, *words, **options))
 
     def ranks(self):
         """Returns the ranks' process ids in order."""
@@ -179,7 +180,10 @@ def weights(folder):
     ("launcher", "module"),
     [
         (["torch.distributed.launch", "--use_env", "--nproc_per_node=2"], "dlrm.scripts.dist_main"),
-        (["torch.distributed.launch", "--nproc_per_node=2"], "dlrm.scripts.main"),
+        pytest.param(
+            *(["torch.distributed.launch", "--nproc_per_node=2"], "dlrm.scripts.main"),
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_launchers_train_as_one_process_does(start, command, launcher, module):
@@ -236,7 +240,7 @@ def test_agents_without_a_common_folder_restart_a_killed_rank(start, tmp_path, f
     assert weights(first) == four_ranks
 
 
-LONG = ("--epochs=12", "--save_checkpoint_path=run", "--checkpoint_freq=5", "--keep_checkpoints=2")
+LONG = ("--epochs=6", "--save_checkpoint_path=run", "--checkpoint_freq=5", "--keep_checkpoints=2")
 
 
 @pytest.fixture(scope="module")
@@ -297,6 +301,7 @@ def test_sigterm_saves_and_the_run_goes_on_as_if_it_had_not_come(start, tmp_path
     assert weights(tmp_path / "run") == uninterrupted
 
 
+@pytest.mark.slow
 def test_sigterm_has_an_exit_code_of_its_own(start, tmp_path):
     launcher = ["torch.distributed.run", "--nproc_per_node=1"]
     job = start(*LONG, launcher=launcher)

@@ -20,7 +20,7 @@ from dlrm.train.precision import LossScaler
 from dlrm.train.trainer import Trainer
 
 SIZES, DIM = (50, 7, 200), 8  # fewer tables than four ranks
-BATCH, STEPS = 13, 12  # a prime batch size
+BATCH, STEPS = 13, 8  # a prime batch size
 
 
 class Run(NamedTuple):

@@ -19,6 +19,7 @@ from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig
 from dlrm.train.trainer import Trainer
 
+pytestmark = pytest.mark.long
 SIZES, BATCH, STEPS, L2, DECAY = (40, 7, 400), 8, 30, 0.05, 0.02
 DENSE = {"sgd": torch.optim.SGD, "adagrad": torch.optim.Adagrad, "adam": torch.optim.Adam}
 

@@ -1,9 +1,8 @@
 """Reads what the exporter writes, and sends requests to a server."""
 
 import shutil
-import subprocess
-import sys
 
+import forked
 import numpy as np
 
 from dlrm.serving.network import platforms
@@ -51,5 +50,4 @@ def ask(client, arrays, model="model"):
 
 def run_client(*flags):
     """Runs the client."""
-    command = [sys.executable, "-m", "dlrm.deployment.client", *map(str, flags)]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return forked.run("dlrm.deployment.client", *flags, curves=True)

@@ -16,6 +16,7 @@ from tables_testing import Inline, contents, prepare
 
 from dlrm.preproc.execution.engines import local_engine
 
+pytestmark = pytest.mark.long
 SCHEMA = {
     "label": {"column": "y", "positive": "ja"},
     "numerical": [
@@ -80,7 +81,7 @@ def whole(schema, tmp_path_factory):
 def test_files_row_groups_and_tasks_change_nothing(schema, whole, tmp_path):
     rows = table()
     cuts = [0, 1, 1, 250, 600]
-    for rows_of_group, split_bytes in ((3, 4000), (50, 300), (100, None)):
+    for rows_of_group, split_bytes in ((9, 4000), (50, 300), (100, None)):
         folder = tmp_path / str(rows_of_group)
         folder.mkdir()
         for i, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
@@ -110,7 +111,7 @@ def test_killed_before_any_file_it_goes_on_to_the_same_bytes(schema, whole, tmp_
     pq.write_table(table(), tmp_path / "a.parquet", row_group_size=200)
     made = (schema, [tmp_path / "a.parquet"])
     files = renamings(lambda: prepare(*made, tmp_path / "count", split_bytes=1, **OPTIONS))
-    for number in range(1, files + 1, 5):
+    for number in range(1, files + 1, 8):
         output = tmp_path / str(number) / "d"
         with killed_at(number):
             prepare(*made, output, split_bytes=1, **OPTIONS)

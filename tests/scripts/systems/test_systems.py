@@ -506,23 +506,7 @@ TREND = ["--steps=20", "--smoke", "--threads=1"]
 AGAINST_FLOAT32 = [f"--against={MEDIUM}/eager-fp32", *TREND]
 
 
-@pytest.fixture
-def float32_losses(losses_of_float32):
-    """Provides results in which the medium model has run eagerly in float32."""
-    Path("systems.jsonl").write_text(losses_of_float32)
-
-
-@pytest.fixture(scope="module")
-def losses_of_float32(tmp_path_factory):
-    """Results of the medium model, run lazily and eagerly in float32; they match."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(tmp_path_factory.mktemp("float32"))
-        assert main(["trend", f"{MEDIUM}/lazy-fp32", *AGAINST_FLOAT32]) == 0
-        return Path("systems.jsonl").read_text()
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("float32_losses")
 def test_losses_of_the_medium_model_follow_float32_run_eagerly(capsys):
     for number_of_runs, row in ((2, "lazy-fp32"), (3, "eager-bf16")):
         assert main(["trend", f"{MEDIUM}/{row}", *AGAINST_FLOAT32]) == 0
@@ -559,7 +543,6 @@ if "--precision=bf16" in sys.orig_argv:
 """
 
 
-@pytest.mark.usefixtures("float32_losses")
 def test_a_planted_bug_fails_the_trend(tmp_path, monkeypatch, capsys):
     (tmp_path / "sitecustomize.py").write_text(PLANTED)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
