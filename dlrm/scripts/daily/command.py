@@ -216,7 +216,8 @@ class _Follower:
         if digest_of(self._chain.dataset_of(day.name)) is not None:
             return
         flags = self._preparation([day.path.absolute()], folder)
-        flags |= {name: getattr(self._own, name) for name in ("half_life", "candidates")}
+        names = ("half_life", "candidates", "admission_probability")
+        flags |= {name: getattr(self._own, name) for name in names}
         if before is not None:
             flags["extend"] = self._chain.dataset_of(before.name)
         if (date := date_of(day.name)) is not None or before is None:

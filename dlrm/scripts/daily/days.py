@@ -77,9 +77,12 @@ def order_of(name: str) -> tuple[list[tuple[int, int | str]], str]:
 
 
 def date_of(name: str) -> str | None:
-    """Returns the date in the name of a day, such as that of `day=2026-11-20`, or None."""
-    found = re.search(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)", name)
-    return found[0] if found else None
+    """Returns the date in the name of a day, such as that of `day=2026-11-20`, or None.
+
+    A name with an hour, such as `2026-11-20T13`, `2026-11-20-13` or `2026-11-20_13`, has both.
+    """
+    found = re.search(r"(?<!\d)(\d{4}-\d\d-\d\d)(?:[T_-]([01]\d|2[0-3]))?(?!\d)", name)
+    return found and "T".join(filter(None, found.groups()))
 
 
 def _without_suffixes(path: Path) -> str:

@@ -44,6 +44,7 @@ class DailyConfig:
     evict_unseen_days: int | None = same_setting(ClickCheckpointConfig, "evict_unseen_days")
     half_life: float | None = same_setting(IncrementConfig, "half_life")
     candidates: int = same_setting(IncrementConfig, "candidates")
+    admission_probability: float = same_setting(IncrementConfig, "admission_probability")
     keep: int = setting(
         3, "number of days whose datasets and checkpoints are kept, besides the first", least=1
     )
