@@ -1,6 +1,7 @@
 """Options that preparation of all kinds of rows has."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from pathlib import Path
@@ -117,7 +118,7 @@ def _hour_number(day: str) -> int:
     return hour.toordinal() * 24 + hour.hour
 
 
-_PARSED = {
+_PARSED: dict[str, Callable[[str], int]] = {
     "number": int,
     "date": lambda day: date.fromisoformat(day).toordinal(),
     "hour": _hour_number,

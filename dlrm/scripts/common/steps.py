@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -41,7 +42,7 @@ def run_step(
         name: name of the command.
         flags: its flags, whose paths are absolute.
         log: file for all lines that it prints.
-        shown: regular expression of the lines to print here as well, by default all.
+        shown: regular expression of the lines to print here as well, by default all; errors are.
         words: further words of its command line, before the flags.
         variables: environment variables besides those of this process.
 
@@ -54,9 +55,12 @@ def run_step(
         env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
         cwd=_HERE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
+        errors = threading.Thread(target=_pass_on, args=(process.stderr, log))
+        errors.start()
         try:
             for line in process.stdout:
                 log.write(line)
@@ -65,5 +69,14 @@ def run_step(
         except BaseException:
             process.terminate()
             raise
+        finally:
+            errors.join()
     if code := process.returncode:
         raise StepError(["dlrm", *words], code if code > 0 else 128 - code)
+
+
+def _pass_on(errors: TextIO, log: TextIO) -> None:
+    """Prints the lines of a stream for errors, and adds them to a log."""
+    for line in errors:
+        log.write(line)
+        print(line, end="", file=sys.stderr, flush=True)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dlrm.documents import brief
 from dlrm.files import MANIFEST, make_directories, write_atomically
@@ -36,7 +37,7 @@ class LearnedDay:
     """
 
     name: str
-    files: dict[str, list[int]]
+    files: dict[str, list[Any]]
     content: str
     parent: str
     dataset: str
@@ -146,7 +147,7 @@ class Chain:
                 self._check_same(day, learned[day.name])
             elif last is not None and order_of(day.name) < order_of(last):
                 raise ValueError(
-                    f"{day.path}: is before {last}, which has been learned; --skip {day.name} "
+                    f"{day.place}: is before {last}, which has been learned; --skip {day.name} "
                     "leaves it out"
                 )
             else:
@@ -156,7 +157,7 @@ class Chain:
     def _check_same(self, day: Day, learned: LearnedDay) -> None:
         if day.files != learned.files and day.digest() != learned.content:
             raise ValueError(
-                f"{day.path}: has changed since it was learned; give back the former file, or "
+                f"{day.place}: has changed since it was learned; give back the former file, or "
                 "name another --output and begin again"
             )
 
@@ -165,7 +166,7 @@ class Chain:
         same = [one.name for one in self.days if one.content == content]
         if same:
             raise ValueError(
-                f"{day.path}: has the same content as {same[0]}, which has been learned; --skip "
+                f"{day.place}: has the same content as {same[0]}, which has been learned; --skip "
                 f"{day.name} leaves it out"
             )
 

@@ -63,8 +63,8 @@ class Logs:
                 raise ValueError(f"{path}: expected a file for a day of logs, got a folder")
             suffix = path.suffix if path.suffix in SUFFIXES else ""
             link = days / f"day_{number}{suffix}"
-            if not link.is_symlink():
-                link.symlink_to(path)
+            link.unlink(missing_ok=True)
+            link.symlink_to(path)
         flags = {"schema": CRITEO, "input": days, "hold_out": False, **self._options}
         return flags | {"output": folder / "dataset"}
 

@@ -168,6 +168,28 @@ def test_alarms_are_an_exit_code(learned, capsys):
     assert len(record(learned)["days"][-1]["alarms"]) >= 2
 
 
+def test_a_recalibration_is_fitted_to_each_day_before_it_is_learned(learned, tmp_path):
+    for number in (4, 5):
+        write_day(learned / "logs", number, clicks=0.3 * number - 0.9)
+    assert daily(learned, "--recalibrate=platt", "--most_psi=99", "--most_miscalibration=99") == 0
+    judged = {day["name"][-1]: day["judged"]["continued"] for day in record(learned)["days"]}
+    days, scores = learned / "chain/days", tmp_path / "scores.npy"
+    for checkpoint in (days / "2026-11-03/run", days / "2026-11-04/run"):
+        flags = [f"--checkpoint={checkpoint}", f"--input={learned}/logs/2026-11-05.csv"]
+        assert run(COMMANDS["predict"], [*flags, f"--output={scores}", "--overwrite"]) == 0
+    fitted = json.loads(next(days.glob("2026-11-04/run/step-*/recalibration/*")).read_text())
+    assert fitted["kind"] == "platt"
+    assert fitted["fitted_to"]["sources"] == [str(learned / "logs/2026-11-04.csv")]
+    clicks = [
+        line.startswith("1,") for line in (learned / "logs/2026-11-05.csv").read_text().split()[1:]
+    ]
+    assert judged["5"]["calibration"] == pytest.approx(
+        np.load(scores).mean() / np.mean(clicks), abs=1e-4
+    )
+    assert not list(days.glob("*/recalibrated"))
+    assert not list(days.glob("2026-11-03/run/step-*/recalibration"))
+
+
 def contents(chain):
     """Returns what a chain leaves, except for logs, which have times."""
     kept = (".bin", ".safetensors", ".npy", "daily.json", "table.json")
