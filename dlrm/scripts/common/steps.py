@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -23,8 +24,8 @@ class StepError(Exception):
         code: its exit code, as a shell has it.
     """
 
-    def __init__(self, words: Sequence[str], code: int) -> None:
-        super().__init__(f"{' '.join(words)}: exit code {code}")
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"dlrm {name}: exit code {code}")
         self.code = code
 
 
@@ -41,7 +42,7 @@ def run_step(
     Args:
         name: name of the command.
         flags: its flags, whose paths are absolute.
-        log: file for all lines that it prints.
+        log: file for the command and all lines that it prints.
         shown: regular expression of the lines to print here as well, by default all; errors are.
         words: further words of its command line, before the flags.
         variables: environment variables besides those of this process.
@@ -50,6 +51,7 @@ def run_step(
         StepError: it fails.
     """
     words = [name, *words, *flags_of(flags)]
+    log.write(f"$ dlrm {shlex.join(words)}\n")
     with subprocess.Popen(
         [sys.executable, "-m", "dlrm", *words],
         env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
@@ -72,7 +74,7 @@ def run_step(
         finally:
             errors.join()
     if code := process.returncode:
-        raise StepError(["dlrm", *words], code if code > 0 else 128 - code)
+        raise StepError(name, code if code > 0 else 128 - code)
 
 
 def _pass_on(errors: TextIO, log: TextIO) -> None:

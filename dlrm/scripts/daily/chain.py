@@ -79,9 +79,11 @@ class Chain:
             return
         found = read_sealed(path, required=True)
         if found.get("schema") != self.schema:
+            before = str(found.get("schema"))[:12]
             raise ValueError(
-                f"--schema: {self.folder} was begun with another schema (SHA-256 "
-                f"{brief(found.get('schema'))}, got {self.schema}); name another --output"
+                f"--schema: expected the schema with which {self.folder} was begun (SHA-256 "
+                f"{brief(before)}), got another one ({self.schema[:12]!r}); give back the former "
+                "file, or name another --output"
             )
         self.days = [LearnedDay(**day) for day in found["days"]]
         for before, day in zip([None, *self.days], self.days, strict=False):
@@ -155,11 +157,13 @@ class Chain:
         return new
 
     def _check_same(self, day: Day, learned: LearnedDay) -> None:
-        if day.files != learned.files and day.digest() != learned.content:
-            raise ValueError(
-                f"{day.place}: has changed since it was learned; give back the former file, or "
-                "name another --output and begin again"
-            )
+        if day.files == learned.files or (content := day.digest()) == learned.content:
+            return
+        same = [f", and has the content of {o.name} now" for o in self.days if o.content == content]
+        raise ValueError(
+            f"{day.place}: has changed since it was learned{''.join(same)}; give back the former "
+            "file, or name another --output and begin again"
+        )
 
     def check_new(self, day: Day, content: str) -> None:
         """Raises ValueError if a day has the content of one that was learned."""

@@ -45,7 +45,7 @@ def run(values: Values) -> int:
         cache = Cache.of_flags(values)
     with (
         open_chain(output, rows.digest, rows.dataset) as chain,
-        open(output / LOG, "a", encoding="utf-8") as log,
+        open(output / LOG, "a", buffering=1, encoding="utf-8") as log,
     ):
         found = find_days(own.days, say, cache)
         for name in sorted({*own.skip, *own.accept} - {day.name for day in found}):
@@ -58,21 +58,21 @@ def run(values: Values) -> int:
             for day in new:
                 follower.learn(day)
         except StepError as failed:
-            print(f"error: {failed}; its lines are in {output / LOG}", file=sys.stderr)
+            lines = f"the command and all of its lines are in {own.output / LOG}"
+            print(f"error: {day.name}: {failed}; {lines}", file=sys.stderr)
             return failed.code
+        finally:
+            if chain.days:
+                write_atomically(output / PAGE, page(chain.days))
         if not chain.days:
             raise ValueError(f"{own.days}: all days are left out by --skip; nothing is learned")
-        write_atomically(output / PAGE, page(chain.days))
     for line in table_of(chain.days):
         say(line)
     say(f"page: {own.output / PAGE}")
     learned = chain.days[len(chain.days) - len(new) :]
     if not new:
         say(f"nothing new: {chain.days[-1].name} is the last day")
-    alarms = [f"{day.name}: {alarm}" for day in learned for alarm in day.alarms]
-    for line in alarms:
-        say(f"warning: {line}")
-    return DRIFTED if alarms else 0
+    return DRIFTED if any(day.alarms for day in learned) else 0
 
 
 def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
@@ -81,7 +81,8 @@ def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
         return new[: names.index(last) + 1]
     if last in {day.name for day in chain.days}:
         return []
-    raise ValueError(f"--until {last}: no such day")
+    days = ", ".join(names[-3:]) or "none"
+    raise ValueError(f"--until {last}: expected a day that is learned or new, got new days: {days}")
 
 
 class _Follower:
@@ -111,6 +112,8 @@ class _Follower:
         with day.local() as path:
             self._learn(day, path)
         self._prune()
+        for alarm in self._chain.days[-1].alarms:
+            say(f"warning: {day.name}: {alarm}")
 
     def _learn(self, day: Day, path: Path) -> None:
         before = self._chain.days[-1] if self._chain.days else None
@@ -288,7 +291,6 @@ class _Follower:
 
     def _step(self, name: str, flags: Mapping[str, Any], words: list[str] | None = None) -> None:
         run_step(name, flags, self._log, "^(note|warning):", words or [])
-        self._log.flush()
 
     @contextmanager
     def _timed(self, day: str, step: str) -> Iterator[None]:
