@@ -1,6 +1,7 @@
 """Learns the new days of a log, each after it has been scored."""
 
 import json
+import math
 import shutil
 import sys
 import time
@@ -216,10 +217,10 @@ class _Follower:
             accept = ""
         elif self._chain.days and day.name not in self._own.accept:
             usual, name = self._chain.days[-1].rows, self._chain.days[-1].name
-            if rows < self._own.least_rows * usual:
+            if rows < (least := self._own.least_rows * usual):
                 problem = (
-                    f"expected {self._own.least_rows:g} of the {usual:,} rows of {name} or more "
-                    f"(--least_rows), got {rows:,}"
+                    f"expected {math.ceil(least):,} rows or more (--least_rows "
+                    f"{self._own.least_rows:g} of the {usual:,} of {name}), got {rows:,}"
                 )
         if problem:
             shutil.rmtree(folder)
