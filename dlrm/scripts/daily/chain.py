@@ -79,10 +79,10 @@ class Chain:
             return
         found = read_sealed(path, required=True)
         if found.get("schema") != self.schema:
-            before = str(found.get("schema"))[:12]
+            begun = str(found.get("schema"))[:12]
             raise ValueError(
                 f"--schema: expected the schema with which {self.folder} was begun (SHA-256 "
-                f"{brief(before)}), got another one ({self.schema[:12]!r}); give back the former "
+                f"{brief(begun)}), got another one ({self.schema[:12]!r}); give back the former "
                 "file, or name another --output"
             )
         self.days = [LearnedDay(**day) for day in found["days"]]
