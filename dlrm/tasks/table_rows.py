@@ -279,7 +279,7 @@ def _copy_of(
             copy = shutil.copyfile if name in written else link_or_copy
             copy(str(saved.path / name), str(staging / name))
         if transform is not None and transform.is_dir():
-            shutil.copytree(transform, staging / TRANSFORM)
+            shutil.copytree(transform, staging / TRANSFORM, copy_function=link_or_copy)
         yield {index: [staging / name for name in own] for index, own in names.items()}
         kept = {name: crc for name, crc in sums.items() if name not in written | DESCRIPTION}
         describe(staging, config, saved.progress, kept)

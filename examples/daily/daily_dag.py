@@ -25,6 +25,6 @@ with DAG(
     export = BashOperator(
         task_id="export",
         bash_command="cd /srv/ctr && dlrm export --checkpoint $(ls -d chain/days/*/run | sort -V | "
-        "tail -n 1) --model_repository models --overwrite",
+        "tail -n 1) --save-dir models $(test -d models/model && echo --update)",
     )
     learn >> export

@@ -1,5 +1,6 @@
 """Days that extend the dictionaries of earlier days equal an oracle in plain Python."""
 
+import hashlib
 import math
 import os
 import random
@@ -265,6 +266,61 @@ def test_values_are_the_same_as_in_one_preparation_of_all_days(two, tmp_path):
     )
     assert [set(d.values()) for d in extended] == [set(d.values()) for d in once]
     assert extended[0].values() != once[0].values(), "ids stay in the order of days"
+
+
+def drawn(seed, day, field, value, probability):
+    """Returns whether a number is admitted, by the generator splitmix64 in plain Python."""
+    start = int.from_bytes(hashlib.sha256(f"{seed} {day} {field}".encode()).digest()[:8], "big")
+    state = (start + (value + 1) * 0x9E3779B97F4A7C15) % 2**64
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+        state = (state ^ state >> shift) * factor % 2**64
+    return (state ^ state >> 31) < probability * 2**64
+
+
+def test_rare_values_are_admitted_by_chance(tmp_path):
+    days, options = [small(1), small(2)], {"admission_probability": 0.25}
+    made = chain(tmp_path, days, schema=TEXTS, **options)
+    ids, counts, by_chance = [], Counter(), 0
+    for number, table in enumerate(days, 1):
+        today = Counter(value for value in table["user"] if value is not None and value not in ids)
+        counts += today
+        chosen = {v for v in today if drawn(0, number, "of user", v, 0.25)}
+        by_chance += sum(counts[v] < 2 for v in chosen)
+        new = {value for value in today if counts[value] >= 2} | chosen
+        ids += sorted(new, key=lambda value: (-counts[value], value))
+    fitted = Transform.load(made[1] / "transform")
+    assert by_chance > 2
+    assert fitted.dictionaries[1].values() == ids
+    day = fitted.increment.days[-1]
+    assert day["admission_probability"] == 0.25
+    assert day["candidates"][1] == sum(counts[value] < 2 for value in set(counts) - set(ids))
+    parts = {"output_ordering": "input", "split_bytes": 500}
+    first = IncrementConfig(day="1", **options)
+    prepare(TEXTS, [tmp_path / "day1.parquet"], tmp_path / "parts", increment=first, **parts)
+    assert contents(tmp_path / "parts") == contents(made[0])
+
+
+def test_every_value_is_admitted_with_probability_1(two, tmp_path):
+    extend(two / "2", tmp_path / "3", admission_probability=1.0)
+    fitted = Transform.load(tmp_path / "3/transform")
+    assert set(small(3)["item"]) - {None} <= set(fitted.dictionaries[0].values())
+    for chance in (-0.1, 1.5, float("nan")):
+        with pytest.raises(ValueError, match="--admission_probability"):
+            IncrementConfig(day="1", admission_probability=chance)
+    with pytest.raises(ValueError, match="--admission_probability: expected --extend or --day"):
+        IncrementConfig(admission_probability=0.5)
+
+
+def test_hours_follow_one_another(two, tmp_path):
+    made = chain(tmp_path, [small(1), small(2)], {"day": "2026-11-26T23"}, schema=TEXTS)
+    assert Transform.load(made[1] / "transform").increment.day == "2026-11-27T00"
+    with pytest.raises(ValueError, match="--day 2026-11-27: expected an hour, as 2026-11-27T00"):
+        extend(made[1], tmp_path / "3", day="2026-11-27")
+    with pytest.raises(ValueError, match="expected a day after 2026-11-27T00, .* an earlier one"):
+        extend(made[1], tmp_path / "3", day="2026-11-26T22")
+    for wrong in ("2026-11-26T24", "2026-11-26T5:30", "2026-02-30", "noon"):
+        with pytest.raises(ValueError, match=f"--day {wrong}: expected a number such as 7"):
+            IncrementConfig(day=wrong)
 
 
 @pytest.mark.parametrize("numerics", ["keep", "refit"])

@@ -105,8 +105,18 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     )
     assert done.returncode == 0, done.stderr
     assert "recalibrated (platt, judged on the half it was not fitted to)" in done.stdout
-    done = evaluate(trained, data, f"--checkpoint={recalibrated}", "--recalibrate=platt")
+    done = evaluate(trained, data, f"--checkpoint={recalibrated}", "--sampling_rate=0.5")
     assert "expected a checkpoint without a recalibration" in done.stderr
+    again = tmp_path / "again"  # the same fit to the scores of the network replaces the first
+    done = evaluate(
+        trained,
+        *(data, f"--checkpoint={recalibrated}", "--bootstrap=0", "--recalibrate=platt"),
+        f"--recalibrated_checkpoint={again}",
+    )
+    assert re.search(r"\ncalibration +1\.0000", done.stdout), done.stdout + done.stderr
+    files = [path / "recalibration/recalibration.json" for path in (again, recalibrated)]
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert (again / "MODEL.md").read_text().count("## Recalibration") == 1
     folder = tmp_path / "page\x1b[31m\nerror: "
     words = (f"--checkpoint={recalibrated}", "--bootstrap=0", f"--output={folder}")
     done = evaluate(trained, data, *words)

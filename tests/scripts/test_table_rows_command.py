@@ -90,6 +90,8 @@ def test_grow_takes_a_dataset_whose_dictionaries_go_on_and_refuses_others(
     assert (code, said.startswith("grown: 11 rows appended")) == (0, True), said
     sizes = Transform.load("grown/transform").cardinalities
     assert sizes == Transform.load(added / "transform").cardinalities
+    for path in (added / "transform").iterdir():
+        assert path.samefile(f"grown/transform/{path.name}")
     tested = command("--mode=test", "--load_checkpoint_path=grown", data=added, model=[])
     assert tested["auc"] > 0.7  # without --allow_other_transform, since the ids are the same
     going_on = [f"--continue_from={checkpoint}", "--save_checkpoint_path=run"]

@@ -47,11 +47,11 @@ class Increment(NamedTuple):
     """The place of a transform in a chain of days, each of which extends the one before.
 
     Attributes:
-        day: the day, a number or a date.
+        day: the day, a number, a date or an hour.
         numerics: "keep" or "refit", for bins, means and encodings.
         days: facts of each day, the last being its own. `transform` is the digest of an earlier
             day's facts file; `new`, `candidates` and `forgotten` are numbers of values by
-            dictionary.
+            dictionary. `admission_probability` is there if it is above 0.
     """
 
     day: str

@@ -6,7 +6,7 @@ is computed anew only on a day that has it.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,11 +14,36 @@ from dlrm.data.transform.dictionaries import Counts, merge_counts
 from dlrm.data.transform.lookup import spread, unspread
 from dlrm.files import staged_file, write_array
 from dlrm.mapped_files import map_npy
+from dlrm.preproc.stages.division import splitmix64
 
 UNIT = 256
 _VALUE_BYTES = 8 + 8 + 4  # of a hash, a count and a day
 _END_BYTES = 8  # of a text
+_CHANCE_SHIFT = 11  # so that a chance is a whole number of 2**-53
 _PARTS = 1 << 32  # of a factor, so that it has the same bits everywhere
+
+
+class Admission(NamedTuple):
+    """The values that get ids on a day: frequent ones, and some of the others by chance.
+
+    Attributes:
+        limit: minimum count of a frequent value.
+        probability: chance of another one.
+        seed: number from which, and from a value, its chance follows; another one for each field
+            and day.
+    """
+
+    limit: int
+    probability: float
+    seed: int
+
+    def of(self, total: Counts) -> np.ndarray:
+        """Returns the mask of the values that get ids, given counts in units of 1/256."""
+        frequent = total.counts >= self.limit * UNIT
+        if not self.probability:
+            return frequent
+        drawn = splitmix64(self.seed, total.keys) >> np.uint64(_CHANCE_SHIFT)
+        return frequent | (drawn < round(self.probability * (1 << 64 - _CHANCE_SHIFT)))
 
 
 @dataclass(frozen=True)
@@ -65,13 +90,13 @@ class Candidates:
         return np.floor(self.counts * np.array(factors)[places]).astype(np.int64)
 
     def divide(
-        self, counts: Counts, limit: int, day: int, half_life: float | None
+        self, counts: Counts, admission: Admission, day: int, half_life: float | None
     ) -> tuple[Counts, "Candidates"]:
         """Adds a day's counts of values without an id.
 
         Args:
             counts: the counts.
-            limit: minimum count of a value that gets an id.
+            admission: the values that get ids.
             day: the day.
             half_life: see `IncrementConfig`.
 
@@ -83,7 +108,7 @@ class Candidates:
         keys = unspread(before.hashes)
         own = counts._replace(counts=counts.counts * UNIT)
         total = merge_counts([own, Counts(keys, before.on(day, half_life), before.texts)])
-        enough = total.counts >= limit * UNIT
+        enough = admission.of(total)
         made = _chosen(total, enough)
         left = _chosen(total, ~enough)
         days = np.full(len(left.keys), day, np.int32)

@@ -16,7 +16,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import canonical_text
 from dlrm.files import link_or_copy, write_atomically
 from dlrm.manifest import read_manifest
-from dlrm.preproc.increments.candidates import bytes_of, quotas
+from dlrm.preproc.increments.candidates import Admission, bytes_of, quotas
 from dlrm.preproc.increments.known import FROZEN, GROWS, KEPT, OTHER, KnownValues
 from dlrm.preproc.increments.segments import DAY, SegmentJob, write_segments
 from dlrm.preproc.stages.counting import counted_columns
@@ -161,7 +161,7 @@ def _known(run: PreparationRun, growth: "Growth", columns: Sequence[CountedColum
     return KnownValues(
         roles,
         texts,
-        [column.limit for column in columns],
+        _admissions(run, growth, columns),
         sizes,
         str(lookups or ""),
         None if parent is None or parent.state is None else str(parent.state),
@@ -170,6 +170,18 @@ def _known(run: PreparationRun, growth: "Growth", columns: Sequence[CountedColum
         config.half_life,
         str(run.work.folder("left")),
     )
+
+
+def _admissions(
+    run: PreparationRun, growth: "Growth", columns: Sequence[CountedColumn]
+) -> list[Admission]:
+    """Returns the values of each column that get ids, with a seed of its own for each."""
+    names, made = list(run.options.schema.dictionaries()), []
+    for place, column in enumerate(columns):
+        text = f"{run.options.seed} {growth.day} {names[place] if place < len(names) else ''}"
+        seed = int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
+        made.append(Admission(column.limit, growth.config.admission_probability, seed))
+    return made
 
 
 def _content(rows: Sequence[int], merged: Sequence[dict[str, Any]]) -> str:
@@ -285,6 +297,8 @@ def _transform(
         crcs += [[checksum(array) for array in one.arrays.values()] for one in encoded]
     own: dict[str, Any] = {"rows": num_rows, "content": content, "new": new}
     own |= {name: [one[name] for one in made] for name in ("candidates", "forgotten")}
+    if chance := growth.config.admission_probability:
+        own["admission_probability"] = chance
     if parent is not None:
         kinds, negatives = parent.fitted.kinds, parent.fitted.negatives
         facts = facts._replace(kinds=kinds, negatives=negatives)

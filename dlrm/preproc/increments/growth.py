@@ -16,7 +16,7 @@ from dlrm.files import MANIFEST
 from dlrm.preproc.increments.extend import extend
 from dlrm.preproc.increments.segments import DAY
 from dlrm.preproc.stages.fitting import TransformFacts
-from dlrm.preproc.stages.options import IncrementConfig, day_number, is_date, next_day
+from dlrm.preproc.stages.options import IncrementConfig, day_number, kind_of_day, next_day
 from dlrm.preproc.stages.stage import PreparationRun
 
 _KINDS = (layout.KIND, "checkpoint")
@@ -105,6 +105,7 @@ class Growth:
             "numerics": config.numerics,
             "candidates": config.candidates,
             "half_life": config.half_life,
+            "admission_probability": config.admission_probability,
         }
 
     def notes(self) -> Iterator[str]:
@@ -176,9 +177,11 @@ def _day(config: IncrementConfig, parent: Parent) -> str:
     last = increment.day
     if config.day is None:
         return next_day(last)
-    if is_date(config.day) != is_date(last):
-        kind = "date" if is_date(last) else "number"
-        raise ValueError(f"--day {config.day}: expected a {kind}, as {last} of {config.extend}")
+    if (kind := kind_of_day(last)) != kind_of_day(config.day):
+        raise ValueError(
+            f"--day {config.day}: expected {'an' if kind == 'hour' else 'a'} {kind}, as {last} of "
+            f"{config.extend}"
+        )
     if day_number(config.day) > day_number(last):
         return config.day
     twice = any(day["day"] == config.day for day in increment.days)

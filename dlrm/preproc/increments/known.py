@@ -11,7 +11,7 @@ from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.dictionaries import Counts, frequent
 from dlrm.data.transform.lookup import lookup_in, spread
 from dlrm.files import staged_file
-from dlrm.preproc.increments.candidates import Candidates, bytes_of_texts
+from dlrm.preproc.increments.candidates import Admission, Candidates, bytes_of_texts
 from dlrm.preproc.stages.dictionary_merge import texts_of
 
 GROWS, FROZEN, KEPT, OTHER = "grows", "frozen", "kept", "other"
@@ -26,7 +26,7 @@ class KnownValues(NamedTuple):
             one that stays as the first day made it, `KEPT` for what is not fitted again, and
             `OTHER`.
         texts: whether the values of each column are texts.
-        limits: for each column, minimum count of a value with an id.
+        admissions: for each column, the values that get ids.
         sizes: for each column, the sizes of the parent's segments, none without a parent.
         lookups: folder of the parent's lookups.
         state: folder of the parent's candidates; None if there are none.
@@ -37,7 +37,7 @@ class KnownValues(NamedTuple):
 
     roles: list[str]
     texts: list[bool]
-    limits: list[int]
+    admissions: list[Admission]
     sizes: list[list[int]]
     lookups: str
     state: str | None
@@ -106,9 +106,10 @@ class _Divided:
             before = Candidates.none(texts)
             if known.state is not None:
                 before = Candidates.load(Path(known.state), column, texts, *self._range)
-            made, left = before.divide(new, known.limits[column], known.day, known.half_life)
+            admission = known.admissions[column]
+            made, left = before.divide(new, admission, known.day, known.half_life)
         elif role == FROZEN and not known.sizes[column]:
-            made = frequent(merged, known.limits[column])
+            made = frequent(merged, known.admissions[column].limit)
         self._write(left)
         return made
 

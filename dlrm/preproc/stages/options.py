@@ -1,8 +1,9 @@
 """Options that preparation of all kinds of rows has."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,8 +35,8 @@ class IncrementConfig:
     )
     day: str | None = setting(
         None,
-        "number or date (2026-11-20) of the rows' day, which begins a chain of days; with --extend "
-        "it is later than that dataset's, by default the next",
+        "number, date (2026-11-20) or hour (2026-11-20T13) of the rows, which begins a chain of "
+        "days; with --extend it is later than that dataset's, by default the next",
     )
     candidates: int = setting(
         1 << 28,
@@ -47,6 +48,12 @@ class IncrementConfig:
         "days after which the count of a value below its frequency limit has halved; default: "
         "counts stay as they are",
         above=0,
+    )
+    admission_probability: float = setting(
+        0.0,
+        "chance that a value below its frequency limit gets an id on a day that has it",
+        least=0,
+        most=1,
     )
     numerics: str = setting(
         "keep",
@@ -60,7 +67,7 @@ class IncrementConfig:
         if self.day is not None:
             day_number(self.day)
         if not self.is_used:
-            for name in ("candidates", "half_life", "numerics"):
+            for name in _OF_DAYS:
                 if getattr(self, name) != getattr(type(self), name):
                     raise ValueError(f"--{name}: expected --extend or --day too, got neither")
 
@@ -73,41 +80,56 @@ class IncrementConfig:
         """Returns, by flag, the options that determine the bytes; none outside of chains."""
         if not self.is_used:
             return {}
-        names = ("day", "candidates", "half_life", "numerics")
-        return {f"--{name}": getattr(self, name) for name in names}
+        return {f"--{name}": getattr(self, name) for name in ("day", *_OF_DAYS)}
 
 
-def is_date(day: str) -> bool:
-    """Returns whether a day is a date, and no number."""
-    return not day.isdecimal()
+_OF_DAYS = ("candidates", "half_life", "admission_probability", "numerics")
+_MOST = 1 << 30
+_HOUR = "%Y-%m-%dT%H"
+
+
+def kind_of_day(day: str) -> str:
+    """Returns what a day is: a number, a date or an hour."""
+    if day.isdecimal():
+        return "number"
+    return "hour" if "T" in day else "date"
 
 
 def day_number(day: str) -> int:
-    """Returns the number of a day, by which days are compared.
+    """Returns the number of a day, by which days of one kind are compared.
 
     Raises:
-        ValueError: it is neither a number nor a date.
+        ValueError: it is neither a number nor a date nor an hour.
     """
     try:
-        return date.fromisoformat(day).toordinal() if is_date(day) else _checked(int(day))
+        number = _PARSED[kind_of_day(day)](day)
+        if number <= _MOST:
+            return number
     except ValueError:
-        raise ValueError(
-            f"--day {day}: expected a number such as 7, up to {_MOST}, or a date such as 2026-11-20"
-        ) from None
+        pass
+    raise ValueError(
+        f"--day {day}: expected a number such as 7, up to {_MOST}, a date such as 2026-11-20 or an "
+        "hour such as 2026-11-20T13"
+    )
 
 
-_MOST = 1 << 30
+def _hour_number(day: str) -> int:
+    hour = datetime.strptime(day, _HOUR)
+    return hour.toordinal() * 24 + hour.hour
 
 
-def _checked(number: int) -> int:
-    if number > _MOST:
-        raise ValueError
-    return number
+_PARSED: dict[str, Callable[[str], int]] = {
+    "number": int,
+    "date": lambda day: date.fromisoformat(day).toordinal(),
+    "hour": _hour_number,
+}
 
 
 def next_day(day: str) -> str:
-    """Returns the day after another."""
-    if is_date(day):
+    """Returns the day after another, of its kind."""
+    if (kind := kind_of_day(day)) == "hour":
+        return (datetime.strptime(day, _HOUR) + timedelta(hours=1)).strftime(_HOUR)
+    if kind == "date":
         return (date.fromisoformat(day) + timedelta(1)).isoformat()
     return str(int(day) + 1)
 

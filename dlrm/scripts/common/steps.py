@@ -2,8 +2,10 @@
 
 import os
 import re
+import shlex
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,8 +24,8 @@ class StepError(Exception):
         code: its exit code, as a shell has it.
     """
 
-    def __init__(self, words: Sequence[str], code: int) -> None:
-        super().__init__(f"{' '.join(words)}: exit code {code}")
+    def __init__(self, name: str, code: int) -> None:
+        super().__init__(f"dlrm {name}: exit code {code}")
         self.code = code
 
 
@@ -40,8 +42,8 @@ def run_step(
     Args:
         name: name of the command.
         flags: its flags, whose paths are absolute.
-        log: file for all lines that it prints.
-        shown: regular expression of the lines to print here as well, by default all.
+        log: file for the command and all lines that it prints.
+        shown: regular expression of the lines to print here as well, by default all; errors are.
         words: further words of its command line, before the flags.
         variables: environment variables besides those of this process.
 
@@ -49,14 +51,18 @@ def run_step(
         StepError: it fails.
     """
     words = [name, *words, *flags_of(flags)]
+    log.write(f"$ dlrm {shlex.join(words)}\n")
     with subprocess.Popen(
         [sys.executable, "-m", "dlrm", *words],
         env={**os.environ, "PYTHONUNBUFFERED": "1", **(variables or {})},
         cwd=_HERE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     ) as process:
         assert process.stdout is not None
+        errors = threading.Thread(target=_pass_on, args=(process.stderr, log))
+        errors.start()
         try:
             for line in process.stdout:
                 log.write(line)
@@ -65,5 +71,14 @@ def run_step(
         except BaseException:
             process.terminate()
             raise
+        finally:
+            errors.join()
     if code := process.returncode:
-        raise StepError(["dlrm", *words], code if code > 0 else 128 - code)
+        raise StepError(name, code if code > 0 else 128 - code)
+
+
+def _pass_on(errors: TextIO, log: TextIO) -> None:
+    """Prints the lines of a stream for errors, and adds them to a log."""
+    for line in errors:
+        log.write(line)
+        print(line, end="", file=sys.stderr, flush=True)

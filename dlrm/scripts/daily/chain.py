@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 from dlrm.documents import brief
 from dlrm.files import MANIFEST, make_directories, write_atomically
@@ -36,7 +37,7 @@ class LearnedDay:
     """
 
     name: str
-    files: dict[str, list[int]]
+    files: dict[str, list[Any]]
     content: str
     parent: str
     dataset: str
@@ -78,9 +79,11 @@ class Chain:
             return
         found = read_sealed(path, required=True)
         if found.get("schema") != self.schema:
+            begun = str(found.get("schema"))[:12]
             raise ValueError(
-                f"--schema: {self.folder} was begun with another schema (SHA-256 "
-                f"{brief(found.get('schema'))}, got {self.schema}); name another --output"
+                f"--schema: expected the schema with which {self.folder} was begun (SHA-256 "
+                f"{brief(begun)}), got another one ({self.schema[:12]!r}); give back the former "
+                "file, or name another --output"
             )
         self.days = [LearnedDay(**day) for day in found["days"]]
         for before, day in zip([None, *self.days], self.days, strict=False):
@@ -146,7 +149,7 @@ class Chain:
                 self._check_same(day, learned[day.name])
             elif last is not None and order_of(day.name) < order_of(last):
                 raise ValueError(
-                    f"{day.path}: is before {last}, which has been learned; --skip {day.name} "
+                    f"{day.place}: is before {last}, which has been learned; --skip {day.name} "
                     "leaves it out"
                 )
             else:
@@ -154,18 +157,20 @@ class Chain:
         return new
 
     def _check_same(self, day: Day, learned: LearnedDay) -> None:
-        if day.files != learned.files and day.digest() != learned.content:
-            raise ValueError(
-                f"{day.path}: has changed since it was learned; give back the former file, or "
-                "name another --output and begin again"
-            )
+        if day.files == learned.files or (content := day.digest()) == learned.content:
+            return
+        same = [f", and has the content of {o.name} now" for o in self.days if o.content == content]
+        raise ValueError(
+            f"{day.place}: has changed since it was learned{''.join(same)}; give back the former "
+            "file, or name another --output and begin again"
+        )
 
     def check_new(self, day: Day, content: str) -> None:
         """Raises ValueError if a day has the content of one that was learned."""
         same = [one.name for one in self.days if one.content == content]
         if same:
             raise ValueError(
-                f"{day.path}: has the same content as {same[0]}, which has been learned; --skip "
+                f"{day.place}: has the same content as {same[0]}, which has been learned; --skip "
                 f"{day.name} leaves it out"
             )
 

@@ -1,11 +1,12 @@
 """Learns the new days of a log, each after it has been scored."""
 
 import json
+import math
 import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +15,9 @@ from dlrm.documents import read_json
 from dlrm.files import make_directories, write_atomically
 from dlrm.flags import Values
 from dlrm.manifest import read_manifest, read_sealed, sealed_json
+from dlrm.remote.cache import Cache
+from dlrm.remote.edges import show_uris
+from dlrm.remote.uri import is_uri
 from dlrm.scripts.common.steps import StepError, run_step
 from dlrm.scripts.daily.chain import LOG, Chain, LearnedDay, digest_of, open_chain
 from dlrm.scripts.daily.days import Day, date_of, find_days
@@ -25,6 +29,7 @@ from dlrm.scripts.daily.rows import Logs, Tables, rows_of
 DRIFTED = 3  # exit code: all new days are learned, and one of them raised an alarm
 PAGE = "daily.html"
 _BEGUN, _TRAINED = "begun.json", "trained"
+_RETRAINED, _RECALIBRATED = "retrained", "recalibrated"  # folders of a day, until it is learned
 _METRICS = ("auc", "log_loss", "calibration", "normalized_entropy", "gauc_by_impressions")
 
 
@@ -35,13 +40,16 @@ def run(values: Values) -> int:
         ValueError, OSError: an error that the user can fix.
     """
     own, bounds = values.config(DailyConfig), values.config(AlarmConfig)
-    rows, output = rows_of(values), own.output.absolute()
+    rows, output, cache = rows_of(values), own.output.absolute(), None
+    if is_uri(own.days):
+        show_uris()
+        cache = Cache.of_flags(values)
     with (
         open_chain(output, rows.digest, rows.dataset) as chain,
-        open(output / LOG, "a", encoding="utf-8") as log,
+        open(output / LOG, "a", buffering=1, encoding="utf-8") as log,
     ):
-        found = find_days(own.days, say)
-        for name in {*own.skip, *own.accept} - {day.name for day in found}:
+        found = find_days(own.days, say, cache)
+        for name in sorted({*own.skip, *own.accept} - {day.name for day in found}):
             say(f"note: --skip or --accept {name}: no such day in {own.days}")
         new = chain.new_days(found, own.skip)
         if own.until is not None:
@@ -51,21 +59,21 @@ def run(values: Values) -> int:
             for day in new:
                 follower.learn(day)
         except StepError as failed:
-            print(f"error: {failed}; its lines are in {output / LOG}", file=sys.stderr)
+            lines = f"the command and all of its lines are in {own.output / LOG}"
+            print(f"error: {day.name}: {failed}; {lines}", file=sys.stderr)
             return failed.code
+        finally:
+            if chain.days:
+                write_atomically(output / PAGE, page(chain.days))
         if not chain.days:
             raise ValueError(f"{own.days}: all days are left out by --skip; nothing is learned")
-        write_atomically(output / PAGE, page(chain.days))
     for line in table_of(chain.days):
         say(line)
     say(f"page: {own.output / PAGE}")
     learned = chain.days[len(chain.days) - len(new) :]
     if not new:
         say(f"nothing new: {chain.days[-1].name} is the last day")
-    alarms = [f"{day.name}: {alarm}" for day in learned for alarm in day.alarms]
-    for line in alarms:
-        say(f"warning: {line}")
-    return DRIFTED if alarms else 0
+    return DRIFTED if any(day.alarms for day in learned) else 0
 
 
 def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
@@ -74,7 +82,8 @@ def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
         return new[: names.index(last) + 1]
     if last in {day.name for day in chain.days}:
         return []
-    raise ValueError(f"--until {last}: no such day")
+    days = ", ".join(names[-3:]) or "none"
+    raise ValueError(f"--until {last}: expected a day that is learned or new, got new days: {days}")
 
 
 class _Follower:
@@ -91,7 +100,7 @@ class _Follower:
     ) -> None:
         self._own, self._rows, self._chain, self._bounds = own, rows, chain, bounds
         self._log = log
-        self._raw = {day.name: day.path.absolute() for day in found}
+        self._raw = {day.name: day for day in found}
 
     def learn(self, day: Day) -> None:
         """Scores a day, learns it, and records both.
@@ -100,18 +109,25 @@ class _Follower:
             ValueError: the day is refused, and nothing is recorded.
             StepError: a command failed; the next `dlrm daily` resumes it.
         """
+        say(painted(day.name, "bold"))
+        with day.local() as path:
+            self._learn(day, path)
+        self._prune()
+        for alarm in self._chain.days[-1].alarms:
+            say(f"warning: {day.name}: {alarm}")
+
+    def _learn(self, day: Day, path: Path) -> None:
         before = self._chain.days[-1] if self._chain.days else None
-        content = day.digest()
+        content = day.digest_at(path)
         self._chain.check_new(day, content)
-        say(painted(f"{day.name}", "bold"))
         folder = self._chain.path_of(day.name)
         self._begin(folder, {"content": content, "parent": before.digest if before else ""})
         judged: dict[str, dict[str, float | None]] = {}
         fields: dict[str, dict[str, float]] = {}
         if before is not None:
-            judged, fields, rows, clicks = self._judge(day, folder)
+            judged, fields, rows, clicks = self._judge(day, path, folder)
             self._check_rows(day, folder, rows, clicks)
-        self._prepare(day, folder, before)
+        self._prepare(day, path, folder, before)
         dataset = self._chain.dataset_of(day.name)
         if before is None:
             rows, clicks = _counts(dataset)
@@ -119,7 +135,7 @@ class _Follower:
         else:
             for name, psi in psi_by_field(self._chain.dataset_of(before.name), dataset).items():
                 fields.setdefault(name, {})["psi"] = psi
-        self._train(day, folder, before)
+        self._train(day, path, folder, before)
         checkpoint = self._chain.checkpoint_of(day.name)
         self._chain.add(
             LearnedDay(
@@ -136,7 +152,6 @@ class _Follower:
                 alarms_of(self._bounds, judged.get(CONTINUED, {}), fields),
             )
         )
-        self._prune()
 
     def _begin(self, folder: Path, facts: dict[str, str]) -> None:
         """Makes the directory of a day, without what was begun from other rows."""
@@ -148,7 +163,7 @@ class _Follower:
         make_directories(folder)
         write_atomically(path, sealed_json(facts))
 
-    def _judge(self, day: Day, folder: Path) -> tuple[dict, dict, int, int]:
+    def _judge(self, day: Day, path: Path, folder: Path) -> tuple[dict, dict, int, int]:
         """Returns metrics by model, shares by field, rows and clicks of a day not yet learned."""
         models = {CONTINUED: self._chain.checkpoint_of(self._chain.days[-1].name)}
         if FROZEN in self._own.compare:
@@ -159,7 +174,7 @@ class _Follower:
         for model, checkpoint in models.items():
             output = folder / "judged" / model
             if not (output / "evaluation.json").exists():
-                flags = {"checkpoint": checkpoint, "input": day.path.absolute(), "output": output}
+                flags = {"checkpoint": checkpoint, "input": path, "output": output}
                 with self._timed(day.name, f"judge {model}"):
                     self._step("evaluate", {**flags, "bootstrap": 0, **self._rows.judging})
             facts[model] = read_json(output / "evaluation.json")
@@ -176,7 +191,7 @@ class _Follower:
 
     def _retrained(self, folder: Path) -> Path:
         """Returns a model of all learned days, trained anew."""
-        at, names = folder / "retrained", [day.name for day in self._chain.days]
+        at, names = folder / _RETRAINED, [day.name for day in self._chain.days]
         if gone := [name for name in names if name not in self._raw]:
             raise ValueError(
                 f"--compare {RETRAINED}: expected all learned days in --days, got none named "
@@ -185,8 +200,10 @@ class _Follower:
         if not (at / _TRAINED).exists():
             with self._timed(folder.name, "retrain"):
                 at.mkdir(exist_ok=True)
-                flags = self._preparation([self._raw[name] for name in names], at)
-                self._step("prepare", {**flags, "overwrite": True})
+                with ExitStack() as stack:
+                    paths = [stack.enter_context(self._raw[name].local()) for name in names]
+                    flags = self._preparation(paths, at)
+                    self._step("prepare", {**flags, "overwrite": True})
                 flags = self._first_training(at / self._rows.dataset, at / "run")
                 self._step("train", flags, self._flag_file())
             write_atomically(at / _TRAINED, "")
@@ -200,23 +217,24 @@ class _Follower:
             accept = ""
         elif self._chain.days and day.name not in self._own.accept:
             usual, name = self._chain.days[-1].rows, self._chain.days[-1].name
-            if rows < self._own.least_rows * usual:
+            if rows < (least := self._own.least_rows * usual):
                 problem = (
-                    f"expected {self._own.least_rows:g} of the {usual:,} rows of {name} or more "
-                    f"(--least_rows), got {rows:,}"
+                    f"expected {math.ceil(least):,} rows or more (--least_rows "
+                    f"{self._own.least_rows:g} of the {usual:,} of {name}), got {rows:,}"
                 )
         if problem:
             shutil.rmtree(folder)
             raise ValueError(
-                f"{day.path}: {problem}; nothing is learned of it. {accept}--skip {day.name} "
+                f"{day.place}: {problem}; nothing is learned of it. {accept}--skip {day.name} "
                 "leaves it out"
             )
 
-    def _prepare(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
+    def _prepare(self, day: Day, path: Path, folder: Path, before: LearnedDay | None) -> None:
         if digest_of(self._chain.dataset_of(day.name)) is not None:
             return
-        flags = self._preparation([day.path.absolute()], folder)
-        flags |= {name: getattr(self._own, name) for name in ("half_life", "candidates")}
+        flags = self._preparation([path], folder)
+        names = ("half_life", "candidates", "admission_probability")
+        flags |= {name: getattr(self._own, name) for name in names}
         if before is not None:
             flags["extend"] = self._chain.dataset_of(before.name)
         if (date := date_of(day.name)) is not None or before is None:
@@ -224,16 +242,33 @@ class _Follower:
         with self._timed(day.name, "prepare"):
             self._step("prepare", flags)
 
-    def _train(self, day: Day, folder: Path, before: LearnedDay | None) -> None:
+    def _train(self, day: Day, path: Path, folder: Path, before: LearnedDay | None) -> None:
         if (folder / _TRAINED).exists():
             return
         dataset, run = self._chain.dataset_of(day.name), folder / "run"
+        flags, words = self._first_training(dataset, run), self._flag_file()
+        if before is not None:
+            checkpoint = self._chain.checkpoint_of(before.name)
+            if self._own.recalibrate is not None:
+                checkpoint = self._recalibrated(checkpoint, day, path, folder)
+            flags, words = self._further_training(dataset, run, checkpoint), []
         with self._timed(day.name, "train"):
-            if before is None:
-                self._step("train", self._first_training(dataset, run), self._flag_file())
-            else:
-                self._step("train", self._further_training(dataset, run, before))
+            self._step("train", flags, words)
         write_atomically(folder / _TRAINED, "")
+
+    def _recalibrated(self, checkpoint: Path, day: Day, path: Path, folder: Path) -> Path:
+        """Returns a copy of a checkpoint that is recalibrated to a day, which it has not learned.
+
+        The training that goes on from it carries the recalibration over.
+        """
+        made = folder / _RECALIBRATED / checkpoint.name
+        if not made.exists():
+            flags = {"checkpoint": checkpoint, "input": path, "bootstrap": 0, **self._rows.judging}
+            flags |= {"recalibrate": self._own.recalibrate, "recalibrated_checkpoint": made}
+            with self._timed(day.name, "recalibrate"):
+                made.parent.mkdir(exist_ok=True)
+                self._step("evaluate", flags)
+        return made
 
     def _preparation(self, inputs: Sequence[Path], folder: Path) -> dict[str, Any]:
         return {**self._rows.preparation(inputs, folder), "cores": self._own.cores}
@@ -242,9 +277,9 @@ class _Follower:
         flags = {"dataset": dataset, "save_checkpoint_path": output, "resume": True, "set_aside": 0}
         return flags | ({"recipe": "auto"} if self._own.train_flags is None else {})
 
-    def _further_training(self, dataset: Path, output: Path, before: LearnedDay) -> dict[str, Any]:
+    def _further_training(self, dataset: Path, output: Path, checkpoint: Path) -> dict[str, Any]:
         own, flags = self._own, {"dataset": dataset, "save_checkpoint_path": output, "resume": True}
-        flags |= {"continue_from": self._chain.checkpoint_of(before.name), "epochs": own.epochs}
+        flags |= {"continue_from": checkpoint, "epochs": own.epochs}
         flags["evict_unseen_days"] = own.evict_unseen_days
         if own.replay:
             kept = [self._chain.dataset_of(day.name) for day in self._chain.days[-own.keep :]]
@@ -257,7 +292,6 @@ class _Follower:
 
     def _step(self, name: str, flags: Mapping[str, Any], words: list[str] | None = None) -> None:
         run_step(name, flags, self._log, "^(note|warning):", words or [])
-        self._log.flush()
 
     @contextmanager
     def _timed(self, day: str, step: str) -> Iterator[None]:
@@ -270,7 +304,8 @@ class _Follower:
     def _prune(self) -> None:
         """Removes datasets and checkpoints of old days, except the checkpoint of the first."""
         days = self._chain.days
-        shutil.rmtree(self._chain.path_of(days[-1].name) / "retrained", ignore_errors=True)
+        for name in (_RETRAINED, _RECALIBRATED):
+            shutil.rmtree(self._chain.path_of(days[-1].name) / name, ignore_errors=True)
         for number, day in enumerate(days[: -self._own.keep]):
             folder = self._chain.path_of(day.name)
             for name in ("dataset", *(["run"] if number else [])):

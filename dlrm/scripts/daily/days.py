@@ -1,13 +1,18 @@
-"""The days of a log: entries of a directory whose names sort in the order of time."""
+"""The days of a log: entries of a directory, or at a URI, whose names sort in the order of time."""
 
 import hashlib
 import re
-from collections.abc import Callable
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from dlrm.data.sources.text_files import unpacked_name
 from dlrm.data.tables.files import kind_of
+from dlrm.remote.cache import Cache
+from dlrm.remote.edges import fetched
+from dlrm.remote.store import find_entries
+from dlrm.remote.uri import Uri, is_uri
 
 _BLOCK = 1 << 22
 
@@ -17,18 +22,39 @@ class Day(NamedTuple):
 
     Attributes:
         name: name of its file without suffixes, or of its folder.
-        path: the file or folder.
-        files: relative path of each file -> its bytes and its time of change in nanoseconds.
+        place: the file or folder; its URI in a store.
+        files: relative path of each file -> its bytes, and its time of change in nanoseconds; in a
+            store, its version.
+        cache: what it is fetched to from a store.
     """
 
     name: str
-    path: Path
-    files: dict[str, list[int]]
+    place: Path | Uri
+    files: dict[str, list[Any]]
+    cache: Cache | None = None
+
+    @contextmanager
+    def local(self) -> Iterator[Path]:
+        """Yields the file or folder; that of a store is fetched, and stays until the block ends.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        if isinstance(self.place, Path):
+            yield self.place.absolute()
+            return
+        assert self.cache is not None
+        with fetched(self.cache, self.place) as path:
+            yield path
 
     def digest(self) -> str:
         """Returns the SHA-256 of the content of its files, in the order of their names."""
-        total = hashlib.sha256()
-        root = self.path if self.path.is_dir() else self.path.parent
+        with self.local() as path:
+            return self.digest_at(path)
+
+    def digest_at(self, path: Path) -> str:
+        """Returns the digest, given the path of `local`."""
+        total, root = hashlib.sha256(), path if path.is_dir() else path.parent
         for name in sorted(self.files):
             with open(root / name, "rb") as file:
                 while block := file.read(_BLOCK):
@@ -36,38 +62,88 @@ class Day(NamedTuple):
         return total.hexdigest()
 
 
-def find_days(folder: Path, say: Callable[[str], object]) -> list[Day]:
+def find_days(folder: Path, say: Callable[[str], object], cache: Cache | None = None) -> list[Day]:
     """Returns the days of a directory in the order of their names, numbers by their value.
 
     Entries without a digit in their names, such as README.md, are no days; hidden ones and those
     that begin with "_" are ignored.
 
     Args:
-        folder: the directory.
+        folder: the directory, or a URI.
         say: called with a line about other entries.
+        cache: what days of a store are fetched to.
 
     Raises:
         FileNotFoundError: there is no such directory, or no day in it.
+        OSError: the store cannot be read.
         ValueError: two entries are the same day, or a day has no file.
     """
-    if not folder.is_dir():
-        raise FileNotFoundError(f"{folder}: no such directory (--days)")
-    entries = [path for path in folder.iterdir() if path.name[0] not in "._"]
-    others = sorted(path.name for path in entries if not re.search(r"\d", path.name))
+    shown = str(Uri.parse(folder)) if is_uri(folder) else str(folder)
+    entries = [*(_stored(Uri.parse(folder)) if is_uri(folder) else _local(folder))]
+    others = sorted(day.place.name for day in entries if not re.search(r"\d", day.place.name))
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
-        say(f"note: {folder}: no days: {', '.join(others[:3])}{more}")
+        say(f"note: {shown}: no days: {', '.join(others[:3])}{more}")
     days: dict[str, Day] = {}
-    for path in sorted(path for path in entries if path.name not in others):
-        name = path.name if path.is_dir() else _without_suffixes(path)
-        if name in days:
-            raise ValueError(f"{path}: expected one entry for a day, got {days[name].path} as well")
-        days[name] = Day(name, path, _files(path))
-        if not days[name].files:
-            raise ValueError(f"{path}: expected files in the folder of a day, got none")
+    for day in sorted(entries, key=lambda day: day.place.name):
+        day = day._replace(cache=cache)
+        if day.place.name in others:
+            continue
+        if (other := days.setdefault(day.name, day)) is not day:
+            raise ValueError(
+                f"{day.place}: expected one entry for a day, got {other.place} as well"
+            )
+        if not day.files:
+            raise ValueError(f"{day.place}: expected files in the folder of a day, got none")
     if not days:
-        raise FileNotFoundError(f"{folder}: no entry with a number in its name (--days)")
+        raise FileNotFoundError(f"{shown}: no entry with a number in its name (--days)")
     return sorted(days.values(), key=lambda day: order_of(day.name))
+
+
+def _local(folder: Path) -> Iterator[Day]:
+    """Yields the entries of a directory."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder}: no such directory (--days)")
+    for path in folder.iterdir():
+        if path.name[0] in "._":
+            continue
+        below = path.rglob("*") if path.is_dir() else [path]
+        root = path if path.is_dir() else folder
+        files = {}
+        for file in below:
+            if file.is_file():
+                status = file.stat()
+                name = file.relative_to(root).as_posix()
+                files[name] = [status.st_size, status.st_mtime_ns]
+        yield _day(path.name, path, files, path.is_dir())
+
+
+def _stored(uri: Uri) -> Iterator[Day]:
+    """Yields the files and folders below a URI."""
+    if uri.has_pattern or uri.scheme in ("http", "https"):
+        raise ValueError(
+            f"--days {uri}: expected a folder of a store, whose entries are days, got "
+            + ("a pattern" if uri.has_pattern else "a web server, which lists none")
+        )
+    root = uri.below("")
+    entries: dict[tuple[str, bool], dict[str, list[Any]]] = {}
+    for entry in find_entries(root):
+        name, slash, rest = entry.key[len(root.key) :].partition("/")
+        if name and name[0] not in "._" and not entry.key.endswith("/"):
+            files = entries.setdefault((name, bool(slash)), {})
+            files[rest or name] = [entry.size, entry.version]
+    for (name, is_folder), files in entries.items():
+        yield _day(name, uri.below(name), files, is_folder)
+
+
+def _day(name: str, place: Path | Uri, files: Mapping[str, list[Any]], is_folder: bool) -> Day:
+    """Returns an entry, without hidden files."""
+    seen = {
+        file: facts
+        for file, facts in sorted(files.items())
+        if not any(part.startswith((".", "_")) for part in PurePosixPath(file).parts)
+    }
+    return Day(name if is_folder else _without_suffixes(name), place, seen)
 
 
 def order_of(name: str) -> tuple[list[tuple[int, int | str]], str]:
@@ -77,24 +153,16 @@ def order_of(name: str) -> tuple[list[tuple[int, int | str]], str]:
 
 
 def date_of(name: str) -> str | None:
-    """Returns the date in the name of a day, such as that of `day=2026-11-20`, or None."""
-    found = re.search(r"(?<!\d)\d{4}-\d\d-\d\d(?!\d)", name)
-    return found[0] if found else None
+    """Returns the date in the name of a day, such as that of `day=2026-11-20`, or None.
+
+    A name with an hour, such as `2026-11-20T13`, `2026-11-20-13` or `2026-11-20_13`, has both.
+    """
+    found = re.search(r"(?<!\d)(\d{4}-\d\d-\d\d)(?:[T_-]([01]\d|2[0-3]))?(?!\d)", name)
+    return found and "T".join(filter(None, found.groups()))
 
 
-def _without_suffixes(path: Path) -> str:
-    if kind_of(path) is None:
-        return path.name
-    name = path.name[: len(unpacked_name(path.name))]
+def _without_suffixes(name: str) -> str:
+    if kind_of(Path(name)) is None:
+        return name
+    name = name[: len(unpacked_name(name))]
     return name.removesuffix(Path(name).suffix)
-
-
-def _files(path: Path) -> dict[str, list[int]]:
-    root = path if path.is_dir() else path.parent
-    below = path.rglob("*") if path.is_dir() else [path]
-    names = {file.relative_to(root): file for file in below if file.is_file()}
-    return {
-        name.as_posix(): [(status := file.stat()).st_size, status.st_mtime_ns]
-        for name, file in sorted(names.items())
-        if not any(part.startswith((".", "_")) for part in name.parts)
-    }

@@ -6,6 +6,7 @@ from pathlib import Path
 from dlrm.data.clicks.config import DataConfig
 from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.scripts.prepare.flags import PrepareConfig
+from dlrm.serving.rows.config import RECALIBRATIONS
 from dlrm.settings import REQUIRED, check_settings, same_setting, setting
 from dlrm.tasks.config import ClickCheckpointConfig
 
@@ -19,7 +20,8 @@ class DailyConfig:
     days: Path = setting(
         REQUIRED,
         "directory with a file or a folder for each day, named so that the names sort in the order "
-        "of time, such as 2026-11-20.csv or day_3",
+        "of time, such as 2026-11-20.csv, 2026-11-20T13.csv or day_3",
+        uri="own",
     )
     schema: str = same_setting(PrepareConfig, "schema")
     output: Path = setting(REQUIRED, "directory of the chain: its record, datasets, checkpoints")
@@ -44,6 +46,13 @@ class DailyConfig:
     evict_unseen_days: int | None = same_setting(ClickCheckpointConfig, "evict_unseen_days")
     half_life: float | None = same_setting(IncrementConfig, "half_life")
     candidates: int = same_setting(IncrementConfig, "candidates")
+    admission_probability: float = same_setting(IncrementConfig, "admission_probability")
+    recalibrate: str | None = setting(
+        None,
+        "fit a recalibration to each day before it is learned, for the scores of the next; "
+        "default: that of the day before stays, if there is one",
+        choices=RECALIBRATIONS,
+    )
     keep: int = setting(
         3, "number of days whose datasets and checkpoints are kept, besides the first", least=1
     )

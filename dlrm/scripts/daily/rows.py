@@ -29,9 +29,9 @@ class Tables:
 
     def __init__(self, values: Values) -> None:
         path = Path(values["schema"]).absolute()
+        self._schema, groups = path, Schema.load(path).groups
         self.digest = hashlib.sha256(path.read_bytes()).hexdigest()
         self._format = {name: values[name] for name in _FORMAT if name in values.given}
-        self._schema, groups = path, Schema.load(path).groups
         self.judging = self._format | ({"groups": groups[0]} if groups else {})
 
     def preparation(self, inputs: Sequence[Path], folder: Path) -> dict[str, Any]:
@@ -63,8 +63,8 @@ class Logs:
                 raise ValueError(f"{path}: expected a file for a day of logs, got a folder")
             suffix = path.suffix if path.suffix in SUFFIXES else ""
             link = days / f"day_{number}{suffix}"
-            if not link.is_symlink():
-                link.symlink_to(path)
+            link.unlink(missing_ok=True)
+            link.symlink_to(path)
         flags = {"schema": CRITEO, "input": days, "hold_out": False, **self._options}
         return flags | {"output": folder / "dataset"}
 

@@ -61,10 +61,13 @@ def run(values: Values) -> None:
     config = source_config(models[0], values.filled({"label": True}))
     is_dataset = reads_dataset(models[0], sources[0], config)
     columns = _columns(models[0], Path(sources[0], split) if is_dataset else None, own)
-    found = collect(models, sources, fields, config, columns.schema, own.importance_rows)
-    rows, times = _with_columns(found, columns)
-    if correction is not None:
-        rows = _corrected(rows, correction)
+    scored = models
+    if own.recalibrate and models[0].recalibration is not None:  # a fit is to scores without one
+        correction = models[0].recalibration
+        scored = [models[0]._with_recalibration(None), *models[1:]]
+    found = collect(scored, sources, fields, config, columns.schema, own.importance_rows)
+    fitted, times = _with_columns(found, columns)
+    rows = fitted if correction is None else _corrected(fitted, correction)
     judgement = judge(rows, own.bootstrap, own.seed)
     facts = _facts(models, found, judgement, split if is_dataset else None)
     facts["slices"] = [
@@ -72,7 +75,7 @@ def run(values: Values) -> None:
         for name, slices in _slices(models[0], found, times)
     ]
     if own.recalibrate:
-        correction, facts["recalibration"] = _recalibrated(rows, own)
+        correction, facts["recalibration"] = _recalibrated(fitted, own)
         correction.fitted_to = FittedRows.from_sources(found.sources, facts["split"])
     if own.importance:
         facts["importance"] = _importance(models[0], found, own.seed)
@@ -114,10 +117,10 @@ def _correction(model: Predictor, own: EvaluateConfig) -> Recalibration | None:
     asked = [name for name in ("sampling_rate", "recalibrate") if getattr(own, name) is not None]
     if len(asked) > 1:
         raise ValueError("--sampling_rate contradicts --recalibrate, which corrects for it as well")
-    if asked and model.recalibration is not None:
+    if own.sampling_rate is not None and model.recalibration is not None:
         raise ValueError(
-            f"--{asked[0]}: expected a checkpoint without a recalibration, got {model.path}, which "
-            f"has one ({model.recalibration.kind}); name the one that it was made from"
+            f"--sampling_rate: expected a checkpoint without a recalibration, got {model.path}, "
+            f"which has one ({model.recalibration.kind}); name the one that it was made from"
         )
     if own.recalibrate:
         check_fitting()

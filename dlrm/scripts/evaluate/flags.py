@@ -46,8 +46,8 @@ class EvaluateConfig:
     )
     recalibrate: str | None = setting(
         None,
-        "Fit a recalibration to these rows; its metrics come from fits to each half tested on "
-        "the other",
+        "Fit a recalibration to these rows, in place of that of the checkpoint, if it has one; "
+        "its metrics come from fits to each half tested on the other",
         choices=RECALIBRATIONS,
     )
     recalibrated_checkpoint: Path | None = setting(

@@ -28,6 +28,7 @@ from dlrm.train.reports.model_card import MODEL_CARD
 
 FOLDER = "recalibration"  # in a checkpoint
 _FILE = "recalibration.json"
+_SECTION = "\n## Recalibration\n\n"  # the last of a model card
 _BINS = 512  # of isotonic regression
 
 
@@ -277,10 +278,10 @@ def recalibrations(continued: Path | None, checkpoints: Path) -> list[Path]:
 
 
 def _note_in_card(card: Path, recalibration: Recalibration) -> None:
-    """Adds a section to the model card, if there is one, in a new file."""
+    """Adds a section to the model card, if there is one, or replaces it, in a new file."""
     if not card.is_file():
         return
-    text = card.read_text(encoding="utf-8")
+    text = card.read_text(encoding="utf-8").partition(_SECTION)[0]
     facts = ", ".join(f"{name} {value:,}" for name, value in recalibration.facts.items())
     card.unlink()  # it may be a hard link to the other checkpoint's
     note = f"Scores are recalibrated ({recalibration.kind}{': ' + facts if facts else ''})."
@@ -289,7 +290,7 @@ def _note_in_card(card: Path, recalibration: Recalibration) -> None:
             f" The recalibration was fitted to {printable(recalibration.fitted_to)}, so metrics of "
             "the recalibrated scores of these rows are too good."
         )
-    card.write_text(f"{text}\n## Recalibration\n\n{note}\n", encoding="utf-8")
+    card.write_text(f"{text}{_SECTION}{note}\n", encoding="utf-8")
 
 
 def write_recalibrated(

@@ -140,7 +140,7 @@ def test_days_without_clicks_and_tiny_days_are_refused(learned, capsys):
     refused(learned, capsys, "2026-11-04.csv: expected rows with and without a click, got 0 clicks")
     assert not (learned / "chain/days/2026-11-04").exists()
     write_day(learned / "logs", 4, rows=12, clicks=0.5)
-    refused(learned, capsys, "expected 0.01 of the 1,500 rows of 2026-11-03 or more (--least_rows)")
+    refused(learned, capsys, "expected 15 rows or more (--least_rows 0.01 of the 1,500 of")
     assert daily(learned, "--skip=2026-11-04") == 0
     assert daily(learned, "--accept=2026-11-04") in (0, 3)
     assert record(learned)["days"][-1]["rows"] == 12
@@ -166,6 +166,27 @@ def test_alarms_are_an_exit_code(learned, capsys):
     assert "warning: 2026-11-04: calibration" in out
     assert "is below --least_auc 0.9" in out
     assert len(record(learned)["days"][-1]["alarms"]) >= 2
+
+
+def test_a_recalibration_is_fitted_to_each_day_before_it_is_learned(learned, tmp_path):
+    for number in (4, 5):
+        write_day(learned / "logs", number)
+    assert daily(learned, "--recalibrate=platt", "--compare=") in (0, 3)
+    judged = {day["name"][-1]: day["judged"].get("continued") for day in record(learned)["days"]}
+    days, scores = learned / "chain/days", tmp_path / "scores.npy"
+    flags = [f"--checkpoint={days}/2026-11-04/run", f"--input={learned}/logs/2026-11-05.csv"]
+    assert run(COMMANDS["predict"], [*flags, f"--output={scores}"]) == 0
+    fitted = json.loads(next(days.glob("2026-11-04/run/step-*/recalibration/*")).read_text())
+    assert fitted["kind"] == "platt"
+    assert fitted["fitted_to"]["sources"] == [str(learned / "logs/2026-11-04.csv")]
+    clicks = [
+        line.startswith("1,") for line in (learned / "logs/2026-11-05.csv").read_text().split()[1:]
+    ]
+    assert judged["5"]["calibration"] == pytest.approx(
+        np.load(scores).mean() / np.mean(clicks), abs=1e-4
+    )
+    assert not list(days.glob("*/recalibrated"))
+    assert not list(days.glob("2026-11-03/run/step-*/recalibration"))
 
 
 def contents(chain):
