@@ -155,6 +155,22 @@ class StoredWork(WorkFolder):
         assert len(self._results[stage]) == len(items), stage
         return [record["result"] for record in self._results[stage]]
 
+    @property
+    def packed(self) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+        """Returns what makes a function upload what it writes; see `WorkFolder.packed`."""
+
+        def packed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            content, _ = task_files.packed(function, self._files.root, {})
+            return partial(task_files.run_function, self._told._replace(node=None), content)
+
+        return packed
+
+    def keep(self, folder: Path, names: Sequence[str]) -> None:
+        """Removes the files of attempts that do not count; see `WorkFolder.keep`."""
+        store, key = self._files.store_of(str(folder))
+        keys = {entry.key for entry in store.entries(f"{key}/")}
+        remove_all(store, sorted(keys - {f"{key}/{name}" for name in names}))
+
     def _entries(self) -> list[Entry]:
         return self._store.entries(self._state.folder)
 

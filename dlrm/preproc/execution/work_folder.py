@@ -138,6 +138,14 @@ class WorkFolder:
                 engine.run(stage, partial(_once, task, str(results)), [(i, items[i]) for i in left])
         return [read_json(results / f"{i}.json") for i in range(len(items))]
 
+    @property
+    def packed(self) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None:
+        """Returns what lets a function that Spark calls write to folders that no node mounts."""
+        return None
+
+    def keep(self, folder: Path, names: Sequence[str]) -> None:
+        """Removes all other files that such functions have written to a folder."""
+
     def fetch(self, folder: Path, ending: str = "") -> None:
         """Has, on this machine, the files with an ending that tasks have written to a folder."""
 
