@@ -23,9 +23,7 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.cache import with_uris
-from dlrm.remote.copies import Copies, check_path, is_fetched, path_in
-from dlrm.remote.output import Output
-from dlrm.remote.uri import Uri
+from dlrm.remote.copies import Copies, check_path, is_fetched, output_at
 from dlrm.serving.wording import in_python
 from dlrm.settings import settings_of
 
@@ -128,15 +126,10 @@ class Dataset:
                 options["extend"] = Path(options["extend"])
             check_types(options, (SplitConfig, TableOptions, IncrementConfig))
             check_path(schema, "schema")
-            check_path(output, "output")
             is_local = output is not None and not is_fetched(output)
             temporary = None if is_local else temporary_directory()
-            path = Path(temporary.name, "dataset") if temporary else Path(output or "")
-            published = None
-            if temporary and output is not None:
-                uri = Uri.parse(output)
-                path = path_in(temporary.name, uri)
-                published = Output(uri, path, layout.KIND if overwrite else False)
+            folder = temporary.name if temporary else None
+            place = Path(folder or "", "dataset") if output is None else output
             frames = {"train": frame, "test": test, "validation": validation}
             tables = {
                 split: [TableFile(Path(_name(split)), FRAME, frame=table)]
@@ -146,9 +139,8 @@ class Dataset:
             made = table_options(as_schema(schema), {"report": False} | options, len(tables) > 1)
             threads = cores or os.cpu_count() or 1
             say = print if verbose else _say_nothing
-            _prepare(made, tables, path, threads, overwrite, say)
-            if published:
-                published.publish()
+            with output_at(place, "output", layout.KIND if overwrite else False, folder) as path:
+                _prepare(made, tables, path, threads, overwrite, say)
         dataset = cls(path)
         dataset.is_temporary = output is None
         if temporary:

@@ -32,9 +32,8 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.cache import Cache
-from dlrm.remote.copies import check_path, is_fetched, path_in
+from dlrm.remote.copies import check_path, is_fetched, output_at
 from dlrm.remote.edges import local_value
-from dlrm.remote.output import Output
 from dlrm.remote.task_files import NodeFiles
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.serving.wording import in_python
@@ -110,22 +109,17 @@ def run(
         check_path(schema, "schema")
         check_path(destination, "destination")
         made = table_options(as_schema(schema), options, divided=False)
-        how = {"replace": overwrite, "restart": restart, "say": say}
+        how: dict[str, Any] = {"replace": overwrite, "restart": restart, "say": say}
         if _goes_through_store(spark, destination, through_store):
             files = stack.enter_context(driver_folder(Cache.open(cache_dir)))
             tables, how["query"] = _rows(source, partial(_outlined, files), say)
             _prepare(made, tables, Uri.parse(destination), spark, how)
             return Dataset(destination)
-        path, published, temporary = Path(destination), None, None
-        if is_fetched(destination):
-            temporary = temporary_directory(cache_dir)
-            uri = Uri.parse(destination)
-            path = path_in(temporary.name, uri)
-            published = Output(uri, path, layout.KIND if overwrite else False)
-        tables, how["query"] = _rows(source, partial(_local, path, stack, cache_dir), say)
-        _prepare(made, tables, path, spark, how)
-        if published:
-            published.publish()
+        temporary = temporary_directory(cache_dir) if is_fetched(destination) else None
+        kind, folder = layout.KIND if overwrite else False, temporary.name if temporary else None
+        with output_at(destination, "destination", kind, folder) as path:
+            tables, how["query"] = _rows(source, partial(_local, path, stack, cache_dir), say)
+            _prepare(made, tables, path, spark, how)
     dataset = Dataset(path)
     if temporary:
         weakref.finalize(dataset, temporary.cleanup)

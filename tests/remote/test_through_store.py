@@ -18,11 +18,12 @@ from dlrm import manifest
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST
-from dlrm.preproc.execution import stored_work
+from dlrm.preproc.execution import stored_work, work_folder
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.execution.stored_work import driver_folder, outlined
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
+from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote import blocks, hdfs, transfer
 from dlrm.remote.blocks import find_streamed, streamed_directory
@@ -220,6 +221,28 @@ def test_a_run_killed_after_publishing_has_nothing_left_to_do(source, store_uri)
     assert not any(key.startswith(RUN) for key in keys_below(output))
 
 
+@pytest.mark.parametrize("numerics", ["keep", "refit"])
+def test_a_day_extends_another_one_with_the_bytes_of_folders(numerics, table, store_uri, tmp_path):
+    output, days = store_uri.below("2"), []
+    for day, rows in (("1", slice(0, 1200)), ("2", slice(1200, ROWS))):
+        columns = {name: values[rows] for name, values in table.items()}
+        path = write_table(columns, tmp_path / f"{day}.parquet", 400)
+        days.append((path, store_uri.below(path.name)))
+        open_store(store_uri).write(days[-1][1].key, path)
+    prepare_local(days[0][0], tmp_path / "first", increment=IncrementConfig(day="1"))
+    how = {"extend": tmp_path / "first", "numerics": numerics}
+    expected = prepare_local(days[1][0], tmp_path / "second", increment=IncrementConfig(**how))
+    prepare(days[0][1], store_uri.below("1"), increment=IncrementConfig(day="1"))
+    assert manifest_at(store_uri.below("1")) == (tmp_path / "first" / MANIFEST).read_bytes()
+    with fetched_directory(Cache.open(), store_uri.below("1")) as parent:
+        how = {"increment": IncrementConfig(parent, numerics=numerics)}
+        with killed_at_write(12):
+            prepare(days[1][1], output, **how)
+        said = prepare(days[1][1], output, Twice(), **how)
+    assert said[0] == f"resuming the run in {output.below(RUN)}"
+    assert manifest_at(output) == expected
+
+
 def test_other_options_are_refused_unless_the_run_is_discarded(source, store_uri, tmp_path):
     path, uri = source(".parquet")
     output = store_uri.below("out")
@@ -309,14 +332,14 @@ def test_objects_that_are_missing_or_short_are_named(source, store_uri):
         find_published(output)
 
 
-def test_a_driver_without_room_for_the_results_says_what_they_need(source, store_uri):
-    _, uri = source(".parquet")
-    output = store_uri.below("out")
-    with (
-        patch.object(stored_work, "host_memory", lambda: (5000, 10**9)),
-        pytest.raises(OSError, match=f"{output.below(RUN)}.*memory, of which 5,000 bytes are free"),
-    ):
-        prepare(uri, output)
+def test_a_driver_without_room_for_the_results_says_what_they_need(source, store_uri, tmp_path):
+    path, uri = source(".parquet")
+    output, said = store_uri.below("out"), "memory, of which 5,000 bytes are free"
+    with patch.object(work_folder, "host_memory", lambda: (5000, 10**9)):
+        with pytest.raises(OSError, match=f"{output.below(RUN)}.*{said}"):
+            prepare(uri, output)
+        with pytest.raises(OSError, match=f"{tmp_path}/local.unfinished, count: .*{said}"):
+            prepare_local(path, tmp_path / "local")
 
 
 def test_rows_that_are_lost_or_there_twice_are_noticed():

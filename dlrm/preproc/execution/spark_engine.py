@@ -153,9 +153,7 @@ class SparkEngine:
         return sum(stage.numActiveTasks for stage in stages), ended
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`.
-
-        """
+        """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""
         act = self._for_each(self._checked(task), items)
 
         def run() -> None:
