@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -24,6 +25,8 @@ from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.cache import with_uris
 from dlrm.remote.copies import Copies, check_path, is_fetched, output_at
+from dlrm.remote.publish import find_published
+from dlrm.remote.uri import Uri
 from dlrm.serving.wording import in_python
 from dlrm.settings import settings_of
 
@@ -40,7 +43,8 @@ class Dataset:
         path: the directory of a dataset that this package wrote, or its URI.
 
     Attributes:
-        path: the directory; that of a URI is a copy, which stays as long as this object.
+        path: the directory; that of a URI is a copy, which stays as long as this object, and which
+            `dlrm.preproc.run` leaves to the first use.
         origin: the directory, or the URI.
         rows: split -> number of rows.
         cardinalities: rows of each embedding table.
@@ -55,6 +59,26 @@ class Dataset:
         with Copies() as copies:
             self._open(copies.path_of(path, "path"))
             copies.keep_for(self)
+
+    @classmethod
+    def _at(cls, uri: Uri) -> "Dataset":
+        """Returns a published dataset of ours, of which there is no copy yet."""
+        found = find_published(uri)
+        assert found is not None, uri
+        dataset = cls.__new__(cls)
+        dataset.origin, dataset.is_temporary = str(uri), False
+        dataset.rows, dataset.cardinalities = (
+            found.manifest[name] for name in ("rows", "cardinalities")
+        )
+        return dataset
+
+    @cached_property
+    def path(self) -> Path:
+        """The directory, which is fetched."""
+        with Copies() as copies:
+            path = copies.path_of(self.origin, "path")
+            copies.keep_for(self)
+        return path
 
     def _open(self, path: Path) -> None:
         self.path, self.origin = path, with_uris(str(path))

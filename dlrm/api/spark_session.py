@@ -29,14 +29,15 @@ from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.stored_work import driver_folder, outlined
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.options import SplitConfig
+from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.cache import Cache
 from dlrm.remote.copies import check_path, is_fetched, output_at
-from dlrm.remote.edges import local_value
+from dlrm.remote.edges import Role, local_value
 from dlrm.remote.task_files import NodeFiles
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.serving.wording import in_python
+from dlrm.settings import uris_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -85,7 +86,8 @@ def run(
         cache_dir: a directory for copies of what URIs name. The default is one of this machine.
         options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
             `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
-            `max_bad_lines` and `report`.
+            `max_bad_lines` and `report`; and `extend`, also a URI, `day`, `candidates`, `half_life`
+            and `numerics`, for days that extend the dictionaries of earlier ones.
 
     Returns:
         The dataset, which `dlrm.fit` and `dlrm train --dataset` read.
@@ -104,17 +106,22 @@ def run(
     options = plain(options)
     say = print if verbose else _say_nothing
     with in_python(_NAMES), ExitStack() as stack:
-        check_types(options, (SplitConfig, TableOptions))
+        if isinstance(extend := options.get("extend"), str):
+            if is_fetched(extend):
+                files = Role.parse(uris_of(IncrementConfig)["extend"]).words
+                extend = local_value(stack, Cache.open(cache_dir), extend, files)
+            options["extend"] = Path(extend)
+        check_types(options, (SplitConfig, TableOptions, IncrementConfig))
         check_all_local(options.items())
         check_path(schema, "schema")
         check_path(destination, "destination")
         made = table_options(as_schema(schema), options, divided=False)
         how: dict[str, Any] = {"replace": overwrite, "restart": restart, "say": say}
         if _goes_through_store(spark, destination, through_store):
-            files = stack.enter_context(driver_folder(Cache.open(cache_dir)))
-            tables, how["query"] = _rows(source, partial(_outlined, files), say)
+            own = stack.enter_context(driver_folder(Cache.open(cache_dir)))
+            tables, how["query"] = _rows(source, partial(_outlined, own), say)
             _prepare(made, tables, Uri.parse(destination), spark, how)
-            return Dataset(destination)
+            return Dataset._at(Uri.parse(destination))
         temporary = temporary_directory(cache_dir) if is_fetched(destination) else None
         kind, folder = layout.KIND if overwrite else False, temporary.name if temporary else None
         with output_at(destination, "destination", kind, folder) as path:

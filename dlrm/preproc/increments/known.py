@@ -66,7 +66,8 @@ class KnownValues(NamedTuple):
         for bucket, sizes in enumerate(facts):
             before = zip(sizes, self.texts[:column], strict=False)
             begin = sum(_file_bytes(values, size, texts) for (values, size), texts in before)
-            end = begin + _file_bytes(*sizes[column], own)
+            entries, size = sizes[column]
+            end = begin + _file_bytes(entries, size, own)
             ranges.append((f"{self.folder}/{bucket}", begin, end))
         for content, sizes in zip(read_ranges(ranges), facts, strict=True):
             entries, size = sizes[column]
