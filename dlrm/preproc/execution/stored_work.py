@@ -319,9 +319,8 @@ class StoredWork(WorkFolder):
         _remove_run(self.uri, self.name)
 
     def discard(self) -> None:
-        """Removes the run."""
-        remove_all(self._store, _keys(self._data))
-        _remove_run(self.uri, self.name)
+        """Removes the run, and its output unless that is published."""
+        _discard(self.uri, self.name)
 
 
 def _keys(uri: Uri) -> list[str]:
