@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -20,6 +21,8 @@ from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST
 from dlrm.preproc.execution import stored_work, work_folder
 from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.execution.spark_engine import SparkEngine
+from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.stored_work import driver_folder, outlined
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
@@ -219,6 +222,70 @@ def test_a_run_killed_after_publishing_has_nothing_left_to_do(source, store_uri)
     prepare(uri, output)
     assert manifest_at(output) == published
     assert not any(key.startswith(RUN) for key in keys_below(output))
+
+
+class Rows(SparkEngine):
+    """A session of Spark with one table, each partition of which is read by two attempts."""
+
+    cores, version, reads = 2, "4.0.0", 0
+
+    def __init__(self, path):
+        self._table, self.columns = pq.read_table(path), pq.read_schema(path).names
+
+    def session(self):
+        return self
+
+    def select(self, *names):
+        return self
+
+    table = select
+
+    def sql(self, query):
+        return SimpleNamespace(collect=list)
+
+    def run(self, stage, task, items):
+        Inline().run(stage, task, items)
+
+    def collect(self, stage, task, frame, columns):
+        from pyspark import TaskContext
+        from pyspark.sql import Row
+
+        self.reads += 1
+        batches = self._table.to_batches(400)
+        parts = [batches[:2], [], batches[2:]]
+        found = []
+        for number, part in enumerate(parts):
+            context = SimpleNamespace(partitionId=functools.partial(int, number))
+            with patch.object(TaskContext, "get", lambda context=context: context):
+                attempts = [[*task(iter(part))] for _ in range(2)]
+            for batch in attempts[0]:
+                found += [Row(**row) for row in batch.to_pylist()]
+        return found[::-1]
+
+
+def test_rows_that_spark_reads_twice_are_there_once_and_not_read_again(source, store_uri, tmp_path):
+    pytest.importorskip("pyspark")
+    path, _ = source(".parquet")
+    engine, output, said = Rows(path), store_uri.below("out"), []
+    prepare_local(path, tmp_path / "local")
+
+    def prepare_rows():
+        with driver_folder(Cache.open()), patch.object(os, "fsync"):
+            how = {"query": SparkQuery("sales"), "say": said.append}
+            prepare_tables(options(), {}, output, lambda: nullcontext(engine), **how)
+
+    for number in (3, 8):  # while rows are read, and in the next stage
+        with killed_at_write(number):
+            prepare_rows()
+    assert len([key for key in keys_below(output) if "/spark/" in key]) == 2
+    prepare_rows()
+    assert engine.reads == 2
+    assert f"resuming the run in {output.below(RUN)}" in said
+    expected = json.loads((tmp_path / "local" / MANIFEST).read_bytes())
+    made = json.loads(manifest_at(output))
+    assert made["transform"]["spark"]["partitions"] == 2
+    different = {name for name in made["files"] if made["files"][name] != expected["files"][name]}
+    assert different <= {"report.json", "report.html"}  # which name the files
 
 
 @pytest.mark.parametrize("numerics", ["keep", "refit"])
