@@ -175,10 +175,11 @@ def test_rows_of_spark_are_a_day_also_after_kills(cluster, days, folder):
     settings = [one.removeprefix("--conf=") for one in cluster.flags if one.startswith("--conf=")]
     words = [cluster.master, first, SQL.format(97), *settings]
     path = os.pathsep.join(filter(None, [str(nodes.ROOT), os.environ.get("PYTHONPATH")]))
+    own = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(folder / "cache")}
     subprocess.run(
         [sys.executable, "-c", SESSION, *words],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": path, "XDG_CACHE_HOME": str(folder / "cache")},
+        env=os.environ | own | {"PYSPARK_PYTHON": sys.executable},
         timeout=300,
         check=True,
     )
