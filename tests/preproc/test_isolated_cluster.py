@@ -160,35 +160,39 @@ def days(folder):
     return found
 
 
-def read_by_spark(output):
-    """Waits until tasks have uploaded some of the rows that Spark reads."""
-    uri = Uri.parse(output).below(RUN)
-    for _ in range(3000):
-        if sum("/spark/" in e.key for e in open_store(uri).entries(uri.folder)) > 1:
-            return
-        time.sleep(0.05)
-    raise TimeoutError(output)
-
-
-def test_rows_of_spark_are_a_day_also_after_kills(cluster, days, folder):
-    first, second = "s3://bucket/day-1", "s3://bucket/day-2"
+def test_a_session_prepares_a_data_frame(cluster, days, folder):
+    output = "s3://bucket/session"
     settings = [one.removeprefix("--conf=") for one in cluster.flags if one.startswith("--conf=")]
-    words = [cluster.master, first, SQL.format(97), *settings]
     path = os.pathsep.join(filter(None, [str(nodes.ROOT), os.environ.get("PYTHONPATH")]))
     own = {"PYTHONPATH": path, "XDG_CACHE_HOME": str(folder / "cache")}
     subprocess.run(
-        [sys.executable, "-c", SESSION, *words],
+        [sys.executable, "-c", SESSION, cluster.master, output, SQL.format(97), *settings],
         cwd=folder,
         env=os.environ | own | {"PYSPARK_PYTHON": sys.executable},
         timeout=300,
         check=True,
     )
-    assert find_published(Uri.parse(first)).manifest["files"] == days[0]
-    flags = [f"--schema={folder}/schema.yaml", "--noreport", f"--extend={first}"]
+    assert find_published(Uri.parse(output)).manifest["files"] == days[0]
+
+
+def wait_for_rows(uri):
+    """Waits until tasks have uploaded some of the rows that Spark reads."""
+    until, place = time.monotonic() + 300, uri.below(RUN)
+    while sum("/spark/" in e.key for e in open_store(place).entries(place.folder)) < 2:
+        assert time.monotonic() < until, "no rows"
+        time.sleep(0.05)
+
+
+def test_rows_of_spark_extend_a_day_also_after_kills(cluster, days, folder):
+    flags = [f"--schema={folder}/schema.yaml", "--noreport"]
+    first = ["--day=1", f"--input={folder}/1.parquet", "--output=s3://bucket/parent"]
+    nodes.timed(nodes.prepare(*flags, *first, folder=folder / "local"))
+    output = Uri.parse("s3://bucket/child")
+    flags += ["--extend=s3://bucket/parent", f"--output={output}"]
     flags += [f"--spark_sql={SQL.format(997)}", "--conf=spark.speculation=true"]
     for victim in ("driver", "worker"):
-        run = nodes.prepare(*flags, *cluster.flags, f"--output={second}", folder=folder / "driver")
-        read_by_spark(second)
+        run = nodes.prepare(*flags, *cluster.flags, folder=folder / "driver")
+        wait_for_rows(output)
         if victim == "driver":
             os.killpg(run.pid, signal.SIGKILL)
             run.wait()
@@ -197,8 +201,8 @@ def test_rows_of_spark_are_a_day_also_after_kills(cluster, days, folder):
     cluster.start(0)
     said = run.communicate(timeout=400)[0]
     assert run.returncode == 0, said
-    assert find_published(Uri.parse(second)).manifest["files"] == days[1]
-    assert not any(RUN in entry.key for entry in open_store(Uri.parse(second)).entries("day-2/"))
+    assert find_published(output).manifest["files"] == days[1]
+    assert not any(RUN in entry.key for entry in open_store(output).entries(output.folder))
 
 
 def test_executors_without_permission_are_named(endpoint, cluster, folder, request):
