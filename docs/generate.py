@@ -237,7 +237,8 @@ def _methods(prefix: str, cls: type) -> list[tuple[str, Callable[..., Any]]]:
     public = [name for name in vars(cls) if not name.startswith("_")]
     public = [name for name in public if not name.endswith(of_sklearn)]
     methods = [(f"{prefix}.{name}", getattr(cls, name)) for name in public]
-    return [(name, item) for name, item in methods if inspect.isroutine(item) and item.__doc__]
+    routines = [(name, item) for name, item in methods if inspect.isroutine(item)]
+    return [(name, item) for name, item in routines if callable(item) and item.__doc__]
 
 
 def _signature(item: Any) -> str:

@@ -6,6 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import cached_property
 from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
@@ -23,8 +24,8 @@ from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.cache import with_uris
-from dlrm.remote.copies import Copies, check_path, is_fetched, path_in
-from dlrm.remote.output import Output
+from dlrm.remote.copies import Copies, check_path, is_fetched, output_at
+from dlrm.remote.publish import find_published
 from dlrm.remote.uri import Uri
 from dlrm.serving.wording import in_python
 from dlrm.settings import settings_of
@@ -42,7 +43,8 @@ class Dataset:
         path: the directory of a dataset that this package wrote, or its URI.
 
     Attributes:
-        path: the directory; that of a URI is a copy, which stays as long as this object.
+        path: the directory; that of a URI is a copy, which stays as long as this object, and which
+            `dlrm.preproc.run` leaves to the first use.
         origin: the directory, or the URI.
         rows: split -> number of rows.
         cardinalities: rows of each embedding table.
@@ -57,6 +59,26 @@ class Dataset:
         with Copies() as copies:
             self._open(copies.path_of(path, "path"))
             copies.keep_for(self)
+
+    @classmethod
+    def _at(cls, uri: Uri) -> "Dataset":
+        """Returns a published dataset of ours, of which there is no copy yet."""
+        found = find_published(uri)
+        assert found is not None, uri
+        dataset = cls.__new__(cls)
+        dataset.origin, dataset.is_temporary = str(uri), False
+        dataset.rows, dataset.cardinalities = (
+            found.manifest[name] for name in ("rows", "cardinalities")
+        )
+        return dataset
+
+    @cached_property
+    def path(self) -> Path:
+        """The directory, which is fetched."""
+        with Copies() as copies:
+            path = copies.path_of(self.origin, "path")
+            copies.keep_for(self)
+        return path
 
     def _open(self, path: Path) -> None:
         self.path, self.origin = path, with_uris(str(path))
@@ -128,15 +150,10 @@ class Dataset:
                 options["extend"] = Path(options["extend"])
             check_types(options, (SplitConfig, TableOptions, IncrementConfig))
             check_path(schema, "schema")
-            check_path(output, "output")
             is_local = output is not None and not is_fetched(output)
             temporary = None if is_local else temporary_directory()
-            path = Path(temporary.name, "dataset") if temporary else Path(output or "")
-            published = None
-            if temporary and output is not None:
-                uri = Uri.parse(output)
-                path = path_in(temporary.name, uri)
-                published = Output(uri, path, layout.KIND if overwrite else False)
+            folder = temporary.name if temporary else None
+            place = Path(folder or "", "dataset") if output is None else output
             frames = {"train": frame, "test": test, "validation": validation}
             tables = {
                 split: [TableFile(Path(_name(split)), FRAME, frame=table)]
@@ -146,9 +163,8 @@ class Dataset:
             made = table_options(as_schema(schema), {"report": False} | options, len(tables) > 1)
             threads = cores or os.cpu_count() or 1
             say = print if verbose else _say_nothing
-            _prepare(made, tables, path, threads, overwrite, say)
-            if published:
-                published.publish()
+            with output_at(place, "output", layout.KIND if overwrite else False, folder) as path:
+                _prepare(made, tables, path, threads, overwrite, say)
         dataset = cls(path)
         dataset.is_temporary = output is None
         if temporary:

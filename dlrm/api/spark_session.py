@@ -4,6 +4,7 @@ import os
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,24 +23,29 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.transform.schema import Schema
 from dlrm.files import check_all_local, check_outside
-from dlrm.preproc.execution.connect_engine import session_engine
+from dlrm.preproc.execution.connect_engine import session_engine, shares_folders
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.execution.spark_query import SparkQuery
+from dlrm.preproc.execution.stored_work import driver_folder, outlined
 from dlrm.preproc.execution.work_folder import shared_folders
 from dlrm.preproc.prepare_tables import prepare_tables
-from dlrm.preproc.stages.options import SplitConfig
+from dlrm.preproc.stages.options import IncrementConfig, SplitConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.cache import Cache
-from dlrm.remote.copies import check_path, is_fetched, path_in
-from dlrm.remote.edges import local_value
-from dlrm.remote.output import Output
+from dlrm.remote.copies import check_path, is_fetched, output_at
+from dlrm.remote.edges import Role, local_value
+from dlrm.remote.task_files import NodeFiles
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.serving.wording import in_python
+from dlrm.settings import uris_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-_NAMES = dict.fromkeys(("input", "spark_table", "spark_sql"), "source") | {"output": "destination"}
+_NAMES = dict.fromkeys(("input", "spark_table", "spark_sql"), "source") | {
+    "output": "destination",
+    "nothrough_store": "through_store=False",
+}
 
 
 def run(
@@ -51,6 +57,7 @@ def run(
     overwrite: bool = False,
     restart: bool = False,
     verbose: bool = False,
+    through_store: bool | None = None,
     cache_dir: str | os.PathLike | None = None,
     **options: Any,
 ) -> Dataset:
@@ -67,17 +74,20 @@ def run(
             or view; or files, or folders of them, as paths or URIs. A text that is neither a path,
             with a "/" in it or a file of that name, nor a URI names a table.
         destination: the directory of the dataset, which every executor has to see under the same
-            path, or a URI.
+            path, or a URI, which executors need not share a directory for.
         overwrite: replace an earlier dataset at `destination`.
         restart: discard an unfinished run at `destination`; otherwise the same call resumes it, if
             `source` is no data frame.
         verbose: print the stages.
-        cache_dir: a directory for copies of what URIs name, and for the dataset until it is
-            published at a URI, which every executor has to see. The default are directories of
-            this machine, for sessions on one machine.
+        through_store: whether tasks read `source` by URI, unless Spark has its rows, and exchange
+            files through the store of `destination`. The default is to do so if that is a URI and
+            the session is one of a cluster or of Spark Connect. False has the dataset in
+            `cache_dir` until it is published, which every executor then has to see.
+        cache_dir: a directory for copies of what URIs name. The default is one of this machine.
         options: fields of `dlrm.preproc.stages.division.SplitConfig`, such as `test_fraction`,
             `split_key`, `test_from` and `seed`; and `output_ordering`, `bad_lines`,
-            `max_bad_lines` and `report`.
+            `max_bad_lines` and `report`; and `extend`, also a URI, `day`, `candidates`, `half_life`
+            and `numerics`, for days that extend the dictionaries of earlier ones.
 
     Returns:
         The dataset, which `dlrm.fit` and `dlrm train --dataset` read.
@@ -96,22 +106,27 @@ def run(
     options = plain(options)
     say = print if verbose else _say_nothing
     with in_python(_NAMES), ExitStack() as stack:
-        check_types(options, (SplitConfig, TableOptions))
+        if isinstance(extend := options.get("extend"), str):
+            if is_fetched(extend):
+                files = Role.parse(uris_of(IncrementConfig)["extend"]).words
+                extend = local_value(stack, Cache.open(cache_dir), extend, files)
+            options["extend"] = Path(extend)
+        check_types(options, (SplitConfig, TableOptions, IncrementConfig))
         check_all_local(options.items())
         check_path(schema, "schema")
         check_path(destination, "destination")
         made = table_options(as_schema(schema), options, divided=False)
-        path, published, temporary = Path(destination), None, None
-        if is_fetched(destination):
-            temporary = temporary_directory(cache_dir)
-            uri = Uri.parse(destination)
-            path = path_in(temporary.name, uri)
-            published = Output(uri, path, layout.KIND if overwrite else False)
-        tables, query = _rows(source, path, stack, cache_dir, say)
-        how = {"replace": overwrite, "restart": restart, "query": query, "say": say}
-        _prepare(made, tables, path, spark, how)
-        if published:
-            published.publish()
+        how: dict[str, Any] = {"replace": overwrite, "restart": restart, "say": say}
+        if _goes_through_store(spark, destination, through_store):
+            own = stack.enter_context(driver_folder(Cache.open(cache_dir)))
+            tables, how["query"] = _rows(source, partial(_outlined, own), say)
+            _prepare(made, tables, Uri.parse(destination), spark, how)
+            return Dataset._at(Uri.parse(destination))
+        temporary = temporary_directory(cache_dir) if is_fetched(destination) else None
+        kind, folder = layout.KIND if overwrite else False, temporary.name if temporary else None
+        with output_at(destination, "destination", kind, folder) as path:
+            tables, how["query"] = _rows(source, partial(_local, path, stack, cache_dir), say)
+            _prepare(made, tables, path, spark, how)
     dataset = Dataset(path)
     if temporary:
         weakref.finalize(dataset, temporary.cleanup)
@@ -122,10 +137,21 @@ def _say_nothing(line: str) -> None:
     pass
 
 
+def _goes_through_store(
+    spark: "SparkSession", destination: str | os.PathLike, chosen: bool | None
+) -> bool:
+    """Returns whether tasks exchange files through the store of the destination."""
+    if not is_fetched(destination):
+        if chosen:
+            raise ValueError(f"through_store: expected a URI as destination, got {destination}")
+        return False
+    return not shares_folders(spark) if chosen is None else chosen
+
+
 def _prepare(
     options: TableOptions,
     tables: Mapping[str, Sequence[TableFile]],
-    path: Path,
+    path: Path | Uri,
     spark: "SparkSession",
     how: dict[str, Any],
 ) -> None:
@@ -144,13 +170,15 @@ def _prepare(
 
 
 def _rows(
-    source: Any,
-    output: Path,
-    stack: ExitStack,
-    cache_dir: str | os.PathLike | None,
-    say: Callable[[str], None],
+    source: Any, paths_of: Callable[[list[Any]], list[str]], say: Callable[[str], None]
 ) -> tuple[dict[str, list[TableFile]], SparkQuery | None]:
-    """Returns the files of a source, or the query that Spark reads."""
+    """Returns the files of a source, or the query that Spark reads.
+
+    Args:
+        source: see `run`.
+        paths_of: returns the paths of files, given as paths and URIs.
+        say: called with notes.
+    """
     if hasattr(source, "sparkSession") and hasattr(source, "write"):
         return {}, SparkQuery(frame=source)
     if isinstance(source, str) and not _is_path(source):
@@ -163,12 +191,22 @@ def _rows(
         )
     for one in given:
         check_path(one, "source")
+    return {"train": find_tables(paths_of(given), say=say)}, None
+
+
+def _outlined(files: NodeFiles, given: list[Any]) -> list[str]:
+    return outlined(files, list(map(os.fspath, given)), "input")
+
+
+def _local(
+    output: Path, stack: ExitStack, cache_dir: str | os.PathLike | None, given: list[Any]
+) -> list[str]:
+    for one in given:
         if not is_uri(one):
             check_outside(output, Path(one))
     if any(map(is_fetched, given)):
         given = local_value(stack, Cache.open(cache_dir), given)
-    paths = [Path(one).absolute() for one in given]  # as executors work in other directories
-    return {"train": find_tables(paths, say=say)}, None
+    return [os.path.abspath(one) for one in given]  # as executors work in other directories
 
 
 def _is_path(text: str) -> bool:

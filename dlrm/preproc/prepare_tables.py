@@ -75,6 +75,7 @@ def prepare_tables(
             say(f"resuming the run in {work.shown}")
         try:
             with engine() as running:
+                growth = growth and growth.lent(work)
                 result = prepare(PreparationRun(running, work, options, say, growth), inputs)
                 work.publish()
         except EngineError as error:

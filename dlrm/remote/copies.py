@@ -95,7 +95,10 @@ def path_in(folder: str | os.PathLike, uri: Uri) -> Path:
 
 @contextmanager
 def output_at(
-    path: str | os.PathLike, name: str, replace: bool | str | None = None
+    path: str | os.PathLike,
+    name: str,
+    replace: bool | str | None = None,
+    folder: str | None = None,
 ) -> Iterator[Path]:
     """Yields the path of output within a block, at whose end what is for a URI is published.
 
@@ -103,6 +106,7 @@ def output_at(
         path: a path or a URI.
         name: the argument that holds it, for messages.
         replace: what may be replaced at a URI, see `Output`.
+        folder: directory for output that is published; by default one that ends with the block.
 
     Raises:
         OSError, ValueError: the output cannot be written at the URI, or may not be.
@@ -112,7 +116,9 @@ def output_at(
         yield Path(path)
         return
     uri = Uri.parse(path)
-    with tempfile.TemporaryDirectory(prefix="dlrm-") as folder:
+    with ExitStack() as stack:
+        if folder is None:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="dlrm-"))
         output = Output(uri, path_in(folder, uri), replace)
         output.path.parent.mkdir(parents=True)
         yield output.path

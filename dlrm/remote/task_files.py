@@ -24,6 +24,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from contextvars import ContextVar
 from fcntl import LOCK_EX, flock
 from functools import cache
 from itertools import chain, islice
@@ -46,7 +47,7 @@ END_BYTES, _PARQUET = 1 << 16, b"PAR1"
 _ARENA_MAX = -8  # M_ARENA_MAX of <malloc.h>
 _AHEAD = 16  # ranges that are requested before the first is used
 _BUFFER_BYTES = 1 << 22  # of an input that is read from its beginning to its end
-_active: "NodeFiles | None" = None
+_active: ContextVar["NodeFiles | None"] = ContextVar("_active", default=None)  # of this thread
 
 
 def path_of(uri: "Uri") -> str:
@@ -56,38 +57,39 @@ def path_of(uri: "Uri") -> str:
 
 def is_active() -> bool:
     """Returns whether the files of this task, or of the driver of a run, are in a store."""
-    return _active is not None
+    return _active.get() is not None
 
 
 def of_driver() -> "NodeFiles":
     """Returns the driver's files, see `driver_files`."""
-    assert _active is not None, "no driver_files"
-    return _active
+    files = _active.get()
+    assert files is not None, "no driver_files"
+    return files
 
 
 def fetch(path: str | os.PathLike, ranges: Sequence[tuple[int, int]] | None = None) -> None:
     """Has a file, or some bytes of it, on this machine; the file then has its full size."""
-    if _active is not None:
-        _active.fetch(os.fspath(path), ranges)
+    if (files := _active.get()) is not None:
+        files.fetch(os.fspath(path), ranges)
 
 
 def fetch_ends(path: str | os.PathLike) -> None:
     """Has the first and the last bytes of a file, of Parquet those that describe its groups."""
-    if _active is not None:
-        _active.fetch_ends(os.fspath(path))
+    if (files := _active.get()) is not None:
+        files.fetch_ends(os.fspath(path))
 
 
 def open_input(path: str | os.PathLike, end: int | None = None) -> BinaryIO:
     """Opens a file to read it from some place on, to about `end` if that is not its end."""
-    if _active is None:
+    if (files := _active.get()) is None:
         return open(path, "rb")
-    return io.BufferedReader(_Object(_active, os.fspath(path), end), _BUFFER_BYTES)
+    return io.BufferedReader(_Object(files, os.fspath(path), end), _BUFFER_BYTES)
 
 
 def read_ranges(ranges: Iterable[Range]) -> Iterator[bytes]:
     """Yields bytes of files, in the given order."""
-    if _active is not None:
-        yield from _active.read_ranges(ranges)
+    if (files := _active.get()) is not None:
+        yield from files.read_ranges(ranges)
         return
     for path, begin, end in ranges:
         with open(path, "rb") as file:
@@ -97,12 +99,14 @@ def read_ranges(ranges: Iterable[Range]) -> Iterator[bytes]:
 
 def map_arrays(paths: Sequence[Path]) -> "Iterator[np.ndarray]":
     """Yields the arrays of small files in NumPy's format, of which all tasks read some."""
-    yield from map(map_npy, paths if _active is None else _active.shared_files(paths))
+    files = _active.get()
+    yield from map(map_npy, paths if files is None else files.shared_files(paths))
 
 
 def shared(folder: str) -> str:
     """Returns a folder with all files of another one, which all tasks read."""
-    return folder if _active is None else _active.shared(folder)
+    files = _active.get()
+    return folder if files is None else files.shared(folder)
 
 
 def write_slice(path: Path, place: int, parts: Iterable[memoryview]) -> bool:
@@ -113,9 +117,9 @@ def write_slice(path: Path, place: int, parts: Iterable[memoryview]) -> bool:
         place: the first of these bytes in it.
         parts: the bytes.
     """
-    if _active is None:
+    if (files := _active.get()) is None:
         return False
-    _active.write_slice(path, place, parts)
+    files.write_slice(path, place, parts)
     return True
 
 
@@ -449,13 +453,26 @@ def run_task(told: RunFiles, stage: str, task: bytes, item: "tuple[int, bytes, d
     """
     import json
 
-    _return_memory()
     number, content, entries = item
     with attempt(told, entries) as files:
         function, work = (_Unpacking(one, files.root).load() for one in (task, content))
         result = {"result": function(work)} | files.upload(told, f"{stage}.{number}")
         store, key = files.store_of(f"{files.root}/{told.state}/{stage}.tasks/{number}.json")
         store.write(key, json.dumps(result).encode())
+
+
+def run_function(told: RunFiles, task: bytes, argument: Any) -> Any:
+    """Calls a function on this machine, uploads what it writes, and returns its result.
+
+    Args:
+        told: the run.
+        task: the packed function, which reads no files.
+        argument: its argument.
+    """
+    with attempt(told, {}) as files:
+        result = _Unpacking(task, files.root).load()(argument)
+        files.upload(told, "")
+        return result
 
 
 @cache
@@ -472,27 +489,31 @@ def _return_memory() -> None:
 @contextmanager
 def attempt(told: RunFiles, entries: "dict[str, Entry]") -> Iterator[NodeFiles]:
     """Has a directory for the files of a task within the block."""
-    global _active
+    _return_memory()
     node = told.node and f"{told.node}/{os.getpid()}"
     if node is None:
         local = os.environ.get("SPARK_LOCAL_DIRS") or tempfile.gettempdir()
         node = f"{local.partition(',')[0]}/dlrm-{told.name}"
     root, common = f"{node}/{STREAMS}/{new_suffix()}", f"{node}/{STREAMS}/{told.name}"
     os.makedirs(root)
-    before, _active = _active, NodeFiles(root, common, entries)
     try:
-        yield _active
+        with _activated(NodeFiles(root, common, entries)) as files:
+            yield files
     finally:
-        _active = before
         shutil.rmtree(root, ignore_errors=True)
 
 
 @contextmanager
 def driver_files(root: str) -> Iterator[NodeFiles]:
     """Has the files of the driver below a directory within the block."""
-    global _active
-    before, _active = _active, NodeFiles(root, None, {})
+    with _activated(NodeFiles(root, None, {})) as files:
+        yield files
+
+
+@contextmanager
+def _activated(files: NodeFiles) -> Iterator[NodeFiles]:
+    before = _active.set(files)
     try:
-        yield _active
+        yield files
     finally:
-        _active = before
+        _active.reset(before)

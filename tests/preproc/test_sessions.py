@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -25,6 +26,7 @@ from dlrm.preproc.execution.engines import EngineError, InlineEngine
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
 from dlrm.preproc.tables.options import TableOptions
+from dlrm.remote.store import open_store
 
 pytestmark = pytest.mark.slow
 ROWS = 3000
@@ -86,6 +88,30 @@ def test_a_data_frame_of_a_notebook_gives_the_bytes_of_its_file(
     assert [path.name for path in tmp_path.iterdir()] == ["dataset"]
 
 
+def test_a_session_prepares_through_a_store(spark, rows, expected, store_uri, tmp_path):
+    session = spark.session().newSession()
+    where = store_uri.below("rows.parquet")
+    open_store(where).write(where.key, rows)
+    for name, source in (("file", str(where)), ("frame", sorted_frame(session, rows))):
+        uri = str(store_uri.below(name))
+        dataset = dlrm.preproc.run(session, SCHEMA, source, uri, through_store=True)
+        assert dataset.rows == {"train": 2400, "test": 600}
+        assert not (tmp_path / "cache/dlrm/remote/views").exists(), "a copy is made when needed"
+        assert files_of(dataset.path) == expected
+        shutil.rmtree(tmp_path / "cache")
+    frame, uri = session.read.parquet(str(rows)), str(store_uri.below("none"))
+    cases = [
+        (str(rows), f"source={rows}: expected a URI, .*through_store=False, and a cache_dir"),
+        (frame.where("n < 0"), "source: expected rows, got none"),
+        (frame.selectExpr("y", "x", "kind", "'q' `user id`"), "column user id: .*'q'"),
+    ]
+    for source, message in cases:
+        with pytest.raises(ValueError, match=message):
+            dlrm.preproc.run(session, SCHEMA, source, uri, through_store=True)
+    with pytest.raises(ValueError, match="through_store: expected a URI as destination, got"):
+        dlrm.preproc.run(session, SCHEMA, frame, tmp_path / "none", through_store=True)
+
+
 def test_what_a_session_cannot_read_is_said_in_words_of_python(spark, rows, tmp_path):
     session = spark.session().newSession()
     session.read.parquet(str(rows)).createOrReplaceTempView("sales")
@@ -112,7 +138,7 @@ def test_what_a_session_cannot_read_is_said_in_words_of_python(spark, rows, tmp_
 class Server:
     """A server of Spark Connect, whose executors have a Python without this package."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, endpoint):
         import pyspark
 
         with socket.socket() as probe:
@@ -132,6 +158,7 @@ class Server:
         python = node_environment(folder / "environment")
         self.log = folder / "server.log"
         environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        environment |= endpoint.environment
         with open(self.log, "w") as log:
             self.process = subprocess.Popen(
                 [*words, "spark-internal"],
@@ -159,10 +186,10 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(java, tmp_path_factory):
+def server(java, endpoint, tmp_path_factory):
     for name in ("pyspark", "grpc_status", "google.rpc", "zstandard"):
         pytest.importorskip(name)
-    server = Server(tmp_path_factory.mktemp("server"))
+    server = Server(tmp_path_factory.mktemp("server"), endpoint)
     yield server
     server.process.terminate()
     server.process.wait(60)
@@ -183,6 +210,16 @@ def test_a_remote_session_gives_the_same_bytes(remote, rows, expected, tmp_path)
     for name, source in (("frame", remote.table("sales")), ("table", "sales"), ("file", rows)):
         dataset = dlrm.preproc.run(remote, SCHEMA, source, tmp_path / name)
         assert files_of(dataset.path) == expected, name
+
+
+@pytest.mark.slow
+def test_a_remote_session_goes_through_a_store(remote, rows, expected, store_uri):
+    frame, uri = sorted_frame(remote, rows), str(store_uri.below("out"))
+    dataset = dlrm.preproc.run(remote, SCHEMA, frame, uri)
+    assert files_of(dataset.path) == expected
+    bad = frame.selectExpr("y", "x", "kind", "IF(n=7, 'q', '1') `user id`")
+    with pytest.raises(ValueError, match=r"row group 0, row 7, column user id: .*'q'$"):
+        dlrm.preproc.run(remote, SCHEMA, bad, str(store_uri.below("bad")))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -18,11 +19,14 @@ from dlrm import manifest
 from dlrm.data.tables.files import find_tables
 from dlrm.data.transform.schema import Schema
 from dlrm.files import MANIFEST
-from dlrm.preproc.execution import stored_work
+from dlrm.preproc.execution import stored_work, work_folder
 from dlrm.preproc.execution.engines import TaskError
+from dlrm.preproc.execution.spark_engine import SparkEngine
+from dlrm.preproc.execution.spark_query import SparkQuery
 from dlrm.preproc.execution.stored_work import driver_folder, outlined
 from dlrm.preproc.prepare_tables import prepare_tables
 from dlrm.preproc.stages.division import SplitConfig
+from dlrm.preproc.stages.options import IncrementConfig
 from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote import blocks, hdfs, transfer
 from dlrm.remote.blocks import find_streamed, streamed_directory
@@ -220,6 +224,92 @@ def test_a_run_killed_after_publishing_has_nothing_left_to_do(source, store_uri)
     assert not any(key.startswith(RUN) for key in keys_below(output))
 
 
+class Rows(SparkEngine):
+    """A session of Spark with one table, each partition of which is read by two attempts."""
+
+    cores, version, reads = 2, "4.0.0", 0
+
+    def __init__(self, path):
+        self._table, self.columns = pq.read_table(path), pq.read_schema(path).names
+
+    def session(self):
+        return self
+
+    def select(self, *names):
+        return self
+
+    table = select
+
+    def sql(self, query):
+        return SimpleNamespace(collect=list)
+
+    def run(self, stage, task, items):
+        Inline().run(stage, task, items)
+
+    def collect(self, stage, task, frame, columns):
+        from pyspark import TaskContext
+        from pyspark.sql import Row
+
+        self.reads += 1
+        batches = self._table.to_batches(400)
+        parts = [batches[:2], [], batches[2:]]
+        found = []
+        for number, part in enumerate(parts):
+            context = SimpleNamespace(partitionId=functools.partial(int, number))
+            with patch.object(TaskContext, "get", lambda context=context: context):
+                attempts = [[*task(iter(part))] for _ in range(2)]
+            for batch in attempts[0]:
+                found += [Row(**row) for row in batch.to_pylist()]
+        return found[::-1]
+
+
+def test_rows_that_spark_reads_twice_are_there_once_and_not_read_again(source, store_uri, tmp_path):
+    pytest.importorskip("pyspark")
+    path, _ = source(".parquet")
+    engine, output, said = Rows(path), store_uri.below("out"), []
+    prepare_local(path, tmp_path / "local")
+
+    def prepare_rows():
+        with driver_folder(Cache.open()), patch.object(os, "fsync"):
+            how = {"query": SparkQuery("sales"), "say": said.append}
+            prepare_tables(options(), {}, output, lambda: nullcontext(engine), **how)
+
+    for number in (3, 8):  # while rows are read, and in the next stage
+        with killed_at_write(number):
+            prepare_rows()
+    assert len([key for key in keys_below(output) if "/spark/" in key]) == 2
+    prepare_rows()
+    assert engine.reads == 2
+    assert f"resuming the run in {output.below(RUN)}" in said
+    expected = json.loads((tmp_path / "local" / MANIFEST).read_bytes())
+    made = json.loads(manifest_at(output))
+    assert made["transform"]["spark"]["partitions"] == 2
+    different = {name for name in made["files"] if made["files"][name] != expected["files"][name]}
+    assert different <= {"report.json", "report.html"}  # which name the files
+
+
+@pytest.mark.parametrize("numerics", ["keep", "refit"])
+def test_a_day_extends_another_one_with_the_bytes_of_folders(numerics, table, store_uri, tmp_path):
+    output, days = store_uri.below("2"), []
+    for day, rows in (("1", slice(0, 1200)), ("2", slice(1200, ROWS))):
+        columns = {name: values[rows] for name, values in table.items()}
+        path = write_table(columns, tmp_path / f"{day}.parquet", 400)
+        days.append((path, store_uri.below(path.name)))
+        open_store(store_uri).write(days[-1][1].key, path)
+    prepare_local(days[0][0], tmp_path / "first", increment=IncrementConfig(day="1"))
+    how = {"extend": tmp_path / "first", "numerics": numerics}
+    expected = prepare_local(days[1][0], tmp_path / "second", increment=IncrementConfig(**how))
+    prepare(days[0][1], store_uri.below("1"), increment=IncrementConfig(day="1"))
+    assert manifest_at(store_uri.below("1")) == (tmp_path / "first" / MANIFEST).read_bytes()
+    with fetched_directory(Cache.open(), store_uri.below("1")) as parent:
+        how = {"increment": IncrementConfig(parent, numerics=numerics)}
+        with killed_at_write(12):
+            prepare(days[1][1], output, **how)
+        said = prepare(days[1][1], output, Twice(), **how)
+    assert said[0] == f"resuming the run in {output.below(RUN)}"
+    assert manifest_at(output) == expected
+
+
 def test_other_options_are_refused_unless_the_run_is_discarded(source, store_uri, tmp_path):
     path, uri = source(".parquet")
     output = store_uri.below("out")
@@ -309,14 +399,14 @@ def test_objects_that_are_missing_or_short_are_named(source, store_uri):
         find_published(output)
 
 
-def test_a_driver_without_room_for_the_results_says_what_they_need(source, store_uri):
-    _, uri = source(".parquet")
-    output = store_uri.below("out")
-    with (
-        patch.object(stored_work, "host_memory", lambda: (5000, 10**9)),
-        pytest.raises(OSError, match=f"{output.below(RUN)}.*memory, of which 5,000 bytes are free"),
-    ):
-        prepare(uri, output)
+def test_a_driver_without_room_for_the_results_says_what_they_need(source, store_uri, tmp_path):
+    path, uri = source(".parquet")
+    output, said = store_uri.below("out"), "memory, of which 5,000 bytes are free"
+    with patch.object(work_folder, "host_memory", lambda: (5000, 10**9)):
+        with pytest.raises(OSError, match=f"{output.below(RUN)}.*{said}"):
+            prepare(uri, output)
+        with pytest.raises(OSError, match=f"{tmp_path}/local.unfinished, count: .*{said}"):
+            prepare_local(path, tmp_path / "local")
 
 
 def test_rows_that_are_lost_or_there_twice_are_noticed():

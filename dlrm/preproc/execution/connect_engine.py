@@ -15,7 +15,7 @@ from dlrm.preproc.execution.spark_engine import (
     DEADLINE,
     START,
     SparkEngine,
-    failures,
+    is_on_cluster,
     quiet_errors,
     umask,
 )
@@ -92,9 +92,7 @@ class ConnectEngine(SparkEngine):
     def _progress_of(self, stage: str) -> tuple[int, int]:
         return self._active, self._ended
 
-    def _job(
-        self, stage: str, task: Callable[[Any], None], items: Sequence[Any]
-    ) -> Callable[[], None]:
+    def _for_each(self, task: Callable[[Any], None], items: Sequence[Any]) -> Callable[[], Any]:
         from pyspark import cloudpickle
 
         contents, number = [cloudpickle.dumps(item) for item in items], len(items)
@@ -105,12 +103,15 @@ class ConnectEngine(SparkEngine):
                     task(pickle.loads(contents[place]))
             return iter(())
 
-        def act() -> None:
-            with self._tagged(stage), failures():
-                frame = self._remote.range(0, number, 1, max(number, 1))
-                frame.mapInArrow(each, "id long").collect()
+        rows = self._remote.range(0, number, 1, max(number, 1))
+        return lambda: rows.mapInArrow(each, "id long").collect()
 
-        return act
+    def _job(self, stage: str, act: Callable[[], Any]) -> Callable[[], Any]:
+        def job() -> Any:
+            with self._tagged(stage):
+                return act()
+
+        return job
 
     @contextmanager
     def _tagged(self, stage: str) -> Iterator[None]:
@@ -144,6 +145,12 @@ def session_engine(
         say(f"Spark UI: {engine.address}")
     engine.start(folders)
     yield engine
+
+
+def shares_folders(session: "SparkSession") -> bool:
+    """Returns whether a session runs its tasks in processes that see the folders of this one."""
+    engine = _engine_of(session)
+    return not isinstance(engine, ConnectEngine) and not is_on_cluster(session.sparkContext.master)
 
 
 def _engine_of(session: "SparkSession") -> SparkEngine:

@@ -22,7 +22,7 @@ _SEND = (
 )
 
 
-def checked(task: Callable[[Any], None]) -> Callable[[Any], None]:
+def checked(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
     """Returns a task that first compares its executor with this process.
 
     Its errors are recognized by `executor_error`.
@@ -36,7 +36,7 @@ def checked(task: Callable[[Any], None]) -> Callable[[Any], None]:
         "dlrm": __version__,
     }
 
-    def run(item: Any) -> None:  # as a nested function, it is pickled by value
+    def run(item: Any) -> Any:  # as a nested function, it is pickled by value
         import importlib
         import os
         import pickle
@@ -56,7 +56,7 @@ def checked(task: Callable[[Any], None]) -> Callable[[Any], None]:
         try:
             *_, package = [importlib.import_module(name) for name in needed]
             compare("dlrm", getattr(package, "__version__", "of another project"))
-            pickle.loads(content)(item)
+            return pickle.loads(content)(item)
         except ModuleNotFoundError as error:
             fail(f"has no module {error.name!r}; {send}")
 

@@ -29,7 +29,7 @@ from dlrm.remote.uri import Uri
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, Row, SparkSession
 
 _MARK = "dlrm-task-error:"
 _JVM = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -153,34 +153,67 @@ class SparkEngine:
         return sum(stage.numActiveTasks for stage in stages), ended
 
     def run(self, stage: str, task: Callable[[Any], None], items: Sequence[Any]) -> None:
-        """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`.
+        """Calls a task with every item; see `dlrm.preproc.execution.engines.Engine`."""
+        act = self._for_each(self._checked(task), items)
+
+        def run() -> None:
+            with failures():
+                act()
+
+        self._wait_for(stage, run)
+
+    def collect(
+        self, stage: str, task: Callable[[Any], Any], frame: "DataFrame", columns: str
+    ) -> "list[Row]":
+        """Calls a task with the batches of each partition of a data frame, maybe more than once.
+
+        Args:
+            stage: name of the stage.
+            task: a function of an iterator of Arrow batches that returns one. It can be pickled.
+            frame: the data frame.
+            columns: names and types of the columns that the task returns.
+
+        Returns:
+            The rows of one call for each partition.
+
+        Raises:
+            PySparkException: Spark failed, or a task did.
+        """
+        mapped = frame.mapInArrow(self._checked(task), columns)
+        return self._wait_for(stage, mapped.collect)
+
+    def _checked(self, task: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return checked(_named(task, self._umask, _host_and_user()))
+
+    def _wait_for(self, stage: str, act: Callable[[], Any]) -> Any:
+        """Returns the result of a stage, which is cancelled if a signal ends this process.
 
         A thread waits on a connection of its own: in the main thread a signal would interrupt the
         wait, and the next call would read the answer to this one.
         """
-        named = checked(_named(task, self._umask, _host_and_user()))
-        act = self._job(stage, named, items)
+        act = self._job(stage, act)
         with ThreadPoolExecutor(1) as thread:
             try:
-                thread.submit(act).result()
+                return thread.submit(act).result()
             except (KeyboardInterrupt, SystemExit):
                 with suppress(Exception):  # a signal to the whole group ends the JVM as well
                     self._cancel(stage)
                 raise
 
-    def _job(
-        self, stage: str, task: Callable[[Any], None], items: Sequence[Any]
-    ) -> Callable[[], None]:
-        """Returns a function that runs a stage in the thread that calls it."""
+    def _for_each(self, task: Callable[[Any], None], items: Sequence[Any]) -> Callable[[], Any]:
+        """Returns a function that calls a task with every item, on Spark."""
+        return lambda: self._spark.parallelize(items, max(len(items), 1)).foreach(task)
+
+    def _job(self, stage: str, act: Callable[[], Any]) -> Callable[[], Any]:
+        """Returns a function that acts in the thread that calls it, so that it can be cancelled."""
         properties = self._spark._jsc.sc().getLocalProperties().clone()
 
-        def act() -> None:
+        def job() -> Any:
             self._spark._jsc.sc().setLocalProperties(properties)
             self._spark.setJobGroup(stage, stage)
-            with failures():
-                self._spark.parallelize(items, max(len(items), 1)).foreach(task)
+            return act()
 
-        return act
+        return job
 
     def _cancel(self, stage: str) -> None:
         self._spark.cancelJobGroup(stage)
@@ -273,14 +306,14 @@ def _host_and_user() -> tuple[str, str]:
 class _named:  # noqa: N801  (used as a function)
     """A task whose errors of input and output differ from Spark's own, and have a place."""
 
-    def __init__(self, task: Callable[[Any], None], umask: int, driver: tuple[str, str]) -> None:
+    def __init__(self, task: Callable[[Any], Any], umask: int, driver: tuple[str, str]) -> None:
         self.task, self.umask, self.driver = task, umask, driver
 
-    def __call__(self, item: Any) -> None:
+    def __call__(self, item: Any) -> Any:
         _freeze_what_is_loaded()
         os.umask(self.umask)
         try:
-            self.task(item)
+            return self.task(item)
         except ValueError as error:
             raise RuntimeError(f"{_MARK}{error}{_MARK}") from None
         except OSError as error:
@@ -317,11 +350,17 @@ def failures() -> Iterator[None]:
         yield
     except spark_errors() as error:
         text = str(error)
-        if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
-            raise TaskError(said[1]) from None
-        if problem := executor_error(text):
-            raise EngineError(problem) from None
+        if known := error_of_task(text):
+            raise known from None
         raise EngineError(f"Spark failed: {causes_of(text) or text.splitlines()[0]}") from error
+
+
+def error_of_task(text: str) -> TaskError | EngineError | None:
+    """Returns the error of a task, or of its executor, that an error of Spark has; or None."""
+    if said := re.search(f"{_MARK}(.*?){_MARK}", text, re.DOTALL):
+        return TaskError(said[1])
+    problem = executor_error(text)
+    return EngineError(problem) if problem else None
 
 
 def spark_errors() -> tuple[type[Exception], ...]:

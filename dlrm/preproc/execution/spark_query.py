@@ -3,20 +3,31 @@
 Spark supports lakes, catalogs and formats that we do not: Iceberg, Delta, Hive, JDBC, ORC.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dlrm.data.sources.column_names import check_columns
+from dlrm.locks import new_suffix
 from dlrm.preproc.execution.engines import Engine, EngineError
-from dlrm.preproc.execution.spark_engine import SparkEngine, causes_of, spark_errors
+from dlrm.preproc.execution.spark_engine import (
+    SparkEngine,
+    causes_of,
+    error_of_task,
+    spark_errors,
+)
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
+Write = Callable[["Iterator[pa.RecordBatch]"], "Iterator[pa.RecordBatch]"]
 _GROUP_BYTES = 16 << 20  # of a row group, so that several tasks can read a file
+_WRITTEN = "partition int, name string"  # what `_write_partition` returns
 _TIMES = "spark.sql.parquet.outputTimestampType"  # so that times are written in UTC
 _VERSIONS = {  # provider of a table -> its newest version
     "iceberg": "SELECT snapshot_id FROM {}.snapshots ORDER BY committed_at DESC LIMIT 1",
@@ -62,13 +73,14 @@ def read_query(
     columns: Sequence[str],
     folder: Path,
     optional: Sequence[str] = (),
+    packed: Callable[[Write], Write] | None = None,
 ) -> dict[str, Any]:
     """Writes the rows of a query as Parquet, one file per partition with rows.
 
     The rows are in the order of the partitions. Two runs have the same order if the query
     determines it, as `ORDER BY` unique columns does; otherwise Spark may divide and order rows
-    differently. Spark writes the files itself, so a task that fails or runs twice leaves its rows
-    once.
+    differently. Spark writes the files itself, or keeps the answers of the tasks that do, so a task
+    that fails or runs twice leaves its rows once.
 
     Args:
         engine: Spark.
@@ -76,6 +88,8 @@ def read_query(
         columns: columns to read.
         folder: directory for the files, on storage that every node mounts; its content is replaced.
         optional: columns to read if the query has them.
+        packed: lets a task write into `folder` where nodes do not mount it; the folder then may
+            have other files as well, of attempts that do not count.
 
     Returns:
         `files`, in the order of their rows; and for the `manifest` the query, the number of
@@ -95,13 +109,64 @@ def read_query(
         frame = _frame(session, query, version)
         wanted = [*columns, *(name for name in optional if name in frame.columns)]
         check_columns(query.flag, frame.columns, wanted)
-        writer = frame.select(*map(_quoted, wanted)).write.mode("overwrite")
-        with _setting(session, _TIMES, "TIMESTAMP_MICROS"):
-            writer.option("parquet.block.size", _GROUP_BYTES).parquet(folder.as_uri())
-    files = sorted(folder.glob("part-*.parquet"))  # by the number of the partition
+        frame = frame.select(*map(_quoted, wanted))
+        if packed is not None:
+            write = packed(partial(_write_partition, folder=folder))
+            rows = sorted(engine.collect("spark", write, frame, _WRITTEN))  # by partition
+            files = [folder / row.name for row in rows]
+        else:
+            with _setting(session, _TIMES, "TIMESTAMP_MICROS"):
+                writer = frame.write.mode("overwrite").option("parquet.block.size", _GROUP_BYTES)
+                writer.parquet(f"file://{folder}")  # which Hadoop does not unquote
+            files = sorted(folder.glob("part-*.parquet"))  # by the number of the partition
+    if not files:
+        raise ValueError("expected rows, got none")
     facts = {"partitions": len(files), "spark": session.version}
     facts |= {} if version is None else {"snapshot": version}
     return {"files": [str(path) for path in files], "manifest": query.facts() | facts}
+
+
+def _write_partition(
+    batches: "Iterator[pa.RecordBatch]", folder: Path
+) -> "Iterator[pa.RecordBatch]":
+    """Writes the rows of a partition as a file of this attempt, if there are any.
+
+    Arrow's types are not stored, so that the columns have those of Spark's own files.
+
+    Returns:
+        The number of the partition and the name of the file, see `_WRITTEN`.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    from pyspark import TaskContext
+
+    context, groups = TaskContext.get(), _groups(batches)
+    assert context is not None
+    if (first := next(groups, None)) is None:
+        return iter(())
+    number = context.partitionId()
+    name = f"part-{number:05d}-{new_suffix()}.parquet"
+    with pq.ParquetWriter(folder / name, first.schema, store_schema=False) as writer:
+        for group in chain([first], groups):
+            writer.write_table(group)
+    columns = {"partition": pa.array([number], pa.int32()), "name": pa.array([name])}
+    return iter([pa.RecordBatch.from_pydict(columns)])
+
+
+def _groups(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
+    """Yields batches as row groups, and none without rows."""
+    import pyarrow as pa
+
+    held: list[pa.RecordBatch] = []
+    size = 0
+    for batch in filter(len, batches):
+        held.append(batch)
+        size += batch.nbytes
+        if size >= _GROUP_BYTES:
+            yield pa.Table.from_batches(held)
+            held, size = [], 0
+    if held:
+        yield pa.Table.from_batches(held)
 
 
 @contextmanager
@@ -125,6 +190,8 @@ def _failures(query: SparkQuery) -> Iterator[None]:
     except AnalysisException as error:  # errors in a query, such as ParseException
         raise ValueError(f"{query.flag}: {_first_line(error)}") from None
     except spark_errors() as error:
+        if known := error_of_task(str(error)):
+            raise known from None
         causes = "" if isinstance(error, PySparkException) else causes_of(str(error))
         cause = causes or _first_line(error)
         raise EngineError(f"{query.flag}: Spark failed: {cause}") from error

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.documents import parse_json
+from dlrm.files import link_or_copy
 from dlrm.flags import Values
-from dlrm.host_memory import host_memory
 from dlrm.locks import OwnedDirectory, new_suffix, remove_abandoned
 from dlrm.manifest import JoinedChecksum
 from dlrm.preproc.execution.engines import Engine
@@ -31,9 +31,9 @@ from dlrm.preproc.execution.work_folder import (
     FACTS,
     KIND,
     WorkFolder,
+    check_memory,
     check_same,
     has_results,
-    watched,
 )
 from dlrm.remote import task_files
 from dlrm.remote.cache import STREAMS, Cache, with_uris
@@ -59,9 +59,7 @@ from dlrm.settings import settings_of
 
 _WHOLE = (b"ORC", b"ARROW1", b"\xff\xff\xff\xff")  # begin inputs that the driver reads whole
 _ROOT = b"<root>"  # of the driver's files, in results that have paths
-_OBJECT_BYTES = 8  # of the driver's memory, for a byte of results
 _RESULT = re.compile(r"(.*)\.tasks/(\d+)\.json")
-_WATCHED_SECONDS = 5.0  # between listings of finished tasks
 
 
 class StoredWork(WorkFolder):
@@ -75,6 +73,8 @@ class StoredWork(WorkFolder):
         version: version of the published manifest that the output replaces.
         lease: the right to write.
     """
+
+    watched_seconds = 5.0  # as each look lists objects
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class StoredWork(WorkFolder):
             name,
         )
         self._there = {e.key.removeprefix(self._state.folder) for e in self._entries()}
-        self._results: dict[str, list[dict[str, Any]]] = {}
+        self._records: dict[str, list[dict[str, Any]]] = {}
         path = Path(files.root, self._told.state)
         super().__init__(path, Path(files.root, task_files.path_of(uri)), resumed)
         self.output.mkdir(parents=True, exist_ok=True)
@@ -138,47 +138,60 @@ class StoredWork(WorkFolder):
         """Runs a task on every unfinished item; returns all results. See `WorkFolder.run`."""
         self._lease.check()
         self._flush(stage)
-        done = self._done(stage)
-        left = [i for i in range(len(items)) if i not in done]
-        if left:
-            told = self._told._replace(node=None if engine.is_distributed else self._told.node)
-            root, entries = self._files.root, self._files.entries
-            function, common = task_files.packed(task, root, entries)
-            work = []
-            for i in left:
-                content, inputs = task_files.packed(items[i], root, entries)
-                work.append((i, content, common | inputs))
-            act = partial(task_files.run_task, told, stage, function)
-            with watched(lambda: {*self._done(stage)}, on_progress, _WATCHED_SECONDS):
-                engine.run(stage, act, work)
-        self._results[stage] = self._read(stage)
-        assert len(self._results[stage]) == len(items), stage
-        return [record["result"] for record in self._results[stage]]
+        return super().run(engine, stage, task, items, on_progress)
+
+    def _run(
+        self,
+        engine: Engine,
+        stage: str,
+        task: Callable[[Any], dict[str, Any]],
+        items: Sequence[tuple[int, Any]],
+    ) -> None:
+        told = self._told._replace(node=None if engine.is_distributed else self._told.node)
+        root, entries = self._files.root, self._files.entries
+        function, common = task_files.packed(task, root, entries)
+        work = []
+        for number, item in items:
+            content, inputs = task_files.packed(item, root, entries)
+            work.append((number, content, common | inputs))
+        engine.run(stage, partial(task_files.run_task, told, stage, function), work)
+
+    def _results(self, stage: str) -> list[dict[str, Any]]:
+        self._records[stage] = self._read(stage)
+        return [record["result"] for record in self._records[stage]]
+
+    @property
+    def packed(self) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]]:
+        """Returns what makes a function upload what it writes; see `WorkFolder.packed`."""
+
+        def packed(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+            content, _ = task_files.packed(function, self._files.root, {})
+            return partial(task_files.run_function, self._told._replace(node=None), content)
+
+        return packed
+
+    def keep(self, folder: Path, names: Sequence[str]) -> None:
+        """Removes the files of attempts that do not count; see `WorkFolder.keep`."""
+        store, key = self._files.store_of(str(folder))
+        keys = {entry.key for entry in store.entries(f"{key}/")}
+        remove_all(store, sorted(keys - {f"{key}/{name}" for name in names}))
 
     def _entries(self) -> list[Entry]:
         return self._store.entries(self._state.folder)
 
-    def _done(self, stage: str) -> dict[int, Entry]:
-        """Returns the results of finished items, by number."""
+    def _results_of(self, stage: str) -> dict[int, Entry]:
+        """Returns the objects of the results of finished items, by number."""
         entries = self._store.entries(self._state.below(f"{stage}.tasks").folder)
         found = ((_RESULT.fullmatch(entry.key), entry) for entry in entries)
         return {int(match[2]): entry for match, entry in found if match}
 
-    def _read(self, stage: str) -> list[dict[str, Any]]:
-        """Returns the results of a stage.
+    def _done(self, stage: str) -> dict[int, int]:
+        return {number: entry.size for number, entry in self._results_of(stage).items()}
 
-        Raises:
-            OSError: they are more than the driver's memory holds.
-        """
-        entries = [entry for _, entry in sorted(self._done(stage).items())]
-        needed, memory = total_bytes(entries) * _OBJECT_BYTES, host_memory()
-        if memory is not None and needed > memory[0]:
-            raise OSError(
-                f"{self._state.below(f'{stage}.tasks')}: expected results that fit in the driver's "
-                f"memory, of which {memory[0]:,} bytes are free, got {len(entries):,} that take "
-                f"about {needed:,}; start it on a larger machine, with a larger --split_bytes or a "
-                "smaller --max_bad_lines"
-            )
+    def _read(self, stage: str) -> list[dict[str, Any]]:
+        """Returns the results of a stage, with the slices of each; see `WorkFolder._results`."""
+        entries = [entry for _, entry in sorted(self._results_of(stage).items())]
+        check_memory(str(self._state.below(f"{stage}.tasks")), [entry.size for entry in entries])
 
         def read(entry: Entry) -> dict[str, Any]:
             return parse_json(bytes(self._store.read(entry)), f"{self.uri.root}{entry.key}")
@@ -220,26 +233,38 @@ class StoredWork(WorkFolder):
         uri = Uri.parse(f"{self.uri.root}{key}/")
         outline(self._files, uri, Listing(open_store(uri).entries(uri.folder), {}, {}))
 
-    def share(self, folder: Path) -> None:
+    def lend(self, name: str, folder: Path) -> Path:
+        """Returns where tasks read a folder, which is uploaded once; see `WorkFolder.lend`."""
+        place = self.folder(name)
+        for path in filter(Path.is_file, folder.iterdir()):
+            link_or_copy(str(path.resolve()), str(place / path.name))
+        if self.result(f"{name}.lent") is None:
+            self.share(place)
+            self.finish(f"{name}.lent", True)
+        return place
+
+    def share(self, folder: Path, keep: bool = True) -> None:
         """Lets tasks read what the driver has written to a folder; see `WorkFolder.share`."""
         upload(self._store, self._written(folder))
+        if not keep:
+            shutil.rmtree(folder)
+            folder.mkdir()
 
     def _written(self, folder: Path) -> dict[str, Path]:
         """Returns the files below a folder that the driver has written, by key."""
         files = (path for path in folder.rglob("*") if path.is_file())
-        sliced = {name for name, _ in self._slices()}
+        sliced = {self.output / name for name, _ in self._slices()}
         return {
             self._files.store_of(str(path))[1]: path
             for path in files
-            if str(path) not in self._files.fetched
-            and path.relative_to(self.output).as_posix() not in sliced
+            if str(path) not in self._files.fetched and path not in sliced
         }
 
     def _slices(self) -> list[tuple[str, tuple[int, int, list[int], str]]]:
         """Returns the slices of all files: name, and place, size, sums and object."""
         return [
             (name, (place, size, sums, record["object"]))
-            for records in self._results.values()
+            for records in self._records.values()
             for record in records
             for name, place, size, sums in record.get("slices", ())
         ]
@@ -252,8 +277,8 @@ class StoredWork(WorkFolder):
         """
         keys = (e.key.removeprefix(self._state.folder) for e in self._entries())
         stages = {found[1] for found in map(_RESULT.fullmatch, keys) if found}
-        for stage in sorted(stages - self._results.keys()):  # of an earlier driver
-            self._results[stage] = self._read(stage)
+        for stage in sorted(stages - self._records.keys()):  # of an earlier driver
+            self._records[stage] = self._read(stage)
         of_file: dict[str, list[tuple[int, int, list[int], str]]] = {}
         for name, facts in self._slices():
             of_file.setdefault(name, []).append(facts)
@@ -294,9 +319,8 @@ class StoredWork(WorkFolder):
         _remove_run(self.uri, self.name)
 
     def discard(self) -> None:
-        """Removes the run."""
-        remove_all(self._store, _keys(self._data))
-        _remove_run(self.uri, self.name)
+        """Removes the run, and its output unless that is published."""
+        _discard(self.uri, self.name)
 
 
 def _keys(uri: Uri) -> list[str]:
@@ -411,15 +435,8 @@ def outlined_inputs(values: Values, names: Sequence[str]) -> Iterator[Values]:
         names: flags with input, which are URIs.
 
     Raises:
-        OSError, ValueError: an object cannot be read; a value is a path of this machine; or the
-            rows are a day of a chain.
+        OSError, ValueError: an object cannot be read, or a value is a path of this machine.
     """
-    for name in ("extend", "day"):
-        if values[name] is not None:
-            raise ValueError(
-                f"--{name}: expected --nothrough_store, and a --cache_dir that all nodes see, as "
-                "chains of days are extended in a folder"
-            )
     show_uris()
     with driver_folder(Cache.of_flags(values)) as files:
         found = {name: outlined(files, values[name], name) for name in names if values[name]}

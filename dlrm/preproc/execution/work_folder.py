@@ -13,17 +13,18 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from dlrm.documents import read_json
 from dlrm.files import (
@@ -36,6 +37,7 @@ from dlrm.files import (
     sync_tree,
     tidy_after_killed,
 )
+from dlrm.host_memory import host_memory
 from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import Engine
 from dlrm.remote.uri import Uri
@@ -43,6 +45,7 @@ from dlrm.remote.uri import Uri
 FACTS = "run.json"
 _REMOVED = ".removed"
 KIND = "dlrm preprocessing"
+_OBJECT_BYTES = 8  # of the driver's memory, for a byte of results
 
 
 @dataclass
@@ -53,8 +56,10 @@ class WorkFolder:
         path: directory of finished work.
         final: place of the finished output.
         resumed: whether the run continues an earlier one.
+        watched_seconds: time between two looks at the results of a stage.
     """
 
+    watched_seconds: ClassVar[float] = 0.5
     path: Path
     final: Path
     resumed: bool
@@ -131,12 +136,65 @@ class WorkFolder:
             items: numbered by their order, which must be the same when a run is resumed.
             on_progress: called from time to time with the indices of finished items.
         """
-        results = self.folder(f"{stage}.tasks")
-        left = [i for i in range(len(items)) if i not in _done(results)]
-        with watched(partial(_done, results), on_progress):
-            if left:
-                engine.run(stage, partial(_once, task, str(results)), [(i, items[i]) for i in left])
-        return [read_json(results / f"{i}.json") for i in range(len(items))]
+        done = self._done(stage)
+        if left := [(i, item) for i, item in enumerate(items) if i not in done]:
+            with self._watched(stage, on_progress):
+                self._run(engine, stage, task, left)
+        results = self._results(stage)
+        assert len(results) == len(items), stage
+        return results
+
+    def _run(
+        self,
+        engine: Engine,
+        stage: str,
+        task: Callable[[Any], dict[str, Any]],
+        items: Sequence[tuple[int, Any]],
+    ) -> None:
+        """Runs a task on items with their numbers, and keeps the results."""
+        engine.run(stage, partial(_once, task, str(self.folder(f"{stage}.tasks"))), items)
+
+    def _done(self, stage: str) -> dict[int, int]:
+        """Returns the sizes of the results of finished items, by number."""
+        files = os.scandir(self.folder(f"{stage}.tasks"))
+        found = ((re.fullmatch(r"(\d+)\.json", file.name), file) for file in files)
+        return {int(match[1]): file.stat().st_size for match, file in found if match}
+
+    def _results(self, stage: str) -> list[dict[str, Any]]:
+        """Returns the results of a stage, in the order of their items.
+
+        Raises:
+            OSError: they are more than the memory of this process holds.
+        """
+        done = self._done(stage)
+        check_memory(f"{self.shown}, {stage}", done.values())
+        folder = self.folder(f"{stage}.tasks")
+        return [read_json(folder / f"{i}.json") for i in sorted(done)]
+
+    @contextmanager
+    def _watched(self, stage: str, on_progress: Callable[[list[int]], None]) -> Iterator[None]:
+        """Reports the numbers of finished items from time to time within the block."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.wait(self.watched_seconds):
+                on_progress(sorted(self._done(stage)))
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @property
+    def packed(self) -> Callable[[Callable[[Any], Any]], Callable[[Any], Any]] | None:
+        """Returns what lets a function that Spark calls write to folders that no node mounts."""
+        return None
+
+    def keep(self, folder: Path, names: Sequence[str]) -> None:
+        """Removes all other files that such functions have written to a folder."""
 
     def fetch(self, folder: Path, ending: str = "") -> None:
         """Has, on this machine, the files with an ending that tasks have written to a folder."""
@@ -144,8 +202,12 @@ class WorkFolder:
     def outline(self, folder: Path) -> None:
         """Has, on this machine, the sizes, first and last bytes of files of tasks in a folder."""
 
-    def share(self, folder: Path) -> None:
-        """Lets tasks read what this process has written to a folder."""
+    def lend(self, name: str, folder: Path) -> Path:
+        """Returns where tasks read a folder of this machine, of which the run may have a copy."""
+        return folder
+
+    def share(self, folder: Path, keep: bool = True) -> None:
+        """Lets tasks read what this process has written to a folder, which it may not `keep`."""
 
     def checksums(self) -> dict[str, str] | None:
         """Returns the checksums of files that tasks have written rows to, if they are known."""
@@ -179,29 +241,20 @@ def _write(path: Path, result: Any, one_of_many: bool = False) -> None:
         partial.write_text(json.dumps(result), encoding="utf-8")
 
 
-def _done(results: Path) -> set[int]:
-    names = (path.name for path in results.iterdir())
-    return {int(name[:-5]) for name in names if name.endswith(".json") and name[:-5].isdigit()}
+def check_memory(place: str, sizes: Collection[int]) -> None:
+    """Raises OSError if results of tasks are more than the memory of this process holds.
 
-
-@contextmanager
-def watched(
-    done: Callable[[], set[int]], on_progress: Callable[[list[int]], None], seconds: float = 0.5
-) -> Iterator[None]:
-    """Reports the numbers of finished items from time to time within the block."""
-    over = threading.Event()
-
-    def watch() -> None:
-        while not over.wait(seconds):
-            on_progress(sorted(done()))
-
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join()
+    Args:
+        place: their place.
+        sizes: the bytes of each.
+    """
+    needed, memory = sum(sizes) * _OBJECT_BYTES, host_memory()
+    if memory is not None and needed > memory[0]:
+        raise OSError(
+            f"{place}: expected results that fit in the driver's memory, of which {memory[0]:,} "
+            f"bytes are free, got {len(sizes):,} that take about {needed:,}; start it on a larger "
+            "machine, with a larger --split_bytes or a smaller --max_bad_lines"
+        )
 
 
 @contextmanager
@@ -316,7 +369,7 @@ def _is_to_go_on(folder: Path, work: WorkFolder) -> bool:
 
 def has_results(names: Iterable[str]) -> bool:
     """Returns whether files of a run, of all results, are more than a division of its work."""
-    plans = (".splits.done", ".buckets.done")
+    plans = (".splits.done", ".buckets.done", ".lent.done")
     return any(name.endswith((".done", ".json")) and not name.endswith(plans) for name in names)
 
 

@@ -116,14 +116,18 @@ def extend(
     chain.mkdir(parents=True, exist_ok=True)
     job = _segment_job(growth, known, [fields[0].type for fields in places], results, merged)
     job = job._replace(grown=str(grown), transform=str(directory), chain=str(chain))
+    job = job._replace(lookups=str(lookups))
     with run.stage("segments") as stage:
         parts = stage.tasks(
             "segments", partial(write_segments, job=job), shared_out(range(len(places)))
         )
+    for folder in (directory, chain):
+        run.work.fetch(folder)
     of_place = {int(place): made for part in parts for place, made in part.items()}
     made = [of_place[place] for place in range(len(places))]
     linked = {name: source for one in made for name, source in one["linked"].items()}
     linked |= _link_encodings(run, growth, grown, directory, lookups)
+    run.work.share(lookups, keep=False)
     run.work.finish("linked", _checksums(growth, linked))
     return _transform(run, growth, counted, directory, facts, results, made, content, num_rows)
 
@@ -215,6 +219,7 @@ def _segment_job(
         quotas(needs, growth.config.candidates),
         "",
         "",
+        "",
     )
 
 
@@ -239,12 +244,6 @@ def _link_encodings(
             files = [f"{name}_{first + place}" for name in ("hashes", "ids", "directory")]
             files += [f"folds_{place}.npy"] if (grown / f"folds_{place}.npy").exists() else []
             pairs += [(grown / name, lookups / name) for name in files]
-    chain = directory.parent / layout.CHAIN
-    pairs += [
-        (path, lookups / path.name)
-        for kind in ("hashes", "ids", "directory")
-        for path in chain.glob(f"{kind}_*")
-    ]
     for path, target in pairs:
         target.unlink(missing_ok=True)
         link_or_copy(str(path), str(target))

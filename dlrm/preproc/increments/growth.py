@@ -1,7 +1,7 @@
 """The place of a day in a chain: its parent, whose dictionaries it extends, and what it kept."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 from dlrm.documents import brief, read_json
 from dlrm.files import MANIFEST
+from dlrm.preproc.execution.work_folder import WorkFolder
 from dlrm.preproc.increments.extend import extend
 from dlrm.preproc.increments.segments import DAY
 from dlrm.preproc.stages.fitting import TransformFacts
@@ -31,20 +32,17 @@ class Parent:
         directory: the directory.
         kind: its kind in its manifest.
         fitted: its transform.
-        state: its folder with lookups and candidates; None if it has none.
         digest: digest of the transform.
+        transform: the folder of the transform, which tasks read.
+        state: that of lookups and candidates; None if there are none.
     """
 
     directory: Path
     kind: str
     fitted: Transform
-    state: Path | None
     digest: str
-
-    @property
-    def transform(self) -> Path:
-        """Returns the directory of the transform."""
-        return self.directory / layout.TRANSFORM
+    transform: Path
+    state: Path | None
 
     @property
     def days(self) -> tuple[dict[str, Any], ...]:
@@ -75,6 +73,14 @@ class Growth:
     def keeps_numerics(self) -> bool:
         """Returns whether bins, means and encodings are those of the parent."""
         return self.parent is not None and self.config.numerics == "keep"
+
+    def lent(self, work: WorkFolder) -> "Growth":
+        """Returns the same, whose tasks read the parent's files in a run; see `WorkFolder.lend`."""
+        if (parent := self.parent) is None:
+            return self
+        state = parent.state and work.lend("parent.state", parent.state)
+        transform = work.lend("parent.transform", parent.transform)
+        return replace(self, parent=replace(parent, transform=transform, state=state))
 
     def facts(self) -> dict[str, Any]:
         """Returns, by flag, what determines the bytes of the dataset."""
@@ -158,15 +164,16 @@ def _open_parent(directory: Path) -> Parent:
     facts = stored.facts_file(directory / layout.TRANSFORM)
     verifier.check_names(f"{layout.TRANSFORM}/{facts.name}", layout.CHAIN)
     fitted, digest = Transform.load(facts.parent), stored.digest(facts.parent)
+    parent = Parent(directory, kind, fitted, digest, facts.parent, None)
     state = directory / layout.CHAIN
     if not state.is_dir():
-        return Parent(directory, kind, fitted, None, digest)
+        return parent
     if (of := read_json(state / DAY).get("transform")) != digest:
         raise ValueError(
             f"{state}: expected the counts of {facts}, with digest {digest[:12]}, got those of "
             f"{brief(of)[:14]}: they are left over from another run"
         )
-    return Parent(directory, kind, fitted, state, digest)
+    return replace(parent, state=state)
 
 
 def _day(config: IncrementConfig, parent: Parent) -> str:

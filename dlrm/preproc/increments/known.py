@@ -13,6 +13,7 @@ from dlrm.data.transform.lookup import lookup_in, spread
 from dlrm.files import staged_file
 from dlrm.preproc.increments.candidates import Admission, Candidates, bytes_of_texts
 from dlrm.preproc.stages.dictionary_merge import texts_of
+from dlrm.remote.task_files import read_ranges, shared
 
 GROWS, FROZEN, KEPT, OTHER = "grows", "frozen", "kept", "other"
 _DIGEST = np.uint64(0xBF58476D1CE4E5B9)  # an odd factor, that of splitmix64
@@ -61,17 +62,22 @@ class KnownValues(NamedTuple):
             column: the column.
             facts: `left` of `_Divided.facts` of each bucket.
         """
-        found = []
+        ranges, found, own = [], [], self.texts[column]
         for bucket, sizes in enumerate(facts):
+            before = zip(sizes, self.texts[:column], strict=False)
+            begin = sum(_file_bytes(values, size, texts) for (values, size), texts in before)
             entries, size = sizes[column]
-            with open(Path(self.folder, str(bucket)), "rb") as file:
-                before = zip(sizes, self.texts[:column], strict=False)
-                file.seek(sum(_file_bytes(values, size, texts) for (values, size), texts in before))
-                hashes, counts = (np.frombuffer(file.read(8 * entries), k) for k in ("u8", "i8"))
-                days, texts = np.frombuffer(file.read(4 * entries), np.int32), None
-                if self.texts[column]:
-                    texts = texts_of(file.read(4 * entries + size), entries, 0, size)
-                found.append(Candidates(hashes, counts, days, texts))
+            end = begin + _file_bytes(entries, size, own)
+            ranges.append((f"{self.folder}/{bucket}", begin, end))
+        for content, sizes in zip(read_ranges(ranges), facts, strict=True):
+            entries, size = sizes[column]
+            hashes, counts = (
+                np.frombuffer(content, kind, entries, place * entries)
+                for kind, place in (("u8", 0), ("i8", 8))
+            )
+            days = np.frombuffer(content, np.int32, entries, 16 * entries)
+            texts = texts_of(content[20 * entries :], entries, 0, size) if own else None
+            found.append(Candidates(hashes, counts, days, texts))
         return found
 
 
@@ -101,11 +107,12 @@ class _Divided:
         if role == GROWS:
             new = merged
             if sizes := known.sizes[column]:
-                lookup = lookup_in(known.lookups, column, sizes)
+                lookup = lookup_in(shared(known.lookups), column, sizes)
                 new = _take(merged, lookup(Parsed.present(merged.keys)) == 0)
             before = Candidates.none(texts)
             if known.state is not None:
-                before = Candidates.load(Path(known.state), column, texts, *self._range)
+                state = Path(shared(known.state))
+                before = Candidates.load(state, column, texts, *self._range)
             admission = known.admissions[column]
             made, left = before.divide(new, admission, known.day, known.half_life)
         elif role == FROZEN and not known.sizes[column]:

@@ -26,6 +26,7 @@ from dlrm.mapped_files import map_file, map_npy
 from dlrm.preproc.increments.candidates import joined
 from dlrm.preproc.increments.known import GROWS, KnownValues
 from dlrm.preproc.stages.dictionary_merge import write_directory
+from dlrm.remote.task_files import fetch
 
 DAY = "day.json"  # in `chain/` of a dataset, written last
 _LEAST_SEGMENT = 1 << 12  # values; shorter segments are always taken in
@@ -46,6 +47,7 @@ class SegmentJob(NamedTuple):
         left: candidates of each bucket and dictionary; see `KnownValues.left`.
         rooms: bytes for the candidates of each dictionary.
         transform, chain: directories to write to.
+        lookups: the folder of the run's lookups, which get links to those of `chain`.
     """
 
     kinds: list[str]
@@ -58,6 +60,7 @@ class SegmentJob(NamedTuple):
     rooms: list[int]
     transform: str
     chain: str
+    lookups: str
 
 
 def write_segments(places: Sequence[int], job: SegmentJob) -> dict[str, Any]:
@@ -74,6 +77,8 @@ def write_segments(places: Sequence[int], job: SegmentJob) -> dict[str, Any]:
         if job.kinds[place] != "id":
             for k, group in enumerate(groups_of(job.known.sizes[place], job.new[place])):
                 made, size = _write(place, k, group, job)
+                for path in IdLookup.paths(job.chain, segment_name(place, k)):
+                    _link(path, Path(job.lookups, path.name))
                 segments.append(size)
                 crcs += made["crcs"]
                 linked |= made["linked"]
@@ -130,8 +135,8 @@ def _write(place: int, k: int, group: list[int], job: SegmentJob) -> tuple[dict[
             strict=True,
         )
         for target, source in pairs:
-            target.unlink(missing_ok=True)  # of a task that was killed
-            link_or_copy(str(source), str(target))
+            fetch(source)
+            _link(source, target)
             linked[f"{target.parent.name}/{target.name}"] = f"{source.parent.name}/{source.name}"
         crcs = job.crcs[place]
         own = crcs[group[0] * len(names) : (group[0] + 1) * len(names)]
@@ -140,13 +145,13 @@ def _write(place: int, k: int, group: list[int], job: SegmentJob) -> tuple[dict[
     sources = [
         _Source(
             _load(job.parent, segment_name(place, s), kind),
-            IdLookup.load(job.known.lookups, segment_name(place, s), layout.id_dtype(ends[s] + 1)),
+            _lookup(job.known.lookups, segment_name(place, s), ends[s]),
             0,
         )
         for s in group[:-1]
     ]
     grown = _load(job.grown, str(place), kind)
-    lookup = IdLookup.load(job.grown, place, layout.id_dtype(len(grown) + 1))
+    lookup = _lookup(job.grown, str(place), len(grown))
     sources.append(_Source(grown, lookup, sum(sizes)))
     size = _write_arrays(sources, place, k, job)
     _write_lookup(sources, sum(sizes) + len(grown), size, segment_name(place, k), job.chain)
@@ -156,8 +161,23 @@ def _write(place: int, k: int, group: list[int], job: SegmentJob) -> tuple[dict[
 
 def _load(directory: str, name: str, kind: str) -> Dictionary:
     names = _ARRAYS if kind == "string" else _ARRAYS[:1]
-    keys, *texts = (map_npy(Path(directory, f"{array}_{name}.npy")) for array in names)
+    paths = [Path(directory, f"{array}_{name}.npy") for array in names]
+    for path in paths:
+        fetch(path)
+    keys, *texts = map(map_npy, paths)
     return Dictionary(keys, texts[0], texts[1], kind) if texts else Dictionary(keys, kind=kind)
+
+
+def _lookup(directory: str, name: str, last: int) -> IdLookup:
+    """Returns a lookup whose greatest id is `last`."""
+    for path in IdLookup.paths(directory, name):
+        fetch(path)
+    return IdLookup.load(directory, name, layout.id_dtype(last + 1))
+
+
+def _link(source: Path, target: Path) -> None:
+    target.unlink(missing_ok=True)  # of a task that was killed
+    link_or_copy(str(source), str(target))
 
 
 def _write_arrays(sources: list[_Source], place: int, k: int, job: SegmentJob) -> int:

@@ -180,7 +180,7 @@ def _opened(
             say(f"going on with what {work.shown} has")
         try:
             with _engine(values, output) as engine:
-                yield PreparationRun(engine, work, options, say, growth)
+                yield PreparationRun(engine, work, options, say, growth and growth.lent(work))
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.shown}: the same command resumes it"
             raise type(error)(f"{error} ({hint})") from error

@@ -34,7 +34,7 @@ from dlrm.mapped_files import map_npy
 from dlrm.preproc.stages.division import bucket_of
 from dlrm.preproc.stages.encodings import EncodedColumn, fit_encodings
 from dlrm.preproc.stages.shuffle_files import read_bucket, write_buckets
-from dlrm.remote.task_files import read_ranges
+from dlrm.remote.task_files import read_ranges, shared
 
 _SORTED_AT_ONCE = 1 << 22  # values, of texts of up to
 _USUAL_TEXT = 32  # bytes on average
@@ -507,7 +507,7 @@ def _count_ranges(counts: np.ndarray, at_once: int) -> Iterator[tuple[int, int, 
 
 def write_lookups(columns: Sequence[int], transform: str, folder: str) -> dict[str, Any]:
     """Writes the lookups of columns of a fitted transform, one for each segment."""
-    fitted = Transform.load(transform)
+    fitted = Transform.load(shared(transform))
     for column in columns:
         fitted.check(column)
         before = 0

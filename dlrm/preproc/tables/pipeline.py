@@ -105,6 +105,8 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
         headers = (_header(file, options.format) for file in inputs.files)
         columns = next(filter(None, headers), [])
     names = Files([_name(file) for file in inputs.files])
+    if inputs.query is not None:  # whose files have other names in each run
+        names = Files([f"part-{number:05d}" for number in range(len(inputs.files))])
     divided = Divided(source, divider, parts, rows, ids)
     return write_dataset(run, divided, counted, names, columns, origin)
 
@@ -127,8 +129,11 @@ def _from_spark(run: PreparationRun, inputs: InputFiles) -> tuple[InputFiles, di
     if stored is None:
         columns, folder = _columns(run.options), run.work.folder("spark")
         with run.stage("spark"):
-            stored = read_query(run.engine, inputs.query, columns, folder)
+            packed = run.work.packed
+            stored = read_query(run.engine, inputs.query, columns, folder, packed=packed)
+            run.work.keep(folder, [Path(path).name for path in stored["files"]])
         run.work.finish("spark", stored)
+    run.work.outline(run.work.folder("spark"))
     files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
     return replace(inputs, files=files), {"spark": stored["manifest"]}
 

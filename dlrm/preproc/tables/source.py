@@ -15,6 +15,7 @@ from dlrm.data.tables.row_reader import RowReader
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.preproc.stages.source import Read, Rejected
+from dlrm.remote.task_files import shared
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class TableSource:
     ) -> Iterator[Read]:
         """Yields the rows of a part; see `Source`."""
         part.check()
-        earlier = None if self.known is None else _loaded(*self.known)
+        earlier = None if self.known is None else _loaded(*map(shared, self.known))
         reader = RowReader(self.schema, fitted=earlier, counts=True)
         columns = list(dict.fromkeys([*reader.columns, *self.others]))
         columns += [PROBLEM] * part.staged

@@ -54,11 +54,6 @@ def run(values: Values) -> int | None:
         return None
     from dlrm.preproc.execution.stored_work import outlined_inputs
 
-    if query := _query(values):
-        raise ValueError(
-            f"{query.flag}: expected a local --output that all nodes see, as Spark writes its rows "
-            f"into a folder, got {values['output']}"
-        )
     with outlined_inputs(values, INPUTS) as local:
         _prepare(local, Uri.parse(values["output"]))
     return None
