@@ -47,11 +47,15 @@ def make_tables(
                 f"--placement {config.placement} divides tables or copies them, which needs "
                 f"--embedding_type joint_fused, got {config.embedding_type}"
             )
-        if config.attended and not placement.is_whole:
-            raise ValueError(
-                f"--placement {config.placement} divides tables or copies them: expected whole "
-                "tables for lists with pooling: attention; use --placement balanced"
-            )
+        attended = {config.tables[field] for field in config.attended}
+        for piece in placement.pieces:
+            if piece.table in attended and not piece.is_whole:
+                raise ValueError(
+                    f"--placement {config.placement} divides or copies table {piece.table}: "
+                    "expected a whole table on one rank, since its lists have pooling: attention, "
+                    "which needs items and candidates side by side; use --placement auto or "
+                    "balanced"
+                )
         return DividedEmbedding(
             placement, world, initial, dtype, tables=config.tables, stores=stores
         )

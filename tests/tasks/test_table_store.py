@@ -5,7 +5,9 @@ import time
 from pathlib import Path
 
 import pytest
+from click_runs import Sharded
 
+from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
@@ -24,6 +26,7 @@ from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.checkpoints.stored import start_store
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog, StoppedError
+from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
 
@@ -289,3 +292,45 @@ def test_a_batch_of_several_widths_that_is_too_large_is_named():
         ValueError, match=r"420 rows of width 8 .* may need 422; .*--batch_size 189"
     ):
         stored.check_batch("--batch_size", 191, 191)
+
+
+def losses_of(world, folder, stored):
+    """Trains tables of three widths for some steps; returns the losses of this rank."""
+    parts = {"field_dims": (4, None, 2), "wide": True}
+    mlps = {"bottom_mlp_sizes": (8,), "top_mlp_sizes": (8, 1)}
+    config, chosen = DLRMConfig(SIZES, 4, 8, **mlps, **parts), OptimizerConfig("adagrad", "sgd")
+    where = TableStoreConfig("60MB", str(folder))
+    store = table_store(where, config, chosen, world) if stored else None
+    task = Recommendation(config, world, seed=5, store=store)
+    optimizers, slots = task.optimizers(chosen), task.slots(trains=True)
+    start_store(Parameters(task.model, task.table_parameters(), optimizers), world)
+    set_learning_rate(optimizers, 0.1)
+    shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
+    data = SyntheticDataset(FeatureSpec.default(".", 4, list(SIZES)), "train", 60, 9, seed=1)
+    losses = []
+    for index in range(5):
+        batch, tickets = Sharded(data, shard).batch(index), ()
+        if slots is not None:
+            batch, tickets = slots.now(batch)
+            store.mark(tickets)
+        losses.append(task.loss(batch))
+        losses[-1].backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if slots is not None:
+            store.release(tickets)
+    if store is not None:
+        assert len(store.parts) == len(
+            {piece.width for piece in config.placed(2).of_rank(world.rank)}
+        )
+        store.close()
+    return [loss.item() for loss in losses]
+
+
+def test_ranks_have_stores_of_their_widths(ranks, tmp_path):
+    memory, stored = (
+        ranks(2).call(losses_of, [(tmp_path, stored)] * 2) for stored in (False, True)
+    )
+    assert memory == stored
+    assert memory[0][0] != memory[0][4]
