@@ -339,7 +339,8 @@ def test_a_schema_says_widths_and_a_loaded_model_has_them(tmp_path):
         (
             {"table": "t", "embedding_dim": 4},
             {"table": "t"},
-            "field item: embedding_dim: expected 4, as of user, which shares table 't', got None",
+            "field item: embedding_dim: expected 4, as of user, which shares table 't', got none; "
+            "write embedding_dim: 4 at item, or change user",
         ),
     ],
 )
