@@ -1,7 +1,7 @@
 """Compares tables in pieces with whole ones, and the planner's predictions with measurements.
 
     python benchmarks/tables.py constants   those of "cpu" in dlrm/tasks/planning/machines.py
-    python benchmarks/tables.py memory      predicted and measured, for six configurations
+    python benchmarks/tables.py memory      predicted and measured, for nine configurations
     python benchmarks/tables.py skewed      one table of 60 % of all bytes, 4 processes
     python benchmarks/tables.py often       one table looked up 10 times as often, 2 processes
     python benchmarks/tables.py store       tables of 10 times their memory, on the disk of --folder
@@ -108,6 +108,23 @@ MEMORY = {
             top_mlp_sizes=(512, 256, 1),
         ),
         8192,
+    ),
+    "13 fields of one table, Adagrad": Case(
+        DLRMConfig((600_000,) * 13 + (60_000,) * 13, field_tables=(0,) * 13 + tuple(range(1, 14))),
+        2048,
+        "adagrad",
+    ),
+    "13 tables of 32 columns, Adagrad": Case(
+        DLRMConfig((90_000,) * 26, field_dims=(None, 32) * 13), 2048, "adagrad"
+    ),
+    "both, Adam": Case(
+        DLRMConfig(
+            (400_000,) * 13 + (60_000,) * 13,
+            field_tables=(0,) * 13 + tuple(range(1, 14)),
+            field_dims=(None,) * 13 + (32,) * 13,
+        ),
+        2048,
+        "adam",
     ),
 }
 
@@ -331,7 +348,7 @@ class FromStore:
                 self._trainer.fit(self._batches, nothing)
                 seconds = (time.perf_counter() - began) / steps
                 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-                counters = self._store.counters() if self._store else {}
+                counters = self._store.parts[STORED.embedding_dim].counters() if self._store else {}
                 waited = self._store.waited if self._store else 0.0
                 self._pipe.send((seconds, peak - self._before, waited, counters))
 

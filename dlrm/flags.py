@@ -412,10 +412,13 @@ def did_you_mean(name: str, values: flags.FlagValues) -> str:
 
 
 def _flags_about(name: str, values: flags.FlagValues) -> list[str]:
-    """Returns the flags with the words of a name in their meanings, those of the phrase first."""
+    """Returns the flags with the words of a name in their meanings, those of the phrase first.
+
+    A meaning that names a flag, such as "instead of --lr", is not about that flag.
+    """
     phrase = name.replace("_", " ").lower()
     texts = {f"{known.replace('_', ' ')}: {values[known].help}".lower(): known for known in values}
-    begins = [re.compile(rf"\b{re.escape(word)}") for word in phrase.split()]
+    begins = [re.compile(rf"(?<!-)\b{re.escape(word)}") for word in phrase.split()]
     said = [text for text in texts if all(begin.search(text) for begin in begins)]
     said = [text for text in said if phrase in text] or said
     return [texts[text] for text in sorted(said, key=lambda text: text.find(phrase))]

@@ -18,7 +18,7 @@ class Config:
 
     first: str = setting(REQUIRED, "the first", positional=True)
     others: tuple[Path, ...] = setting((), "more of them", positional=True)
-    needed: int = setting(REQUIRED, "a number", least=1)
+    needed: int = setting(REQUIRED, "a number, also with --folio", least=1)
     save_dir: Path = setting(Path("here"), "a folder")
     report: bool = setting(True, "write a report", short_name="r")
     conf: tuple[str, ...] = setting((), "a setting", repeated=True)
@@ -122,7 +122,13 @@ def test_a_wrong_file_of_flags_is_named(text, message, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "flags"),
-    [("neded", "needed"), ("dir", "save_dir"), ("more_of_them", ""), ("folder", "save_dir")],
+    [
+        ("neded", "needed"),
+        ("dir", "save_dir"),
+        ("more_of_them", ""),
+        ("folder", "save_dir"),
+        ("folio", ""),
+    ],
 )
 def test_flags_that_may_be_meant_are_named(name, flags):
     with pytest.raises(UsageError) as raised:

@@ -39,14 +39,18 @@ class DatasetFacts(NamedTuple):
     Attributes:
         rows: number of rows.
         num_numerical: numerical fields.
-        table_sizes: rows of each embedding table.
+        table_sizes: rows of the table of each categorical field.
         click_rate: share of the rows with label 1.
+        field_tables: number of each field's table; None is a table of its own for each.
+        widest: the most columns that the dataset gives a table, or 0 if it gives none.
     """
 
     rows: int
     num_numerical: int
     table_sizes: tuple[int, ...]
     click_rate: float
+    field_tables: tuple[int, ...] | None = None
+    widest: int = 0
 
     @classmethod
     def from_dataset(cls, train: ClickDataset) -> "DatasetFacts":
@@ -66,12 +70,17 @@ class DatasetFacts(NamedTuple):
                 "--recipe auto: expected training rows of both classes, got label "
                 f"{rate:g} in all {rows:,}"
             )
-        return cls(rows, train.num_numerical, tuple(train.table_sizes), rate)
+        widest = max((dim or 0 for dim in train.field_dims or ()), default=0)
+        fields = tuple(train.table_sizes), rate, train.field_tables, widest
+        return cls(rows, train.num_numerical, *fields)
 
     def __str__(self) -> str:
+        tables = {*(self.field_tables or ())}
+        of_tables = f" in {len(tables)} table{'s' * (len(tables) > 1)}" if tables else ""
         return (
             f"{self.rows:,} training rows, {100 * self.click_rate:.3g} % of them with label 1, "
             f"{self.num_numerical} numerical and {len(self.table_sizes)} categorical fields"
+            f"{of_tables}"
         )
 
 
@@ -88,7 +97,7 @@ def auto(facts: DatasetFacts, given: Mapping[str, Any] | None = None) -> dict[st
     given = dict(given or {})
     if facts.rows >= _NVIDIA_ROWS:
         return {"epochs": 1} | given
-    chosen = _of_many_rows(given) if facts.rows >= _BIG_ROWS else _of_few_rows(facts, given)
+    chosen = _of_many_rows(facts, given) if facts.rows >= _BIG_ROWS else _of_few_rows(facts, given)
     for name in _impossible(chosen, given):
         chosen.pop(name, None)
     return training_defaults(facts.rows, chosen | given)
@@ -108,8 +117,8 @@ def describe_shortly(settings: Mapping[str, Any], given: Mapping[str, Any]) -> s
     return f"recipe: {'; '.join(flags)}"
 
 
-def _of_many_rows(given: Mapping[str, Any]) -> dict[str, Any]:
-    dim = _dim(given, 128)
+def _of_many_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any]:
+    dim = _dim(facts, given, 128)
     return {
         "epochs": 1,
         "embedding_dim": dim,
@@ -129,7 +138,7 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     chosen = {
         "batch_size": 1 << min(max(int(math.log2(most)), 5), 15),
         "epochs": epochs,
-        "embedding_dim": _dim(given, 16),
+        "embedding_dim": _dim(facts, given, 16),
         "wide": True,
         "dropout": 0.3 if rows < _FEW_ROWS else 0.2,
         "embedding_l2": min(float(f"{_L2 / rows:.2g}"), _MOST_L2),
@@ -153,9 +162,10 @@ def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:
     return divides or given.get("overlap") == "stale" or bool(given.get("table_store"))
 
 
-def _dim(given: Mapping[str, Any], otherwise: int) -> int:
+def _dim(facts: DatasetFacts, given: Mapping[str, Any], least: int) -> int:
+    """Returns the given width, or the least one, or that of the widest table if it is wider."""
     sizes = given.get("bottom_mlp_sizes")
-    return given.get("embedding_dim") or (sizes[-1] if sizes else otherwise)
+    return given.get("embedding_dim") or (sizes[-1] if sizes else max(least, facts.widest))
 
 
 def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str]:

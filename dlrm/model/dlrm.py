@@ -32,8 +32,7 @@ from dlrm.model.tables.layout import Attended, Bags, TableParameters, Tables
 from dlrm.ops.library import is_native_on_cpu
 from dlrm.ops.network import Layers
 from dlrm.step_clock import LOOKUP, part
-from dlrm.store.row_slots import RowSlots
-from dlrm.store.row_store import RowStore
+from dlrm.store.row_stores import RowStores
 
 
 class DLRM(nn.Module):
@@ -77,7 +76,7 @@ class DLRM(nn.Module):
         seed: int = 0,
         optimized_mlp: bool = True,
         placement: Placement | None = None,
-        store: RowStore | None = None,
+        store: RowStores | None = None,
     ):
         super().__init__()
         if config.batch_norm and world.size > 1:
@@ -88,7 +87,7 @@ class DLRM(nn.Module):
         if torch.get_default_device().type == "meta":  # as torch's own modules
             world = replace(world, device="meta")
         self.config, self.dtype = config, dtype
-        self.store: RowSlots | None = store
+        self.store = store
         self.placement = placement or config.placed(world.size)
         of_fields = self.placement.of_fields(config.tables)
         self.world, self.fields_by_rank = world, of_fields.tables_by_rank()

@@ -13,7 +13,7 @@ from dlrm.model.tables.joint import JointEmbedding
 from dlrm.model.tables.layout import Tables
 from dlrm.model.tables.multi_table import MultiTableEmbedding
 from dlrm.model.tables.stored import StoredEmbedding
-from dlrm.store.row_store import RowStore
+from dlrm.store.row_stores import RowStores
 
 _DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -23,7 +23,7 @@ def make_tables(
     placement: Placement,
     world: World = World(),
     seed: int = 0,
-    store: RowStore | None = None,
+    stores: RowStores | None = None,
 ) -> Tables:
     """Returns the tables of vectors, or pieces of them, that a process holds.
 
@@ -32,7 +32,7 @@ def make_tables(
         placement: placement of the tables.
         world: the processes; the tables are made on its device.
         seed: seed of the initial values.
-        store: holds the rows that are not in memory; it gets the initial ones. None: all are.
+        stores: hold the rows that are not in memory; they get the initial ones. None: all are.
 
     Raises:
         ValueError: tables are divided or copied, and the configuration's layout has only whole
@@ -47,17 +47,24 @@ def make_tables(
                 f"--placement {config.placement} divides tables or copies them, which needs "
                 f"--embedding_type joint_fused, got {config.embedding_type}"
             )
-        if config.attended and not placement.is_whole:
-            raise ValueError(
-                f"--placement {config.placement} divides tables or copies them: expected whole "
-                "tables for lists with pooling: attention; use --placement balanced"
-            )
-        return DividedEmbedding(placement, world, initial, dtype, tables=config.tables)
+        attended = {config.tables[field] for field in config.attended}
+        for piece in placement.pieces:
+            if piece.table in attended and not piece.is_whole:
+                raise ValueError(
+                    f"--placement {config.placement} divides or copies table {piece.table}: "
+                    "expected a whole table on one rank, since its lists have pooling: attention, "
+                    "which needs items and candidates side by side; use --placement auto or "
+                    "balanced"
+                )
+        return DividedEmbedding(
+            placement, world, initial, dtype, tables=config.tables, stores=stores
+        )
     held = {piece.table: piece for piece in placement.of_rank(world.rank)}
     whole = held, placement.dim, initial
     options: dict[str, Any] = {"world": world, "tables": config.tables}
     options["fields_by_rank"] = placement.of_fields(config.tables).tables_by_rank()
-    if store is not None:
+    if stores is not None:
+        store = stores.parts[placement.dim]
         stored = StoredEmbedding(*whole, store.slots, dtype=dtype, **options)
         store.initial = stored.initial
         return stored

@@ -1,7 +1,7 @@
 """Rows of a file, as many of which are in memory as fit, in slots of a model's tensors."""
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dlrm.store.config import shown
-from dlrm.store.layout import ROWS, Layout
+from dlrm.store.layout import ROWS, Layout, RowBlock
 from dlrm.store.memory import memory_of
 from dlrm.store.native import DamagedError, DiskError, FullError, native_store
 from dlrm.store.undo import HEADER, entries, undo_path
@@ -38,8 +38,8 @@ class RowSlots:
 
     Attributes:
         slots: rows that are in memory.
-        waited: seconds that steps have waited for rows.
-        trained: records of the batch that is trained on, and their slots; None before the first.
+        beside: bytes of the memory that other stores take, for messages.
+        initial: yields the initial values of rows; the model sets it.
 
     Raises:
         ValueError: there is no native module.
@@ -53,13 +53,13 @@ class RowSlots:
         row_bytes: int = 0,
         memory: str = "",
     ) -> None:
+        self.initial: Callable[[], Iterable[RowBlock]] = lambda: iter(())
         self._native: NativeStore | None = None
         self._files: list[int] = []
         self.directory, self.tables, self.slots = directory, dict(tables), slots
         self.records = sum(tables.values())
         self.row_bytes, self.memory = row_bytes, memory
-        self.waited = 0.0
-        self.trained: tuple[np.ndarray, np.ndarray] | None = None
+        self.beside = 0
         self._layout: Layout | None = None
         self._pinned: int | None = None
         self._reserve = self.slots // 2
@@ -117,7 +117,7 @@ class RowSlots:
                 self._unpin()
                 return self.prepare(records)
         except FullError as error:
-            least = memory_of(error.needed + error.held, self.row_bytes, self.records)
+            least = memory_of(error.needed + error.held, self.row_bytes, self.records) + self.beside
             raise ValueError(
                 f"--table_memory {self.memory}: {self.slots:,} rows are in memory, but a batch "
                 f"needs {error.needed:,}, beside {error.held:,} that others use; expected at least "

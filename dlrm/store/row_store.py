@@ -8,7 +8,7 @@ DIR/rank-<r>-of-<n>/undo-<g>.bin   records overwritten since checkpoint g, see `
 import fcntl
 import os
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,8 @@ from torch import Tensor
 from dlrm.files import make_directories, write_atomically
 from dlrm.locks import sync
 from dlrm.manifest import read_sealed, sealed_json
-from dlrm.store.config import TableStoreConfig, bytes_of, shown
+from dlrm.store.config import shown
 from dlrm.store.layout import ROWS, STORE, Layout, RowBlock, check_layout, check_store, numpy_name
-from dlrm.store.memory import memory_of, slots_within
 from dlrm.store.native import DamagedError, native_store
 from dlrm.store.row_slots import RowSlots, as_bytes
 from dlrm.store.undo import (
@@ -45,9 +44,6 @@ class RowStore(RowSlots):
         directory: of the store.
         tables, slots, row_bytes, memory: see `RowSlots`.
         checkpoints: directory of the run's checkpoints, or None.
-
-    Attributes:
-        initial: yields the initial values of rows; the model sets it.
     """
 
     def __init__(
@@ -62,7 +58,6 @@ class RowStore(RowSlots):
         self._lock: int | None = None
         super().__init__(Path(directory).absolute(), tables, slots, row_bytes, memory)
         self._checkpoints = str(Path(checkpoints).absolute()) if checkpoints else None
-        self.initial: Callable[[], Iterable[RowBlock]] = lambda: iter(())
         self._saved = False
 
     def create(self, fields: Mapping[str, Tensor], blocks: Iterable[RowBlock]) -> None:
@@ -253,34 +248,3 @@ class RowStore(RowSlots):
                 f"{path}: truncated: expected {self.layout.row(error.record)}, which has been "
                 "overwritten since"
             ) from None
-
-
-def limited_store(
-    config: TableStoreConfig,
-    tables: Mapping[int, int],
-    row_bytes: int,
-    rank: int = 0,
-    size: int = 1,
-    checkpoints: str | os.PathLike | None = None,
-) -> RowStore:
-    """Returns the store of a process's tables, with as many slots as its memory has room for.
-
-    Args:
-        config: directory and memory limit.
-        tables, row_bytes, checkpoints: see `RowStore`.
-        rank, size: rank and number of processes.
-
-    Raises:
-        ValueError: there is too little memory, or the native library is missing.
-    """
-    assert config.table_memory is not None
-    assert config.table_store is not None
-    records, memory = sum(tables.values()), str(config.table_memory)
-    slots = slots_within(bytes_of(memory), row_bytes, records)
-    if not slots and records:
-        raise ValueError(
-            f"--table_memory {memory}: expected at least {shown(memory_of(1, row_bytes, records))} "
-            f"for buffers, a bit for each of {records:,} rows and one row in memory"
-        )
-    directory = Path(config.table_store) / f"rank-{rank}-of-{size}"
-    return RowStore(directory, tables, slots, row_bytes, memory, checkpoints)

@@ -9,10 +9,10 @@ from dlrm.distributed.placement import Placement
 from dlrm.host_memory import host_memory, machine
 from dlrm.model.config import DLRMConfig
 from dlrm.store.config import TableStoreConfig, bytes_of, shown
-from dlrm.store.row_store import RowStore, limited_store
+from dlrm.store.row_stores import RowStores, limited_stores
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.planning.stored import StoredTables, check_storable
-from dlrm.tasks.planning.workload import Workload
+from dlrm.tasks.planning.workload import Workload, kinds_of
 from dlrm.train.optim.config import OptimizerConfig
 
 
@@ -49,8 +49,8 @@ def table_store(
     placement: Placement | None = None,
     checkpoints: str | os.PathLike | None = None,
     read: Datasets | None = None,
-) -> RowStore | None:
-    """Returns the store for rows that are not in memory, or None if all are.
+) -> RowStores | None:
+    """Returns the stores for rows that are not in memory, or None if all are.
 
     Args:
         config: memory limit and location of the store.
@@ -82,15 +82,12 @@ def table_store(
             f"{flag} contradicts --embedding_l2 {l2:g}, which changes every row before each test "
             "and checkpoint; use --embedding_l2_mode looked_up"
         )
-    size = Workload.of_run(architecture, 1, optimizers).row_bytes
-    rows, own = architecture.embedding_rows, placement.tables_by_rank()[world.rank]
-    tables = {table: rows[table] for table in own}
-    store = limited_store(config, tables, size, world.rank, world.size, checkpoints)
+    kinds = kinds_of(placement, world.rank, Workload.of_run(architecture, 1, optimizers))
+    stores = limited_stores(config, kinds, world.rank, world.size, checkpoints)
     if read is not None and read.train.one_id_each:
-        fields = tuple(map(architecture.tables.count, own))
-        stored = StoredTables(tuple(tables.values()), size, str(config.table_memory), fields)
+        stored = StoredTables(kinds, str(config.table_memory))
         _check_batches(stored, read, trains=optimizers is not None)
-    return store
+    return stores
 
 
 def _check_batches(stored: StoredTables, read: Datasets, trains: bool) -> None:

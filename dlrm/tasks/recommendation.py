@@ -16,7 +16,7 @@ from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.dlrm import DLRM, NetworkParameters
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.ops.row_update import ORDERED_COLUMNS
-from dlrm.store.row_store import RowStore
+from dlrm.store.row_stores import RowStores
 from dlrm.tasks.click_task import ClickTask
 from dlrm.tasks.slots import InOrderOfRecords, Slots
 from dlrm.train.cuda_graph import GraphedCallable, Recorder
@@ -129,7 +129,7 @@ class Recommendation(ClickTask):
         execution: str = "eager",
         has_clicks: bool = True,
         placement: Placement | None = None,
-        store: RowStore | None = None,
+        store: RowStores | None = None,
     ):
         model = DLRM(config, world, dtype, seed, optimized_mlp, placement, store)
         super().__init__(model, world, auc_on_cpu, has_clicks)
@@ -174,7 +174,8 @@ class Recommendation(ClickTask):
         """Accumulates the gradients of micro-batches; see `dlrm.train.task.one_after_another`."""
         merging: AbstractContextManager = nullcontext()
         if self.model.store is not None and len(batches) > 1:
-            weights = [weight for weight, _ in self.table_parameters() if weight.requires_grad]
+            widths = self.model.store.widths_of(self.table_parameters())
+            weights = [(weight, dim) for (weight, _), dim in widths if weight.requires_grad]
             merging = InOrderOfRecords(self.model.store, weights)
         parameters = None if scaler.scale is not None else self._gradient_parameters(batches[0])
         with merging:

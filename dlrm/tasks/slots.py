@@ -15,7 +15,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
 from dlrm.step_clock import STORE, part
 from dlrm.store.native import FullError
-from dlrm.store.row_slots import RowSlots
+from dlrm.store.row_stores import RowStores, Tickets
 
 _DEPTH = 2  # number of batches whose rows are read ahead
 
@@ -25,7 +25,7 @@ class _Prepared(NamedTuple):
 
     batch: Batch
     records: np.ndarray
-    found: tuple[np.ndarray, int] | None
+    found: tuple[np.ndarray, Tickets] | None
 
 
 class InOrderOfRecords:
@@ -36,33 +36,53 @@ class InOrderOfRecords:
     the batch's records in ascending order.
 
     Args:
-        store: the store, whose last batch is the one that gradients are computed for.
-        weights: the weights, which have a row for each slot.
+        stores: the stores, whose last batch is the one that gradients are computed for.
+        weights: the weights, which have a row for each slot of their store, with its width.
     """
 
-    def __init__(self, store: RowSlots, weights: Sequence[Tensor]) -> None:
-        assert store.trained is not None, "no batch has been prepared"
-        records, slots = map(torch.from_numpy, store.trained)
-        self._weights, self._hooks = weights, list[RemovableHandle]()
+    def __init__(self, stores: RowStores, weights: Sequence[tuple[Tensor, int]]) -> None:
+        assert stores.trained is not None, "no batch has been prepared"
+        records, slots = map(torch.from_numpy, stores.trained)
+        firsts, orders = stores.first_slots, dict[int, _Order]()
+        for width, store in stores.parts.items():
+            own = slots - firsts[width]
+            here = (own >= 0) & (own < store.slots)
+            orders[width] = _Order(records[here], own[here])
+        self._weights = [(weight, orders[width]) for weight, width in weights]
+        self._hooks = list[RemovableHandle]()
+
+    def __enter__(self) -> None:
+        self._hooks = [weight.register_hook(order.placed) for weight, order in self._weights]
+
+    def __exit__(self, *error: object) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        for weight, order in self._weights:
+            if weight.grad is not None:
+                weight.grad = order.of_slots(weight.grad)
+
+
+class _Order:
+    """The slots of a batch, and the places of their records in ascending order.
+
+    Args:
+        records, slots: of the look-ups of a batch in one store, `[look-ups]`.
+    """
+
+    def __init__(self, records: Tensor, slots: Tensor) -> None:
         self._slots, places = slots.unique(return_inverse=True)
         of_slots = torch.empty_like(self._slots)
         of_slots[places] = records
         self._by_record = of_slots.argsort()
         self._places = self._by_record.argsort()
 
-    def __enter__(self) -> None:
-        self._hooks = [weight.register_hook(self._placed) for weight in self._weights]
-
-    def __exit__(self, *error: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-        for weight in self._weights:
-            if weight.grad is not None:
-                slots = self._slots[self._by_record[weight.grad._indices()]]
-                weight.grad = _renumbered(weight.grad, slots)
-
-    def _placed(self, grad: Tensor) -> Tensor:
+    def placed(self, grad: Tensor) -> Tensor:
+        """Returns a gradient of slots as one of places."""
         return _renumbered(grad, self._places[torch.searchsorted(self._slots, grad._indices())])
+
+    def of_slots(self, grad: Tensor) -> Tensor:
+        """Returns a gradient of places as one of slots."""
+        return _renumbered(grad, self._slots[self._by_record[grad._indices()]])
 
 
 class Slots:
@@ -77,8 +97,8 @@ class Slots:
         self.model, self.trains = model, trains
 
     @property
-    def store(self) -> RowSlots:
-        """Returns the model's store, or the view that has replaced it."""
+    def store(self) -> RowStores:
+        """Returns the model's stores, or the views that have replaced them."""
         assert self.model.store is not None
         return self.model.store
 
@@ -138,8 +158,8 @@ class Slots:
                 self._give_back(future)
             batches.close()
 
-    def now(self, batch: Batch) -> tuple[Batch, int]:
-        """Returns a batch with slots, and the ticket to return to the store."""
+    def now(self, batch: Batch) -> tuple[Batch, Tickets]:
+        """Returns a batch with slots, and the tickets to return to the stores."""
         slots, ticket = self.store.prepare_anyhow(self.records(batch))
         return _with_slots(batch, slots), ticket
 

@@ -13,6 +13,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.layers.choices import INTERACTION_NAMES, NUMERICAL_KINDS
 from dlrm.store.row_store import RowStore
+from dlrm.store.row_stores import RowStores
 
 SIZES, DIM = (7, 10, 3), 8
 DIVIDED = Placement(  # rank 0 has the first rows of table 1 twice over, as a copy and alone
@@ -64,7 +65,8 @@ def config_of(layout, parts):
 def made(layout, parts, device, directory):
     placement, store = (DIVIDED if layout == "divided" else None), None
     if layout == "stored":
-        store = RowStore(directory, dict(enumerate(SIZES)), slots=6)
+        part = RowStore(directory, dict(enumerate(SIZES)), slots=6)
+        store = RowStores({DIM: part}, directory)
     world = World(size=2 if layout == "divided" else 1, device=device)
     return DLRM(config_of(layout, parts), world, placement=placement, store=store)
 

@@ -14,9 +14,9 @@ import torch
 
 from dlrm.store.config import TableStoreConfig, bytes_of
 from dlrm.store.layout import RowBlock
-from dlrm.store.memory import memory_of, slots_within
+from dlrm.store.memory import RowKind, memory_of, slots_within
 from dlrm.store.native import FullError, native_store
-from dlrm.store.row_store import limited_store
+from dlrm.store.row_stores import limited_stores
 from dlrm.store.row_view import RowView
 from dlrm.store.undo import undo_numbers
 
@@ -49,7 +49,8 @@ class Trained:
     """A store whose rows change in steps, mirrored in plain tensors."""
 
     def __init__(self, path, slots=300, checkpoints=None):
-        self.store = limited_store(config(path, slots), TABLES, ROW_BYTES, checkpoints=checkpoints)
+        kinds = [RowKind(4, TABLES, ROW_BYTES)]
+        self.store = limited_stores(config(path, slots), kinds, checkpoints=checkpoints).parts[4]
         self.fields = fields(self.store.slots)
         self.weights, self.sums = initial()
         self.random = np.random.default_rng(1)

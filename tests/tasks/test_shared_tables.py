@@ -158,8 +158,18 @@ def test_two_ranks_train_as_one(ranks, tmp_path, name, lists):
 ATTENDED = {"table_poolings": (None, None, "attention"), "field_targets": (None, None, 0)}
 
 
-def test_two_ranks_attend_as_one(ranks, tmp_path):
-    model = check_two_ranks(ranks, tmp_path, PLACEMENTS["whole"], True, **ATTENDED)
+OTHER_TABLES = {
+    "whole": [piece(1, 0)],
+    "rows": [piece(1, 0, (0, 3)), piece(1, 1, (3, 7))],
+    "columns": [piece(1, 0, None, (0, 1)), piece(1, 1, None, (1, 4))],
+    "copies": [piece(1, None)],
+}
+
+
+@pytest.mark.parametrize("name", OTHER_TABLES)
+def test_two_ranks_attend_as_one(ranks, tmp_path, name):
+    pieces = [piece(0, 1), *OTHER_TABLES[name]]
+    model = check_two_ranks(ranks, tmp_path, pieces, True, **ATTENDED)
     initial = DLRM(config(wide=True, **ATTENDED), seed=2).attention["2"]
     assert not torch.equal(model.attention["2"].weight, initial.weight)
 
@@ -189,7 +199,10 @@ def test_a_plan_keeps_attended_tables_whole_and_counts_their_units():
         for more in ({}, ATTENDED)
     )
     placements = [plan_placement(one, Limits(4), MACHINES["cpu"]) for one in (summed, attended)]
-    assert [one.is_whole for one in placements] == [False, True]
+    pieces = [[one for one in found.pieces if one.table == 0] for found in placements]
+    assert [len(own) for own in pieces] == [4, 1]
+    assert pieces[1][0].is_whole
+    assert not placements[1].is_whole  # the other table is divided or copied
     found = [costs(placements[1], one, MACHINES["cpu"]) for one in (summed, attended)]
     rank = next(piece.rank for piece in placements[1].pieces if piece.table == 0)
     pairs = zip(*found, strict=True)

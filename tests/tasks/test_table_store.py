@@ -5,17 +5,20 @@ import time
 from pathlib import Path
 
 import pytest
+from click_runs import Sharded
 
+from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.synthetic import SyntheticDataset
 from dlrm.distributed import World
 from dlrm.model.config import DLRMConfig
 from dlrm.step_clock import DATA, STORE, step_clock
 from dlrm.store.config import TableStoreConfig
-from dlrm.store.memory import memory_of
+from dlrm.store.memory import RowKind, least_memory, slots_of
 from dlrm.tasks.click_memory import table_store
 from dlrm.tasks.click_splits import SplitBatches
-from dlrm.tasks.planning.workload import Workload
+from dlrm.tasks.planning.stored import StoredTables
+from dlrm.tasks.planning.workload import Workload, kinds_of, table_bytes
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, averaged, load_checkpoint
 from dlrm.train.checkpoints.directory import CheckpointDirectory, last_checkpoint
@@ -23,6 +26,7 @@ from dlrm.train.checkpoints.saved_model import read_saved
 from dlrm.train.checkpoints.stored import start_store
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog, StoppedError
+from dlrm.train.optim.base import set_learning_rate
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
 
@@ -59,11 +63,14 @@ class Run:
         )
         store = None
         if stored:
-            row = Workload.of_run(architecture, 1, optimizer).row_bytes
-            limit = str(memory_of(slots, row, sum(architecture.embedding_rows)))
+            workload = Workload.of_run(architecture, 1, optimizer)
+            kinds = kinds_of(architecture.placed(1), 0, workload)
+            rows = [min(slots, kind.records) for kind in kinds]
+            limit = str(least_memory(kinds, rows))
             where = TableStoreConfig(limit, str(folder / "store"))
             store = table_store(where, architecture, optimizer, World(), checkpoints=folder / "run")
-            assert store.slots == slots
+            assert store.slots == slots if len(kinds) == 1 else store.slots >= sum(rows)
+            assert store.slots < sum(architecture.embedding_rows)
         self.task = Recommendation(architecture, seed=5, store=store)
         self.checkpoints = CheckpointDirectory(folder / "run", keep)
         self.stop_at = None
@@ -139,6 +146,20 @@ CASES = {
     "parts-lists": {"gradient_accumulation_steps": 4, "hotness": 3, "slots": 200},
     "parts-bf16": {"gradient_accumulation_steps": 3, "embedding_dtype": "bf16"},
     "normal": {"embedding_init": "normal"},
+    "widths": {"field_dims": (4, None, 2), "optimizer": "adam"},
+    "widths-wide": {
+        "field_dims": (4, None, 4),
+        "wide": True,
+        "optimizers": {"wide_optimizer": "ftrl"},
+    },
+    "widths-parts": {
+        **{"field_dims": (2, None, 4), "wide": True, "gradient_accumulation_steps": 3},
+        **{"optimizer": "row_wise_adagrad", "hotness": 3, "slots": 300},
+    },
+    "widths-bf16": {
+        **{"field_dims": (None, 3, 4), "embedding_dtype": "bf16", "hotness": 2, "slots": 300},
+        **{"table_poolings": ("mean", None, None), "hash_indices": True, "max_table_size": 350},
+    },
 }
 
 
@@ -158,9 +179,11 @@ def test_bits_are_those_of_memory(case, tmp_path):
 @pytest.mark.parametrize(
     ("case", "first", "then"),
     [
-        *((case, True, True) for case in ("adagrad", "bf16", "wide", "ftrl")),
+        *((case, True, True) for case in ("adagrad", "bf16", "wide", "ftrl", "widths-wide")),
         ("adagrad", False, True),
         ("adagrad", True, False),
+        ("widths", False, True),
+        ("widths", True, False),
     ],
 )
 def test_a_stopped_run_resumes_exactly_in_a_store_and_moves_into_and_out_of_it(
@@ -175,12 +198,13 @@ def test_a_stopped_run_resumes_exactly_in_a_store_and_moves_into_and_out_of_it(
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_a_checkpoint_is_tested_with_few_rows_in_memory(tmp_path):
-    Run(tmp_path, True).fit()
+@pytest.mark.parametrize("case", ["adagrad", "widths"])
+def test_a_checkpoint_is_tested_with_few_rows_in_memory(case, tmp_path):
+    Run(tmp_path, True, **CASES[case]).fit()
     path = last_checkpoint(tmp_path / "run")
     losses = []
     for stored in (False, True):
-        run = Run(tmp_path / f"again-{stored}", stored)
+        run = Run(tmp_path / f"again-{stored}", stored, **CASES[case])
         parameters = averaged(Parameters(run.task.model, run.task.table_parameters()))
         load_checkpoint(path, parameters)
         losses.append(run.task.evaluate(run.batches.chooses))
@@ -237,3 +261,76 @@ def test_less_memory_than_a_batch_needs_is_named(tmp_path):
     run = Run(tmp_path, True, slots=12)
     with pytest.raises(ValueError, match=r"--table_memory .*: 12 rows are in memory, but a batch"):
         run.fit()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_planned_memory_of_a_store_of_several_widths_is_that_of_its_slots(tmp_path, optimizer):
+    sizes, parts = (40_000, 30, 900), {"field_dims": (4, None, 2), "wide": True}
+    mlps = {"bottom_mlp_sizes": (8,), "top_mlp_sizes": (8, 1)}
+    config, chosen = DLRMConfig(sizes, 4, 8, **mlps, **parts), OptimizerConfig(optimizer, "sgd")
+    store = table_store(TableStoreConfig("51.5MB", str(tmp_path)), config, chosen, World())
+    task = Recommendation(config, store=store)
+    (tables, *_) = task.optimizers(chosen)
+    weights = [weight for weight, _ in task.table_parameters()]
+    states = [s for w in weights for s in tables.state[w].values() if s.ndim]
+    workload = Workload.of_run(config, 64, chosen, table_memory="51.5MB")
+    (planned,) = table_bytes(config.placed(1), workload)
+    assert 1000 < store.slots < 20_000
+    assert planned.weights == sum(weight.nbytes for weight in weights)
+    assert planned.state == sum(state.nbytes for state in states)
+    assert sum(planned) <= 51.5e6
+
+
+def test_a_batch_of_several_widths_that_is_too_large_is_named():
+    kinds = RowKind(4, {0: 5000}, 16), RowKind(8, {1: 20, 2: 9000}, 32)
+    least = least_memory(kinds, [400, 420])
+    assert slots_of(kinds, least) == [400, 420]
+    assert slots_of(kinds, least - 1) == [399, 419]
+    stored = StoredTables(kinds, str(least))
+    stored.check_batch("--batch_size", 190, 190)
+    with pytest.raises(
+        ValueError, match=r"420 rows of width 8 .* may need 422; .*--batch_size 189"
+    ):
+        stored.check_batch("--batch_size", 191, 191)
+
+
+def losses_of(world, folder, stored):
+    """Trains tables of three widths for some steps; returns the losses of this rank."""
+    parts = {"field_dims": (4, None, 2), "wide": True}
+    mlps = {"bottom_mlp_sizes": (8,), "top_mlp_sizes": (8, 1)}
+    config, chosen = DLRMConfig(SIZES, 4, 8, **mlps, **parts), OptimizerConfig("adagrad", "sgd")
+    where = TableStoreConfig("60MB", str(folder))
+    store = table_store(where, config, chosen, world) if stored else None
+    task = Recommendation(config, world, seed=5, store=store)
+    optimizers, slots = task.optimizers(chosen), task.slots(trains=True)
+    start_store(Parameters(task.model, task.table_parameters(), optimizers), world)
+    set_learning_rate(optimizers, 0.1)
+    shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
+    data = SyntheticDataset(FeatureSpec.default(".", 4, list(SIZES)), "train", 60, 9, seed=1)
+    losses = []
+    for index in range(5):
+        batch, tickets = Sharded(data, shard).batch(index), ()
+        if slots is not None:
+            batch, tickets = slots.now(batch)
+            store.mark(tickets)
+        losses.append(task.loss(batch))
+        losses[-1].backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if slots is not None:
+            store.release(tickets)
+    if store is not None:
+        assert len(store.parts) == len(
+            {piece.width for piece in config.placed(2).of_rank(world.rank)}
+        )
+        store.close()
+    return [loss.item() for loss in losses]
+
+
+def test_ranks_have_stores_of_their_widths(ranks, tmp_path):
+    memory, stored = (
+        ranks(2).call(losses_of, [(tmp_path, stored)] * 2) for stored in (False, True)
+    )
+    assert memory == stored
+    assert memory[0][0] != memory[0][4]

@@ -19,8 +19,6 @@ from dlrm.model.dlrm import DLRM
 from dlrm.serving.network.exportable import exportable
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
-from dlrm.store.config import TableStoreConfig
-from dlrm.tasks.click_memory import table_store
 from dlrm.tasks.planning.machines import MACHINES
 from dlrm.tasks.planning.planner import Limits, plan_placement
 from dlrm.tasks.planning.workload import Workload, table_bytes
@@ -39,6 +37,7 @@ from dlrm.train.optim.config import OptimizerConfig
 ROWS, DIM = (50, 7, 200, 7), 8
 DIMS = (None, 3, 4, 3)  # tables 1 and 3 are one
 TABLES = (0, 1, 2, 1)
+TABLES_OF = ("embeddings", "wide")
 PARTS = [
     {},
     {"wide": True, "interaction_op": "dot,dcn", "ensemble": 2},
@@ -65,9 +64,9 @@ def batch(lists=False, rows=12):
 
 
 def by_table(model):
-    """Returns the rows of each table."""
+    """Returns the rows of each table, and those of the wide term."""
     held = {}
-    for weight, pieces in model.embeddings.table_parameters():
+    for weight, pieces in model.table_parameters():
         sizes = [piece.num_rows for piece in pieces.values()]
         held.update(zip(pieces, weight.split(sizes), strict=True))
     return [held[table] for table in sorted(held)]
@@ -76,17 +75,14 @@ def by_table(model):
 def of_whole_width(task, **parts):
     """Returns a model with tables of the interaction's width that are the products."""
     whole = Recommendation(config(**parts, field_dims=None), seed=5)
-    state = {k: v for k, v in task.model.state_dict().items() if not k.startswith("embeddings")}
+    dense = {n: p for n, p in task.model.named_parameters() if not n.startswith(TABLES_OF)}
     with torch.no_grad():
-        whole.model.load_state_dict(
-            {
-                k: state.get(k.replace("wide.weight", "wide.groups.0.tables.weight"), v)
-                for k, v in whole.model.state_dict().items()
-            }
-        )
-        own = by_table(task.model)
-        for table, rows in enumerate(whole.model.embeddings.tables()):
-            rows.copy_(task.model.projections.whole(table, own[table]))
+        for name, parameter in whole.model.named_parameters():
+            parameter.copy_(dense.get(name, parameter))
+        for table, (rows, own) in enumerate(
+            zip(*map(by_table, (whole.model, task.model)), strict=True)
+        ):
+            rows.copy_(task.model.projections.whole(table, own))
     return whole
 
 
@@ -95,7 +91,7 @@ def of_whole_width(task, **parts):
 def test_it_is_a_model_of_products_of_tables_and_matrices(parts, lists):
     task = Recommendation(config(**parts), seed=5)
     whole, rows = of_whole_width(task, **parts), batch(lists)
-    shapes = [tuple(table.shape) for table in by_table(task.model)]
+    shapes = [tuple(table.shape) for table in by_table(task.model)[:3]]
     limit = parts.get("max_table_size", 1000)
     assert shapes == [(min(rows, limit), dim) for rows, dim in ((50, 8), (7, 3), (200, 4))]
     torch.testing.assert_close(task.predict(rows), whole.predict(rows))
@@ -294,7 +290,7 @@ def test_planned_bytes_of_tables_are_those_of_the_training(kind, ranks):
         assert planned.state == sum(state.nbytes for state in states)
 
 
-def test_impossible_widths_are_refused_by_name(tmp_path):
+def test_impossible_widths_are_refused_by_name():
     names = ["user", "item"]
     with pytest.raises(ValueError, match="field item: embedding_dim 32: .* --embedding_dim 16.*32"):
         check_dims(names, (8, 32), None, 16)
@@ -306,9 +302,6 @@ def test_impossible_widths_are_refused_by_name(tmp_path):
             config(field_dims=dims)
     with pytest.raises(ValueError, match="--embedding_type joint: expected joint_fused"):
         config(embedding_type="joint")
-    where = TableStoreConfig("20MB", str(tmp_path / "store"))
-    with pytest.raises(ValueError, match="--table_store .*: expected tables of one width"):
-        table_store(where, config(), OptimizerConfig(), World())
 
 
 SCHEMA = {
@@ -346,7 +339,8 @@ def test_a_schema_says_widths_and_a_loaded_model_has_them(tmp_path):
         (
             {"table": "t", "embedding_dim": 4},
             {"table": "t"},
-            "field item: embedding_dim: expected 4, as of user, which shares table 't', got None",
+            "field item: embedding_dim: expected 4, as of user, which shares table 't', got none; "
+            "write embedding_dim: 4 at item, or change user",
         ),
     ],
 )

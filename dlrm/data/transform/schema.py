@@ -487,9 +487,12 @@ class Schema:
                     ours, theirs = getattr(field, name), getattr(first, name)
                     if ours != theirs:
                         kind = "dictionary" if field.table is None else "table"
+                        there, here = ("none" if one is None else one for one in (theirs, ours))
+                        fix = f"leave {name} out" if theirs is None else f"write {name}: {theirs}"
                         raise ValueError(
-                            f"categorical field {field.column}: {name}: expected {theirs}, as of "
-                            f"{first.column}, which shares {kind} {first.shared!r}, got {ours}"
+                            f"categorical field {field.column}: {name}: expected {there}, as of "
+                            f"{first.column}, which shares {kind} {first.shared!r}, got {here}; "
+                            f"{fix} at {field.column}, or change {first.column}"
                         )
 
     def _check_targets(self) -> None:

@@ -13,7 +13,21 @@ from dlrm.model.tables.layout import Bags, TableParameters, Tables, WholeTables
 from dlrm.store.layout import RowBlock
 
 
-class StoredEmbedding(WholeTables):
+class Records(WholeTables):
+    """The numbers of tables' rows in a store, one table after the other; see `WholeTables`."""
+
+    def rows(self, bags: Bags) -> Tensor:
+        """Returns the records in the store of the rows that a batch looks up, `[look-ups]` int64.
+
+        Raises:
+            RuntimeError: an id is outside its table.
+        """
+        name = "joint_embedding" if bags.lengths is None else "joint_embedding_bag"
+        self.check(bags.ids, bags.lengths, name)
+        return super().rows(bags)
+
+
+class StoredEmbedding(Records):
     """A `JointEmbedding` over the slots that a `RowStore` assigns to the rows of a batch.
 
     The weight is one table of slots, so operators and optimizers need not know the store. Look-ups
@@ -71,16 +85,6 @@ class StoredEmbedding(WholeTables):
 
     def wide_twin(self) -> Tables:
         return StoredEmbedding(slots=self.slots, **self._of_twin())
-
-    def rows(self, bags: Bags) -> Tensor:
-        """Returns the records in the store of the rows that a batch looks up, `[look-ups]` int64.
-
-        Raises:
-            RuntimeError: an id is outside its table.
-        """
-        name = "joint_embedding" if bags.lengths is None else "joint_embedding_bag"
-        self.check(bags.ids, bags.lengths, name)
-        return super().rows(bags)
 
     def forward(self, slots: Tensor, dtype: torch.dtype) -> Tensor:
         """Looks up slots `[batch, fields]`; returns `[batch, fields, dim]` of `dtype`."""

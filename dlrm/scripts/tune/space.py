@@ -120,7 +120,7 @@ def default_space(facts: DatasetFacts) -> Space:
         "batch_size": [size // 2, size, 2 * size],
         "epochs": Range(max(epochs // 2, 1), 2 * epochs, log=True),
         "lr": Range(lr / 2, 2 * lr, log=True),
-        "embedding_dim": [8, 16, 32],
+        "embedding_dim": [dim for dim in (8, 16, 32) if dim >= facts.widest] or [facts.widest],
     }
     if l2 := usual.get("embedding_l2"):
         searched["embedding_l2"] = Range(l2 / 10, 5 * l2, log=True)

@@ -20,7 +20,7 @@ from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.choices import PLAIN_MLP
 from dlrm.model.layers.own import OwnLayer
 from dlrm.model.layers.packed import mean_of_members, member_logits
-from dlrm.serving.network.quantize import QuantizedTables
+from dlrm.serving.network.quantize import QuantizedTables, wide_rows
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs
 
@@ -379,8 +379,7 @@ def _wide_weights(model: DLRM, tables: QuantizedTables) -> Tensor:
     """Returns the weight of each id, `[rows, 1]`: float32 for float32 tables, otherwise float16."""
     if model.wide is None:
         return torch.zeros(0, 1)
-    ((weight, _),) = model.wide.table_parameters()
-    weights = weight.detach()
+    weights = wide_rows(model)
     return weights if tables.values.dtype == torch.float32 else weights.half()
 
 

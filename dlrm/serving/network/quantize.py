@@ -8,6 +8,7 @@ from torch import Tensor
 
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
+from dlrm.model.tables.layout import TableParameters
 
 _ROWS_AT_ONCE = 1 << 18
 _LEVELS = 127  # on either side of a row's middle, so that they fit int8
@@ -61,9 +62,17 @@ def quantize_tables(model: DLRM | Ensemble, precision: str) -> QuantizedTables:
     _check_finite(tables, rows * len(members))
     for member in members:
         if member.wide is not None and precision != "fp32":
-            ((weight, _),) = member.wide.table_parameters()
-            _check_finite(QuantizedTables(weight.detach().half()), rows)
+            _check_finite(QuantizedTables(wide_rows(member).half()), rows)
     return tables
+
+
+def wide_rows(model: DLRM) -> Tensor:
+    """Returns the weights of the wide term, `[rows of all tables, 1]`, table by table."""
+    assert model.wide is not None, "there is no wide term"
+    parameters = model.wide.table_parameters()
+    if len(parameters) == 1:
+        return parameters[0][0].detach()
+    return torch.cat([rows for _, rows in _by_table(parameters)]).detach()
 
 
 @torch.no_grad()
@@ -73,15 +82,17 @@ def _weights(model: DLRM) -> Iterator[Tensor]:
     if model.projections is None:
         yield from (weight.detach() for weight, _ in parameters)
         return
-    by_table = {
-        table: rows
-        for weight, held in parameters
-        for table, rows in zip(
-            held, weight.split([piece.num_rows for piece in held.values()]), strict=True
-        )
-    }
-    for table in sorted(by_table):
-        yield model.projections.whole(table, by_table[table])
+    for table, rows in _by_table(parameters):
+        yield model.projections.whole(table, rows)
+
+
+def _by_table(parameters: TableParameters) -> Iterator[tuple[int, Tensor]]:
+    """Yields the number and the rows of each table, in order."""
+    found: dict[int, Tensor] = {}
+    for weight, held in parameters:
+        sizes = [piece.num_rows for piece in held.values()]
+        found.update(zip(held, weight.split(sizes), strict=True))
+    yield from sorted(found.items())
 
 
 def _quantized(weight: Tensor, precision: str) -> QuantizedTables:

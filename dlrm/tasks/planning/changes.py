@@ -6,7 +6,7 @@ from dataclasses import replace
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import FUSED_TYPES
 from dlrm.store.config import shown
-from dlrm.tasks.planning.workload import Workload, most_rows_of_batch, stored_tables
+from dlrm.tasks.planning.workload import Workload, least_of_batch
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS
 
 Fits = Callable[[Workload], bool]
@@ -62,14 +62,10 @@ def smaller_batch(workload: Workload, fits: Fits, least: int) -> Iterator[str]:
 def stored(workload: Workload, placement: Placement, memory: int) -> Iterator[str]:
     """Yields a store with this memory for the tables of each rank, if a batch needs no more."""
     config = workload.config
-    if config.embedding_type not in FUSED_TYPES or config.has_narrow_tables:
+    if config.embedding_type not in FUSED_TYPES:
         return
     if not placement.is_whole:
         return
-    kept = replace(workload, table_memory="1")
-    needed = max(
-        stored_tables(placement, rank, kept).least(most_rows_of_batch(placement, rank, workload))
-        for rank in range(placement.num_ranks)
-    )
+    needed = max(least_of_batch(placement, rank, workload) for rank in range(placement.num_ranks))
     if memory >= needed:
         yield f"--table_memory {shown(memory, round_up=False)} --table_store DIR"

@@ -78,10 +78,13 @@ def mean_ids(data: ClickDataset) -> tuple[float, ...] | None:
     return tuple(lengths.double().mean(0).tolist())
 
 
-def may_divide(workload: Workload) -> bool:
-    """Returns whether tables may be divided and copied."""
-    config, stored = workload.config, workload.table_memory is not None
-    return config.embedding_type in FUSED_TYPES and not stored and not config.attended
+def divisible(workload: Workload) -> frozenset[int]:
+    """Returns the tables that may be divided and copied: none in a store, and no attended ones."""
+    config = workload.config
+    if config.embedding_type not in FUSED_TYPES or workload.table_memory is not None:
+        return frozenset()
+    attended = {config.tables[field] for field in config.attended}
+    return frozenset(range(len(config.embedding_rows))) - attended
 
 
 def _copies(workload: Workload, limits: Limits) -> Iterator[frozenset[int]]:
@@ -89,9 +92,9 @@ def _copies(workload: Workload, limits: Limits) -> Iterator[frozenset[int]]:
     yield frozenset()
     rows = workload.config.embedding_rows
     samples = workload.batch_size // limits.num_ranks
-    if limits.num_ranks > 1 and may_divide(workload) and not limits.fixed_shapes:
+    if limits.num_ranks > 1 and not limits.fixed_shapes:
         for limit in (samples // 64, samples // 8):
-            small = frozenset(table for table, count in enumerate(rows) if count <= limit)
+            small = frozenset(table for table in divisible(workload) if rows[table] <= limit)
             if small:
                 yield small
 
@@ -193,8 +196,7 @@ def _heaviest(
     placement: Placement, workload: Workload, limits: Limits, parts: dict[int, int]
 ) -> int | None:
     """Returns the table to divide next: the heaviest on the fullest rank that can be divided."""
-    if not may_divide(workload):
-        return None
+    able = divisible(workload)
     held = [piece for piece in placement.pieces if not piece.replicated]
     weigh = _weigh(workload, limits, held)
     fullest: dict[int, list[float]] = {rank: [0.0, 0.0] for rank in range(limits.num_ranks)}
@@ -206,7 +208,8 @@ def _heaviest(
         piece
         for piece in held
         for by_columns in (_most_columns(workload, piece.table),)
-        if parts[piece.table] < limits.num_ranks
+        if piece.table in able
+        and parts[piece.table] < limits.num_ranks
         and (2 * parts[piece.table] <= by_columns or not limits.fixed_shapes)
         and (parts[piece.table] < by_columns or piece.num_rows >= limits.num_ranks)
     ]

@@ -8,7 +8,7 @@ from dlrm.store.config import shown
 from dlrm.tasks.planning.costs import costs, step_seconds
 from dlrm.tasks.planning.machines import Machine
 from dlrm.tasks.planning.planner import Limits, changes_that_fit, shortage
-from dlrm.tasks.planning.workload import Workload, most_rows_of_batch, stored_tables
+from dlrm.tasks.planning.workload import Workload, least_of_batch, stored_tables
 
 _GB = 10**9
 
@@ -81,9 +81,9 @@ def _of_store(placement: Placement, workload: Workload) -> Iterator[str]:
     least = 0
     for rank in range(placement.num_ranks):
         own = stored_tables(placement, rank, workload)
-        least = max(least, own.least(most_rows_of_batch(placement, rank, workload)))
+        least = max(least, least_of_batch(placement, rank, workload))
         yield (
-            f"store of rank {rank}: {own.slots:,} of {own.records:,} rows in memory, "
+            f"store of rank {rank}: {sum(own.slots):,} of {own.records:,} rows in memory, "
             f"{_gb(own.disk_bytes)} GB on disk and as much again, at most, for each kept checkpoint"
         )
     yield f"store: a batch's rows need --table_memory {shown(least)} at most; reads are not timed"

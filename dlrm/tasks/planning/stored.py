@@ -1,11 +1,12 @@
 """Tables in a store: their rows in memory, their bytes on disk, and the memory for a batch."""
 
 from dataclasses import dataclass
+from operator import le
 
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.store.config import bytes_of, shown
-from dlrm.store.memory import memory_of, slots_within
+from dlrm.store.memory import RowKind, least_memory, memory_of, slots_of
 from dlrm.store.native import native_store
 
 
@@ -14,41 +15,36 @@ class StoredTables:
     """The tables of a process, of which `memory` has room for a part.
 
     Attributes:
-        rows: rows of each table.
-        row_bytes: bytes of a row and its optimizer's state.
+        kinds: the tables of each width, which have stores of their own.
         memory: the value of `--table_memory`.
-        fields: fields of each table; empty is one each.
     """
 
-    rows: tuple[int, ...]
-    row_bytes: int
+    kinds: tuple[RowKind, ...]
     memory: str
-    fields: tuple[int, ...] = ()
 
     @property
     def records(self) -> int:
         """Returns the number of all rows."""
-        return sum(self.rows)
+        return sum(kind.records for kind in self.kinds)
 
     @property
-    def slots(self) -> int:
-        """Returns the number of rows in memory."""
-        return slots_within(bytes_of(self.memory), self.row_bytes, self.records)
+    def slots(self) -> list[int]:
+        """Returns the number of rows of each kind in memory."""
+        return slots_of(self.kinds, bytes_of(self.memory))
 
     @property
     def bytes_beside(self) -> int:
         """Returns the bytes of memory besides those of rows and states."""
-        taken = memory_of(self.slots, self.row_bytes, self.records)
-        return taken - self.slots * self.row_bytes
+        pairs = zip(self.slots, self.kinds, strict=True)
+        return sum(
+            memory_of(slots, kind.row_bytes, kind.records) - slots * kind.row_bytes
+            for slots, kind in pairs
+        )
 
     @property
     def disk_bytes(self) -> int:
-        """Returns the bytes of the file with all rows."""
-        return native_store().file_bytes(self.row_bytes, self.records)
-
-    def least(self, batch_rows: int) -> int:
-        """Returns the bytes of memory that this many rows need."""
-        return memory_of(batch_rows, self.row_bytes, self.records)
+        """Returns the bytes of the files with all rows."""
+        return sum(native_store().file_bytes(kind.row_bytes, kind.records) for kind in self.kinds)
 
     def check_batch(self, flag: str, samples: int, trained: int = 0) -> None:
         """Refuses batches, of one id per field, that may need more rows than fit in memory.
@@ -61,32 +57,35 @@ class StoredTables:
         Raises:
             ValueError: a batch may; the message proposes a memory size and a batch size.
         """
-        held = most_rows(self.rows, trained, self.fields)
 
-        def needed(samples: int) -> int:
-            own = most_rows(self.rows, samples, self.fields)
-            # The training's batch stays in memory, and those ahead where half is left to others.
-            return min(own + min(max(own, held), 3 * held), self.records)
+        def needed(samples: int) -> list[int]:
+            found = []
+            for kind in self.kinds:
+                own, held = kind.most_rows(samples), kind.most_rows(trained)
+                # The training's batch stays in memory, and those ahead where half is left to
+                # others.
+                found.append(min(own + min(max(own, held), 3 * held), kind.records))
+            return found
+
+        def fits(samples: int) -> bool:
+            return all(map(le, needed(samples), slots))
 
         slots, most = self.slots, needed(samples)
-        if most <= slots:
+        if fits(samples):
             return
         smaller = 0
         for step in (1 << k for k in range(samples.bit_length(), -1, -1)):
-            if needed(smaller + step) <= slots:
+            if fits(smaller + step):
                 smaller += step
         beside = ", beside the training's," if trained else ""
+        lacking = next(i for i, own in enumerate(slots) if own < most[i])
+        of_width = f" of width {self.kinds[lacking].dim}" if len(slots) > 1 else ""
+        least = shown(least_memory(self.kinds, most))
         raise ValueError(
-            f"--table_memory {self.memory}: {slots:,} rows are in memory, but a batch of "
-            f"{samples:,} samples{beside} may need {most:,}; expected at least "
-            f"{shown(self.least(most))}" + (f", or {flag} {smaller}" if smaller else "")
+            f"--table_memory {self.memory}: {slots[lacking]:,} rows{of_width} are in memory, but a "
+            f"batch of {samples:,} samples{beside} may need {most[lacking]:,}; expected at least "
+            f"{least}" + (f", or {flag} {smaller}" if smaller else "")
         )
-
-
-def most_rows(rows: tuple[int, ...], ids: float, fields: tuple[int, ...] = ()) -> int:
-    """Returns the most rows that a batch with this many ids of each table's fields may need."""
-    each = fields or (1,) * len(rows)
-    return sum(min(count, int(ids * own)) for count, own in zip(rows, each, strict=True))
 
 
 def check_storable(flag: str, config: DLRMConfig, placement: Placement) -> None:
@@ -102,12 +101,6 @@ def check_storable(flag: str, config: DLRMConfig, placement: Placement) -> None:
     """
     if config.embedding_type not in FUSED_TYPES:
         raise ValueError(f"{flag} needs --embedding_type joint_fused, got {config.embedding_type}")
-    if config.has_narrow_tables:
-        raise ValueError(
-            f"{flag}: expected tables of one width, but fields of the dataset have an "
-            "embedding_dim of their own (embedding_dim in the schema), and a store has records of "
-            "one size"
-        )
     if not placement.is_whole:
         raise ValueError(
             f"{flag}: expected whole tables, but --placement {config.placement} divides or "

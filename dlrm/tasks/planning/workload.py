@@ -1,12 +1,13 @@
 """A training to plan, and the bytes that its tables need on each rank."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
-from dlrm.tasks.planning.stored import StoredTables, most_rows
+from dlrm.store.memory import RowKind, least_memory
+from dlrm.tasks.planning.stored import StoredTables
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, WIDE_OPTIMIZERS
 
@@ -87,8 +88,11 @@ class Workload:
 
         The row is one of a table as wide as the interaction.
         """
-        shape = 1, self.config.embedding_dim
-        return self.bytes_of([Piece(0, (0, 1), (0, shape[1]), 0, shape)])[1]
+        return self.bytes_of_row(self.config.embedding_dim)[1]
+
+    def bytes_of_row(self, dim: int) -> tuple[int, int]:
+        """Returns the bytes of a row of `dim` columns; see `bytes_of`."""
+        return self.bytes_of([Piece(0, (0, 1), (0, dim), 0, (1, dim))])
 
     def bytes_of(self, pieces: Iterable[Piece]) -> tuple[int, int]:
         """Returns the bytes of pieces of tables with their wide weights, without and with state."""
@@ -147,22 +151,37 @@ def table_bytes(placement: Placement, workload: Workload) -> list[TableBytes]:
         found.append(TableBytes(values, both - values))
         if workload.table_memory is not None:
             own = stored_tables(placement, rank, workload)
-            values = own.slots * replace(workload, optimizer=None).row_bytes
-            found[-1] = TableBytes(values, own.slots * own.row_bytes - values, own.bytes_beside)
+            pairs = [*zip(own.slots, own.kinds, strict=True)]
+            values = sum(slots * workload.bytes_of_row(kind.dim)[0] for slots, kind in pairs)
+            both = sum(slots * kind.row_bytes for slots, kind in pairs)
+            found[-1] = TableBytes(values, both - values, own.bytes_beside)
     return found
 
 
 def stored_tables(placement: Placement, rank: int, workload: Workload) -> StoredTables:
     """Returns a rank's tables in a store; the workload has a `table_memory`."""
     assert workload.table_memory is not None
-    rows = tuple(piece.num_rows for piece in placement.of_rank(rank))
-    fields = tuple(workload.vectors_of_tables[piece.table] for piece in placement.of_rank(rank))
-    return StoredTables(rows, workload.row_bytes, workload.table_memory, fields)
+    return StoredTables(kinds_of(placement, rank, workload), workload.table_memory)
 
 
-def most_rows_of_batch(placement: Placement, rank: int, workload: Workload) -> int:
-    """Returns the most rows of a rank that a batch with the mean number of ids may need."""
-    return sum(
-        most_rows((piece.num_rows,), workload.batch_size * workload.ids_of_tables[piece.table])
-        for piece in placement.of_rank(rank)
-    )
+def kinds_of(placement: Placement, rank: int, workload: Workload) -> tuple[RowKind, ...]:
+    """Returns the tables of each width of a rank, all of whose tables are whole."""
+    pieces, fields = placement.of_rank(rank), workload.vectors_of_tables
+    found = []
+    widths = sorted({piece.width for piece in pieces})
+    for dim in widths or ([] if placement.dims else [placement.dim]):
+        own = [piece for piece in pieces if piece.width == dim]
+        rows = {piece.table: piece.num_rows for piece in own}
+        of_tables = tuple(fields[table] for table in rows)
+        found.append(RowKind(dim, rows, workload.bytes_of_row(dim)[1], of_tables))
+    return tuple(found)
+
+
+def least_of_batch(placement: Placement, rank: int, workload: Workload) -> int:
+    """Returns the bytes of memory that a batch with the mean number of ids may need on a rank."""
+    ids, kinds = workload.ids_of_tables, kinds_of(placement, rank, workload)
+    rows = [
+        sum(min(rows, int(workload.batch_size * ids[table])) for table, rows in kind.tables.items())
+        for kind in kinds
+    ]
+    return least_memory(kinds, rows)

@@ -18,7 +18,7 @@ from dlrm.documents import brief
 from dlrm.files import MANIFEST, check_local, tidy_leftovers, write_atomically
 from dlrm.locks import in_use, remove_abandoned, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
-from dlrm.store.row_store import RowStore
+from dlrm.store.row_stores import RowStores
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
 from dlrm.train.checkpoints.description import PROGRESS
 from dlrm.train.checkpoints.nodes import NODE_PREFIX, NodeFolders, Nodes, on_all_nodes
@@ -76,7 +76,7 @@ class CheckpointDirectory:
         self.world, self._in_background = world, in_background
         self._writer: CheckpointWriter | None = None
         self._new_best: dict[str, float] | None = None
-        self._store: RowStore | None = None
+        self._store: RowStores | None = None
         check_local(self.path)
         everyone = leaders(self.path, range(world.size), world)
         senders = tuple(rank for rank, leader in everyone.items() if leader)
@@ -121,7 +121,7 @@ class CheckpointDirectory:
         In the background it returns as soon as the state is copied in memory.
         """
         self.finish()
-        if isinstance(parameters.store, RowStore):
+        if parameters.store is not None:
             self._store = parameters.store
         target = step_directory(self.path, step)
         if not from_first((target / MANIFEST).exists(), self.world):

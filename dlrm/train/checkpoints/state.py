@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.documents import brief, read_json
-from dlrm.store.row_slots import RowSlots
+from dlrm.store.row_stores import RowStores
 from dlrm.train.checkpoints.description import CONFIG
 
 LOW = "_low"  # suffix of the name of a buffer of lower halves
@@ -64,8 +64,8 @@ class Parameters:
     parts: World = World()
 
     @property
-    def store(self) -> RowSlots | None:
-        """Returns the store of the tables' rows, or None if they are in memory."""
+    def store(self) -> RowStores | None:
+        """Returns the stores of the tables' rows, or None if they are in memory."""
         return getattr(self.model, "store", None)
 
     @property

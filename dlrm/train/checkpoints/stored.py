@@ -35,10 +35,13 @@ def start_store(
         ValueError, OSError: the store cannot be created.
         OtherRankError: the store of another rank cannot be created.
     """
-    store = parameters.store
-    if isinstance(store, RowStore) and not store.is_open:
-        with agreed(world, ValueError, OSError):
-            store.create(fields_of(parameters), _beating(store.initial(), beat))
+    stores = parameters.store
+    if stores is None or all(part.is_open for part in stores.parts.values()):
+        return
+    with agreed(world, ValueError, OSError):
+        for dim, store in stores.parts.items():
+            assert isinstance(store, RowStore), "a view is open"
+            store.create(fields_of(parameters, dim), _beating(store.initial(), beat))
             store.pin()
 
 
@@ -48,12 +51,12 @@ def _beating(blocks: Iterable[RowBlock], beat: Callable[[], object]) -> Iterator
         yield block
 
 
-def fields_of(parameters: Parameters) -> dict[str, Tensor]:
-    """Returns the tensors whose rows are stored, by name."""
+def fields_of(parameters: Parameters, dim: int) -> dict[str, Tensor]:
+    """Returns the tensors whose rows are in the store of a width, by name."""
     by_row, _, _ = optimizer_state(parameters)
     low, fields = parameters.lower_halves(), {}
-    for index, (weight, _) in enumerate(parameters.tables):
-        prefix, key = prefix_of(index), id(weight)
+    for prefix, weight, _ in _weights_of(parameters, dim):
+        key = id(weight)
         fields[f"{prefix}weight"] = weight.detach()
         if key in low:
             fields[f"{prefix}low"] = low[key]
@@ -61,43 +64,55 @@ def fields_of(parameters: Parameters) -> dict[str, Tensor]:
     return fields
 
 
-def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_state: bool) -> None:
-    """Makes the rows of a checkpoint available in the store of a model.
+def _weights_of(parameters: Parameters, dim: int) -> Iterator[tuple[str, Tensor, list[int]]]:
+    """Yields the prefix of each weight in the store of a width, the weight and its tables."""
+    assert parameters.store is not None
+    widths = parameters.store.widths_of(parameters.tables)
+    own = (one for one, width in widths if width == dim)
+    for index, (weight, tables) in enumerate(own):
+        yield prefix_of(index), weight, [*tables]
 
-    When a run resumes, its store returns to the checkpoint. If the store is open, or nothing is
+
+def load_rows(parameters: Parameters, saved: SavedModel, resume: bool, with_state: bool) -> None:
+    """Makes the rows of a checkpoint available in the stores of a model.
+
+    When a run resumes, its stores return to the checkpoint. If a store is open, or nothing is
     trained, a view of the checkpoint's rows replaces it; otherwise it is created anew.
 
     Raises:
-        ValueError, OSError: the rows cannot be read, or the store cannot be created.
+        ValueError, OSError: the rows cannot be read, or a store cannot be created.
     """
-    store = parameters.store
-    assert store is not None
-    fields, entries = fields_of(parameters), saved.config.get(STORES, [])
-    own = next((entry for entry in entries if store.holds(entry)), None)
-    same = (e for e in entries if Layout.from_dict(e).tables == store.tables)
-    shown = own or next(same, None)
-    if shown and not (own and resume) and (store.is_open or not parameters.optimizers):
-        store.close()
-        store = RowView(shown, fields, store.slots, store.row_bytes, store.memory)
-        parameters.model.store = store  # type: ignore[assignment]
-    else:
-        assert isinstance(store, RowStore), "only another view replaces a view"
-        if own and resume:
-            store.restore(own, fields)
+    stores, entries = parameters.store, saved.config.get(STORES, [])
+    assert stores is not None
+    for dim, store in stores.parts.items():
+        fields = fields_of(parameters, dim)
+        own = next((entry for entry in entries if store.holds(entry)), None)
+        same = (e for e in entries if Layout.from_dict(e).tables == store.tables)
+        shown = own or next(same, None)
+        if shown and not (own and resume) and (store.is_open or not parameters.optimizers):
+            store.close()
+            view = RowView(shown, fields, store.slots, store.row_bytes, store.memory)
+            view.beside, stores.parts[dim] = store.beside, view
         else:
-            store.create(fields, _blocks(parameters, saved, with_state))
-    store.pin()
+            assert isinstance(store, RowStore), "only another view replaces a view"
+            if own and resume:
+                store.restore(own, fields)
+            else:
+                store.create(fields, _blocks(parameters, saved, with_state, dim))
+        stores.parts[dim].pin()
 
 
-def _blocks(parameters: Parameters, saved: SavedModel, with_state: bool) -> Iterator[RowBlock]:
-    """Yields all rows of a checkpoint in the form that a store takes."""
-    store, low, first = parameters.store, parameters.lower_halves(), 0
-    assert store is not None
+def _blocks(
+    parameters: Parameters, saved: SavedModel, with_state: bool, dim: int
+) -> Iterator[RowBlock]:
+    """Yields all rows of a checkpoint that are in the store of a width, as it takes them."""
+    assert parameters.store is not None
+    store, low, first = parameters.store.parts[dim], parameters.lower_halves(), 0
     for position, rows in enumerate(store.tables.values()):
         for begin in range(0, rows, _ROWS_AT_ONCE):
             count, fields = min(_ROWS_AT_ONCE, rows - begin), {}
-            for index, (weight, tables) in enumerate(parameters.tables):
-                number, prefix = [*tables][position], prefix_of(index)
+            for prefix, weight, tables in _weights_of(parameters, dim):
+                number = tables[position]
                 values = torch.from_numpy(saved.tables[number].part(begin, count))
                 if id(weight) in low:
                     fields[f"{prefix}weight"], fields[f"{prefix}low"] = split_float32(values)

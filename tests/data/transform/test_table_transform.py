@@ -202,7 +202,8 @@ REFUSED = [
     (
         "{label: y, categorical: [{column: a, dictionary: d}, "
         "{column: b, dictionary: d, max_ids: 3}]}",
-        "categorical field b: max_ids: expected None, as of a, which shares dictionary 'd', got 3",
+        "categorical field b: max_ids: expected none, as of a, which shares dictionary 'd', got 3; "
+        "leave max_ids out at b, or change a",
     ),
     *(
         (f"{{label: y, categorical: [{{column: a, table: t}}, {{column: b, {entries}}}, c]}}", said)
@@ -210,7 +211,7 @@ REFUSED = [
             ("table: t, type: integer", "categorical field b: type: expected string, as of a, whi"),
             (
                 "table: t, max_ids: 3",
-                "categorical field b: max_ids: expected None, as of a, which ",
+                "categorical field b: max_ids: expected none, as of a, which ",
             ),
             ("table: t, dictionary: d", "categorical field b: dictionary: expected none beside ta"),
             ("target: a", "categorical field b: target: expected max_length too, which makes"),
