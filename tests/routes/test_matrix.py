@@ -27,7 +27,7 @@ from routes_testing import (
 )
 
 import dlrm
-from dlrm.serving.predictor import probability
+from dlrm.serving.scoring import probability
 
 UTC, NONE = dt.timezone.utc, None
 YES, NO = True, False

@@ -15,6 +15,7 @@ been learned all the same, raised an alarm, and 1 if a day was refused, of which
 
 import sys
 
+from dlrm.command_line import importing
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.scripts.common.table_flags import FilesConfig
@@ -34,7 +35,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> int:
-    from dlrm.scripts.daily.command import run  # torch takes seconds to import
+    with importing():
+        from dlrm.scripts.daily.command import run
 
     return run(values)
 
