@@ -54,6 +54,7 @@ from dlrm.published.runner import processor
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
+from dlrm.train.reports.console import NvidiaConsole
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
 
@@ -250,19 +251,28 @@ def ours(
     return run
 
 
-class StepLog(RunLog):
+class Steps(NvidiaConsole):
     """Prints nothing, and notes the time and the page faults of the process after every step."""
 
     def __init__(self) -> None:
-        super().__init__()
-        self.steps: list[tuple[float, int]] = []
+        super().__init__(quiet=True)
+        self.noted: list[tuple[float, int]] = []
 
-    def line(self, text: str) -> None:
-        pass
-
-    def progress(self, steps: int = 1) -> None:
+    def advance(self) -> None:
         faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-        self.steps.append((time.perf_counter(), faults))
+        self.noted.append((time.perf_counter(), faults))
+
+
+class StepLog(RunLog):
+    """Prints nothing, and has the steps that its console noted."""
+
+    def __init__(self) -> None:
+        self._console = Steps()
+        super().__init__(console=self._console)
+
+    @property
+    def steps(self) -> list[tuple[float, int]]:
+        return self._console.noted
 
     def seconds_a_step(self) -> float:
         """The mean since the end of the first step noted."""
@@ -271,13 +281,13 @@ class StepLog(RunLog):
     def faults_a_step(self) -> float:
         """The mean since the first step noted; forgets them."""
         first, last, between = self.steps[0], self.steps[-1], len(self.steps) - 1
-        self.steps = []
+        self._console.noted = []
         return (last[1] - first[1]) / between
 
     def seconds_of_steps(self) -> list[float]:
         """The time from each step's end to the next one's; forgets them."""
         times = [time for time, _ in self.steps]
-        self.steps = []
+        self._console.noted = []
         return [b - a for a, b in zip(times, times[1:], strict=False)]
 
 
