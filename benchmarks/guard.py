@@ -228,12 +228,9 @@ def measured() -> dict[str, float]:
 def this_processor() -> str:
     """Returns the model name of the processor and the instruction set of our kernels."""
     from dlrm.ops import instruction_set
+    from dlrm.published.runner import processor
 
-    text = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    facts = dict(map(str.strip, line.split(":", 1)) for line in text.splitlines() if ":" in line)
-    name = facts.get("model name", "unknown")
-    family = "".join(f", {key} {facts[key]}" for key in ("cpu family", "model") if key in facts)
-    return f"{name}{family}, {instruction_set()}"
+    return f"{processor()}, {instruction_set()}"
 
 
 def main() -> int:

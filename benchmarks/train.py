@@ -54,8 +54,8 @@ from dlrm.published.runner import processor
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
-from dlrm.train.reports.console import NvidiaConsole
 from dlrm.train.optim.config import OptimizerConfig
+from dlrm.train.reports.console import NvidiaConsole
 from dlrm.train.trainer import Trainer
 
 LR = 0.01
