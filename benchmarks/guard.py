@@ -32,7 +32,7 @@ _ROWS = 1_000_000  # of the AUC
 
 
 class Outcome(NamedTuple):
-    """What a run comes to.
+    """Verdict on a run.
 
     Attributes:
         code: exit code.

@@ -1,4 +1,4 @@
-"""What models that score rows have in common, checkpoints and exported ones, without torch."""
+"""The base of models that score rows, checkpoints and exported ones, without torch."""
 
 from abc import ABC, abstractmethod
 from pathlib import Path
