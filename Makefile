@@ -3,6 +3,7 @@
 # make test-quick   in minutes: without networks, whole commands, Spark, launchers and the server
 # make gpu-first   where there is a GPU: builds for it, tests, checks and measures, in 25 minutes at most
 # make gpu-test, gpu-sanitize, gpu-bench   parts of it: tests, compute-sanitizer, figures
+# make bench-guard   six ratios beside those recorded for this processor: fails if one falls by a quarter
 # make wheel   a wheel for the interpreter in dist/, with the lowest manylinux tag that it is good for
 # make docs   the documentation as a site with search, in build/site
 # All install what they need into .venv first, the demo the least; PYTHON=python3.12 chooses the
@@ -22,7 +23,7 @@ FOR_DEMO := $(VENV)/.for-demo
 INSTALLED := $(VENV)/.installed
 OPS := dlrm/_ops_cpu.so
 
-.PHONY: docs venv demo wheel test test-quick lint format bench clean gpu-first gpu-test gpu-sanitize gpu-bench
+.PHONY: docs venv demo wheel test test-quick lint format bench bench-guard clean gpu-first gpu-test gpu-sanitize gpu-bench
 
 venv: $(INSTALLED) $(OPS)
 
@@ -116,6 +117,10 @@ bench: venv
 	$(BIN)/python benchmarks/fit.py
 	$(BIN)/python benchmarks/trackers.py
 	$(BIN)/python benchmarks/remote.py
+
+# By hand, on an idle machine: three minutes, never part of .ci/run.
+bench-guard: venv
+	$(BIN)/python benchmarks/guard.py $(GUARD_ARGS)
 
 docs: $(FOR_DEMO)
 	@$(PIP) mkdocs-material

@@ -90,10 +90,7 @@ def in_process(arguments: argparse.Namespace) -> None:
 
 def open_models(model: DLRM, directory: Path, device: str) -> dict[str, Callable[[int], Run]]:
     """Name -> function from a batch size to a call that scores such a batch."""
-    config = model.config
-    plain_torch = dataclasses.replace(config, embedding_type="joint", interaction_op="dot")
-    eager = DLRM(plain_torch, World(device=device)).eval()
-    eager.load_state_dict(model.state_dict())
+    config, eager = model.config, eager_of(model, device)
 
     def of_tensors(network: Callable) -> Callable[[int], Run]:
         def make(batch: int) -> Run:
@@ -129,6 +126,14 @@ def open_models(model: DLRM, directory: Path, device: str) -> dict[str, Callable
         return make
 
     return native | {name: of_arrays(score) for name, score in scores.items()}
+
+
+def eager_of(model: DLRM, device: str) -> DLRM:
+    """Returns the same network in plain torch."""
+    plain_torch = dataclasses.replace(model.config, embedding_type="joint", interaction_op="dot")
+    eager = DLRM(plain_torch, World(device=device)).eval()
+    eager.load_state_dict(model.state_dict())
+    return eager
 
 
 def inputs(config: DLRMConfig, batch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import gc
 import importlib
 import io
 import os
@@ -17,7 +18,15 @@ import numpy as np
 import pytest
 
 import dlrm.scripts
-from dlrm.command_line import aligned, exit_code_of, free_name, say, say_error, shell_line
+from dlrm.command_line import (
+    aligned,
+    exit_code_of,
+    free_name,
+    importing,
+    say,
+    say_error,
+    shell_line,
+)
 from dlrm.documents import cell, printable
 from dlrm.files import errors_named, staged_directory, staged_file
 from dlrm.pages import Section, document, table
@@ -306,3 +315,14 @@ def test_errors_that_have_their_path_or_are_of_reading_are_kept(tmp_path):
         with pytest.raises(type(error)) as raised, errors_named(tmp_path):
             raise error
         assert raised.value is error
+
+
+def test_nothing_is_collected_while_a_command_is_imported():
+    assert gc.isenabled()
+    with importing():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+    with pytest.raises(ImportError), importing():
+        raise ImportError
+    assert gc.isenabled()
+    gc.unfreeze()

@@ -34,7 +34,7 @@ from dlrm.api.training import SETTINGS, fit
 from dlrm.data.tables.draft import draft
 from dlrm.data.tables.frames import is_frame, open_frame
 from dlrm.data.transform.schema import Schema
-from dlrm.serving.predictor import probability
+from dlrm.serving.scoring import probability
 
 _WATCHING = ("metrics", "on_test", "on_step", "progress", "verbose")
 _OWN = ("categorical", "numerical", "recipe", "base_device", "random_state", *_WATCHING)

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass, make_dataclass
 from pathlib import Path
 
+from dlrm.command_line import importing
 from dlrm.deployment.serving import PLATFORMS, PRECISIONS, Serving
 from dlrm.flags import ConfigFlags, UsageError, Values, run_command
 from dlrm.serving.network.platforms import require
@@ -119,7 +120,8 @@ def run(options: ExportConfig) -> None:
         ValueError, OSError, ImportError: errors that the user can fix.
     """
     require("tritonclient.grpc")
-    from dlrm.deployment.exporter import export_model  # torch takes seconds to import
+    with importing():
+        from dlrm.deployment.exporter import export_model
 
     export_model(options)
 

@@ -38,8 +38,9 @@ from dlrm.serving.network.compare import (
 from dlrm.serving.network.exportable import example_like, exportable
 from dlrm.serving.network.platforms import write_network
 from dlrm.serving.network.quantize import QuantizedTables, quantize_tables
-from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of, probability
+from dlrm.serving.predictor import Predictor, check_dataset, field_names, inputs_of
 from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.scoring import probability
 from dlrm.serving.server.names import FACTS, KIND
 from dlrm.train.checkpoints.checkpoint import read_config
 from dlrm.train.checkpoints.directory import checkpoint_in_use

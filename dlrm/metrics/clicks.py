@@ -62,29 +62,6 @@ def fraction_metrics(
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}
 
 
-def one_class_note(metrics: dict[str, float], rows: int, weighted: bool = False) -> str | None:
-    """Returns the reason why there is no AUC if all labels are of one class, otherwise None.
-
-    Args:
-        metrics: those of `click_metrics`.
-        rows: number of rows tested.
-        weighted: the rows have weights, some of which may be 0.
-    """
-    if not math.isnan(metrics.get("auc", 0.0)) or not rows or math.isnan(metrics["log_loss"]):
-        return None
-    label = 0 if math.isnan(metrics["calibration"]) else 1
-    which = "rows with a weight above 0" if weighted else f"{rows:,} rows"
-    return f"note: no AUC can be computed, since all {which} have the label {label}"
-
-
-def unscored_text(score: float) -> str:
-    """Returns a description of a score that is NaN or infinite."""
-    return (
-        f"expected a finite score, got {score}: the model's weights are not finite, or too large "
-        "for the row's numbers"
-    )
-
-
 def _sums_of_all(
     operation: str, logits: Tensor, labels: Tensor, world: World, weights: Tensor | None
 ) -> tuple[float, float, float, float]:

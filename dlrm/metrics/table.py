@@ -178,3 +178,26 @@ def metrics_note(keys: Iterable[str]) -> str | None:
     known = [n for n in TESTED if n not in ("auc", "log_loss") and any(k.endswith(n) for k in keys)]
     lines = (f"{name}: {METRICS[name].meaning}, {METRICS[name].better}" for name in known)
     return "; ".join(lines) or None
+
+
+def one_class_note(metrics: dict[str, float], rows: int, weighted: bool = False) -> str | None:
+    """Returns the reason why there is no AUC if all labels are of one class, otherwise None.
+
+    Args:
+        metrics: those of `dlrm.metrics.clicks.click_metrics`.
+        rows: number of rows tested.
+        weighted: the rows have weights, some of which may be 0.
+    """
+    if not math.isnan(metrics.get("auc", 0.0)) or not rows or math.isnan(metrics["log_loss"]):
+        return None
+    label = 0 if math.isnan(metrics["calibration"]) else 1
+    which = "rows with a weight above 0" if weighted else f"{rows:,} rows"
+    return f"note: no AUC can be computed, since all {which} have the label {label}"
+
+
+def unscored_text(score: float) -> str:
+    """Returns a description of a score that is NaN or infinite."""
+    return (
+        f"expected a finite score, got {score}: the model's weights are not finite, or too large "
+        "for the row's numbers"
+    )

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
+from dlrm.command_line import importing
 from dlrm.flags import Values, parsed_or_help
 from dlrm.scripts.common import dlrm_flags
 
@@ -31,14 +32,16 @@ def main(
     parse = functools.partial(dlrm_flags.parse, flags=flags)
     values = parsed_or_help(arguments, parse, lambda: f"{doc}\n{flags.help()}")
     if values is not None:
-        from dlrm.session.session import exit_with  # torch takes seconds to import
+        with importing():
+            from dlrm.session.session import exit_with
 
         exit_with(lambda: run(values), values)
 
 
 def run(values: Values) -> dict[str, float]:
     """Runs the mode of the flags and returns the summary; see `click_command.run`."""
-    from dlrm.scripts.common import click_command, local_data
+    with importing():
+        from dlrm.scripts.common import click_command, local_data
 
     with local_data.with_local_data(values) as own:
         return click_command.run(own)

@@ -17,6 +17,7 @@ from dlrm.serving.network.recalibration import FittedRows, check_fitting, fit
 from dlrm.serving.rows.config import RECALIBRATIONS, SPLITS
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.tables import scoring_reader
+from dlrm.serving.scoring import probability, shares_of
 from dlrm.serving.wording import in_python
 from dlrm.torch_settings import own_settings
 from dlrm.train.reports.callbacks import LabelsAndScores, OwnMetrics
@@ -80,8 +81,6 @@ class Judged:
             ValueError: the model was not trained on a table, there are no rows, a column is
                 missing, or a value is unreadable; the message names row and column.
         """
-        from dlrm.serving.predictor import probability
-
         own, rows = LabelsAndScores(metrics or {}), _scored(self, frame, split)
         (logits,), labels = rows.logits, rows.labels
         if intervals:
@@ -215,7 +214,7 @@ def _taken(
     Raises:
         ValueError: there are no rows; see `evaluate`.
     """
-    from dlrm.serving.predictor import shares_of, warn_of
+    from dlrm.serving.predictor import warn_of
 
     shares = shares_of(model.transform)
     if not is_frame(frame) and isinstance(getattr(frame, "path", frame), str | os.PathLike):

@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,12 +14,11 @@ import torch
 from dlrm.data.clicks.batch import Batch, ClickDataset
 from dlrm.data.clicks.layout import field_names as default_field_names
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.tables.draft import Draft
 from dlrm.data.tables.frames import open_frame
 from dlrm.data.transform.transform import Transform
 from dlrm.files import MANIFEST, check_outside, staged_directory
 from dlrm.locks import in_use, unreplaced
-from dlrm.metrics.clicks import unscored_text
+from dlrm.metrics.clicks import click_metrics
 from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble
@@ -33,6 +32,7 @@ from dlrm.serving.rows.python_rows import frame_of
 from dlrm.serving.rows.raw import TextFields, inputs_of_text
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+from dlrm.serving.scoring import Scoring, check_logits, probability, shares_of
 from dlrm.serving.shown import html_of, lines_of, summary_of
 from dlrm.serving.wording import in_python, warn
 from dlrm.torch_settings import own_settings
@@ -41,14 +41,13 @@ from dlrm.train.checkpoints.results import read_results
 from dlrm.train.checkpoints.saved_model import fill_saved, read_saved
 from dlrm.train.checkpoints.saved_rows import STORES
 
+if TYPE_CHECKING:
+    from dlrm.data.tables.draft import Draft
+
 T = TypeVar("T")
 
 
-class ScoreError(RowError):
-    """A row whose score is not finite."""
-
-
-class Predictor(Judged):
+class Predictor(Judged, Scoring):
     """A model with the transform of its inputs.
 
     `print(model)` shows its fields and the metrics of its training, and a notebook its curves.
@@ -207,18 +206,9 @@ class Predictor(Judged):
         return dlrm.update(self, data, **arguments)
 
     @property
-    def row_transform(self) -> Transform:
-        """The transform of raw rows.
-
-        Raises:
-            ValueError: there is none.
-        """
-        if self.transform is None:
-            raise ValueError(
-                f"{self.path}: has no fitted transform, so it cannot score raw rows; name the "
-                "dataset it was trained on, or score a dataset"
-            )
-        return self.transform
+    def network_config(self) -> DLRMConfig:
+        """The architecture of the network."""
+        return self.model.config
 
     @property
     def sampling_note(self) -> str | None:
@@ -256,10 +246,12 @@ class Predictor(Judged):
             if self.recalibration is not None:
                 parts = [self.recalibration(part) for part in parts]
             logits = torch.cat(parts).numpy() if parts else np.empty(0, np.float32)
-        if not np.isfinite(logits).all():
-            row = int(np.isfinite(logits).argmin())
-            raise ScoreError(row, unscored_text(float(logits[row])))
+        check_logits(logits)
         return logits
+
+    def tested(self, logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+        """Returns the metrics of scored rows; see `dlrm.metrics.clicks.click_metrics`."""
+        return click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
 
     def score_batch(self, batch: Batch) -> tuple[np.ndarray, np.ndarray]:
         """Returns logits and labels of a dataset's batch.
@@ -277,14 +269,6 @@ def inputs_of(batch: Batch) -> Inputs:
         for tensor in (batch.lengths, batch.id_weights)
     )
     return Inputs(batch.numerical.cpu().numpy(), batch.categorical.cpu().numpy(), lengths, weights)
-
-
-def shares_of(transform: Transform | None) -> Shares:
-    """Returns counters of the values that a transform knows."""
-    if transform is None:
-        return Shares((), ())
-    names = transform.schema.numerical_names, transform.schema.categorical_names
-    return Shares(*names, [ids > 0 for ids in transform.own_ids], transform.of_ids)
 
 
 def warn_of(shares: Shares) -> None:
@@ -327,9 +311,3 @@ def check_model_inputs(inputs: Inputs, config: DLRMConfig, transform: Transform 
     sizes = () if config.hash_indices else config.table_sizes
     longest = transform.longest if transform else None
     check_inputs(inputs, _names_of(config, transform), sizes, longest)
-
-
-def probability(logits: np.ndarray) -> np.ndarray:
-    """Returns 1 / (1 + exp(-logit)), float32: the same for equal logits."""
-    # In float32 the last values of an array would be rounded otherwise, and equal rows differ.
-    return torch.from_numpy(logits).double().sigmoid().float().numpy()

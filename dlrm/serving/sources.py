@@ -6,15 +6,13 @@ from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
 from dlrm.command_line import say
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.config import DataConfig
-from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
 from dlrm.data.sources.row_error import RowError
@@ -27,17 +25,15 @@ from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
 from dlrm.files import MANIFEST
 from dlrm.model.config import DLRMConfig
-from dlrm.serving.predictor import (
-    Predictor,
-    ScoreError,
-    check_dataset,
-    inputs_of,
-)
 from dlrm.serving.rows.config import SourceConfig
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.raw import TextFields, inputs_of_text, read_lines
 from dlrm.serving.rows.shares import Shares
 from dlrm.serving.rows.tables import labels_of, read_inputs, scoring_reader
+from dlrm.serving.scoring import ScoreError, Scoring
+
+if TYPE_CHECKING:  # datasets need torch, and other sources none
+    from dlrm.data.clicks.batch import ClickDataset
 
 _ANY_ROW = ""  # among the names of columns, if there are rows
 T = TypeVar("T")
@@ -55,12 +51,12 @@ class SourceBlock(NamedTuple):
 
     inputs: Inputs
     labels: np.ndarray | None
-    inputs_of: Callable[[Predictor], Inputs] | None = None
+    inputs_of: Callable[[Scoring], Inputs] | None = None
     extra: dict[str, np.ndarray] | None = None
 
 
 def taken(
-    predictor: Predictor,
+    predictor: Scoring,
     source: str,
     config: SourceConfig,
     shares: Shares,
@@ -92,14 +88,14 @@ def taken(
     return taking.tables(path)
 
 
-def reads_dataset(predictor: Predictor, source: str, config: SourceConfig) -> bool:
+def reads_dataset(predictor: Scoring, source: str, config: SourceConfig) -> bool:
     """Returns whether a source is a dataset's directory, and not a file or a folder of tables."""
     path = Path(source)
     is_folder = path.is_dir() if _reads_lines(predictor, path) else config.is_dataset(path)
     return source != "-" and is_folder
 
 
-def _reads_lines(predictor: Predictor, path: Path) -> bool:
+def _reads_lines(predictor: Scoring, path: Path) -> bool:
     """Returns whether a source has lines of logs, unless it is a dataset.
 
     A log may also be a table of a columnar kind, which its name shows.
@@ -124,7 +120,7 @@ def check_source(source: str) -> Path:
 class _Taking(Generic[T]):
     """Takes rows of a source of each kind, by the arguments of `taken`."""
 
-    predictor: Predictor
+    predictor: Scoring
     config: SourceConfig
     shares: Shares
     take: Callable[[SourceBlock], T]
@@ -132,7 +128,9 @@ class _Taking(Generic[T]):
 
     def dataset(self, path: Path) -> Iterator[T]:
         """Applies `take` to the rows of a dataset's split."""
-        dataset = open_split(path, self.predictor.model.config, self.config)
+        from dlrm.serving.predictor import inputs_of
+
+        dataset = open_split(path, self.predictor.network_config, self.config)
         first_row = 0
         for index in range(len(dataset)):
             batch = dataset.batch(index)
@@ -218,8 +216,11 @@ class _Taking(Generic[T]):
             say(note)
 
 
-def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> ClickDataset:
+def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> "ClickDataset":
     """Opens the split of a dataset, which must match the model."""
+    from dlrm.data.clicks.datasets import open_datasets
+    from dlrm.serving.predictor import check_dataset
+
     datasets = open_datasets(
         DataConfig(
             dataset=str(path),
@@ -239,7 +240,7 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> ClickData
     return dataset
 
 
-def _inputs_of_text(text: TextFields, model: Predictor) -> Inputs:
+def _inputs_of_text(text: TextFields, model: Scoring) -> Inputs:
     return inputs_of_text(model.row_transform, text)
 
 
@@ -283,6 +284,6 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
     return replace(text, columns=columns, header=False)
 
 
-def _inputs_of_batch(batch: Any, model: Predictor) -> Inputs:
+def _inputs_of_batch(batch: Any, model: Scoring) -> Inputs:
     fitted = model.row_transform
     return read_inputs(fitted, scoring_reader(fitted, labelled=False), batch)[0]

@@ -9,7 +9,7 @@ import torch
 from dlrm.data.clicks.datasets import Datasets
 from dlrm.data.clicks.layout import field_of
 from dlrm.distributed import agreed
-from dlrm.metrics.clicks import unscored_text
+from dlrm.metrics.table import unscored_text
 from dlrm.tasks.recommendation import Recommendation
 
 _OF_AN_ID = re.compile("embedding(_bag)?: id ")

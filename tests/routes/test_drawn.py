@@ -24,7 +24,7 @@ from routes_testing import (
 )
 
 import dlrm
-from dlrm.serving.predictor import probability
+from dlrm.serving.scoring import probability
 
 PIECES = [*"abT0129.-+eE:", " ", ",", '"', "'", ";", "|", "\\", "é", "１", "True", "false", "nan"]
 PIECES += ["NA", "1.0", "12", "007", "2026-01-02", "08:00:00", "T", "Z", "1e5", "null", "day "]

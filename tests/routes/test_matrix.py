@@ -26,7 +26,7 @@ from routes_testing import (
 )
 
 import dlrm
-from dlrm.serving.predictor import probability
+from dlrm.serving.scoring import probability
 
 polars = pytest.importorskip("polars")
 

@@ -16,7 +16,8 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.manifest import write_manifest
 from dlrm.model.config import DLRMConfig
 from dlrm.serving.loading import load_model
-from dlrm.serving.predictor import Predictor, probability
+from dlrm.serving.predictor import Predictor
+from dlrm.serving.scoring import probability
 from dlrm.tasks.recommendation import Recommendation
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint
 from dlrm.train.checkpoints.directory import find_checkpoint

@@ -25,6 +25,7 @@ which is printed.
 
 import sys
 
+from dlrm.command_line import importing
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.scripts.checkpoint.flags import CheckpointConfig
 
@@ -36,7 +37,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> int:
-    from dlrm.scripts.checkpoint.command import run  # torch takes seconds to import
+    with importing():
+        from dlrm.scripts.checkpoint.command import run
 
     return run(values)
 

@@ -5,6 +5,7 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
+from dlrm.command_line import importing
 from dlrm.flags import Values, parsed_or_help
 from dlrm.vision import flags
 
@@ -13,13 +14,15 @@ def main(arguments: list[str]) -> None:
     """Runs a command line and ends the process."""
     values = parsed_or_help(arguments, flags.parse, lambda: f"{__doc__}\n{flags.FLAGS.help()}")
     if values is not None:
-        from dlrm.session.session import exit_with  # torch takes seconds to import
+        with importing():
+            from dlrm.session.session import exit_with
 
         exit_with(lambda: _run(values), values)
 
 
 def _run(values: Values) -> dict[str, float]:
-    from dlrm.vision.command import run
+    with importing():
+        from dlrm.vision.command import run
 
     return run(values)
 

@@ -16,8 +16,7 @@ from dlrm.data.transform.stored import facts_file
 from dlrm.data.transform.transform import Transform
 from dlrm.distributed import World, agreed
 from dlrm.flags import Values
-from dlrm.metrics.clicks import one_class_note
-from dlrm.metrics.table import line_of, metrics_note
+from dlrm.metrics.table import line_of, metrics_note, one_class_note
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import is_uri
 from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe

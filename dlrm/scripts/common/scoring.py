@@ -1,20 +1,26 @@
 """The model and the rows of commands that score rows, by the flags of `source_flags`."""
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from dlrm.command_line import say
+from dlrm.command_line import importing, say
 from dlrm.data.clicks import layout
 from dlrm.data.transform.difference import compare_transforms
 from dlrm.flags import Values
 from dlrm.scripts.common.source_flags import CSV_FLAGS
 from dlrm.scripts.common.table_flags import text_format
-from dlrm.serving.loading import load
-from dlrm.serving.predictor import Predictor
 from dlrm.serving.rows.config import SourceConfig
+from dlrm.serving.scoring import Scoring
+
+if TYPE_CHECKING:
+    from dlrm.serving.predictor import Predictor
 
 
-def open_predictor(checkpoint: str, source: str | None, values: Values) -> Predictor:
+def open_predictor(checkpoint: str, source: str | None, values: Values) -> "Predictor":
     """Loads a model; a dataset to score must have the model's transform."""
+    with importing():
+        from dlrm.serving.loading import load
+
     config = SourceConfig(dataset_type=values["dataset_type"])
     scored = source if source is not None and config.is_dataset(Path(source)) else None
     allowed, allow_links = values["allow_other_transform"], values["allow_links"]
@@ -32,7 +38,7 @@ def open_predictor(checkpoint: str, source: str | None, values: Values) -> Predi
     return predictor
 
 
-def source_config(predictor: Predictor, values: Values) -> SourceConfig:
+def source_config(predictor: Scoring, values: Values) -> SourceConfig:
     """Returns how the flags say to read rows for a model.
 
     Raises:

@@ -11,6 +11,7 @@ chart, with all numbers as JSON beside it.
 
 import sys
 
+from dlrm.command_line import importing
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.scripts.compare.flags import CompareConfig
 
@@ -22,7 +23,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> None:
-    from dlrm.scripts.compare.command import run  # torch takes seconds to import
+    with importing():
+        from dlrm.scripts.compare.command import run
 
     run(values.config(CompareConfig))
 

@@ -16,6 +16,7 @@ been learned all the same, raised an alarm, and 1 if a day was refused, of which
 
 import sys
 
+from dlrm.command_line import importing
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.remote.uri import is_uri
@@ -41,7 +42,8 @@ def _at_store(values: Values) -> tuple[str, ...]:
 
 
 def _run(values: Values) -> int:
-    from dlrm.scripts.daily.command import run  # torch takes seconds to import
+    with importing():
+        from dlrm.scripts.daily.command import run
 
     return run(values)
 

@@ -12,6 +12,7 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
+from dlrm.command_line import importing
 from dlrm.flags import Values, run_command
 from dlrm.scripts.common.source_flags import scoring_line
 from dlrm.scripts.evaluate.flags import EvaluateConfig
@@ -29,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> None:
-    from dlrm.scripts.evaluate.command import run  # torch takes seconds to import
+    with importing():
+        from dlrm.scripts.evaluate.command import run
 
     run(values)
 

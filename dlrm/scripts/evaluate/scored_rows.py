@@ -9,9 +9,10 @@ import numpy as np
 from dlrm.data.transform.schema import Schema
 from dlrm.metrics.judged import ScoredRows
 from dlrm.serving.importance import Sample
-from dlrm.serving.predictor import Predictor, field_names, shares_of
+from dlrm.serving.predictor import Predictor, field_names
 from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares
+from dlrm.serving.scoring import shares_of
 from dlrm.serving.sources import SourceBlock, SourceConfig, taken
 
 

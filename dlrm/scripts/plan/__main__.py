@@ -13,6 +13,7 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
+from dlrm.command_line import importing
 from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.model.config import DLRMConfig
@@ -54,7 +55,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> int:
-    from dlrm.scripts.plan.command import run  # torch takes seconds to import
+    with importing():
+        from dlrm.scripts.plan.command import run
 
     return run(values)
 

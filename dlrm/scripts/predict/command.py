@@ -1,6 +1,6 @@
 """Scores the rows of a source and writes the scores to a file."""
 
-import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
+import dlrm.environment  # noqa: F401  # first: torch reads it if it is loaded
 
 # isort: split
 import io
@@ -14,25 +14,21 @@ from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
 import numpy as np
-import torch
 
 from dlrm.command_line import say
 from dlrm.data.clicks import layout
 from dlrm.documents import cell
 from dlrm.files import make_directories, staged_file
 from dlrm.flags import Values
-from dlrm.metrics.clicks import click_metrics, one_class_note
-from dlrm.metrics.table import line_of, metrics_note
-from dlrm.preproc.execution.choice import SparkConfig, open_engine
-from dlrm.preproc.execution.engines import EngineError
+from dlrm.metrics.table import line_of, metrics_note, one_class_note
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.common.source_flags import CSV_FLAGS
 from dlrm.scripts.common.spark_flags import spark_query
 from dlrm.scripts.predict.flags import PredictConfig
-from dlrm.serving.importance import contributions
-from dlrm.serving.predictor import Predictor, field_names, probability, shares_of
+from dlrm.serving.exported import ExportedModel, exported_version
 from dlrm.serving.rows.inputs import Inputs
+from dlrm.serving.scoring import Scoring, probability, shares_of
 from dlrm.serving.sources import SourceBlock, check_source, taken
 
 _LONGEST_BAR = 30  # characters, in an explanation
@@ -50,7 +46,7 @@ def run(values: Values) -> None:
         spark_query(values, "input", "dataset_type", *CSV_FLAGS),
     )
     _check_paths(own, query)
-    predictor = open_predictor(values["checkpoint"], own.input, values)
+    predictor = _open(values)
     if note := predictor.sampling_note:
         say(note)
     if query is None:
@@ -61,9 +57,23 @@ def run(values: Values) -> None:
         _score(predictor, folder, query.flag, values)
 
 
+def _open(values: Values) -> Scoring:
+    """Opens a checkpoint, or an exported model."""
+    own, checkpoint = values.config(PredictConfig), values["checkpoint"]
+    if (version := exported_version(checkpoint)) is None:
+        return open_predictor(checkpoint, own.input, values)
+    for name in ("dataset", "explain"):
+        if values[name] is not None:
+            raise ValueError(f"--{name}: expected a checkpoint, got {version}, an exported model")
+    return ExportedModel(version, values["batch_size"])
+
+
 @contextmanager
-def _rows_of_query(query: SparkQuery, predictor: Predictor, values: Values) -> Iterator[str]:
+def _rows_of_query(query: SparkQuery, predictor: Scoring, values: Values) -> Iterator[str]:
     """Yields a directory beside the output with the rows written by Spark, for the block."""
+    from dlrm.preproc.execution.choice import SparkConfig, open_engine
+    from dlrm.preproc.execution.engines import EngineError
+
     fitted = predictor.row_transform
     output, spark = values["output"].resolve(), values.config(SparkConfig)
     make_directories(output.parent)
@@ -82,7 +92,7 @@ def _rows_of_query(query: SparkQuery, predictor: Predictor, values: Values) -> I
             raise ValueError(f"{query.flag}: {message}") from None
 
 
-def _score(predictor: Predictor, source: str, name: str, values: Values) -> None:
+def _score(predictor: Scoring, source: str, name: str, values: Values) -> None:
     """Writes the scores of a source, which has a name for messages, and prints their metrics."""
     began, labels, logits = time.perf_counter(), [], []
     shares, config = shares_of(predictor.transform), source_config(predictor, values)
@@ -116,7 +126,8 @@ def _score(predictor: Predictor, source: str, name: str, values: Values) -> None
     if not file.rows:
         say(f"note: there are no rows in {name}")
     if labels and file.rows:
-        _print_metrics(np.concatenate(logits), np.concatenate(labels))
+        all_labels = np.concatenate(labels)
+        _print_metrics(predictor.tested(np.concatenate(logits), all_labels), len(all_labels))
         if note := _counts_rows_once(Path(name, config.split)):
             say(note)
     if line := shares.line() if file.rows else None:
@@ -126,8 +137,12 @@ def _score(predictor: Predictor, source: str, name: str, values: Values) -> None
     print("\n".join(explained), end="\n" * bool(explained))
 
 
-def _explanation(predictor: Predictor, inputs: Inputs) -> Iterator[str]:
+def _explanation(predictor: Scoring, inputs: Inputs) -> Iterator[str]:
     """Yields each field's contribution to the logit of a row, as a table with bars."""
+    from dlrm.serving.importance import contributions
+    from dlrm.serving.predictor import Predictor, field_names
+
+    assert isinstance(predictor, Predictor)
     added = contributions(predictor, inputs)[0]
     values = [f"{value:.4g}" for value in inputs.numerical[0].tolist()]
     values += [
@@ -143,7 +158,7 @@ def _explanation(predictor: Predictor, inputs: Inputs) -> Iterator[str]:
         yield f"{name}  {value}  {added[field]:+9.4f}  {bar}".rstrip()
 
 
-def _shown_ids(predictor: Predictor, table: int, ids: list[int]) -> str:
+def _shown_ids(predictor: Scoring, table: int, ids: list[int]) -> str:
     """Returns a row's value of a field, or those of a list, of which a long one is truncated."""
     transform = predictor.transform
     shown = [transform.value(table, id) if transform else f"id {id}" for id in ids[:_MOST_IDS]]
@@ -229,10 +244,9 @@ def _counts_rows_once(split: Path) -> str | None:
     )
 
 
-def _print_metrics(logits: np.ndarray, labels: np.ndarray) -> None:
-    metrics = click_metrics(torch.from_numpy(logits), torch.from_numpy(labels))
+def _print_metrics(metrics: dict[str, float], rows: int) -> None:
     known = {name: value for name, value in metrics.items() if not math.isnan(value)}
     say(line_of(known), is_prose=True)
-    for note in (metrics_note(known), one_class_note(metrics, len(labels))):
+    for note in (metrics_note(known), one_class_note(metrics, rows)):
         if note:
             say(note, is_prose=True)

@@ -20,6 +20,7 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
+from dlrm.command_line import importing
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.scripts.tune.flags import TuneConfig
 
@@ -32,7 +33,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _run(values: Values) -> None:
-    from dlrm.scripts.tune.command import run  # torch takes seconds to import
+    with importing():
+        from dlrm.scripts.tune.command import run
 
     run(values.config(TuneConfig))
 
