@@ -14,6 +14,7 @@ from dlrm.model.layers.choices import (
     OUTPUT_INITS,
     PLAIN_MLP,
     POOLINGS,
+    QUADRATIC,
     check_layer,
     interaction_names,
 )
@@ -27,6 +28,10 @@ EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custo
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
 EMBEDDING_DTYPES = ("fp32", "bf16")
 EMBEDDING_INITS = ("uniform", "normal")
+_OWN_FLAGS = {  # of an interaction
+    DCN: ("cross_rank", "cross_layers", "cross_structure"),
+    QUADRATIC: ("quadratic_layers", "quadratic_rows"),
+}
 _MOST = 2**31 - 1  # of sizes, so that those of a machine are named and not those of an integer
 
 
@@ -76,9 +81,10 @@ class DLRMConfig:
     interaction_op: str = setting(
         "cuda_dot",
         "cuda_dot: dot products of all pairs of vectors with the native operator, on any device; "
-        "dot: the same in plain torch; cat: no products; dcn: the cross layers of DCNv2; or "
-        "several separated by commas, such as dot,dcn, whose outputs enter the top MLP side by "
-        "side. A name that dlrm.register_interaction has registered is a layer of your own",
+        "dot: the same in plain torch; cat: no products; dcn: the cross layers of DCNv2; "
+        "quadratic: the layers of QNN-alpha, which alone have no hidden layers of a top MLP after "
+        "them; or several separated by commas, such as dot,dcn, whose outputs enter the top MLP "
+        "side by side. A name that dlrm.register_interaction has registered is a layer of your own",
         architecture=True,
     )
     embedding_type: str = setting(
@@ -156,6 +162,20 @@ class DLRMConfig:
         choices=CROSS_STRUCTURES,
         architecture=True,
     )
+    quadratic_layers: int = setting(
+        2,
+        "Number of layers of --interaction_op quadratic",
+        architecture=True,
+        least=1,
+        most=_MOST,
+    )
+    quadratic_rows: int = setting(
+        2,
+        "Number of products that each layer of --interaction_op quadratic adds up",
+        architecture=True,
+        least=1,
+        most=_MOST,
+    )
     numerical_embedding: str = setting(
         NO_EMBEDDING,
         "Give each numerical field a vector of its own in the interaction, besides that of the "
@@ -190,13 +210,15 @@ class DLRMConfig:
     )
     dropout: float = setting(
         0.0,
-        "Share of each hidden layer's outputs in the top MLP that training sets to 0",
+        "Share of each hidden layer's outputs in the top MLP, and of the factors in quadratic "
+        "layers, that training sets to 0",
         least=0,
         below=1,
     )
     batch_norm: bool = setting(
         False,
-        "Normalize each hidden layer of the top MLP before its ReLU; for one process",
+        "Normalize each hidden layer of the top MLP, and of quadratic layers, before its ReLU; for "
+        "one process",
         architecture=True,
     )
     ensemble: int = setting(
@@ -358,14 +380,20 @@ class DLRMConfig:
         names = interaction_names(self.interaction_op)
         check_layer("numerical_embedding", self.numerical_embedding)
         check_layer("top_mlp", self.top_mlp)
-        if DCN not in names:
-            for flag in ("cross_rank", "cross_layers", "cross_structure"):
+        for name, own in _OWN_FLAGS.items():
+            for flag in own if name not in names else ():
                 value = getattr(self, flag)
                 if value != type(self).__dataclass_fields__[flag].default:
                     raise ValueError(
-                        f"--{flag} {value} is for --interaction_op {DCN}, got {self.interaction_op}"
+                        f"--{flag} {value} is for --interaction_op {name}, got "
+                        f"{self.interaction_op}"
                     )
-        regularised = self.dropout or self.batch_norm
+        regularised = (self.dropout or self.batch_norm) and QUADRATIC not in names
+        if self.top_mlp != PLAIN_MLP and names == [QUADRATIC]:
+            raise ValueError(
+                f"--top_mlp {self.top_mlp}: --interaction_op {QUADRATIC} has no hidden layers after "
+                "it; name another interaction beside it"
+            )
         flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
         if regularised and self.top_mlp != PLAIN_MLP:
             raise ValueError(f"{flag} is for --top_mlp {PLAIN_MLP}, got {self.top_mlp}")
@@ -375,6 +403,11 @@ class DLRMConfig:
             raise ValueError(
                 f"--numerical_embedding {self.numerical_embedding}: there are no numerical features"
             )
+
+    @property
+    def hidden_sizes(self) -> tuple[int, ...]:
+        """Returns the sizes of the hidden layers of the top MLP."""
+        return () if self.interaction_op == QUADRATIC else self.top_mlp_sizes[:-1]
 
     @property
     def embedding_rows(self) -> tuple[int, ...]:

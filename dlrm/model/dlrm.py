@@ -1,7 +1,7 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -129,7 +129,8 @@ class DLRM(nn.Module):
             self.projections = Projections(dims, config.tables, dim, seed)
         self.attention = TargetAttention(config.attended, dim, config.attention_hidden, seed)
         self.numerical_embedding = _numerical_embedding(config, seed)
-        self.interact, self.cross = interactions(config, self.bottom_mlp.num_vectors, seed)
+        vectors = self.bottom_mlp.num_vectors
+        self.interact, self.cross = interactions(config, vectors, seed, *options)
         self.top_mlp, hidden = self._top_mlp(seed, optimized_mlp)
         last = hidden + (self.cross.width if self.cross else 0)
         self.output = output_layer(last, seed, "output", config.output_init, config.ensemble)
@@ -145,7 +146,7 @@ class DLRM(nn.Module):
     def _top_mlp(self, seed: int, optimized: bool) -> tuple[MLP, int]:
         """Returns the hidden layers of the top MLP, and the width of their output."""
         config, width = self.config, self.interact.width
-        sizes = config.top_mlp_sizes[:-1]
+        sizes = config.hidden_sizes
         if config.top_mlp != PLAIN_MLP:
             return own_top_mlp(config.top_mlp, width, sizes, seed, self.dtype)
         regularised = config.batch_norm, config.dropout
@@ -432,7 +433,8 @@ class DLRM(nn.Module):
 
     @products.setter
     def products(self, products: str) -> None:
-        self.bottom_mlp.products = self.top_mlp.products = products
+        for layers in self._mlps():
+            layers.products = products
 
     @property
     def random(self) -> torch.Generator | None:
@@ -441,7 +443,11 @@ class DLRM(nn.Module):
 
     @random.setter
     def random(self, random: torch.Generator | None) -> None:
-        self.top_mlp.random = random
+        for layers in self._mlps():
+            layers.random = random
+
+    def _mlps(self) -> list[MLP]:
+        return [module for module in self.modules() if isinstance(module, MLP)]
 
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
@@ -449,7 +455,9 @@ class DLRM(nn.Module):
 
         The block must not change weights, layers or hooks.
         """
-        with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
+        with ExitStack() as kept:
+            for layers in self._mlps():
+                kept.enter_context(layers.keep_rounded())
             parameters = self._parameters_of_one_call(self.table_rows.device)
             if parameters is not None and not self.training:
                 alone = self.wide is None and self.numerical_embedding is None

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.model.config import DLRMConfig
-from dlrm.model.layers.choices import DCN, NO_EMBEDDING, interaction_names
+from dlrm.model.layers.choices import DCN, NO_EMBEDDING, QUADRATIC, interaction_names
 from dlrm.model.layers.composition import compose
 from dlrm.model.layers.cross import CrossLayers
 from dlrm.model.layers.hooks import has_hooks
 from dlrm.model.layers.interaction import Interaction, NativeDot
 from dlrm.model.layers.mlp import MLP, is_plain
 from dlrm.model.layers.packed import Adapters, member_logits
+from dlrm.model.layers.quadratic import QuadraticLayers
 from dlrm.ops.network import Layers
 
 
@@ -59,15 +60,33 @@ class Score(nn.Module):
 
 
 def interactions(
-    config: DLRMConfig, dense_vectors: int, seed: int
+    config: DLRMConfig, dense_vectors: int, seed: int, dtype: torch.dtype, optimized: bool
 ) -> tuple[Interaction, CrossLayers | None]:
-    """Returns the interaction of the top MLP, and the cross layers that enter the last layer."""
+    """Returns the interaction of the top MLP, and the cross layers that enter the last layer.
+
+    Args:
+        config: the architecture.
+        dense_vectors: vectors of the bottom MLP.
+        seed: seed of the initial values.
+        dtype, optimized: see `dlrm.model.layers.mlp.MLP`.
+    """
     embedded = config.numerical_embedding != NO_EMBEDDING
     num_fields = config.num_numerical_features if embedded else 0
     shape = dense_vectors + num_fields + len(config.table_sizes), config.embedding_dim
     cross = partial(CrossLayers, layers=config.cross_layers, rank=config.cross_rank, seed=seed)
+    quadratic = partial(
+        QuadraticLayers,
+        layers=config.quadratic_layers,
+        rows=config.quadratic_rows,
+        batch_norm=config.batch_norm,
+        dropout=config.dropout,
+        seed=seed,
+        dtype=dtype,
+        optimized=optimized,
+    )
+    with_weights = {DCN: cross, QUADRATIC: quadratic}
     names = interaction_names(config.interaction_op)
     if DCN not in names or config.cross_structure == "stacked":
-        return compose(names, *shape, cross, seed), None
+        return compose(names, *shape, with_weights, seed), None
     names.remove(DCN)
-    return compose(names, *shape, cross, seed), cross(*shape)
+    return compose(names, *shape, with_weights, seed), cross(*shape)

@@ -9,7 +9,8 @@ from importlib.metadata import entry_points
 from typing import Any
 
 DCN = "dcn"
-INTERACTION_NAMES = ("cuda_dot", "dot", "cat", DCN)
+QUADRATIC = "quadratic"
+INTERACTION_NAMES = ("cuda_dot", "dot", "cat", DCN, QUADRATIC)
 CROSS_STRUCTURES = ("stacked", "parallel")
 NO_EMBEDDING = "none"  # numerical fields enter through the bottom MLP only
 NUMERICAL_KINDS = (NO_EMBEDDING, "piecewise", "periodic", "bins")

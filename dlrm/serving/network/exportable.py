@@ -12,12 +12,12 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm import ops
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
 from dlrm.model.layers.choices import PLAIN_MLP
+from dlrm.model.layers.mlp import without_norms
 from dlrm.model.layers.own import OwnLayer
 from dlrm.model.layers.packed import mean_of_members, member_logits
 from dlrm.serving.network.quantize import QuantizedTables
@@ -61,7 +61,7 @@ class Exportable(nn.Module):
         self.numerical_embedding = embedding.exportable() if embedding is not None else None
         self.interact, columns = model.interact.exportable()
         self.cross = model.cross
-        self.top_mlp, self.output = nn.Sequential(*_without_norms(model.top_mlp)), model.output
+        self.top_mlp, self.output = nn.Sequential(*_plain_layers(model.top_mlp)), model.output
         self.adapters = model.adapters
         if columns is not None and config.top_mlp != PLAIN_MLP:
             self.interact = _InOrder(self.interact, columns, model.interact.width)
@@ -362,17 +362,9 @@ class _InOrder(nn.Module):
         return F.pad(self.interact(dense, embeddings), (0, 1)).index_select(1, self.places)
 
 
-def _without_norms(layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """Returns the layers of an MLP, each batch norm folded into the linear layer before it."""
-    result: list[nn.Module] = []
-    for layer in (one.module if isinstance(one, OwnLayer) else one for one in layers):
-        if isinstance(layer, nn.BatchNorm1d):
-            linear, norm = copy.copy(result[-1]).eval(), copy.copy(layer).eval()
-            assert isinstance(linear, nn.Linear)
-            result[-1] = fuse_linear_bn_eval(linear, norm)
-        else:
-            result.append(layer)
-    return result
+def _plain_layers(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Returns the layers of an MLP, without norms and with a user's own modules as they are."""
+    return without_norms(one.module if isinstance(one, OwnLayer) else one for one in layers)
 
 
 def _wide_weights(model: DLRM, tables: QuantizedTables) -> Tensor:
