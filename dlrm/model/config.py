@@ -215,6 +215,11 @@ class DLRMConfig:
         least=0,
         below=1,
     )
+    self_ensemble: bool = setting(
+        False,
+        "Train on two passes over each batch with other dropout masks: the loss is that of their "
+        "mean probability, plus the cross-entropy of each pass to that mean; needs --dropout",
+    )
     batch_norm: bool = setting(
         False,
         "Normalize each hidden layer of the top MLP, and of quadratic layers, before its ReLU; for "
@@ -399,6 +404,11 @@ class DLRMConfig:
             raise ValueError(f"{flag} is for --top_mlp {PLAIN_MLP}, got {self.top_mlp}")
         if regularised and len(self.top_mlp_sizes) == 1:
             raise ValueError(f"{flag} is for hidden layers, and --top_mlp_sizes 1 has none")
+        if self.self_ensemble and not self.dropout:
+            raise ValueError(
+                "--self_ensemble: expected --dropout above 0, without which both passes are the "
+                f"same, got {self.dropout}"
+            )
         if self.numerical_embedding != NO_EMBEDDING and not self.num_numerical_features:
             raise ValueError(
                 f"--numerical_embedding {self.numerical_embedding}: there are no numerical features"

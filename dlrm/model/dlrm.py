@@ -178,7 +178,8 @@ class DLRM(nn.Module):
         """Returns logits, float32 `[samples]`.
 
         For a packed ensemble, the logits are those of the mean of the members' probabilities; in
-        training mode they are the members' own, `[samples, members]`.
+        training mode they are the members' own, `[samples, members]`, and with `self_ensemble` those
+        of two passes with other dropout masks, `[samples, members, 2]`.
 
         Args:
             numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
@@ -219,10 +220,14 @@ class DLRM(nn.Module):
         dense = bottom_mlp(numerical)
         embeddings, added = self._received(numerical, received)
         logits = score(dense, embeddings)
-        if self.adapters is None:
-            return logits if added is None else logits + added
-        logits = logits if added is None else logits + added.unsqueeze(1)
-        return logits if self.training else mean_of_members(logits).squeeze(1)
+        if self.training and self.config.self_ensemble:
+            passes = torch.stack([logits, score(dense, embeddings)], -1)
+            logits = passes.view(len(passes), -1, 2)
+        if added is not None:
+            logits = logits + added.view(-1, *[1] * (logits.ndim - 1))
+        if self.adapters is None or self.training:
+            return logits
+        return mean_of_members(logits).squeeze(1)
 
     def gradient_parameters(self, numerical: Tensor) -> "NetworkParameters | None":
         """Returns the parameters for `add_gradients`; None if only a backward pass will do.
