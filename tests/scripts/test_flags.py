@@ -124,6 +124,9 @@ OURS = {
     "allow_links": False,
     "sample_weights": True,
     "batch_norm": False,
+    "quadratic_layers": 2,
+    "quadratic_rows": 2,
+    "self_ensemble": False,
     "cross_layers": 3,
     "cross_rank": None,
     "cross_structure": "stacked",
@@ -419,7 +422,7 @@ def test_the_help_of_bert_says_each_default_once():
 # Settings of the model that change no network: a checkpoint does not determine them.
 NO_ARCHITECTURE = {
     *("dropout", "embedding_init", "embedding_init_scale", "embedding_init_std", "embedding_type"),
-    *("numerical_sigma", "output_init", "placement"),
+    *("numerical_sigma", "output_init", "placement", "self_ensemble"),
 }
 # What a resumed run must keep besides the architecture.
 FROZEN = {

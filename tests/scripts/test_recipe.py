@@ -122,6 +122,12 @@ def test_what_a_given_flag_makes_impossible_is_not_chosen(given, left_out):
     assert not left_out & auto(FEW, given).keys()
 
 
+def test_quadratic_layers_without_a_top_mlp_keep_their_dropout():
+    sizes = {"top_mlp_sizes": (1,)}
+    assert "dropout" not in auto(FEW, sizes)
+    assert auto(FEW, {**sizes, "interaction_op": "quadratic"})["dropout"] == 0.3
+
+
 @pytest.mark.parametrize(
     "given", [{"placement": "auto"}, {"overlap": "stale"}, {"table_store": "rows"}], ids=",".join
 )
