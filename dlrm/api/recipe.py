@@ -138,7 +138,9 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
         "warmup": 0.05,
     }
     if rows < _FEW_ROWS:
-        chosen["lr"] = _PACKED_LR if given.get("ensemble", 1) > 1 else _FEW_LR
+        ensemble = given.get("ensemble", 1)
+        packed = isinstance(ensemble, int) and ensemble > 1
+        chosen["lr"] = _PACKED_LR if packed else _FEW_LR
     if facts.num_numerical:
         bins = 256 if rows < _FEW_ROWS else 64
         chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}

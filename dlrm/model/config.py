@@ -16,6 +16,7 @@ from dlrm.model.layers.choices import (
     POOLINGS,
     QUADRATIC,
     check_layer,
+    ensemble_kinds,
     interaction_names,
 )
 from dlrm.model.tables.placement import AUTO, PLACEMENTS, place_tables
@@ -226,14 +227,14 @@ class DLRMConfig:
         "one process",
         architecture=True,
     )
-    ensemble: int = setting(
+    ensemble: int | str = setting(
         1,
         "Members of a packed ensemble. Members share all weights but a head and the factors by "
         "which they multiply a sample's vectors; each has its own loss, and the prediction is the "
-        "mean of their probabilities. 1: a single model",
+        "mean of their probabilities. 1: a single model. Interactions with numbers, such as "
+        "dot*3,quadratic*3: members that share the tables, the bottom MLP and numerical vectors, "
+        "and have all other layers of their own",
         architecture=True,
-        least=1,
-        most=_MOST,
     )
     embedding_init: str = setting(
         "uniform",
@@ -383,6 +384,13 @@ class DLRMConfig:
     def _check_parts(self) -> None:
         """Checks the interaction, the numerical fields and the top MLP."""
         names = interaction_names(self.interaction_op)
+        if kinds := ensemble_kinds(self.ensemble):
+            if self.interaction_op != type(self).interaction_op:
+                raise ValueError(
+                    f"--interaction_op {self.interaction_op}: --ensemble {self.ensemble} names the "
+                    "interactions of its members"
+                )
+            names = [*dict.fromkeys(kinds)]
         check_layer("numerical_embedding", self.numerical_embedding)
         check_layer("top_mlp", self.top_mlp)
         for name, own in _OWN_FLAGS.items():
@@ -390,14 +398,13 @@ class DLRMConfig:
                 value = getattr(self, flag)
                 if value != type(self).__dataclass_fields__[flag].default:
                     raise ValueError(
-                        f"--{flag} {value} is for --interaction_op {name}, got "
-                        f"{self.interaction_op}"
+                        f"--{flag} {value} is for --interaction_op {name}, got {','.join(names)}"
                     )
         regularised = (self.dropout or self.batch_norm) and QUADRATIC not in names
         if self.top_mlp != PLAIN_MLP and names == [QUADRATIC]:
             raise ValueError(
-                f"--top_mlp {self.top_mlp}: --interaction_op {QUADRATIC} has no hidden layers after "
-                "it; name another interaction beside it"
+                f"--top_mlp {self.top_mlp}: --interaction_op {QUADRATIC} has no hidden layers "
+                "after it; name another interaction beside it"
             )
         flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
         if regularised and self.top_mlp != PLAIN_MLP:
@@ -415,9 +422,14 @@ class DLRMConfig:
             )
 
     @property
-    def hidden_sizes(self) -> tuple[int, ...]:
-        """Returns the sizes of the hidden layers of the top MLP."""
-        return () if self.interaction_op == QUADRATIC else self.top_mlp_sizes[:-1]
+    def packed(self) -> int:
+        """Returns the number of members of a packed ensemble; 1 is no packed ensemble."""
+        return self.ensemble if isinstance(self.ensemble, int) else 1
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Returns the interaction of each member of a mixed ensemble; none if it is no such."""
+        return ensemble_kinds(self.ensemble)
 
     @property
     def embedding_rows(self) -> tuple[int, ...]:

@@ -184,7 +184,9 @@ def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) 
         return F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
     if logits.ndim == 3:
         mean = mean_of_members(logits.flatten(0, 1)).view(logits.shape[:2])
-        apart = sum(_summed_loss(one, mean.detach().sigmoid(), weights) for one in logits.unbind(2))
+        target = mean.detach().sigmoid()
+        one, other = (_summed_loss(of, target, weights) for of in logits.unbind(2))
+        apart = one + other
         return _summed_loss(mean, labels, weights) + (apart - apart.detach())
     labels = labels.view(len(labels), -1).expand_as(logits)
     weights = None if weights is None else weights.unsqueeze(1)

@@ -100,9 +100,20 @@ def oracle(config, weights, numerical, ids, lengths=None):
 
     A packed ensemble gives one logit per member, `[samples, members]`.
     """
-    if config.ensemble > 1:
+    if config.kinds:
         alone = dataclasses.replace(config, ensemble=1)
-        members = [member(weights, m, config.ensemble) for m in range(config.ensemble)]
+        members = [
+            oracle(
+                dataclasses.replace(alone, interaction_op=kind),
+                {name.removeprefix(f"members.{m}."): v for name, v in weights.items()},
+                *(numerical, ids, lengths),
+            )
+            for m, kind in enumerate(config.kinds)
+        ]
+        return torch.stack(members, 1)
+    if config.packed > 1:
+        alone = dataclasses.replace(config, ensemble=1)
+        members = [member(weights, m, config.packed) for m in range(config.packed)]
         return torch.stack([oracle(alone, own, numerical, ids, lengths) for own in members], 1)
 
     def layers(name, x):
@@ -213,6 +224,8 @@ PARTS = [
     {"interaction_op": "quadratic", "quadratic_layers": 3, "quadratic_rows": 1, "wide": True},
     {"interaction_op": "dot,quadratic", "quadratic_rows": 3, "numerical_embedding": "piecewise"},
     {"ensemble": 2, "interaction_op": "quadratic", "quadratic_layers": 1},
+    {"ensemble": "dot*2,quadratic", "wide": True, "numerical_embedding": "piecewise"},
+    {"ensemble": "cuda_dot,dcn", "cross_structure": "parallel"},
     {"wide": True, "numerical_embedding": "piecewise", "interaction_op": "cuda_dot,dcn"},
     {"wide": True, "numerical_embedding": "bins", "interaction_op": "cat"},
     {
@@ -561,6 +574,17 @@ WRONG = {
     },
     "--batch_norm is for hidden layers": {"batch_norm": True, "top_mlp_sizes": (1,)},
     "--ensemble 0: expected 1 or more": {"ensemble": 0},
+    "--ensemble dot: expected two members or more, got one": {"ensemble": "dot"},
+    "--ensemble dot.0,cat: expected a number of members, or interactions .* got 'dot.0'": {
+        "ensemble": "dot*0,cat"
+    },
+    "--interaction_op sum: expected cuda_dot, dot,": {"ensemble": "dot,sum"},
+    "--interaction_op cat: --ensemble dot.2 names the interactions": {
+        **{"interaction_op": "cat", "ensemble": "dot*2"},
+    },
+    "--quadratic_rows 3 is for --interaction_op quadratic, got dot,dcn": {
+        **{"ensemble": "dot*2,dcn", "quadratic_rows": 3},
+    },
 }
 
 

@@ -10,8 +10,6 @@ from dlrm.model.layers.interaction import INTERACTIONS, Interaction
 from dlrm.model.layers.own import OwnInteraction
 
 _ALIGNED = 8  # a composition is padded to a multiple of this many columns
-
-
 Make = Callable[[int, int], Interaction]  # from the number of vectors, and their columns
 
 

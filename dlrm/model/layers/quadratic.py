@@ -1,10 +1,12 @@
 """Quadratic layers over the vectors of a sample (QNN-alpha; Li et al., 2025, arXiv 2505.17999)."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
 
 from dlrm.model.layers.interaction import Interaction
-from dlrm.model.layers.mlp import mlp, without_norms
+from dlrm.model.layers.mlp import MLP, mlp, without_norms
 
 
 class QuadraticLayers(Interaction):
@@ -40,7 +42,7 @@ class QuadraticLayers(Interaction):
         super().__init__(num_vectors, dim)
         self.width = num_vectors * dim
         options = dtype, optimized, batch_norm, dropout
-        self.layers = nn.ModuleList(
+        self.layers: Iterable[MLP] = nn.ModuleList(
             mlp(self.width, [rows * self.width], seed, f"quadratic.{index}", *options)
             for index in range(layers)
         )
