@@ -248,6 +248,18 @@ def test_interactions_are_named_alone_or_with_commas_between():
             dlrm_flags.parse([f"--interaction_op={names}"])
 
 
+def test_ensembles_are_numbers_or_interactions():
+    for text, value in {"8": 8, "dot*3,quadratic*3": "dot*3,quadratic*3"}.items():
+        assert dlrm_flags.parse([f"--ensemble={text}"])["ensemble"] == value
+    for text, problem in {
+        "0": "--ensemble 0: expected 1 or more",
+        "dot*x": "--ensemble .*: expected a number of members, or .*, got 'dot.x'",
+        "sum*2": "--interaction_op sum: expected cuda_dot, dot",
+    }.items():
+        with pytest.raises(ValueError, match=problem):
+            dlrm_flags.parse([f"--ensemble={text}"])
+
+
 def test_dist_main_has_nvidias_defaults_for_several_gpus():
     assert dlrm_flags.DIST_MAIN == {
         "batch_size": 65536,

@@ -164,6 +164,7 @@ def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate():
     assert packed == auto(FEW, {"ensemble": 1}) | {"ensemble": 8, "lr": 2 * auto(FEW)["lr"]}
     assert auto(FEW, {"ensemble": 8, "lr": 0.001})["lr"] == 0.001
     assert auto(many, {"ensemble": 8})["lr"] == auto(many)["lr"]
+    assert auto(FEW, {"ensemble": "dot*2,quadratic"})["lr"] == auto(FEW)["lr"]
 
 
 def test_big_data_have_one_epoch_and_nvidias_architecture():

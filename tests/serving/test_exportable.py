@@ -50,6 +50,10 @@ PARTS = [  # parts other than dots and MLPs, alone and together
     },
     {"ensemble": 3},
     {
+        **{"ensemble": "dot,quadratic,dcn", "cross_structure": "parallel", "wide": True},
+        **{"batch_norm": True, "dropout": 0.1, "numerical_embedding": "piecewise"},
+    },
+    {
         **{"ensemble": 2, "interaction_op": "cuda_dot,dcn", "cross_structure": "parallel"},
         **{"cross_rank": 4, "wide": True, "numerical_embedding": "piecewise", "dropout": 0.1},
         "batch_norm": True,

@@ -121,8 +121,9 @@ def test_training_is_that_of_dense_optimizers(kind, changes, options, parts):
             **{"interaction_op": "quadratic", "batch_norm": True, "dropout": 0.3},
             **{"self_ensemble": True, "wide": True},
         },
+        {"ensemble": "dot,quadratic", "batch_norm": True, "dropout": 0.3},
     ],
-    ids=["fp32", "bf16", "quadratic"],
+    ids=["fp32", "bf16", "quadratic", "mixed"],
 )
 def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(kind, changes, tmp_path):
     whole, stopped, resumed = (task(**changes) for _ in range(3))

@@ -49,6 +49,7 @@ def test_losses_and_weights_are_those_of_one_process(ranks, size, balance, layou
         Run(accumulate=2, parts=(("interaction_op", "dcn"), ("cross_structure", "parallel"))),
         Run(accumulate=2, parts=(("interaction_op", "quadratic"), ("quadratic_layers", 1))),
         Run(optimizer="adam", accumulate=2, parts=(("ensemble", 3), ("wide", True))),
+        Run(optimizer="adam", parts=(("ensemble", "dot,quadratic"), ("wide", True))),
         Run(l2=0.1, accumulate=2, parts=(("wide", True),)),
         Run(optimizer="adam", l2=0.1, hotness=4),
         Run(optimizer="adam", accumulate=2, parts=(("field_dims", (2, None, 4)), ("wide", True))),

@@ -100,7 +100,9 @@ def test_the_loss_of_a_packed_ensemble_is_the_mean_of_its_members_losses():
         assert found.item() == pytest.approx(sum(expected).item() / 3, rel=1e-6)
 
 
-@pytest.mark.parametrize("changes", [{}, {"ensemble": 3, "interaction_op": "quadratic"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"ensemble": 3, "interaction_op": "quadratic"}, {"ensemble": "dot,quadratic*2"}]
+)
 def test_two_passes_learn_their_mean_and_move_towards_it(changes):
     twice, given = task(dropout=0.5, self_ensemble=True, **changes), batch()
     random = torch.Generator().manual_seed(6)
@@ -108,7 +110,7 @@ def test_two_passes_learn_their_mean_and_move_towards_it(changes):
         given = given._replace(weights=weights, total_weight=weights.double().sum())
         torch.manual_seed(4)
         logits = twice.predict(given).detach().double().requires_grad_()  # [samples, members, 2]
-        assert logits.shape == (BATCH, changes.get("ensemble", 1), 2)
+        assert logits.shape == (BATCH, 3 if changes else 1, 2)
         assert not torch.equal(logits[..., 0], logits[..., 1])
         score, kinds = logits.sigmoid(), (given.labels[:, None].double(), weights[:, None].double())
 
@@ -471,6 +473,7 @@ def test_frozen_tables_have_no_gradient():
         {"interaction_op": "quadratic"},
         {"dropout": 0.5, "self_ensemble": True},
         {"ensemble": 2},
+        {"ensemble": "dot*2"},
         {"dropout": 0.5},
         {"batch_norm": True},
         {"top_mlp_sizes": (1,)},

@@ -1,12 +1,10 @@
 """Quadratic layers over the vectors of a sample (QNN-alpha; Li et al., 2025, arXiv 2505.17999)."""
 
-from collections.abc import Iterable
-
 import torch
 from torch import Tensor, nn
 
 from dlrm.model.layers.interaction import Interaction
-from dlrm.model.layers.mlp import MLP, mlp, without_norms
+from dlrm.model.layers.mlp import mlp, without_norms
 
 
 class QuadraticLayers(Interaction):
@@ -42,7 +40,7 @@ class QuadraticLayers(Interaction):
         super().__init__(num_vectors, dim)
         self.width = num_vectors * dim
         options = dtype, optimized, batch_norm, dropout
-        self.layers: Iterable[MLP] = nn.ModuleList(
+        self.layers = nn.ModuleList(
             mlp(self.width, [rows * self.width], seed, f"quadratic.{index}", *options)
             for index in range(layers)
         )
@@ -64,7 +62,7 @@ class _PlainLayers(nn.Module):
     def __init__(self, trained: QuadraticLayers) -> None:
         super().__init__()
         self.layers = nn.ModuleList(
-            nn.Sequential(*without_norms(layer)) for layer in trained.layers
+            nn.Sequential(*without_norms(layer.children())) for layer in trained.layers
         )
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
