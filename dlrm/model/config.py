@@ -233,7 +233,7 @@ class DLRMConfig:
         "which they multiply a sample's vectors; each has its own loss, and the prediction is the "
         "mean of their probabilities. 1: a single model. Interactions with numbers, such as "
         "dot*3,quadratic*3: members that share the tables, the bottom MLP and numerical vectors, "
-        "and have all other layers of their own",
+        "and have factors and all other layers of their own",
         architecture=True,
     )
     embedding_init: str = setting(

@@ -28,7 +28,7 @@ from dlrm.ops.network import Layers
 class Score(nn.Module):
     """The layers after the exchange: interaction, top MLP, parallel cross layers, logit.
 
-    For a packed ensemble the logits are `[samples, members]`, otherwise `[samples]`.
+    With factors of members the logits are `[samples, members]`, otherwise `[samples]`.
     """
 
     def __init__(
@@ -68,11 +68,15 @@ class Score(nn.Module):
 
 
 class Members(nn.ModuleList):
-    """The members of a mixed ensemble: each is a `Score` of its own over the same vectors."""
+    """The members of a mixed ensemble: each is a `Score` of its own over the same vectors.
+
+    As a packed ensemble of one member, it multiplies them by factors of its own and returns
+    `[samples, 1]`.
+    """
 
     def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
         """Returns the members' logits, `[samples, members]`."""
-        return torch.stack([member(dense, embeddings) for member in self], 1)
+        return torch.cat([member(dense, embeddings) for member in self], 1)
 
 
 def make_scores(
@@ -115,7 +119,7 @@ def _make_score(
     last = hidden + (cross.width if cross else 0)
     output = output_layer(last, seed, "output", config.output_init, config.packed)
     adapters = None
-    if config.packed > 1:
+    if config.packed > 1 or config.kinds:
         adapters = Adapters(config.packed, interact.num_vectors, interact.dim, seed)
     if interact.padding and config.top_mlp == PLAIN_MLP:  # inputs that are always zero
         first = next((top_mlp if len(top_mlp) else output).parameters())
