@@ -154,6 +154,10 @@ class ConfigFlags:
             parser: Any = _IntegerOrNone()
             serializer: Any = flags.ArgumentSerializer()
             flags.DEFINE(parser, name, default, own.help, self._flags, serializer)
+        elif kind == int | str:
+            flags.DEFINE(
+                _IntegerOrText(), name, default, own.help, self._flags, flags.ArgumentSerializer()
+            )
         elif own.choices is not None:
             flags.DEFINE_enum(name, default, list(own.choices), own.help, **options)
         else:
@@ -429,6 +433,13 @@ class _IntegerOrNone(flags.IntegerParser):
         return None if argument in (None, "None", "none") else super().parse(argument)
 
 
+class _IntegerOrText(flags.ArgumentParser):
+    syntactic_help = "an integer or a text"
+
+    def parse(self, argument: Any) -> Any:
+        return int(argument) if re.fullmatch(r"[+-]?\d+", str(argument)) else argument
+
+
 def run_command(
     line: "ConfigFlags | Subcommands",
     act: Callable[["Values"], int | None],
@@ -557,10 +568,9 @@ class Values(dict[str, Any]):
 
 
 def _without_none(kind: Any) -> Any:
-    """Returns `int` for `int | None`."""
-    if get_origin(kind) in (Union, types.UnionType):
-        (kind,) = (one for one in get_args(kind) if one is not type(None))
-    return kind
+    """Returns `int` for `int | None`, and `int | str` as it is."""
+    of = get_args(kind) if get_origin(kind) in (Union, types.UnionType) else ()
+    return next(one for one in of if one is not type(None)) if type(None) in of else kind
 
 
 def parse_flags(

@@ -27,7 +27,10 @@ from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, WIDE_OPTIMIZERS
 from dlrm.vision import config as vision, efficientnet, resnet
 
 NAMES = {
-    "interactions": (choices.INTERACTION_NAMES, (*INTERACTIONS, choices.DCN)),
+    "interactions": (
+        choices.INTERACTION_NAMES,
+        (*INTERACTIONS, choices.DCN, choices.QUADRATIC),
+    ),
     "numerical embeddings": (choices.NUMERICAL_KINDS, ("none", *NUMERICAL_EMBEDDINGS)),
     "poolings of operators": (choices.POOLINGS, ops.POOLINGS),
     "poolings of datasets": (choices.POOLINGS, bags.POOLINGS),

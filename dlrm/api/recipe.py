@@ -9,7 +9,7 @@ from dlrm.api.defaults import training_defaults
 from dlrm.command_line import flags_of
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.model.config import FUSED_TYPES
-from dlrm.model.layers.choices import PLAIN_MLP
+from dlrm.model.layers.choices import PLAIN_MLP, QUADRATIC
 from dlrm.train.schedule import OF_NVIDIA
 
 BATCH_SIZE = 4096  # for reading labels
@@ -147,7 +147,9 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
         "warmup": 0.05,
     }
     if rows < _FEW_ROWS:
-        chosen["lr"] = _PACKED_LR if given.get("ensemble", 1) > 1 else _FEW_LR
+        ensemble = given.get("ensemble", 1)
+        packed = isinstance(ensemble, int) and ensemble > 1
+        chosen["lr"] = _PACKED_LR if packed else _FEW_LR
     if facts.num_numerical:
         bins = 256 if rows < _FEW_ROWS else 64
         chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}
@@ -183,8 +185,11 @@ def _impossible(chosen: Mapping[str, Any], given: Mapping[str, Any]) -> list[str
         ),
         "weight_decay": given.get("freeze_mlps", False),
         "dropout": (
-            len(given.get("top_mlp_sizes", (1, 1))) == 1
-            or given.get("top_mlp", PLAIN_MLP) != PLAIN_MLP
+            QUADRATIC not in given.get("interaction_op", "").split(",")
+            and (
+                len(given.get("top_mlp_sizes", (1, 1))) == 1
+                or given.get("top_mlp", PLAIN_MLP) != PLAIN_MLP
+            )
         ),
         "numerical_bins": kind not in ("piecewise", "bins"),
         "schedule": by_step,

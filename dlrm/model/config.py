@@ -14,7 +14,9 @@ from dlrm.model.layers.choices import (
     OUTPUT_INITS,
     PLAIN_MLP,
     POOLINGS,
+    QUADRATIC,
     check_layer,
+    ensemble_kinds,
     interaction_names,
 )
 from dlrm.model.tables.placement import AUTO, PLACEMENTS, place_tables
@@ -27,6 +29,10 @@ EMBEDDING_TYPES = ("joint", "joint_fused", "joint_sparse", "multi_table", "custo
 FUSED_TYPES = ("joint_fused", "custom_cuda")  # updated by the row optimizers
 EMBEDDING_DTYPES = ("fp32", "bf16")
 EMBEDDING_INITS = ("uniform", "normal")
+_OWN_FLAGS = {  # of an interaction
+    DCN: ("cross_rank", "cross_layers", "cross_structure"),
+    QUADRATIC: ("quadratic_layers", "quadratic_rows"),
+}
 _MOST = 2**31 - 1  # of sizes, so that those of a machine are named and not those of an integer
 
 
@@ -76,9 +82,10 @@ class DLRMConfig:
     interaction_op: str = setting(
         "cuda_dot",
         "cuda_dot: dot products of all pairs of vectors with the native operator, on any device; "
-        "dot: the same in plain torch; cat: no products; dcn: the cross layers of DCNv2; or "
-        "several separated by commas, such as dot,dcn, whose outputs enter the top MLP side by "
-        "side. A name that dlrm.register_interaction has registered is a layer of your own",
+        "dot: the same in plain torch; cat: no products; dcn: the cross layers of DCNv2; "
+        "quadratic: the layers of QNN-alpha, which alone have no hidden layers of a top MLP after "
+        "them; or several separated by commas, such as dot,dcn, whose outputs enter the top MLP "
+        "side by side. A name that dlrm.register_interaction has registered is a layer of your own",
         architecture=True,
     )
     embedding_type: str = setting(
@@ -156,6 +163,20 @@ class DLRMConfig:
         choices=CROSS_STRUCTURES,
         architecture=True,
     )
+    quadratic_layers: int = setting(
+        2,
+        "Number of layers of --interaction_op quadratic",
+        architecture=True,
+        least=1,
+        most=_MOST,
+    )
+    quadratic_rows: int = setting(
+        2,
+        "Number of products that each layer of --interaction_op quadratic adds up",
+        architecture=True,
+        least=1,
+        most=_MOST,
+    )
     numerical_embedding: str = setting(
         NO_EMBEDDING,
         "Give each numerical field a vector of its own in the interaction, besides that of the "
@@ -190,23 +211,30 @@ class DLRMConfig:
     )
     dropout: float = setting(
         0.0,
-        "Share of each hidden layer's outputs in the top MLP that training sets to 0",
+        "Share of each hidden layer's outputs in the top MLP, and of the factors in quadratic "
+        "layers, that training sets to 0",
         least=0,
         below=1,
     )
+    self_ensemble: bool = setting(
+        False,
+        "Train on two passes over each batch with other dropout masks: the loss is that of their "
+        "mean probability, plus the cross-entropy of each pass to that mean; needs --dropout",
+    )
     batch_norm: bool = setting(
         False,
-        "Normalize each hidden layer of the top MLP before its ReLU; for one process",
+        "Normalize each hidden layer of the top MLP, and of quadratic layers, before its ReLU; for "
+        "one process",
         architecture=True,
     )
-    ensemble: int = setting(
+    ensemble: int | str = setting(
         1,
         "Members of a packed ensemble. Members share all weights but a head and the factors by "
         "which they multiply a sample's vectors; each has its own loss, and the prediction is the "
-        "mean of their probabilities. 1: a single model",
+        "mean of their probabilities. 1: a single model. Interactions with numbers, such as "
+        "dot*3,quadratic*3: members that share the tables, the bottom MLP and numerical vectors, "
+        "and have factors and all other layers of their own",
         architecture=True,
-        least=1,
-        most=_MOST,
     )
     embedding_init: str = setting(
         "uniform",
@@ -356,25 +384,52 @@ class DLRMConfig:
     def _check_parts(self) -> None:
         """Checks the interaction, the numerical fields and the top MLP."""
         names = interaction_names(self.interaction_op)
+        if kinds := ensemble_kinds(self.ensemble):
+            if self.interaction_op != type(self).interaction_op:
+                raise ValueError(
+                    f"--interaction_op {self.interaction_op}: --ensemble {self.ensemble} names the "
+                    "interactions of its members"
+                )
+            names = [*dict.fromkeys(kinds)]
         check_layer("numerical_embedding", self.numerical_embedding)
         check_layer("top_mlp", self.top_mlp)
-        if DCN not in names:
-            for flag in ("cross_rank", "cross_layers", "cross_structure"):
+        for name, own in _OWN_FLAGS.items():
+            for flag in own if name not in names else ():
                 value = getattr(self, flag)
                 if value != type(self).__dataclass_fields__[flag].default:
                     raise ValueError(
-                        f"--{flag} {value} is for --interaction_op {DCN}, got {self.interaction_op}"
+                        f"--{flag} {value} is for --interaction_op {name}, got {','.join(names)}"
                     )
-        regularised = self.dropout or self.batch_norm
+        regularised = (self.dropout or self.batch_norm) and QUADRATIC not in names
+        if self.top_mlp != PLAIN_MLP and names == [QUADRATIC]:
+            raise ValueError(
+                f"--top_mlp {self.top_mlp}: --interaction_op {QUADRATIC} has no hidden layers "
+                "after it; name another interaction beside it"
+            )
         flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
         if regularised and self.top_mlp != PLAIN_MLP:
             raise ValueError(f"{flag} is for --top_mlp {PLAIN_MLP}, got {self.top_mlp}")
         if regularised and len(self.top_mlp_sizes) == 1:
             raise ValueError(f"{flag} is for hidden layers, and --top_mlp_sizes 1 has none")
+        if self.self_ensemble and not self.dropout:
+            raise ValueError(
+                "--self_ensemble: expected --dropout above 0, without which both passes are the "
+                f"same, got {self.dropout}"
+            )
         if self.numerical_embedding != NO_EMBEDDING and not self.num_numerical_features:
             raise ValueError(
                 f"--numerical_embedding {self.numerical_embedding}: there are no numerical features"
             )
+
+    @property
+    def packed(self) -> int:
+        """Returns the number of members of a packed ensemble; 1 is no packed ensemble."""
+        return self.ensemble if isinstance(self.ensemble, int) else 1
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """Returns the interaction of each member of a mixed ensemble; none if it is no such."""
+        return ensemble_kinds(self.ensemble)
 
     @property
     def embedding_rows(self) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Deep Learning Recommendation Model (Naumov et al., 2019, arXiv 1906.00091)."""
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -13,20 +13,20 @@ from dlrm.distributed import World
 from dlrm.distributed.placement import Placement
 from dlrm.model.config import DLRMConfig
 from dlrm.model.layers.attention import TargetAttention
-from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING, PLAIN_MLP, is_own
+from dlrm.model.layers.choices import ATTENTION, NO_EMBEDDING, is_own
 from dlrm.model.layers.hooks import has_hooks, is_hooked
-from dlrm.model.layers.mlp import MLP, mlp, output_layer
+from dlrm.model.layers.mlp import MLP
 from dlrm.model.layers.numerical import bottom_mlp
 from dlrm.model.layers.numerical_embedding import (
     NUMERICAL_EMBEDDINGS,
     NumericalEmbedding,
     NumericalOptions,
 )
-from dlrm.model.layers.own import OwnNumericalEmbedding, own_top_mlp
+from dlrm.model.layers.own import OwnNumericalEmbedding
 from dlrm.model.layers.packed import Adapters, mean_of_members
 from dlrm.model.layers.projection import Projections
 from dlrm.model.layouts import make_tables
-from dlrm.model.score import Score, interactions
+from dlrm.model.score import Members, Score, make_scores
 from dlrm.model.tables.joint import LookUp
 from dlrm.model.tables.layout import Attended, Bags, TableParameters, Tables
 from dlrm.ops.library import is_native_on_cpu
@@ -63,6 +63,9 @@ class DLRM(nn.Module):
         cross: the cross layers that enter the last layer, or None.
         wide: the weights of ids that are added to the logit, or None.
         adapters: the parameters of a packed ensemble's members except their heads, or None.
+        scores: the layers after the exchange, of the model or of each member of a mixed ensemble.
+        members: the layers after the exchange of each member of a mixed ensemble, which has no
+            `interact`, `cross`, `top_mlp` and `output`.
 
     Raises:
         ValueError: `batch_norm` with several processes, or a placement that does not fit.
@@ -128,37 +131,18 @@ class DLRM(nn.Module):
             self.projections = Projections(dims, config.tables, dim, seed)
         self.attention = TargetAttention(config.attended, dim, config.attention_hidden, seed)
         self.numerical_embedding = _numerical_embedding(config, seed)
-        self.interact, self.cross = interactions(config, self.bottom_mlp.num_vectors, seed)
-        self.top_mlp, hidden = self._top_mlp(seed, optimized_mlp)
-        last = hidden + (self.cross.width if self.cross else 0)
-        self.output = output_layer(last, seed, "output", config.output_init, config.ensemble)
+        self.scores = make_scores(config, self.bottom_mlp.num_vectors, seed, *options)
         self.adapters: Adapters | None = None
-        if config.ensemble > 1:
-            self.adapters = Adapters(config.ensemble, self.interact.num_vectors, dim, seed)
-        self._zero_padding()
-        score = Score(self.interact, self.top_mlp, self.output, self.cross, self.adapters)
+        score: Score | Members = self.scores[0]
+        if config.kinds:
+            self.members = score = Members(self.scores)
+        else:
+            (only,) = self.scores
+            self.interact, self.cross, self.top_mlp = only.interact, only.cross, only.top_mlp
+            self.output, self.adapters = only.output, only.adapters
         self._parts: list[Callable[..., Tensor]] = [self.bottom_mlp, score]
         if self.numerical_embedding is not None:
             self._parts.append(self.numerical_embedding)
-
-    def _top_mlp(self, seed: int, optimized: bool) -> tuple[MLP, int]:
-        """Returns the hidden layers of the top MLP, and the width of their output."""
-        config, width = self.config, self.interact.width
-        sizes = config.top_mlp_sizes[:-1]
-        if config.top_mlp != PLAIN_MLP:
-            return own_top_mlp(config.top_mlp, width, sizes, seed, self.dtype)
-        regularised = config.batch_norm, config.dropout
-        made = mlp(width, sizes, seed, "top_mlp", self.dtype, optimized, *regularised)
-        return made, [width, *sizes][-1]
-
-    def _zero_padding(self) -> None:
-        """Sets the weights of inputs that are always zero to 0."""
-        if not self.interact.padding or self.config.top_mlp != PLAIN_MLP:
-            return
-        end = self.interact.width
-        first = next((self.top_mlp if len(self.top_mlp) else self.output).parameters())
-        with torch.no_grad():
-            first[:, end - self.interact.padding : end] = 0
 
     def __getstate__(self) -> dict[str, Any]:
         """Leaves out what a block of `weights_unchanged` keeps: a copy outlives the block."""
@@ -175,8 +159,9 @@ class DLRM(nn.Module):
     ) -> Tensor:
         """Returns logits, float32 `[samples]`.
 
-        For a packed ensemble, the logits are those of the mean of the members' probabilities; in
-        training mode they are the members' own, `[samples, members]`.
+        For an ensemble, the logits are those of the mean of the members' probabilities; in training
+        mode they are the members' own, `[samples, members]`, and with `self_ensemble` those of two
+        passes with other dropout masks, `[samples, members, 2]`.
 
         Args:
             numerical: `[samples, num_numerical_features]`, any floating dtype. Samples are those of
@@ -217,10 +202,14 @@ class DLRM(nn.Module):
         dense = bottom_mlp(numerical)
         embeddings, added = self._received(numerical, received)
         logits = score(dense, embeddings)
-        if self.adapters is None:
-            return logits if added is None else logits + added
-        logits = logits if added is None else logits + added.unsqueeze(1)
-        return logits if self.training else mean_of_members(logits).squeeze(1)
+        if self.training and self.config.self_ensemble:
+            passes = torch.stack([logits, score(dense, embeddings)], -1)
+            logits = passes.view(len(passes), -1, 2)
+        if added is not None:
+            logits = logits + added.view(-1, *[1] * (logits.ndim - 1))
+        if logits.ndim == 1 or self.training:
+            return logits
+        return mean_of_members(logits).squeeze(1)
 
     def gradient_parameters(self, numerical: Tensor) -> "NetworkParameters | None":
         """Returns the parameters for `add_gradients`; None if only a backward pass will do.
@@ -416,10 +405,13 @@ class DLRM(nn.Module):
     def interaction_widths(self) -> tuple[int, int]:
         """Returns how many numbers of a sample, or of a member, enter the interaction and leave it.
 
-        What leaves it enters the top MLP or, from parallel cross layers, the last layer.
+        What leaves it enters the top MLP or, from parallel cross layers, the last layer. Of a mixed
+        ensemble it is what leaves all interactions.
         """
-        interact, crossed = self.interact, self.cross.width if self.cross else 0
-        return interact.num_vectors * interact.dim, interact.width + crossed
+        interact, crosses = self.scores[0].interact, [score.cross for score in self.scores]
+        left = sum(score.interact.width for score in self.scores)
+        left += sum(cross.width for cross in crosses if cross is not None)
+        return interact.num_vectors * interact.dim, left
 
     @property
     def products(self) -> str:
@@ -427,20 +419,25 @@ class DLRM(nn.Module):
 
         It can be set.
         """
-        return self.top_mlp.products
+        return self.bottom_mlp.products
 
     @products.setter
     def products(self, products: str) -> None:
-        self.bottom_mlp.products = self.top_mlp.products = products
+        for layers in self._mlps():
+            layers.products = products
 
     @property
     def random(self) -> torch.Generator | None:
         """The generator that dropout draws from; None is torch's default one. It can be set."""
-        return self.top_mlp.random
+        return self.bottom_mlp.random
 
     @random.setter
     def random(self, random: torch.Generator | None) -> None:
-        self.top_mlp.random = random
+        for layers in self._mlps():
+            layers.random = random
+
+    def _mlps(self) -> list[MLP]:
+        return [module for module in self.modules() if isinstance(module, MLP)]
 
     @contextmanager
     def weights_unchanged(self) -> Iterator[None]:
@@ -448,7 +445,9 @@ class DLRM(nn.Module):
 
         The block must not change weights, layers or hooks.
         """
-        with self.bottom_mlp.keep_rounded(), self.top_mlp.keep_rounded():
+        with ExitStack() as kept:
+            for layers in self._mlps():
+                kept.enter_context(layers.keep_rounded())
             parameters = self._parameters_of_one_call(self.table_rows.device)
             if parameters is not None and not self.training:
                 alone = self.wide is None and self.numerical_embedding is None

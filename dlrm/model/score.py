@@ -6,28 +6,37 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.model.config import DLRMConfig
-from dlrm.model.layers.choices import DCN, NO_EMBEDDING, interaction_names
-from dlrm.model.layers.composition import compose
+from dlrm.model.layers.choices import (
+    DCN,
+    NO_EMBEDDING,
+    PLAIN_MLP,
+    QUADRATIC,
+    interaction_names,
+)
+from dlrm.model.layers.composition import Make, compose
 from dlrm.model.layers.cross import CrossLayers
 from dlrm.model.layers.hooks import has_hooks
+from dlrm.model.layers.initialize import generator
 from dlrm.model.layers.interaction import Interaction, NativeDot
-from dlrm.model.layers.mlp import MLP, is_plain
+from dlrm.model.layers.mlp import MLP, is_plain, mlp, output_layer
+from dlrm.model.layers.own import own_top_mlp
 from dlrm.model.layers.packed import Adapters, member_logits
+from dlrm.model.layers.quadratic import QuadraticLayers
 from dlrm.ops.network import Layers
 
 
 class Score(nn.Module):
     """The layers after the exchange: interaction, top MLP, parallel cross layers, logit.
 
-    For a packed ensemble the logits are `[samples, members]`, otherwise `[samples]`.
+    With factors of members the logits are `[samples, members]`, otherwise `[samples]`.
     """
 
     def __init__(
         self,
-        interact: nn.Module,
+        interact: Interaction,
         top_mlp: MLP,
         output: nn.Linear,
-        cross: nn.Module | None,
+        cross: CrossLayers | None,
         adapters: Adapters | None,
     ):
         super().__init__()
@@ -58,16 +67,92 @@ class Score(nn.Module):
         return self.output(hidden).squeeze(1)
 
 
-def interactions(
-    config: DLRMConfig, dense_vectors: int, seed: int
+class Members(nn.ModuleList):
+    """The members of a mixed ensemble: each is a `Score` of its own over the same vectors.
+
+    As a packed ensemble of one member, it multiplies them by factors of its own and returns
+    `[samples, 1]`.
+    """
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """Returns the members' logits, `[samples, members]`."""
+        return torch.cat([member(dense, embeddings) for member in self], 1)
+
+
+def make_scores(
+    config: DLRMConfig, dense_vectors: int, seed: int, dtype: torch.dtype, optimized: bool
+) -> list[Score]:
+    """Returns the layers after the exchange, or those of each member of a mixed ensemble.
+
+    The initial values of a member also depend on its number.
+
+    Args:
+        config: the architecture.
+        dense_vectors: vectors of the bottom MLP.
+        seed: seed of the initial values.
+        dtype, optimized: see `dlrm.model.layers.mlp.MLP`.
+    """
+    seeds = (generator(seed, f"members.{i}").initial_seed() for i in range(len(config.kinds)))
+    members = [*zip(config.kinds, seeds, strict=True)] or [(config.interaction_op, seed)]
+    return [
+        _make_score(config, kind, dense_vectors, own, dtype, optimized) for kind, own in members
+    ]
+
+
+def _make_score(
+    config: DLRMConfig,
+    interaction_op: str,
+    dense_vectors: int,
+    seed: int,
+    dtype: torch.dtype,
+    optimized: bool,
+) -> Score:
+    names = interaction_names(interaction_op)
+    interact, cross = _interactions(config, names, dense_vectors, seed, dtype, optimized)
+    width, sizes = interact.width, () if names == [QUADRATIC] else config.top_mlp_sizes[:-1]
+    if config.top_mlp == PLAIN_MLP or names == [QUADRATIC]:
+        regularised = config.batch_norm, config.dropout
+        top_mlp = mlp(width, sizes, seed, "top_mlp", dtype, optimized, *regularised)
+        hidden = [width, *sizes][-1]
+    else:
+        top_mlp, hidden = own_top_mlp(config.top_mlp, width, sizes, seed, dtype)
+    last = hidden + (cross.width if cross else 0)
+    output = output_layer(last, seed, "output", config.output_init, config.packed)
+    adapters = None
+    if config.packed > 1 or config.kinds:
+        adapters = Adapters(config.packed, interact.num_vectors, interact.dim, seed)
+    if interact.padding and config.top_mlp == PLAIN_MLP:  # inputs that are always zero
+        first = next((top_mlp if len(top_mlp) else output).parameters())
+        with torch.no_grad():
+            first[:, width - interact.padding : width] = 0
+    return Score(interact, top_mlp, output, cross, adapters)
+
+
+def _interactions(
+    config: DLRMConfig,
+    names: list[str],
+    dense_vectors: int,
+    seed: int,
+    dtype: torch.dtype,
+    optimized: bool,
 ) -> tuple[Interaction, CrossLayers | None]:
     """Returns the interaction of the top MLP, and the cross layers that enter the last layer."""
     embedded = config.numerical_embedding != NO_EMBEDDING
     num_fields = config.num_numerical_features if embedded else 0
     shape = dense_vectors + num_fields + len(config.table_sizes), config.embedding_dim
     cross = partial(CrossLayers, layers=config.cross_layers, rank=config.cross_rank, seed=seed)
-    names = interaction_names(config.interaction_op)
+    quadratic = partial(
+        QuadraticLayers,
+        layers=config.quadratic_layers,
+        rows=config.quadratic_rows,
+        batch_norm=config.batch_norm,
+        dropout=config.dropout,
+        seed=seed,
+        dtype=dtype,
+        optimized=optimized,
+    )
+    with_weights: dict[str, Make] = {DCN: cross, QUADRATIC: quadratic}
     if DCN not in names or config.cross_structure == "stacked":
-        return compose(names, *shape, cross, seed), None
+        return compose(names, *shape, with_weights, seed), None
     names.remove(DCN)
-    return compose(names, *shape, cross, seed), cross(*shape)
+    return compose(names, *shape, with_weights, seed), cross(*shape)

@@ -12,6 +12,7 @@ from dlrm.data.clicks.batch import Batch
 from dlrm.distributed import World, gather
 from dlrm.distributed.placement import Piece
 from dlrm.metrics.clicks import click_metrics, fraction_metrics
+from dlrm.model.layers.packed import mean_of_members
 from dlrm.model.tables.layout import Tables
 from dlrm.train.agreement import raise_device_errors
 from dlrm.train.evaluation import evaluation_mode
@@ -59,7 +60,10 @@ class ClickTask:
 
         With sample weights it is the weighted mean over all processes and micro-batches together;
         a batch whose weights are all 0 has the loss 0. Logits `[samples, members]` give the mean of
-        the members' losses, so that the members learn independently.
+        the members' losses, so that the members learn independently. Logits of two passes with
+        other dropout masks, `[samples, members, 2]`, give the loss of their mean probability and,
+        in the gradients alone, the cross-entropy of each pass to that mean (Li et al., 2025,
+        arXiv 2505.17999).
         """
         logits = self.predict(batch)
         if batch.weights is not None and batch.total_weight is not None:
@@ -171,13 +175,20 @@ def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) 
     """Returns the sum of the samples' binary cross-entropies, averaged over members.
 
     Args:
-        logits: `[samples]`, or `[samples, members]` for a packed ensemble in training.
-        labels: `[samples]`.
+        logits: `[samples]`, or `[samples, members]` for a packed ensemble in training, or
+            `[samples, members, 2]` for two passes.
+        labels: `[samples]`, or `[samples, members]`.
         weights: `[samples]`; None is 1 for each.
     """
     if logits.ndim == 1:
         return F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
-    labels = labels.unsqueeze(1).expand_as(logits)
+    if logits.ndim == 3:
+        mean = mean_of_members(logits.flatten(0, 1)).view(logits.shape[:2])
+        target = mean.detach().sigmoid()
+        one, other = (_summed_loss(of, target, weights) for of in logits.unbind(2))
+        apart = one + other
+        return _summed_loss(mean, labels, weights) + (apart - apart.detach())
+    labels = labels.view(len(labels), -1).expand_as(logits)
     weights = None if weights is None else weights.unsqueeze(1)
     total = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
     return total / logits.shape[1]

@@ -74,7 +74,14 @@ PARTS = {
 }
 
 
-def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path):
+MIXED = {
+    **{"numerical_embedding": "piecewise", "wide": True, "dropout": 0.3, "self_ensemble": True},
+    **{"ensemble": "dot*2,quadratic", "batch_norm": True, "ema_decay": 0.5},
+}
+
+
+@pytest.mark.parametrize("parts", [PARTS, MIXED], ids=["packed", "mixed"])
+def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path, parts):
     prices = {"column": "price", "transform": "standardise", "bins": 8}
     constant = pa.array([7.0] * ROWS)
     schema = {**SCHEMA, "numerical": [prices, "seven"]}
@@ -82,9 +89,9 @@ def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path):
         table().append_column("seven", constant), schema, tmp_path / "dataset"
     )
     state = torch.get_rng_state()
-    model = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **PARTS)
+    model = dlrm.fit(dataset, base_device="cpu", **SETTINGS, **parts)
     assert torch.equal(torch.get_rng_state(), state), "the caller's generator"
-    theirs = trained_by_the_command(dataset, {**SETTINGS, **PARTS}, tmp_path)
+    theirs = trained_by_the_command(dataset, {**SETTINGS, **parts}, tmp_path)
     for name in ("dense.safetensors", "average.safetensors", "tables/0.bin", "tables/3.bin"):
         assert (theirs / name).read_bytes() == (model.path / name).read_bytes()
     fitted = json.loads((dataset.path / "transform" / "table.json").read_text())["numerical"][0]
@@ -96,6 +103,7 @@ def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path):
     np.testing.assert_array_equal(edges[0].unique(), expected)
     assert len(edges[1].unique()) == 1
     rows = table().append_column("seven", constant).slice(0, 50)
+    np.testing.assert_array_equal(dlrm.load(theirs).predict(rows), model.predict(rows))
     assert np.isfinite(model.predict(rows)).all()
 
 

@@ -1,4 +1,4 @@
-"""Numerical vectors, cross layers, the wide term and their compositions match float64."""
+"""Numerical vectors, cross and quadratic layers, the wide term and compositions match float64."""
 
 import dataclasses
 import hashlib
@@ -73,6 +73,20 @@ def crossed(weights, prefix, layers, first):
     return x
 
 
+def quadratic(weights, prefix, config, first):
+    """Equation of QNN-alpha (Li et al., 2025): x' = x + sum over r of x * relu(W_r x + b_r)."""
+    x = first
+    for layer in range(config.quadratic_layers):
+        name = f"{prefix}.layers.{layer}.0"
+        pairs = [
+            weights[f"{name}.{key}"].chunk(config.quadratic_rows) for key in ("weight", "bias")
+        ]
+        x = x + sum(
+            x * torch.relu(x @ matrix.T + bias) for matrix, bias in zip(*pairs, strict=True)
+        )
+    return x
+
+
 def member(weights, index, num_members):
     """Returns the weights of one member of a packed ensemble, with its own factors."""
     own = {**weights, "adapters.factors": weights["adapters.factors"].chunk(num_members)[index]}
@@ -86,9 +100,20 @@ def oracle(config, weights, numerical, ids, lengths=None):
 
     A packed ensemble gives one logit per member, `[samples, members]`.
     """
-    if config.ensemble > 1:
+    if config.kinds:
         alone = dataclasses.replace(config, ensemble=1)
-        members = [member(weights, m, config.ensemble) for m in range(config.ensemble)]
+        members = [
+            oracle(
+                dataclasses.replace(alone, interaction_op=kind),
+                {name.removeprefix(f"members.{m}."): v for name, v in weights.items()},
+                *(numerical, ids, lengths),
+            )
+            for m, kind in enumerate(config.kinds)
+        ]
+        return torch.stack(members, 1)
+    if config.packed > 1:
+        alone = dataclasses.replace(config, ensemble=1)
+        members = [member(weights, m, config.packed) for m in range(config.packed)]
         return torch.stack([oracle(alone, own, numerical, ids, lengths) for own in members], 1)
 
     def layers(name, x):
@@ -130,6 +155,9 @@ def oracle(config, weights, numerical, ids, lengths=None):
         elif name == "dcn":
             prefix = "interact" if len(deep) == 1 else "interact.parts.dcn"
             features.append(crossed(weights, prefix, config.cross_layers, everything))
+        elif name == "quadratic":
+            prefix = "interact" if len(deep) == 1 else "interact.parts.quadratic"
+            features.append(quadratic(weights, prefix, config, everything))
         else:
             pairs = [
                 (vectors[i] * vectors[j]).sum(1) for i in range(len(vectors)) for j in range(i)
@@ -192,6 +220,12 @@ PARTS = [
     {"interaction_op": "cuda_dot,dcn", "cross_structure": "parallel", "cross_rank": 3},
     {"interaction_op": "cuda_dot,dcn", "cross_structure": "parallel", "top_mlp_sizes": (1,)},
     {"interaction_op": "dot,dcn", "top_mlp_sizes": (1,)},
+    {"interaction_op": "quadratic"},
+    {"interaction_op": "quadratic", "quadratic_layers": 3, "quadratic_rows": 1, "wide": True},
+    {"interaction_op": "dot,quadratic", "quadratic_rows": 3, "numerical_embedding": "piecewise"},
+    {"ensemble": 2, "interaction_op": "quadratic", "quadratic_layers": 1},
+    {"ensemble": "dot*2,quadratic", "wide": True, "numerical_embedding": "piecewise"},
+    {"ensemble": "cuda_dot,dcn", "cross_structure": "parallel"},
     {"wide": True, "numerical_embedding": "piecewise", "interaction_op": "cuda_dot,dcn"},
     {"wide": True, "numerical_embedding": "bins", "interaction_op": "cat"},
     {
@@ -447,6 +481,48 @@ def test_batch_norm_is_torchs_and_takes_a_batch_of_one():
         DLRM(model.config, World(rank=0, size=2))
 
 
+def test_a_quadratic_layer_is_what_a_person_computes():
+    model = build(interaction_op="quadratic", quadratic_layers=1)
+    dense, embeddings = torch.ones(1, 8), torch.full((1, 4, 8), 2.0)
+    (linear, _) = model.interact.layers[0]
+    with torch.no_grad():
+        linear.weight.fill_(0.5)
+        linear.bias[:40] = 3.0  # the first products have factors of 0.5 * 72 + 3
+        linear.bias[40:] = -37.0  # and the second ones of 0
+    assert model.interact(dense, embeddings).tolist() == [[40.0] * 8 + [80.0] * 32]
+    assert not len(model.top_mlp)
+    assert model.output.in_features == 40
+    beside = build(interaction_op="quadratic,cat")
+    assert beside.top_mlp[0].in_features == 80
+
+
+@pytest.mark.parametrize("batch_norm", [False, True])
+def test_quadratic_layers_drop_factors_and_normalize_them(batch_norm):
+    options = {"interaction_op": "quadratic", "dropout": 0.4, "batch_norm": batch_norm}
+    model = build(**options)
+    norms = [torch.nn.BatchNorm1d(80) if batch_norm else torch.nn.Identity() for _ in range(2)]
+    dense, embeddings = torch.randn(20, 8), torch.randn(20, 4, 8)
+    model.random = torch.Generator().manual_seed(5)
+    found = model.interact(dense, embeddings)
+    random = torch.Generator().manual_seed(5)  # draws the same masks
+    x = torch.cat([dense, embeddings.flatten(1)], 1)
+    for layer, norm in zip(model.interact.layers, norms, strict=True):
+        hidden = F.relu(norm(F.linear(x, layer[0].weight, layer[0].bias)))
+        first, second = ops.dropout(hidden, 0.4, random).chunk(2, 1)
+        x = x + x * first + x * second
+    torch.testing.assert_close(found, x)
+    model.eval()
+    [norm.eval() for norm in norms]
+    x = torch.cat([dense, embeddings.flatten(1)], 1)
+    for layer, norm in zip(model.interact.layers, norms, strict=True):
+        first, second = F.relu(norm(F.linear(x, layer[0].weight, layer[0].bias))).chunk(2, 1)
+        x = x + x * first + x * second
+    torch.testing.assert_close(model.interact(dense, embeddings), x)
+    if batch_norm:
+        with pytest.raises(ValueError, match="--batch_norm: expected one process, got 2"):
+            DLRM(model.config, World(rank=0, size=2))
+
+
 def test_tables_start_as_the_normal_that_is_asked_for():
     for dtype in ("fp32", "bf16"):
         config = DLRMConfig(
@@ -467,7 +543,18 @@ WRONG = {
     "--cross_layers 0: expected 1 or more": {"interaction_op": "dcn", "cross_layers": 0},
     "--cross_rank 0: expected 1 or more": {"interaction_op": "dcn", "cross_rank": 0},
     "--cross_structure x: expected one of": {"interaction_op": "dcn", "cross_structure": "x"},
-    "--interaction_op sum: expected cuda_dot, dot, cat, dcn": {"interaction_op": "sum"},
+    "--interaction_op sum: expected cuda_dot, dot, cat, dcn, quadratic": {"interaction_op": "sum"},
+    "--quadratic_layers 3 is for --interaction_op quadratic, got dot": {
+        "interaction_op": "dot",
+        "quadratic_layers": 3,
+    },
+    "--quadratic_rows 0: expected 1 or more": {
+        "interaction_op": "quadratic",
+        "quadratic_rows": 0,
+    },
+    "--self_ensemble: expected --dropout above 0, without which both passes are the same, got 0": {
+        "self_ensemble": True,
+    },
     "--numerical_embedding x: expected one of": {"numerical_embedding": "x"},
     "--numerical_embedding bins: there are no numerical features": {
         "numerical_embedding": "bins",
@@ -487,6 +574,17 @@ WRONG = {
     },
     "--batch_norm is for hidden layers": {"batch_norm": True, "top_mlp_sizes": (1,)},
     "--ensemble 0: expected 1 or more": {"ensemble": 0},
+    "--ensemble dot: expected two members or more, got one": {"ensemble": "dot"},
+    "--ensemble dot.0,cat: expected a number of members, or interactions .* got 'dot.0'": {
+        "ensemble": "dot*0,cat"
+    },
+    "--interaction_op sum: expected cuda_dot, dot,": {"ensemble": "dot,sum"},
+    "--interaction_op cat: --ensemble dot.2 names the interactions": {
+        **{"interaction_op": "cat", "ensemble": "dot*2"},
+    },
+    "--quadratic_rows 3 is for --interaction_op quadratic, got dot,dcn": {
+        **{"ensemble": "dot*2,dcn", "quadratic_rows": 3},
+    },
 }
 
 

@@ -124,6 +124,9 @@ OURS = {
     "allow_links": False,
     "sample_weights": True,
     "batch_norm": False,
+    "quadratic_layers": 2,
+    "quadratic_rows": 2,
+    "self_ensemble": False,
     "cross_layers": 3,
     "cross_rank": None,
     "cross_structure": "stacked",
@@ -243,6 +246,18 @@ def test_interactions_are_named_alone_or_with_commas_between():
     for names, problem in wrong.items():
         with pytest.raises(ValueError, match=problem):
             dlrm_flags.parse([f"--interaction_op={names}"])
+
+
+def test_ensembles_are_numbers_or_interactions():
+    for text, value in {"8": 8, "dot*3,quadratic*3": "dot*3,quadratic*3"}.items():
+        assert dlrm_flags.parse([f"--ensemble={text}"])["ensemble"] == value
+    for text, problem in {
+        "0": "--ensemble 0: expected 1 or more",
+        "dot*x": "--ensemble .*: expected a number of members, or .*, got 'dot.x'",
+        "sum*2": "--interaction_op sum: expected cuda_dot, dot",
+    }.items():
+        with pytest.raises(ValueError, match=problem):
+            dlrm_flags.parse([f"--ensemble={text}"])
 
 
 def test_dist_main_has_nvidias_defaults_for_several_gpus():
@@ -419,7 +434,7 @@ def test_the_help_of_bert_says_each_default_once():
 # Settings of the model that change no network: a checkpoint does not determine them.
 NO_ARCHITECTURE = {
     *("dropout", "embedding_init", "embedding_init_scale", "embedding_init_std", "embedding_type"),
-    *("numerical_sigma", "output_init", "placement"),
+    *("numerical_sigma", "output_init", "placement", "self_ensemble"),
 }
 # What a resumed run must keep besides the architecture.
 FROZEN = {

@@ -139,6 +139,12 @@ def test_what_a_given_flag_makes_impossible_is_not_chosen(given, left_out):
     assert not left_out & auto(FEW, given).keys()
 
 
+def test_quadratic_layers_without_a_top_mlp_keep_their_dropout():
+    sizes = {"top_mlp_sizes": (1,)}
+    assert "dropout" not in auto(FEW, sizes)
+    assert auto(FEW, {**sizes, "interaction_op": "quadratic"})["dropout"] == 0.3
+
+
 @pytest.mark.parametrize(
     "given", [{"placement": "auto"}, {"overlap": "stale"}, {"table_store": "rows"}], ids=",".join
 )
@@ -175,6 +181,7 @@ def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate():
     assert packed == auto(FEW, {"ensemble": 1}) | {"ensemble": 8, "lr": 2 * auto(FEW)["lr"]}
     assert auto(FEW, {"ensemble": 8, "lr": 0.001})["lr"] == 0.001
     assert auto(many, {"ensemble": 8})["lr"] == auto(many)["lr"]
+    assert auto(FEW, {"ensemble": "dot*2,quadratic"})["lr"] == auto(FEW)["lr"]
 
 
 def test_big_data_have_one_epoch_and_nvidias_architecture():

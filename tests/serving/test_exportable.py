@@ -40,6 +40,8 @@ PARTS = [  # parts other than dots and MLPs, alone and together
     {"interaction_op": "dcn", "cross_structure": "parallel"},
     {"interaction_op": "dot,dcn", "cross_structure": "parallel", "top_mlp_sizes": (1,)},
     {"batch_norm": True, "dropout": 0.5},
+    {"interaction_op": "quadratic", "batch_norm": True, "dropout": 0.5, "self_ensemble": True},
+    {"interaction_op": "quadratic,dot", "quadratic_rows": 3, "wide": True},
     *({"interaction_op": name} for name in INTERACTIONS if name != "cuda_dot"),  # the default
     {
         **{"wide": True, "numerical_embedding": "piecewise", "numerical_bins": 8, "dropout": 0.1},
@@ -47,6 +49,10 @@ PARTS = [  # parts other than dots and MLPs, alone and together
         "batch_norm": True,
     },
     {"ensemble": 3},
+    {
+        **{"ensemble": "dot,quadratic,dcn", "cross_structure": "parallel", "wide": True},
+        **{"batch_norm": True, "dropout": 0.1, "numerical_embedding": "piecewise"},
+    },
     {
         **{"ensemble": 2, "interaction_op": "cuda_dot,dcn", "cross_structure": "parallel"},
         **{"cross_rank": 4, "wide": True, "numerical_embedding": "piecewise", "dropout": 0.1},

@@ -113,15 +113,29 @@ def test_training_is_that_of_dense_optimizers(kind, changes, options, parts):
 
 
 @pytest.mark.parametrize("kind", ["adagrad", "adam"])
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(kind, dtype, tmp_path):
-    whole, stopped, resumed = (task(embedding_dtype=dtype) for _ in range(3))
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"embedding_dtype": "fp32"},
+        {"embedding_dtype": "bf16"},
+        {
+            **{"interaction_op": "quadratic", "batch_norm": True, "dropout": 0.3},
+            **{"self_ensemble": True, "wide": True},
+        },
+        {"ensemble": "dot,quadratic", "batch_norm": True, "dropout": 0.3},
+    ],
+    ids=["fp32", "bf16", "quadratic", "mixed"],
+)
+def test_a_resumed_run_has_the_bits_of_one_that_was_not_stopped(kind, changes, tmp_path):
+    whole, stopped, resumed = (task(**changes) for _ in range(3))
+    torch.manual_seed(1)
     run(kind, whole)
+    torch.manual_seed(1)
     with pytest.raises(StoppedError):
         run(kind, stopped, checkpoints=CheckpointDirectory(tmp_path), stop_at=11)
     again = run(kind, resumed, checkpoints=CheckpointDirectory(tmp_path), resume=True)
     assert again.progress.step == STEPS
-    last = task(embedding_dtype=dtype)  # the resumed model has the weights of the best step
+    last = task(**changes)  # the resumed model has the weights of the best step
     read = Trainer(last, optimizers=optimizers(last, kind), schedule=rate, config=TrainConfig())
     read.resume(again.checkpoints.last())
     expected = whole.model.state_dict()

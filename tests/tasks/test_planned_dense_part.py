@@ -39,6 +39,10 @@ NETWORKS = [
         INTERACTIONS, NUMERICAL_KINDS, (False, True), (1, 3)
     )
 ]
+NETWORKS += [
+    {"ensemble": "dot*2,quadratic", "wide": True, "numerical_embedding": "periodic"},
+    {"interaction_op": "quadratic", "dropout": 0.5, "self_ensemble": True},
+]
 NETWORKS += [{**OWN, "wide": True, "ensemble": members} for members in (1, 3)]
 WHOLE = Placement.from_whole_tables(SIZES, DIM, [[0, 1, 2]])
 DIVIDED = Placement(  # a table in columns, one in rows, one copied

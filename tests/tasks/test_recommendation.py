@@ -100,6 +100,39 @@ def test_the_loss_of_a_packed_ensemble_is_the_mean_of_its_members_losses():
         assert found.item() == pytest.approx(sum(expected).item() / 3, rel=1e-6)
 
 
+@pytest.mark.parametrize(
+    "changes", [{}, {"ensemble": 3, "interaction_op": "quadratic"}, {"ensemble": "dot,quadratic*2"}]
+)
+def test_two_passes_learn_their_mean_and_move_towards_it(changes):
+    twice, given = task(dropout=0.5, self_ensemble=True, **changes), batch()
+    random = torch.Generator().manual_seed(6)
+    for weights in (torch.ones(BATCH), torch.rand(BATCH, generator=random)):
+        given = given._replace(weights=weights, total_weight=weights.double().sum())
+        torch.manual_seed(4)
+        logits = twice.predict(given).detach().double().requires_grad_()  # [samples, members, 2]
+        assert logits.shape == (BATCH, 3 if changes else 1, 2)
+        assert not torch.equal(logits[..., 0], logits[..., 1])
+        score, kinds = logits.sigmoid(), (given.labels[:, None].double(), weights[:, None].double())
+
+        def entropy(chances, of, weights=kinds[1]):
+            each = -of * chances.log() - (1 - of) * (1 - chances).log()
+            return (weights * each).sum() / weights.sum() / chances.shape[1]
+
+        mean = score.mean(2)
+        own = entropy(mean, kinds[0])
+        total = own + sum(entropy(one, mean.detach()) for one in score.unbind(2))
+        (expected,) = torch.autograd.grad(total, logits)
+        alone = logits.detach().float().requires_grad_()
+        twice.predict = lambda _, logits=alone: logits
+        found = twice.loss(given)
+        del twice.predict
+        assert found.item() == pytest.approx(own.item(), rel=1e-6)  # comparable with the tests'
+        torch.testing.assert_close(
+            torch.autograd.grad(found, alone)[0].double(), expected, rtol=1e-4, atol=1e-7
+        )
+    assert twice.model.eval()(given.numerical, given.categorical).shape == (BATCH,)
+
+
 def test_every_sample_is_in_one_micro_batch():
     given = batch(hotness=3)
     parts = given.split(4)
@@ -196,6 +229,7 @@ PARTS = [
         **{"cross_structure": "parallel", "cross_layers": 1},
     },
     {"numerical_embedding": "periodic"},
+    {"interaction_op": "quadratic", "quadratic_layers": 1, "numerical_embedding": "none"},
 ]
 
 
@@ -436,7 +470,10 @@ def test_frozen_tables_have_no_gradient():
     [
         {"interaction_op": "dcn"},
         {"interaction_op": "dot"},
+        {"interaction_op": "quadratic"},
+        {"dropout": 0.5, "self_ensemble": True},
         {"ensemble": 2},
+        {"ensemble": "dot*2"},
         {"dropout": 0.5},
         {"batch_norm": True},
         {"top_mlp_sizes": (1,)},

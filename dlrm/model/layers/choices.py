@@ -3,13 +3,15 @@
 Names of a user's own layers are added by `dlrm.model.layers.own`.
 """
 
+import re
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
 DCN = "dcn"
-INTERACTION_NAMES = ("cuda_dot", "dot", "cat", DCN)
+QUADRATIC = "quadratic"
+INTERACTION_NAMES = ("cuda_dot", "dot", "cat", DCN, QUADRATIC)
 CROSS_STRUCTURES = ("stacked", "parallel")
 NO_EMBEDDING = "none"  # numerical fields enter through the bottom MLP only
 NUMERICAL_KINDS = (NO_EMBEDDING, "piecewise", "periodic", "bins")
@@ -49,6 +51,34 @@ def interaction_names(interaction_op: str) -> list[str]:
             f"--interaction_op {interaction_op}: dot and cuda_dot are the same products"
         )
     return names
+
+
+def ensemble_kinds(ensemble: int | str) -> tuple[str, ...]:
+    """Returns the interaction of each member of a mixed ensemble, none for a number of members.
+
+    Args:
+        ensemble: the value of `--ensemble`, such as 8 or "dot*3,quadratic*2".
+
+    Raises:
+        ValueError: it is neither a number from 1 on nor a list of interactions.
+    """
+    if isinstance(ensemble, int):
+        if not 1 <= ensemble < 2**31:
+            raise ValueError(f"--ensemble {ensemble}: expected 1 or more, below 2**31")
+        return ()
+    kinds: list[str] = []
+    for part in ensemble.split(","):
+        found = re.fullmatch(r"(\w+)(?:\*([1-9]\d{0,2}))?", part)
+        if not found:
+            raise ValueError(
+                f"--ensemble {ensemble}: expected a number of members, or interactions with "
+                f"numbers such as dot*3,quadratic*3, got {part!r}"
+            )
+        check_layer("interaction_op", found[1])
+        kinds += [found[1]] * int(found[2] or 1)
+    if len(kinds) < 2:
+        raise ValueError(f"--ensemble {ensemble}: expected two members or more, got one")
+    return tuple(kinds)
 
 
 def check_layer(setting: str, name: str, value: str | None = None) -> None:

@@ -1,21 +1,20 @@
 """Interactions by name, and compositions of several, such as `dot,dcn`."""
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from dlrm.model.layers.choices import DCN, is_own
-from dlrm.model.layers.cross import CrossLayers
+from dlrm.model.layers.choices import is_own
 from dlrm.model.layers.interaction import INTERACTIONS, Interaction
 from dlrm.model.layers.own import OwnInteraction
 
 _ALIGNED = 8  # a composition is padded to a multiple of this many columns
+Make = Callable[[int, int], Interaction]  # from the number of vectors, and their columns
 
 
 def compose(
-    names: Sequence[str], num_vectors: int, dim: int, cross: partial[CrossLayers], seed: int
+    names: Sequence[str], num_vectors: int, dim: int, with_weights: Mapping[str, Make], seed: int
 ) -> Interaction:
     """Returns the interaction of one name, or the composition of several.
 
@@ -23,10 +22,10 @@ def compose(
         names: as `interaction_names` returns them; an empty list is "cat".
         num_vectors: number of vectors of a sample.
         dim: columns of each vector.
-        cross: makes "dcn" from `num_vectors` and `dim`.
+        with_weights: makes the interactions that have weights, by name.
         seed: seed of the initial values of registered interactions.
     """
-    kinds: dict[str, Callable[[int, int], Interaction]] = {**INTERACTIONS, DCN: cross}
+    kinds: dict[str, Make] = {**INTERACTIONS, **with_weights}
     parts = [
         OwnInteraction(name, num_vectors, dim, seed)
         if is_own("interaction_op", name)

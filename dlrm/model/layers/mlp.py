@@ -1,6 +1,7 @@
 """Multilayer perceptron: linear layers, each followed by a ReLU."""
 
-from collections.abc import Callable, Iterator, Sequence
+import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -8,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.amp import is_autocast_available
+from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm import ops
 from dlrm.model.layers.hooks import has_hooks
@@ -201,6 +203,19 @@ class _BatchNorm(nn.BatchNorm1d):
         return F.batch_norm(
             inputs, self.running_mean, self.running_var, self.weight, self.bias, eps=self.eps
         )
+
+
+def without_norms(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Returns the layers of an MLP, each batch norm folded into the linear layer before it."""
+    result: list[nn.Module] = []
+    for layer in layers:
+        if isinstance(layer, nn.BatchNorm1d):
+            linear, norm = copy.copy(result[-1]).eval(), copy.copy(layer).eval()
+            assert isinstance(linear, nn.Linear)
+            result[-1] = fuse_linear_bn_eval(linear, norm)
+        else:
+            result.append(layer)
+    return result
 
 
 def output_layer(

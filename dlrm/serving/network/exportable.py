@@ -12,14 +12,14 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.fusion import fuse_linear_bn_eval
 
 from dlrm import ops
 from dlrm.model.dlrm import DLRM
 from dlrm.model.ensemble import Ensemble, members_of
-from dlrm.model.layers.choices import PLAIN_MLP
+from dlrm.model.layers.mlp import without_norms
 from dlrm.model.layers.own import OwnLayer
 from dlrm.model.layers.packed import mean_of_members, member_logits
+from dlrm.model.score import Score
 from dlrm.serving.network.quantize import QuantizedTables, wide_rows
 from dlrm.serving.network.recalibration import Recalibration
 from dlrm.serving.rows.inputs import Inputs
@@ -59,17 +59,8 @@ class Exportable(nn.Module):
         self.bottom_mlp = model.bottom_mlp.exportable()
         embedding = model.numerical_embedding
         self.numerical_embedding = embedding.exportable() if embedding is not None else None
-        self.interact, columns = model.interact.exportable()
-        self.cross = model.cross
-        self.top_mlp, self.output = nn.Sequential(*_without_norms(model.top_mlp)), model.output
-        self.adapters = model.adapters
-        if columns is not None and config.top_mlp != PLAIN_MLP:
-            self.interact = _InOrder(self.interact, columns, model.interact.width)
-        elif columns is not None and len(self.top_mlp):
-            self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
-        elif columns is not None:
-            crossed = range(model.interact.width, model.output.in_features)
-            self.output = _with_columns(model.output, [*columns, *crossed])
+        self.scored = nn.ModuleList(_Score(score) for score in model.scores)
+        self.num_members = len(config.kinds) or config.packed
 
     def _known(self, ids: Tensor, sizes: Tensor) -> Tensor:
         if self.hashed:
@@ -81,6 +72,36 @@ class Exportable(nn.Module):
         if self.numerical_embedding is not None:
             fields = self.numerical_embedding(numerical.float())
             embeddings = torch.cat([fields, embeddings], 1)
+        logits = []
+        for score in self.scored:
+            logits.append(score(dense, embeddings))
+        return torch.cat(logits, 1)
+
+    def _scores(self, logits: Tensor) -> Tensor:
+        if self.num_members > 1:
+            logits = mean_of_members(logits)
+        logits = self.recalibrate(logits)
+        return logits.sigmoid() if self.probability else logits
+
+
+class _Score(nn.Module):
+    """The layers after the exchange in plain operators, which share the weights of a `Score`."""
+
+    def __init__(self, trained: Score) -> None:
+        super().__init__()
+        self.interact, columns = trained.interact.exportable()
+        self.cross, self.adapters, self.output = trained.cross, trained.adapters, trained.output
+        self.top_mlp = nn.Sequential(*_plain_layers(trained.top_mlp))
+        if columns is not None and any(isinstance(one, OwnLayer) for one in trained.top_mlp):
+            self.interact = _InOrder(self.interact, columns, trained.interact.width)
+        elif columns is not None and len(self.top_mlp):
+            self.top_mlp[0] = _with_columns(self.top_mlp[0], columns)
+        elif columns is not None:
+            crossed = range(trained.interact.width, trained.output.in_features)
+            self.output = _with_columns(trained.output, [*columns, *crossed])
+
+    def forward(self, dense: Tensor, embeddings: Tensor) -> Tensor:
+        """Returns logits, `[batch, 1]`, or those of the members of a packed ensemble."""
         if self.adapters is not None:
             dense, embeddings = self.adapters(dense, embeddings)
         hidden = self.top_mlp(self.interact(dense, embeddings))
@@ -89,12 +110,6 @@ class Exportable(nn.Module):
         if self.adapters is not None:
             return member_logits(hidden, self.output.weight, self.output.bias)
         return self.output(hidden)
-
-    def _scores(self, logits: Tensor) -> Tensor:
-        if self.adapters is not None:
-            logits = mean_of_members(logits)
-        logits = self.recalibrate(logits)
-        return logits.sigmoid() if self.probability else logits
 
 
 class ExportableEnsemble(nn.Module):
@@ -362,17 +377,9 @@ class _InOrder(nn.Module):
         return F.pad(self.interact(dense, embeddings), (0, 1)).index_select(1, self.places)
 
 
-def _without_norms(layers: Iterable[nn.Module]) -> list[nn.Module]:
-    """Returns the layers of an MLP, each batch norm folded into the linear layer before it."""
-    result: list[nn.Module] = []
-    for layer in (one.module if isinstance(one, OwnLayer) else one for one in layers):
-        if isinstance(layer, nn.BatchNorm1d):
-            linear, norm = copy.copy(result[-1]).eval(), copy.copy(layer).eval()
-            assert isinstance(linear, nn.Linear)
-            result[-1] = fuse_linear_bn_eval(linear, norm)
-        else:
-            result.append(layer)
-    return result
+def _plain_layers(layers: Iterable[nn.Module]) -> list[nn.Module]:
+    """Returns the layers of an MLP, without norms and with a user's own modules as they are."""
+    return without_norms(one.module if isinstance(one, OwnLayer) else one for one in layers)
 
 
 def _wide_weights(model: DLRM, tables: QuantizedTables) -> Tensor:

@@ -222,7 +222,7 @@ class _Share:
 
     def _activations(self) -> int:
         config, counted, value = self.workload.config, self.dense_part, self.workload.value_bytes
-        members = config.ensemble
+        members = len(config.kinds) or config.packed
         copies = 3 if members == 1 else 3 + 3 * members
         # Vectors, their gradients and a copy of these; activations, and one layer's gradient.
         total = copies * counted.vectors * value + 3 * 4 * len(config.table_sizes) * config.wide
