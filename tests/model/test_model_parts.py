@@ -95,16 +95,22 @@ def member(weights, index, num_members):
     return own
 
 
+def alone(config, kind):
+    """Returns the configuration of a member of a mixed ensemble."""
+    structure = config.cross_structure if "dcn" in kind.split(",") else "stacked"
+    changes = {"interaction_op": kind, "cross_structure": structure}
+    return dataclasses.replace(config, ensemble=1, **changes)
+
+
 def oracle(config, weights, numerical, ids, lengths=None):
     """Computes the network in float64 from its named weights; shares no code with it.
 
     A packed ensemble gives one logit per member, `[samples, members]`.
     """
     if config.kinds:
-        alone = dataclasses.replace(config, ensemble=1)
         members = [
             oracle(
-                dataclasses.replace(alone, interaction_op=kind),
+                alone(config, kind),
                 {name.removeprefix(f"members.{m}."): v for name, v in weights.items()},
                 *(numerical, ids, lengths),
             )
@@ -112,9 +118,9 @@ def oracle(config, weights, numerical, ids, lengths=None):
         ]
         return torch.stack(members, 1)
     if config.packed > 1:
-        alone = dataclasses.replace(config, ensemble=1)
+        one = dataclasses.replace(config, ensemble=1)
         members = [member(weights, m, config.packed) for m in range(config.packed)]
-        return torch.stack([oracle(alone, own, numerical, ids, lengths) for own in members], 1)
+        return torch.stack([oracle(one, own, numerical, ids, lengths) for own in members], 1)
 
     def layers(name, x):
         index = 0
