@@ -42,7 +42,8 @@ def losses(path="log.json"):
     return [e[key] for e in data for key in ("loss", "test_log_loss") if key in e]
 
 
-@pytest.mark.parametrize("precision", ["fp32", pytest.param("bf16", marks=pytest.mark.slow)])
+@pytest.mark.slow  # compiles for 20 s; tests/tasks/test_recommendation.py compiles smaller models
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_graphs_give_the_losses_of_eager(command, precision, capsys):
     found = {}
     for name in ("eager", "lazy"):
