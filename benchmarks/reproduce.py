@@ -26,11 +26,13 @@ Sources, all of https://github.com/reczoo unless they have an address:
 * tables: BARS/docs/CTR/leaderboard/criteo_x4_001.csv (commit bc97da0) and movielenslatest_x1.csv
   (commit 1ffaf73)
 
-Unlike there, a missing value of a categorical field shares id 0 with rare ones.
+Here a missing value of a categorical field has id 0, as rare values do. Training rows are shuffled
+once, and their batches anew in each pass.
 """
 
 import argparse
 import hashlib
+import json
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -214,7 +216,7 @@ def reproduce(
     known = output / "files.json"
     if known.exists() and read_json(known) != {"sums": sums, "flags": flags}:
         raise ValueError(f"--output {output}: has a run of other files or flags; name another one")
-    write_atomically(known, yaml.safe_dump({"sums": sums, "flags": flags}))
+    write_atomically(known, json.dumps({"sums": sums, "flags": flags}, indent=1) + "\n")
     schema, dataset, run = (output / name for name in ("schema.yaml", "dataset", "run"))
     write_atomically(schema, yaml.safe_dump(protocol.schema(), sort_keys=False))
     if not dataset.exists():
@@ -272,7 +274,7 @@ def converted(protocol: Protocol, files: list[Path], folder: Path) -> list[Path]
 def _convert(protocol: Protocol, source: Path, path: Path) -> None:
     types = dict.fromkeys(protocol.numbers, pa.int64()) | {protocol.label: pa.int8()}
     types |= dict.fromkeys(protocol.categories, pa.string())
-    how = pa.csv.ConvertOptions(column_types=types)
+    how = pa.csv.ConvertOptions(column_types=types, null_values=[""], strings_can_be_null=True)
     try:
         with (
             pa.csv.open_csv(
@@ -307,12 +309,12 @@ def report(
         is_protocol: whether the files are the protocol's.
         flags: further flags of the training.
     """
-    name = " ".join(["dlrm, DCN-V2", *flags])
-    rows = sorted([*protocol.published.items(), (name, ours)], key=lambda row: row[1][0])
+    rows = sorted([*protocol.published.items(), ("dlrm", ours)], key=lambda row: row[1][0])
     heads = [protocol.title, "AUC", "log loss"]
     lines = aligned(heads, [[model, f"{auc:.4f}", f"{loss:.4f}"] for model, (auc, loss) in rows])
+    lines.append(" ".join(["dlrm: with the settings of the published DCN-V2", *flags]))
     if not is_protocol:
-        lines.append("ours is of other files than the published figures, so they do not compare")
+        lines.append("dlrm: on other files than the published figures, so they do not compare")
     return lines
 
 
