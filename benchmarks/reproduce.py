@@ -22,7 +22,8 @@ Sources, all of https://github.com/reczoo unless they have an address:
   the data has floor(log2(x)), but the published runs have up to 220 values of a field, so they use
   the former.
 * flags: the published DCN-V2 of each protocol, BARS/ranking/ctr/DCNv2/DCNv2_criteo_x4_001/README.md
-  and DCNv2_movielenslatest_x1/README.md
+  and DCNv2_movielenslatest_x1/README.md; initial tables,
+  FuxiCTR/fuxictr/pytorch/layers/embeddings/feature_embedding.py
 * tables: BARS/docs/CTR/leaderboard/criteo_x4_001.csv (commit bc97da0) and movielenslatest_x1.csv
   (commit 1ffaf73)
 
