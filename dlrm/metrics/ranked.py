@@ -12,7 +12,7 @@ import numpy as np
 
 from dlrm.metrics.table import TOPS, at
 
-BINS = 15  # of the reliability curve
+BINS = 10  # of the reliability curve and of `ece`: deciles of the scores
 SCORE_BINS = 40  # of the histogram of scores
 _MOST_WEIGHT = 1e100  # of all rows, so that products of sums are finite
 

@@ -77,7 +77,7 @@ METRICS = {
         "predicted over observed clicks", 1, TESTS, title="calibration", shown=True
     ),
     "ece": Metric(
-        "mean gap of predicted and observed rates over 15 bins",
+        "mean gap between predicted and observed click rates over tenths of the rows by score",
         LOWER,
         greatest=1.0,
         title="expected calibration error",

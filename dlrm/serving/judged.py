@@ -166,7 +166,8 @@ class Judged:
 
         Args:
             frame, split: rows that neither train nor judge the model; see `evaluate`.
-            kind: "platt", a logistic regression on the logit, or "isotonic".
+            kind: "platt", a logistic regression on the logit; "temperature", one without an
+                intercept; or "isotonic".
 
         Raises:
             ValueError: rows cannot be read or have one class, no increasing map fits them, or

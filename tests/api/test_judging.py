@@ -111,7 +111,9 @@ def test_a_recalibrated_model_is_a_new_one_and_is_saved(model, later, tmp_path):
     assert dlrm.load(tmp_path / "again").recalibration.kind == "platt"
     with pytest.raises(ValueError, match="^kind=platt: expected rows of both classes"):
         model.recalibrate(later[later.click])
-    with pytest.raises(ValueError, match="^kind: expected one of platt, isotonic, got 'beta'"):
+    with pytest.raises(
+        ValueError, match="^kind: expected one of platt, temperature, isotonic, got 'beta'"
+    ):
         model.recalibrate(later, kind="beta")
 
 

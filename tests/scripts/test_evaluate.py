@@ -8,6 +8,7 @@ import forked
 import numpy as np
 import pytest
 import trained_model
+from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import log_loss, roc_auc_score
 
 import dlrm
@@ -53,6 +54,59 @@ def test_a_dataset_and_its_log_have_the_metrics_of_scikit_learn(trained, rows, t
         roc_auc_score(labels[:400], chances[:400]), rel=1e-5
     )
     assert sum(one["rows"] for one in sliced["values without an id"]) == 1000
+
+
+def ece_of(chances, labels):
+    """The calibration error by deciles, in float64; scores must not tie across two deciles."""
+    order = np.argsort(chances, kind="stable")
+    deciles = np.minimum((np.arange(len(order)) + 0.5) * 10 / len(order), 9).astype(int)
+    gaps = np.bincount(deciles, (chances - labels)[order], 10)
+    return np.abs(gaps).sum() / len(order)
+
+
+def test_calibration_errors_by_decile_and_slice_before_and_after(trained, rows, tmp_path):
+    done = evaluate(
+        trained,
+        *(f"--input={trained.log}", "--recalibrate=platt", "--slices=categorical 2"),
+        *("--bootstrap=0", f"--output={tmp_path / 'out'}"),
+    )
+    assert done.returncode == 0, done.stderr
+    facts = json.loads((tmp_path / "out" / "evaluation.json").read_text())
+    after = facts["recalibration"]
+    labels, before = rows
+    before = before.astype(np.float64)
+    logits = np.log(before / (1 - before))[:, None]
+    mapped, even = np.empty(1000), np.arange(1000) % 2 == 0
+    for part in (even, ~even):
+        line = LogisticRegression(C=np.inf, tol=1e-8).fit(logits[~part], labels[~part])
+        mapped[part] = line.predict_proba(logits[part])[:, 1]
+    for chances, metrics, deciles, divisions in (
+        (before, facts["models"][0], facts["curves"][0]["reliability"], facts["slices"]),
+        (mapped, after["judged"], after["reliability"], after["slices"]),
+    ):
+        assert metrics["ece"]["value"] == pytest.approx(ece_of(chances, labels), abs=2e-5)
+        assert deciles["weight"] == [100] * 10
+        parts = np.array_split(np.argsort(chances, kind="stable"), 10)
+        for name, values in (("predicted", chances), ("observed", labels)):
+            expected = [values[part].mean() for part in parts]
+            np.testing.assert_allclose(deciles[name], expected, atol=2e-5)
+        fields = np.array([line.split("\t")[6] for line in trained.lines])
+        sliced = {one["name"]: one for one in divisions[-1]["slices"]}
+        value = next(name for name in sliced if (fields == name).sum() > 50)
+        chosen = fields == value
+        found = sliced[value]["models"][0]["ece"]["value"]
+        assert found == pytest.approx(ece_of(chances[chosen], labels[chosen]), abs=2e-5)
+    assert after["judged"]["ece"]["value"] < facts["models"][0]["ece"]["value"]
+    lines = done.stdout.splitlines()
+    assert sum(line.startswith("decile of the scores") for line in lines) == 2
+    (sliced,) = (line for line in lines if line.startswith("categorical 2"))
+    assert sliced.split("  ")[-1] == "recalibrated"
+    shown = [line.split() for line in lines if line.startswith("expected calibration error")]
+    pair = [facts["models"][0]["ece"]["value"], after["judged"]["ece"]["value"]]
+    assert shown[1][-2:] == [f"{value:.4f}" for value in pair]
+    page = (tmp_path / "out" / "evaluation.html").read_text()
+    assert "Deciles of the scores" in page
+    assert "Recalibrated (platt), judged on the half it was not fitted to" in page
 
 
 class Outline(html.parser.HTMLParser):

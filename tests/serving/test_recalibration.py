@@ -7,6 +7,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from scipy.optimize import minimize_scalar
 from sklearn.isotonic import IsotonicRegression
 
 import dlrm
@@ -48,6 +49,20 @@ def test_platt_is_a_logistic_regression(weighted):
     assert abs(missed.sum()) < 1e-6 * len(labels)
     assert abs(missed @ logits.astype(np.float64)) < 1e-6 * len(labels)
     assert np.abs(mapped - true).max() < 0.4
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_temperature_is_the_likeliest_factor_of_the_logits(weighted):
+    logits, labels, _ = rows(2000)
+    weights = np.random.default_rng(1).integers(0, 3, 2000) / 2 if weighted else None
+    x, w = logits.astype(np.float64), np.ones(2000) if weights is None else weights
+
+    def loss(factor):
+        return w @ (np.logaddexp(0, factor * x) - labels * factor * x)
+
+    best = minimize_scalar(loss, bounds=(0.01, 10), method="bounded", options={"xatol": 1e-9}).x
+    mapped = fit("temperature", logits, labels, weights).of(logits)
+    np.testing.assert_allclose(mapped, best * x, rtol=1e-5, atol=1e-6)
 
 
 def isotonic_rates(labels, weights):
@@ -176,6 +191,9 @@ def test_what_cannot_be_fitted_is_named(tmp_path):
     for wrong in (-logits, np.zeros(100), 10 * labels, -10 * labels):
         with pytest.raises(ValueError, match="--recalibrate platt: expected scores that rise"):
             fit("platt", wrong, labels)
+    for wrong in (-logits, np.zeros(100), 2 * labels - 1, 1 - 2 * labels):
+        with pytest.raises(ValueError, match="--recalibrate temperature: expected scores that"):
+            fit("temperature", wrong, labels)
     (tmp_path / "recalibration").mkdir()
     file = tmp_path / "recalibration" / "recalibration.json"
     file.write_text('{"kind": "platt", "knots": [1, 0], "values": [0, 1]}')

@@ -22,7 +22,7 @@ from dlrm.scripts.common.scoring import open_predictor, source_config
 from dlrm.scripts.evaluate.columns import Columns, of_dataset, of_files, of_table
 from dlrm.scripts.evaluate.flags import EvaluateConfig
 from dlrm.scripts.evaluate.lines import lines_of
-from dlrm.scripts.evaluate.page import HTML, curves_of, write_files
+from dlrm.scripts.evaluate.page import HTML, curves_of, reliability_of, write_files
 from dlrm.scripts.evaluate.scored_rows import Collected, collect
 from dlrm.serving.importance import permutation_importance
 from dlrm.serving.network.recalibration import (
@@ -70,13 +70,12 @@ def run(values: Values) -> None:
     rows = fitted if correction is None else _corrected(fitted, correction)
     judgement = judge(rows, own.bootstrap, own.seed)
     facts = _facts(models, found, judgement, split if is_dataset else None)
-    facts["slices"] = [
-        {"by": name, "slices": judge_slices(rows, slices, own.bootstrap, own.seed)}
-        for name, slices in _slices(models[0], found, times)
-    ]
+    divisions = _slices(models[0], found, times)
+    facts["slices"] = _judged_slices(rows, divisions, own)
     if own.recalibrate:
-        correction, facts["recalibration"] = _recalibrated(fitted, own)
+        correction, after = _recalibrated(fitted, own.recalibrate)
         correction.fitted_to = FittedRows.from_sources(found.sources, facts["split"])
+        facts["recalibration"] = _after(after, divisions, own)
     if own.importance:
         facts["importance"] = _importance(models[0], found, own.seed)
         facts["importance_rows"] = len(found.kept[1])
@@ -159,18 +158,37 @@ def _corrected(rows: ScoredRows, correction: Recalibration) -> ScoredRows:
     return replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
 
 
-def _recalibrated(rows: ScoredRows, own: EvaluateConfig) -> tuple[Recalibration, dict[str, Any]]:
-    """Fits to all rows; evaluates on each half of them a fit to the other half."""
-    assert own.recalibrate is not None
+def _recalibrated(rows: ScoredRows, kind: str) -> tuple[Recalibration, ScoredRows]:
+    """Fits to all rows; returns each half of them as the fit to the other half maps its scores."""
     logits, labels, weights = rows.logits[0], rows.labels, rows.weights
     even = np.arange(len(labels)) % 2 == 0
     mapped = np.empty(len(labels), np.float32)
     for part in (even, ~even):
         other = None if weights is None else weights[~part]
-        mapped[part] = fit(own.recalibrate, logits[~part], labels[~part], other).of(logits[part])
-    judged = judge(replace(rows, logits=(mapped,)), own.bootstrap, own.seed)
-    facts = {"kind": own.recalibrate, "judged": judged.to_json()["models"][0]}
-    return fit(own.recalibrate, logits, labels, weights), facts
+        mapped[part] = fit(kind, logits[~part], labels[~part], other).of(logits[part])
+    return fit(kind, logits, labels, weights), replace(rows, logits=(mapped,))
+
+
+def _after(
+    rows: ScoredRows, divisions: list[tuple[str, Slices]], own: EvaluateConfig
+) -> dict[str, Any]:
+    """Returns what is reported of recalibrated rows, as JSON values."""
+    judgement = judge(rows, own.bootstrap, own.seed)
+    return {
+        "kind": own.recalibrate,
+        "judged": judgement.to_json()["models"][0],
+        "reliability": reliability_of(judgement.ranked[0]),
+        "slices": _judged_slices(rows, divisions, own),
+    }
+
+
+def _judged_slices(
+    rows: ScoredRows, divisions: list[tuple[str, Slices]], own: EvaluateConfig
+) -> list[dict[str, Any]]:
+    return [
+        {"by": name, "slices": judge_slices(rows, slices, own.bootstrap, own.seed)}
+        for name, slices in divisions
+    ]
 
 
 def _importance(model: Predictor, found: Collected, seed: int) -> list[dict[str, Any]]:

@@ -6,6 +6,9 @@ from dlrm.command_line import aligned
 from dlrm.metrics.intervals import decimals
 from dlrm.metrics.table import TESTED, title
 
+IN_SLICES = [*TESTED, "ece"]  # metrics that tables of slices show
+_CHANGED = ("log_loss", "normalized_entropy", "calibration", "ece")  # by a recalibration
+
 
 def lines_of(facts: dict[str, Any]) -> list[str]:
     """Returns the lines: the metrics, then each table of slices, then notes."""
@@ -17,13 +20,17 @@ def lines_of(facts: dict[str, Any]) -> list[str]:
     if facts["against"]:
         lines.append(f"against {facts['against']}; differences are the first minus the second")
     lines += ["", *aligned(*metric_table(facts))]
-    for sliced in facts.get("slices", []):
-        lines += ["", *aligned(*slice_table(sliced, facts["against"] is not None))]
-    if "recalibration" in facts:
-        kind, judged = facts["recalibration"]["kind"], facts["recalibration"]["judged"]
-        changed = ("log_loss", "normalized_entropy", "calibration", "ece")
-        shown = "  ".join(f"{title(name)} {interval_text(judged[name])}" for name in changed)
-        lines += ["", f"recalibrated ({kind}, judged on the half it was not fitted to): {shown}"]
+    after = facts.get("recalibration")
+    if after:
+        lines += ["", f"recalibrated ({after['kind']}, judged on the half it was not fitted to):"]
+        lines += aligned(*recalibration_table(facts))
+    lines += ["", *aligned(*decile_table(facts["curves"][0]["reliability"]))]
+    if after:
+        lines += ["", "recalibrated:", *aligned(*decile_table(after["reliability"]))]
+    for place, sliced in enumerate(facts["slices"]):
+        recalibrated = after and after["slices"][place]
+        table = slice_table(sliced, facts["against"] is not None, recalibrated)
+        lines += ["", *aligned(*table)]
     if facts.get("importance"):
         rows = [
             [
@@ -68,16 +75,50 @@ def metric_cells(facts: dict[str, Any], name: str) -> list[str]:
     return row
 
 
-def slice_table(sliced: dict[str, Any], compared: bool) -> tuple[list[str], list[list[str]]]:
-    """Returns the heads and rows of a table of slices."""
-    heads = [sliced["by"], "rows", "clicks", *map(title, TESTED)]
-    if compared:
-        heads.append("AUC difference")
+def recalibration_table(facts: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the heads and rows of the table of metrics before and after a recalibration."""
+    before, after = facts["models"][0], facts["recalibration"]["judged"]
+    rows = [
+        [title(name), interval_text(before[name]), interval_text(after[name])] for name in _CHANGED
+    ]
+    return ["metric", "before", "after"], rows
+
+
+def decile_table(reliability: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Returns the heads and rows of the table of predicted and observed rates, lowest first."""
+    heads = ["decile of the scores", "rows", "predicted", "observed", "95 % interval", "gap"]
     rows = []
-    for part in sliced["slices"]:
+    for place, weight in enumerate(reliability["weight"]):
+        predicted, observed, low, high = (
+            reliability[name][place] for name in ("predicted", "observed", "low", "high")
+        )
+        observed_text, bounds = cells({"value": observed, "low": low, "high": high})
+        gap = number_text(predicted - observed, sign="+")
+        count = f"{weight:,.0f}"
+        rows.append([str(place + 1), count, number_text(predicted), observed_text, bounds, gap])
+    return heads, rows
+
+
+def slice_table(
+    sliced: dict[str, Any], compared: bool, recalibrated: dict[str, Any] | None = None
+) -> tuple[list[str], list[list[str]]]:
+    """Returns the heads and rows of a table of slices.
+
+    Args:
+        sliced: a division of the rows.
+        compared: there is a second model.
+        recalibrated: the same division of recalibrated rows.
+    """
+    heads = [sliced["by"], "rows", "clicks", *map(title, IN_SLICES)]
+    heads += ["recalibrated"] * bool(recalibrated)
+    heads += ["AUC difference"] * compared
+    rows = []
+    for place, part in enumerate(sliced["slices"]):
         first = part["models"][0]
         row = [part["name"], f"{part['rows']:,}", f"{part['clicks']:,}"]
-        row += [interval_text(first[name]) for name in TESTED]
+        row += [interval_text(first[name]) for name in IN_SLICES]
+        if recalibrated:
+            row.append(interval_text(recalibrated["slices"][place]["models"][0]["ece"]))
         if compared:
             row.append(interval_text(part["differences"]["auc"], sign="+"))
         rows.append(row)

@@ -8,16 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from dlrm.metrics.intervals import wilson
 from dlrm.metrics.ranked import RankedRows
-from dlrm.metrics.table import METRICS, TESTED, title
+from dlrm.metrics.table import METRICS, title
 from dlrm.pages import Bar, Cell, Section, Tile, document, grid, note, table
 from dlrm.pages.charts import ChartLine, chart
 from dlrm.scripts.evaluate.lines import (
+    IN_SLICES,
     cells,
+    decile_table,
     digits_of,
     interval_text,
     metric_cells,
     number_text,
     p_text,
+    recalibration_table,
+    slice_table,
     where,
 )
 
@@ -30,22 +34,22 @@ _TILES = ("auc", "log_loss", "calibration", "ece")
 
 def curves_of(ranked: RankedRows) -> dict[str, Any]:
     """Returns the curves of a model's scores, as JSON values."""
-    weight, predicted, observed, rows = ranked.reliability()
-    low, high = wilson(observed, rows)
     edges, counts = ranked.score_counts()
     shares, gains = ranked.gains()
     recall, precision = ranked.precision_recall()
-    curves = {
-        "reliability": {"weight": weight, "predicted": predicted, "observed": observed}
-        | {"low": low, "high": high},
-        "scores": {"edges": edges, "rows": counts},
-        "gain": {"rows": shares, "clicks": gains},
-        "precision_recall": {"recall": recall, "precision": precision},
-    }
     return {
-        name: {key: _list(values) for key, values in curve.items()}
-        for name, curve in curves.items()
+        "reliability": reliability_of(ranked),
+        "scores": _lists(edges=edges, rows=counts),
+        "gain": _lists(rows=shares, clicks=gains),
+        "precision_recall": _lists(recall=recall, precision=precision),
     }
+
+
+def reliability_of(ranked: RankedRows) -> dict[str, Any]:
+    """Returns predicted and observed click rates of each decile of the scores, as JSON values."""
+    weight, predicted, observed, rows = ranked.reliability()
+    low, high = wilson(observed, rows)
+    return _lists(weight=weight, predicted=predicted, observed=observed, low=low, high=high)
 
 
 def write_files(directory: Path, facts: dict[str, Any]) -> None:
@@ -72,7 +76,11 @@ def page(facts: dict[str, Any]) -> str:
             [Section("Missing and unknown values", _fields(facts), half=True)]
             * bool(facts["fields"])
         ),
-        *(Section(f"By {sliced['by']}", [_slices(sliced, facts)]) for sliced in facts["slices"]),
+        Section("Deciles of the scores", _deciles(facts)),
+        *(
+            Section(f"By {sliced['by']}", [_slices(place, facts)])
+            for place, sliced in enumerate(facts["slices"])
+        ),
     ]
     name = "/".join(Path(facts["checkpoint"]).parts[-3:])
     return document(f"Evaluation of {name}", lead, _tiles(facts), sections)
@@ -204,22 +212,29 @@ def _told_reliability(facts: dict[str, Any]) -> str:
     return f"Predicted over observed clicks: {ratio:.3f}; expected calibration error {error:.4f}."
 
 
-def _slices(sliced: dict[str, Any], facts: dict[str, Any]) -> "Markup":
+def _deciles(facts: dict[str, Any]) -> list["Markup"]:
+    """Returns the tables of deciles, and of what a recalibration changes."""
+    heads, rows = decile_table(facts["curves"][0]["reliability"])
+    parts = [table([("", heads)], rows, "Predicted and observed click rates")]
+    if after := facts.get("recalibration"):
+        told = f"Recalibrated ({after['kind']}), judged on the half it was not fitted to"
+        changed_heads, changed = recalibration_table(facts)
+        parts.append(table([("", changed_heads)], changed, told))
+        parts.append(table([("", heads)], decile_table(after["reliability"])[1], "Recalibrated"))
+    return parts
+
+
+def _slices(place: int, facts: dict[str, Any]) -> "Markup":
     """Returns a table of slices with their AUC and its interval on a scale."""
+    sliced, after = facts["slices"][place], facts.get("recalibration")
+    compared = facts["against"] is not None
+    heads, rows = slice_table(sliced, compared, after and after["slices"][place])
     aucs = [part["models"][0]["auc"] for part in sliced["slices"]]
-    whole = facts["models"][0]["auc"]["value"]
-    bars = _intervals(aucs, whole)
-    rows = []
-    for part, bar in zip(sliced["slices"], bars, strict=True):
-        row = [part["name"], part["rows"], part["clicks"], bar]
-        row += [interval_text(part["models"][0][name]) for name in TESTED if name != "auc"]
-        if facts["against"] is not None:
-            row.append(interval_text(part["differences"]["auc"], sign="+"))
-        rows.append(row)
-    heads = [sliced["by"], "rows", "clicks", "AUC", *(title(n) for n in TESTED if n != "auc")]
-    heads += ["AUC above the other model's"] if facts["against"] is not None else []
+    bars = _intervals(aucs, facts["models"][0]["auc"]["value"])
+    auc = 3 + IN_SLICES.index("auc")  # after name, rows and clicks
+    shown = [[*row[:auc], bar, *row[auc + 1 :]] for row, bar in zip(rows, bars, strict=True)]
     caption = "With 95 % intervals; dashed: AUC of all rows"
-    return table([("", heads)], rows, caption, full=True)
+    return table([("", heads)], shown, caption, full=True)
 
 
 def _intervals(found: Sequence[dict[str, Any]], mark: float | None, sign: str = "") -> list[Cell]:
@@ -278,5 +293,8 @@ def _importance(facts: dict[str, Any]) -> list[Section]:
     return [Section("Importance of fields", parts, half=True)]
 
 
-def _list(values: Any) -> list[float | None]:
-    return [round(float(v), 8) if math.isfinite(v) else None for v in values]
+def _lists(**curve: Any) -> dict[str, list[float | None]]:
+    return {
+        name: [round(float(v), 8) if math.isfinite(v) else None for v in values]
+        for name, values in curve.items()
+    }

@@ -161,8 +161,9 @@ def fit(
     """Fits a recalibration to scored rows.
 
     Args:
-        kind: "platt" is a logistic regression on the logit; "isotonic" is an increasing step
-            function of bins, with lines between the middles of steps.
+        kind: "platt" is a logistic regression on the logit; "temperature" is one without an
+            intercept (Guo et al., 2017); "isotonic" is an increasing step function of bins, with
+            lines between the middles of steps.
         logits: `[rows]`.
         labels: `[rows]`, 0 or 1.
         weights: `[rows]`; None counts every row once.
@@ -179,7 +180,7 @@ def fit(
             f"clicks in {rows:g} rows"
         )
     x, y = logits.astype(np.float64), labels.astype(np.float64)
-    made = _platt(x, y, weights) if kind == "platt" else _isotonic(x, y, weights)
+    made = _isotonic(x, y, weights) if kind == "isotonic" else _line(kind, x, y, weights)
     made.facts |= {"rows": len(logits), "clicks": clicks}
     return made
 
@@ -192,32 +193,37 @@ def check_fitting() -> None:
         raise ValueError(f"--recalibrate: {missing_extra(error, 'evaluate')}") from None
 
 
-def _platt(x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
-    """Fits a logistic regression, without a penalty, on the logit minus its mean."""
+def _line(kind: str, x: np.ndarray, y: np.ndarray, weights: np.ndarray) -> Recalibration:
+    """Fits a logistic regression, without a penalty, on the logit, for "platt" minus its mean."""
     from sklearn.exceptions import ConvergenceWarning
     from sklearn.linear_model import LogisticRegression
 
-    held = weights > 0
+    is_platt, held = kind == "platt", weights > 0
     clicked, other = x[held & (y > 0)], x[held & (y == 0)]
+    if not is_platt:  # a row is as likely as that of the other class with the negated logit
+        clicked, other = np.append(clicked, -other), np.append(other, -clicked)
     if clicked.min() >= other.max() or clicked.max() <= other.min():  # no finite line is the best
-        raise _not_rising("they separate the classes, or are constant")
-    middle = float(np.average(x, weights=weights))
-    regression = LogisticRegression(C=np.inf, solver="newton-cholesky", tol=1e-8)
+        raise _not_rising(kind, "they separate the classes, or are constant")
+    middle = float(np.average(x, weights=weights)) if is_platt else 0.0
+    regression = LogisticRegression(
+        C=np.inf, solver="newton-cholesky", tol=1e-8, fit_intercept=is_platt
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error", ConvergenceWarning)
         try:
             regression.fit((x - middle)[:, None], y, sample_weight=weights)
         except ConvergenceWarning:
-            raise _not_rising("the fit does not converge") from None
-    slope, value = float(regression.coef_[0, 0]), float(regression.intercept_[0])
+            raise _not_rising(kind, "the fit does not converge") from None
+    slope = float(regression.coef_[0, 0])
+    value = float(regression.intercept_[0]) if is_platt else 0.0
     if slope <= 0:
-        raise _not_rising(f"the slope is {slope:g}")
-    return Recalibration("platt", np.array([middle]), np.array([value]), slope, slope)
+        raise _not_rising(kind, f"the slope is {slope:g}")
+    return Recalibration(kind, np.array([middle]), np.array([value]), slope, slope)
 
 
-def _not_rising(got: str) -> ValueError:
+def _not_rising(kind: str, got: str) -> ValueError:
     return ValueError(
-        f"--recalibrate platt: expected scores that rise with the click rate, but {got}"
+        f"--recalibrate {kind}: expected scores that rise with the click rate, but {got}"
     )
 
 
