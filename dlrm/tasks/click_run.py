@@ -203,13 +203,13 @@ class ClickRun(Run):
             if found != expected:
                 raise ValueError(
                     f"--distill {checkpoint}: expected a model of {expected[0]} numerical fields "
-                    f"and tables of {expected[1]} rows, as {self.data_name} has, got {found[0]} and "
-                    f"{found[1]}"
+                    f"and tables of {expected[1]} rows, as {self.data_name} has, got {found[0]} "
+                    f"and {found[1]}"
                 )
             digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
         self.dataset = {**self.dataset, "teacher": f"manifest {digest[:12]}"}
         weight = self.config.distill.distill_weight
-        self.notes.append(f"labels have {weight:g} of the probabilities of {checkpoint}")
+        self.notes.append(f"labels are mixed with the probabilities of {checkpoint} ({weight:g})")
         self.teacher = _probabilities_of(network, self.world.device)
 
     def batches(self, datasets: Datasets) -> SplitBatches:

@@ -106,14 +106,14 @@ class DistillConfig:
 
     distill: str | None = setting(
         None,
-        "Checkpoint, or directory of a run, whose best one is taken: train on labels mixed with the "
-        "probabilities of this model, which must have the transform of --dataset",
+        "Checkpoint, or directory of a run, whose best one is taken: train on labels mixed with "
+        "the probabilities of this model, which must have the transform of --dataset",
         resumable=True,
         uri="read",
     )
     distill_weight: float = setting(
         0.5,
-        "With --distill, weight of the model's probabilities in the labels; 1 ignores the dataset's",
+        "With --distill, weight of the model's probabilities in the labels; 1 takes them alone",
         above=0,
         most=1,
     )
