@@ -265,13 +265,15 @@ def unexpected(function: Callable, name: str, options: Iterable[str]) -> TypeErr
 
 
 def plain(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns settings with numbers and arrays of NumPy as Python's own, as searches draw them."""
+    """Returns settings with numbers, arrays and paths as Python's own numbers, lists and texts."""
     return {name: _plain(value) for name, value in settings.items()}
 
 
 def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
     return value.tolist() if isinstance(value, np.generic | np.ndarray) else value
 
 

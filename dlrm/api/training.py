@@ -30,10 +30,10 @@ from dlrm.distributed import World, choose_device
 from dlrm.files import check_all_local, link_or_copy
 from dlrm.flags import Values
 from dlrm.remote.cache import Cache
-from dlrm.remote.copies import check_path, is_fetched, path_in
+from dlrm.remote.copies import Copies, check_path, is_fetched, path_in
 from dlrm.remote.mirror import Mirror, NotUploadedError, mirrored
 from dlrm.remote.uri import Uri
-from dlrm.serving.loading import load
+from dlrm.serving.loading import load, load_model
 from dlrm.serving.network.recalibration import recalibrations
 from dlrm.serving.predictor import Predictor
 from dlrm.serving.wording import in_python, warn
@@ -45,6 +45,7 @@ from dlrm.torch_settings import own_settings
 from dlrm.train.checkpoints.directory import (
     CheckpointDirectory,
     all_checkpoints,
+    checkpoint_in_use,
     find_checkpoint,
     last_checkpoint,
 )
@@ -138,8 +139,9 @@ def fit(
             (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`, `shuffle_batch_order`,
             `seed`), the training (`epochs`, `max_steps`, `test_freq`), the learning rate (`lr`,
             `warmup_steps`), the optimizers (`embedding_optimizer`) and the precision (`amp`),
-            `table_memory` and `table_store`, `max_grad_norm`, `ema_decay` and `overlap`; for a
-            table also the options of `Dataset.from_arrow`, such as `test_fraction`.
+            `table_memory` and `table_store`, `max_grad_norm`, `ema_decay` and `overlap`, `distill`
+            (a checkpoint, run or URI whose probabilities are mixed into the labels); for a table
+            also the options of `Dataset.from_arrow`, such as `test_fraction`.
 
     Returns:
         A model with `predict`, `evaluate`, `save`, the run's summary in `results`, and the `draft`
@@ -167,8 +169,9 @@ def fit(
         roles = ColumnRoles(label, positive, weight, groups, time)
         check_setting_types(chosen)
         check_schedule(chosen.get("schedule", "nvidia"), chosen)
-        check_all_local(settings.items())
+        check_all_local((name, value) for name, value in settings.items() if name != "distill")
         paths = {"data": data, "schema": schema, "save_checkpoint_path": save_checkpoint_path}
+        paths["distill"] = chosen.get("distill")
         for name, value in paths.items():
             check_path(value, name)
         device, splits = choose_device(base_device), {"test": test, "validation": validation}
@@ -341,7 +344,12 @@ def _trained(
         own["continue_from"] = str(continued)
     settings = Values({**defaults_of(*_CONFIGS), **values, **own}, frozenset(values))
     fixed = () if saved_in else ("table_store",)
-    with ClickRun.open(settings, World(device=device), continued, fixed=fixed) as run:
+    with (
+        _teacher(values.get("distill")) as teacher,
+        ClickRun.open(settings, World(device=device), continued, fixed=fixed) as run,
+    ):
+        if teacher is not None:
+            run.distill(teacher, load_model)
         seed, schedule = run.config.data.seed, run.config.schedule
         run.task.model.random = torch.Generator(device).manual_seed(seed)
         datasets = run.own_part()
@@ -372,6 +380,14 @@ def _trained(
         roles = trainer.roles
         check_scores(run.task, datasets, str(dataset.path), roles.reports or roles.chooses)
     return results, roles
+
+
+@contextmanager
+def _teacher(path: str | None) -> Iterator[Path | None]:
+    """Yields the checkpoint of `distill`, a path or a URI, which stays within the block."""
+    with Copies() as copies, ExitStack() as held:
+        found = None if path is None else copies.path_of(path, "distill")
+        yield None if found is None else held.enter_context(checkpoint_in_use(found))
 
 
 def _check_classes(train: ClickDataset) -> None:

@@ -82,8 +82,9 @@ def update(
         check_types(of_continuing, (ClickCheckpointConfig,))
         for name, value in of_continuing.items():
             settings_of(ClickCheckpointConfig)[name].check(name, value)
-        check_all_local(chosen.items())
-        for name, value in (("data", data), ("save_checkpoint_path", save_checkpoint_path)):
+        check_all_local((name, value) for name, value in chosen.items() if name != "distill")
+        paths = {"data": data, "save_checkpoint_path": save_checkpoint_path}
+        for name, value in {**paths, "distill": chosen.get("distill")}.items():
             check_path(value, name)
         splits = {"test": test, "validation": validation}
         if isinstance(data, Dataset | str | os.PathLike):

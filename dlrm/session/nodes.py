@@ -17,10 +17,11 @@ from dlrm.remote.cache import values_with_uris, with_uris
 from dlrm.train.checkpoints.directory import checkpoint_in_use, last_checkpoint
 from dlrm.train.checkpoints.nodes import on_all_nodes
 
-_SAVED, _LOADED, _CONTINUED = PLACES = (
+_SAVED, _LOADED, _CONTINUED, _TEACHER = PLACES = (
     "save_checkpoint_path",
     "load_checkpoint_path",
     "continue_from",
+    "distill",
 )
 _DATA = ("dataset", "test_dataset")
 _LATE = 60.0  # seconds by which clocks may differ
@@ -42,7 +43,7 @@ def enter_copies(stack: ExitStack, values: Values, trains: bool, world: World) -
     """Copies checkpoints of the first rank to nodes that do not see them.
 
     These are the checkpoint from which the first rank resumes, and those of
-    `--load_checkpoint_path` and `--continue_from`.
+    `--load_checkpoint_path`, `--continue_from` and `--distill`.
 
     Args:
         stack: removes the copies as it ends.
@@ -68,6 +69,8 @@ def enter_copies(stack: ExitStack, values: Values, trains: bool, world: World) -
         held[_LOADED] = checkpoint_in_use(loaded)
     if continued := values.get(_CONTINUED):
         held[_CONTINUED] = checkpoint_in_use(continued, newest=True)
+    if teacher := values.get(_TEACHER):
+        held[_TEACHER] = checkpoint_in_use(teacher)
     for name, first in held.items():
         path, copy = _enter_copy(stack, values[name], first, place, world)
         if name == _SAVED:

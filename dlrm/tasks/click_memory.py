@@ -2,9 +2,12 @@
 
 import os
 from collections.abc import Collection
+from pathlib import Path
+
+import torch
 
 from dlrm.data.clicks.datasets import Datasets
-from dlrm.distributed import World, agreed
+from dlrm.distributed import World, agreed, gather
 from dlrm.distributed.placement import Placement
 from dlrm.host_memory import host_memory, machine
 from dlrm.model.config import DLRMConfig
@@ -13,6 +16,8 @@ from dlrm.store.row_stores import RowStores, limited_stores
 from dlrm.tasks.footprint import Memory, agree_that_tables_fit
 from dlrm.tasks.planning.stored import StoredTables, check_storable
 from dlrm.tasks.planning.workload import Workload, kinds_of
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.state import MEMBERS
 from dlrm.train.optim.config import OptimizerConfig
 
 
@@ -39,6 +44,35 @@ def agree_on_memory(
         return
     host = Memory("the host", machine(), *memory) if memory else None
     agree_that_tables_fit(workload, world, host, fixed, placement)
+
+
+def agree_that_teacher_fits(checkpoint: Path, world: World) -> None:
+    """Checks that each process can load the tables of a teacher; all call it together.
+
+    Args:
+        checkpoint: the teacher's.
+        world: the processes, which have made their own tables.
+
+    Raises:
+        ValueError: too little memory is free; the message has the numbers.
+        FileNotFoundError: the checkpoint is incomplete.
+        OtherRankError: another rank raises one of these.
+    """
+    if world.device == "cpu":
+        memory, place = host_memory(), machine()
+    else:
+        memory, place = torch.cuda.mem_get_info(world.device), f"rank {world.rank}"
+    loads = gather(place, world).count(place)
+    with agreed(world, ValueError, OSError):
+        config = read_config(checkpoint)
+        values = sum(table["rows"] * table["dim"] for table in config["tables"])
+        needed = 4 * values * config.get(MEMBERS, 1) * loads
+        if memory and needed > memory[0]:
+            times = f" in {loads} processes" if loads > 1 else ""
+            raise ValueError(
+                f"--distill {checkpoint}: its tables need {shown(needed)}{times}, and "
+                f"{shown(memory[0])} of {shown(memory[1])} are free"
+            )
 
 
 def table_store(

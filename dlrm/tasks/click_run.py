@@ -3,11 +3,13 @@
 The commands, `dlrm.fit`, seeds and searches open their runs here.
 """
 
+import hashlib
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -15,21 +17,25 @@ import torch
 from torch import Tensor
 
 from dlrm.data.clicks import layout
-from dlrm.data.clicks.batch import ClickDataset, Shard
+from dlrm.data.clicks.batch import Batch, ClickDataset, Shard
 from dlrm.data.clicks.config import DATASET_TYPES, DataConfig
 from dlrm.data.clicks.datasets import Datasets, fitted_directory, open_datasets
+from dlrm.data.clicks.distilled import Distilled
 from dlrm.data.clicks.replay import replay_note
 from dlrm.data.transform.difference import check_extends, compare_transforms
 from dlrm.distributed import World, agreed, check_same, from_first
 from dlrm.distributed.placement import Placement
 from dlrm.documents import printable
+from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.model.config import ARCHITECTURE, FUSED_TYPES, DLRMConfig, check_dims
+from dlrm.model.dlrm import DLRM
+from dlrm.model.ensemble import Ensemble
 from dlrm.model.tables.placement import AUTO
 from dlrm.ops.library import cuda_kernels_available
 from dlrm.remote.cache import with_uris
 from dlrm.tasks.advice import advice
-from dlrm.tasks.click_memory import agree_on_memory, table_store
+from dlrm.tasks.click_memory import agree_on_memory, agree_that_teacher_fits, table_store
 from dlrm.tasks.click_splits import SplitBatches, fingerprint, roles_of, set_aside_note
 from dlrm.tasks.config import (
     ADAM_SWITCHES,
@@ -82,6 +88,8 @@ class ClickRun(Run):
         notes: lines about the dataset, its numerical fields and the source of the architecture.
         evicted: rows of tables that begin anew in the continued run, by the table's number.
         can_be_recorded: --cuda_graphs would record the steps.
+        teacher: returns the probabilities that the labels of training batches are mixed with; None
+            keeps the labels.
     """
 
     config: ClickConfig
@@ -90,6 +98,7 @@ class ClickRun(Run):
     task: Recommendation
     evicted: dict[int, np.ndarray] = field(default_factory=dict)
     can_be_recorded: bool = False
+    teacher: Callable[[Batch], Tensor] | None = None
 
     @classmethod
     def open(
@@ -162,12 +171,58 @@ class ClickRun(Run):
                     datasets.train.batch(index)
         return datasets
 
+    def distill(self, checkpoint: Path, load: Callable[[Path, str], DLRM | Ensemble]) -> None:
+        """Mixes the labels of the training batches with the probabilities of a trained model.
+
+        A resumed run needs the same model. All ranks call it in step, and each loads the model.
+
+        Args:
+            checkpoint: the model's, which is in use during the run.
+            load: makes the network of a checkpoint on a device.
+
+        Raises:
+            ValueError, OSError: the checkpoint is damaged, too large for the memory, or of a model
+                with another transform or other fields; it is named.
+            OtherRankError: another rank raises one of these.
+        """
+        values, train, data = self.values, self.whole.train, self.config.data
+        agree_that_teacher_fits(checkpoint, self.world)
+        with agreed(self.world, *USER_ERRORS):
+            if self.world.rank == 0:
+                note = compare_transforms(
+                    checkpoint,
+                    fitted_directory(data),
+                    values["allow_other_transform"],
+                    data.verify_data,
+                    data.allow_links,
+                )
+                self.notes += [printable(note)] if note else []
+            network = load(checkpoint, self.world.device)
+            found = network.config.num_numerical_features, [*network.config.table_sizes]
+            expected = train.num_numerical, [*train.table_sizes]
+            if found != expected:
+                raise ValueError(
+                    f"--distill {checkpoint}: expected a model of {expected[0]} numerical fields "
+                    f"and tables of {expected[1]} rows, as {self.data_name} has, got {found[0]} "
+                    f"and {found[1]}"
+                )
+            digest = hashlib.sha256((checkpoint / MANIFEST).read_bytes()).hexdigest()
+        self.dataset = {**self.dataset, "teacher": f"manifest {digest[:12]}"}
+        weight = self.config.distill.distill_weight
+        self.notes.append(f"labels are mixed with the probabilities of {checkpoint} ({weight:g})")
+        self.teacher = _probabilities_of(network, self.world.device)
+
     def batches(self, datasets: Datasets) -> SplitBatches:
         """Returns the batches of datasets in their roles, training rows in the configured order."""
         device, roles = self.world.device, roles_of(datasets)
         trained, tested = (self.task.slots(trains) for trains in (True, False))
         order = self.config.data.shuffle_batch_order, self.config.data.seed
-        batches = ClickLoader(datasets.train, device, *order, trained)
+        source = None
+        if self.teacher is not None:
+            weight = self.config.distill.distill_weight
+            rows = datasets.train, self.whole.train
+            source = Distilled(*rows, self.teacher, weight, self.world)
+        batches = ClickLoader(datasets.train, device, *order, trained, source)
         named = datasets.named()
         reports = named[roles.reports] if roles.reports else None
         stale = self.config.step.overlap == "stale"
@@ -243,6 +298,22 @@ class ClickRun(Run):
         # An EMA of tables would read and write all of their rows in every step.
         dense = Parameters(self.task.model, self.task.table_parameters()).dense()
         return EMA(self.task.model, self.config.step.ema_decay, dense)
+
+
+def _probabilities_of(network: DLRM | Ensemble, device: str) -> Callable[[Batch], Tensor]:
+    """Returns a function from the samples of a batch to a network's probabilities, `[samples]`.
+
+    Batches are read by several threads, of which one at a time runs the network.
+    """
+    one_at_a_time = Lock()
+
+    def probabilities(batch: Batch) -> Tensor:
+        moved = batch.map(lambda tensor: tensor.to(device))
+        ids = moved.categorical, moved.lengths
+        with one_at_a_time, torch.no_grad():
+            return network(moved.numerical, *ids, id_weights=moved.id_weights).sigmoid()
+
+    return probabilities
 
 
 class _Opening:

@@ -101,6 +101,28 @@ class StepConfig:
 
 
 @dataclass(frozen=True)
+class DistillConfig:
+    """The teacher of a training; field names are those of the flags."""
+
+    distill: str | None = setting(
+        None,
+        "Checkpoint, or directory of a run, whose best one is taken: train on labels mixed with "
+        "the probabilities of this model, which must have the transform of --dataset",
+        resumable=True,
+        uri="read",
+    )
+    distill_weight: float = setting(
+        0.5,
+        "With --distill, weight of the model's probabilities in the labels; 1 takes them alone",
+        above=0,
+        most=1,
+    )
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
+@dataclass(frozen=True)
 class ClickCheckpointConfig(CheckpointConfig):
     """The checkpoints of a DLRM; see `CheckpointConfig`."""
 
@@ -157,6 +179,7 @@ class ClickConfig:
         precision: precision of the network.
         step: computation of the steps and tests.
         tables: location of the rows that are not in memory.
+        distill: teacher of the training.
 
     Raises:
         ValueError: values do not fit together; the message names flag and value.
@@ -169,6 +192,7 @@ class ClickConfig:
     precision: PrecisionConfig
     step: StepConfig = StepConfig()
     tables: TableStoreConfig = TableStoreConfig()
+    distill: DistillConfig = DistillConfig()
 
     def __post_init__(self) -> None:
         self._check_overlap()
@@ -217,6 +241,7 @@ class ClickConfig:
             ValueError: settings are impossible or contradict each other; the message names them.
         """
         check_schedule(values["schedule"], values.given)
+        _check_distill(values)
         return cls(
             data=values.config(DataConfig, **data),
             train=values.config(TrainConfig),
@@ -225,7 +250,17 @@ class ClickConfig:
             precision=values.config(PrecisionConfig),
             step=values.config(StepConfig),
             tables=values.config(TableStoreConfig),
+            distill=values.config(DistillConfig),
         )
+
+
+def _check_distill(values: Values) -> None:
+    """Raises ValueError for settings that contradict `--distill`, or need it."""
+    teacher, mode = values["distill"], values.get("mode", "train")
+    if teacher is None and "distill_weight" in values.given:
+        raise ValueError(f"--distill_weight {values['distill_weight']} needs --distill")
+    if teacher is not None and mode != "train":
+        raise ValueError(f"--distill {teacher} contradicts --mode {mode}: only a training learns")
 
 
 # Everything that opens a run, as (topic of the help, configuration).
@@ -236,6 +271,7 @@ CLICK_CONFIGS: tuple[tuple[str, type], ...] = (
     ("Model", DLRMConfig),
     ("Training", TrainConfig),
     ("Training", StepConfig),
+    ("Training", DistillConfig),
     ("Learning rate", ScheduleConfig),
     ("Tables larger than memory", TableStoreConfig),
     ("Optimizers", OptimizerConfig),
@@ -246,5 +282,5 @@ RESUMABLE = resumable_of(*(config for _, config in CLICK_CONFIGS))
 CARRIED = tuple(
     name
     for name in settings_of(*(config for _, config in CLICK_CONFIGS))
-    if name not in {*RESUMABLE, "base_device", "continue_lr", "replay"}
+    if name not in {*RESUMABLE, "base_device", "continue_lr", "distill_weight", "replay"}
 )

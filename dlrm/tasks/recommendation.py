@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dlrm.data.clicks.batch import Batch, ClickDataset
-from dlrm.data.prefetch import batch_order, prefetch
+from dlrm.data.prefetch import Readable, batch_order, prefetch
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.config import FUSED_TYPES, DLRMConfig
@@ -40,6 +40,7 @@ class ClickLoader:
         shuffle: take whole batches in random order.
         seed: seed of that order.
         slots: assigns slots to the rows of batches if the tables are in a store; None keeps ids.
+        source: reads the batches in place of `dataset`, with other labels.
     """
 
     def __init__(
@@ -49,7 +50,9 @@ class ClickLoader:
         shuffle: bool = False,
         seed: int = 0,
         slots: Slots | None = None,
+        source: Readable[Batch] | None = None,
     ):
+        self.source = source or dataset
         self.dataset, self.device, self.shuffle, self.seed = dataset, device, shuffle, seed
         self.num_samples, self.slots = dataset.num_samples, slots
 
@@ -61,13 +64,13 @@ class ClickLoader:
         order = batch_order(len(self), epoch, self.seed, self.shuffle)
         at_once = min(max(_SAMPLES_OF_A_READ // self.dataset.batch_size, 1), _BATCHES_OF_A_READ)
         indices = self.dataset.ahead(order[start:].tolist())
-        found = prefetch(self.dataset, indices, self.device, at_once=at_once)
+        found = prefetch(self.source, indices, self.device, at_once=at_once)
         return self.slots.ahead(found) if self.slots else found
 
     def repeated(self, count: int) -> Generator[Batch, None, None]:
         """Yields `count` batches of full size, repeating them if there are fewer."""
         full = self.num_samples // self.dataset.batch_size
-        return prefetch(self.dataset, (i % full for i in range(count)), self.device)
+        return prefetch(self.source, (i % full for i in range(count)), self.device)
 
 
 class LookedUpAhead:

@@ -107,6 +107,20 @@ def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path, pa
     assert np.isfinite(model.predict(rows)).all()
 
 
+def test_a_student_is_that_of_the_command(dataset, model, tmp_path):
+    settings = {**SETTINGS, "dropout": 0.2, "distill": model.path, "distill_weight": 0.4}
+    student = dlrm.fit(dataset, base_device="cpu", **settings)
+    theirs = trained_by_the_command(dataset, settings, tmp_path)
+    for name in ("dense.safetensors", "tables/0.bin"):
+        assert (theirs / name).read_bytes() == (student.path / name).read_bytes()
+    assert student.update(dataset, max_steps=2).results["test_auc"] > 0.6  # without the teacher
+    del settings["distill"]
+    with pytest.raises(ValueError, match=r"^distill_weight 0.4 needs distill$"):
+        dlrm.fit(dataset, base_device="cpu", **settings)
+    with pytest.raises(FileNotFoundError, match="nowhere: no checkpoint here"):
+        dlrm.fit(dataset, base_device="cpu", distill="nowhere", **SETTINGS)
+
+
 def test_the_weights_are_those_of_the_command(dataset, model, tmp_path):
     theirs = trained_by_the_command(dataset, SETTINGS, tmp_path)
     assert theirs.name == model.path.name

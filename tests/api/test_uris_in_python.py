@@ -18,6 +18,7 @@ CALLS = [
         "save_checkpoint_path",
         lambda path: dlrm.fit(TABLE, label="label", save_checkpoint_path=path),
     ),
+    ("distill", lambda path: dlrm.fit(TABLE, label="label", distill=path)),
     ("path", dlrm.Dataset),
     ("output", lambda path: dlrm.Dataset.from_arrow(TABLE, SCHEMA, path)),
     ("schema", lambda path: dlrm.Dataset.from_arrow(TABLE, path)),

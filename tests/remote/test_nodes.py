@@ -162,6 +162,16 @@ def test_nodes_train_from_and_test_a_checkpoint_of_the_first(trained, tmp_path):
 
 
 @pytest.mark.slow
+def test_a_node_learns_from_a_teacher_of_the_first(trained, tmp_path):
+    (tmp_path / "node0").mkdir()
+    shutil.copytree(find_checkpoint(trained.checkpoint).parent, tmp_path / "node0/teacher")
+    where = [f"--dataset={trained.dataset}", "--distill=teacher", "--max_steps=4"]
+    said, codes = train(tmp_path, *where, *RUN, nodes=(1, 1))
+    assert codes == [0, 0], said
+    assert "labels are mixed with the probabilities of teacher/step-" in said
+
+
+@pytest.mark.slow
 def test_nodes_with_caches_of_their_own_save_at_a_uri(trained, bucket, tmp_path):
     where = [f"--dataset={trained.dataset}", f"--save_checkpoint_path={bucket.below('run')}"]
     said, codes = train(tmp_path, *where)

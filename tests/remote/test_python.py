@@ -95,6 +95,19 @@ def test_a_model_lives_at_uris(bucket):
     assert read_config(again.path)["flags"]["dataset"] == data
 
 
+def test_a_teacher_is_read_by_its_uri(bucket):
+    data = dlrm.Dataset.from_arrow(TABLE, SCHEMA)
+    run = str(bucket.below("run"))
+    dlrm.fit(data, save_checkpoint_path=run, **SMALL)
+    student = dlrm.fit(data, distill=run, **SMALL)
+    assert read_config(student.path)["flags"]["distill"] == run
+    alone = dlrm.fit(data, **SMALL)
+    assert not np.array_equal(student.predict(TABLE), alone.predict(TABLE))
+    nowhere = str(bucket.below("nowhere"))
+    with pytest.raises(FileNotFoundError, match=f"^{nowhere}"):
+        dlrm.fit(data, distill=nowhere, **SMALL)
+
+
 def forked_child(act):
     child = os.fork()
     if child == 0:

@@ -110,6 +110,16 @@ def check_resumed(flags, uri, expected):
     assert found["log.json"].count(b'"PARAMETER"') in (1, 2)
 
 
+@pytest.mark.slow
+def test_a_teacher_is_fetched_from_its_uri(flags, bucket, tmp_path):
+    uri = bucket.below("teacher")
+    forked.succeed("dlrm.scripts.main", *flags, f"--save_checkpoint_path={uri}")
+    best = checkpoint_among(uri, open_store(uri).entries(uri.folder))
+    student = [f"--distill={uri}", "--max_steps=2", f"--save_checkpoint_path={tmp_path / 'run'}"]
+    said = forked.succeed("dlrm.scripts.main", *flags[:-1], *student).stdout
+    assert f"labels are mixed with the probabilities of {best} (0.5)" in said
+
+
 def test_a_killed_training_goes_on_from_its_uri(flags, bucket, tmp_path, watchers, expected):
     uri = bucket.below("run")
     code, said = killed(flags, uri, tmp_path, watchers, 60, True)

@@ -127,6 +127,8 @@ OURS = {
     "quadratic_layers": 2,
     "quadratic_rows": 2,
     "self_ensemble": False,
+    "distill": None,
+    "distill_weight": 0.5,
     "cross_layers": 3,
     "cross_rank": None,
     "cross_structure": "stacked",
@@ -439,7 +441,7 @@ NO_ARCHITECTURE = {
 # What a resumed run must keep besides the architecture.
 FROZEN = {
     *("amp", "amp_dtype", "base_device", "batch_size", "dataset_subset", "dataset_type"),
-    *("continue_lr", "evict_unseen_days", "replay"),
+    *("continue_lr", "distill_weight", "evict_unseen_days", "replay"),
     *("decay_end_lr", "decay_power", "decay_start_step", "decay_steps", "ema_decay"),
     *("embedding_l2", "embedding_l2_mode", "embedding_optimizer", "feature_spec"),
     *("freeze_embeddings", "freeze_mlps", "gradient_accumulation_steps", "half_dtype"),

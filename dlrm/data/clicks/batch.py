@@ -89,6 +89,18 @@ class Batch(NamedTuple):
             )
         return result
 
+    def samples(self, own: slice) -> "Batch":
+        """Returns some samples of a whole batch, with their ids, as a batch of one process."""
+        categorical, lengths, id_weights = self._ids_of([(own.start, own.stop)])
+        return self._replace(
+            numerical=self.numerical[own],
+            categorical=categorical,
+            labels=self.labels[own],
+            lengths=lengths,
+            id_weights=id_weights,
+            weights=None if self.weights is None else self.weights[own],
+        )
+
     def _ids_of(
         self, bounds: Sequence[tuple[int, int]]
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:

@@ -23,6 +23,7 @@ from dlrm.scripts.common.auto_flags import takes_recipe, with_recipe
 from dlrm.scripts.common.dlrm_flags import CommandConfig
 from dlrm.scripts.common.inference_benchmark import inference_benchmark
 from dlrm.scripts.common.seeds import train_seeds
+from dlrm.serving.loading import load_model
 from dlrm.serving.network.recalibration import load_recalibration
 from dlrm.session.session import VARIES, Session, held_checkpoint
 from dlrm.settings import resumable_of, uris_of
@@ -85,6 +86,9 @@ def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, floa
         checkpoint = session.at_the_end.enter_context(held)
         opened = ClickRun.open(values, world, checkpoint, values["mode"], _RESUMABLE)
         click_run = session.at_the_end.enter_context(opened)
+        held = held_checkpoint(values["distill"], world)
+        if teacher := session.at_the_end.enter_context(held):
+            click_run.distill(teacher, load_model)
         session.watch(click_run, _notices(click_run, *chosen))
         with bad_ids_named(click_run.whole, click_run.data_name):
             summary = _MODES[values["mode"]](click_run, session)

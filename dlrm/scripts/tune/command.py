@@ -23,8 +23,10 @@ from dlrm.scripts.tune.report import FLAGS, PNG, table, write
 from dlrm.scripts.tune.space import Space, default_space
 
 _BEGUN = "search.json"  # settings that a resumed search must keep
-# Settings of the search itself, or that need checkpoints.
+# Settings of the search itself, or that need checkpoints. A teacher may know the held-out rows.
 _NOT_SEARCHED = (
+    "distill",
+    "distill_weight",
     "seed",
     "dataset_subset",
     "early_stop",
