@@ -296,7 +296,8 @@ class CategoricalField:
             self._check_attended(where)
         elif self.target is not None:
             raise ValueError(
-                f"{where}: target: expected pooling: attention beside it, got {self.pooling}"
+                f"{where}: target: expected pooling: attention beside it, got "
+                f"{self.pooling or 'none'}"
             )
         if self.keep == "last" and not self.ordered:
             raise ValueError(

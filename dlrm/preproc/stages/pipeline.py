@@ -366,7 +366,8 @@ def finish_dataset(
     if run.growth is not None:
         made_of["increment"] = run.growth.manifest_facts()
     layout.write_dataset_manifest(output, rows, cardinalities, made_of, _checksums(run))
-    result = {"totals": totals, "cardinalities": list(cardinalities)} | facts
+    tables = None if spec is None else spec.field_tables
+    result = {"totals": totals, "cardinalities": list(cardinalities), "tables": tables} | facts
     run.work.finish_output(result)
     return result
 
@@ -397,7 +398,9 @@ def summary(result: dict[str, Any]) -> list[str]:
         if note := layout.one_class_note(name, rows, clicks):
             lines.append(note)
     cardinalities = result["cardinalities"]
-    lines.append(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
+    tables = result.get("tables") or range(len(cardinalities))  # none in runs of earlier versions
+    sizes = dict(zip(tables, cardinalities, strict=True))
+    lines.append(f"tables:     {sum(sizes.values()):>14,} rows in {len(sizes)}")
     if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
         lines.append(f"clamped to 1:{clamped:>13,} values whose logarithm would be below 0")
     return lines

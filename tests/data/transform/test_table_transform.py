@@ -217,7 +217,7 @@ REFUSED = [
             ("target: a", "categorical field b: target: expected max_length too, which makes"),
             (
                 "table: t, max_length: 3, target: a",
-                "categorical field b: target: expected pooling: attention beside it, got None",
+                "categorical field b: target: expected pooling: attention beside it, got none",
             ),
             (
                 "table: t, max_length: 3, pooling: attention",
