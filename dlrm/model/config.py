@@ -492,7 +492,8 @@ def check_dims(
         if dim not in (None, embedding_dim) and pooling == ATTENTION:
             raise ValueError(
                 f"categorical field {name}: embedding_dim {dim}: expected --embedding_dim "
-                f"{embedding_dim} of a list with pooling: attention; leave embedding_dim out"
+                f"{embedding_dim} of a list with pooling: attention; leave embedding_dim out at all "
+                f"fields of its table, or train with --embedding_dim {dim}"
             )
 
 

@@ -294,7 +294,9 @@ def test_impossible_widths_are_refused_by_name():
     names = ["user", "item"]
     with pytest.raises(ValueError, match="field item: embedding_dim 32: .* --embedding_dim 16.*32"):
         check_dims(names, (8, 32), None, 16)
-    with pytest.raises(ValueError, match="field user: .* list with pooling: attention"):
+    with pytest.raises(
+        ValueError, match="field user: .* list with pooling: attention; leave .* at all"
+    ):
         check_dims(names, (8, None), ("attention", None), 16)
     check_dims(names, (16, 8), ("attention", None), 16)
     for dims in ((9, None, None, None), (None, 3, 4, 2), (None, 3)):

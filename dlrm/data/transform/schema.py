@@ -222,6 +222,9 @@ class CategoricalField:
         _check_spellings(where, self)
         _check_choice(where, "type", self.type, CATEGORICAL_TYPES)
         self._check_ids(where)
+        for name in ("table", "dictionary"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{where}: {name}: expected a name, got ''")
         if self.table is not None and self.dictionary is not None:
             raise ValueError(
                 f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
