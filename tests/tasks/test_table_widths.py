@@ -275,6 +275,16 @@ def test_exported_models_have_tables_of_the_interactions_width(lists):
     torch.testing.assert_close(exported(*arrays).flatten(), task.predict(rows))
 
 
+def test_quantized_tables_are_the_products_within_a_level():
+    model = Recommendation(config(), seed=5).model
+    products = quantize_tables(model, "fp32").float()
+    for precision, error in (("fp16", 2**-11), ("int8", 1 / 254)):
+        tables = quantize_tables(model, precision).float()
+        assert not tables.requires_grad
+        reach = products.abs().amax(1, keepdim=True)
+        assert ((tables - products).abs() <= 1.01 * error * reach + 2**-24).all()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kind", ["sgd", "row_wise_adagrad", "adam"])
 def test_planned_bytes_of_tables_are_those_of_the_training(kind, ranks):
