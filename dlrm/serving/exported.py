@@ -52,7 +52,9 @@ class ExportedModel(Scoring):
                 f"{path}: expected a model exported with --output-kind logit, got {kind}"
             )
         if not (path / ONNX).is_dir():
-            raise ValueError(f"{path}: expected {ONNX}, which dlrm export --python and --onnx write")
+            raise ValueError(
+                f"{path}: expected {ONNX}, which dlrm export --python and --onnx write"
+            )
         self.path, self.batch_size = path.absolute(), batch_size
         self._score = Scorer(path, batch_size)
         self.transform = self._score.reader.transform

@@ -77,7 +77,10 @@ def ensemble_kinds(ensemble: int | str) -> tuple[str, ...]:
         check_layer("interaction_op", found[1], f"--ensemble {ensemble}")
         kinds += [found[1]] * int(found[2] or 1)
     if len(kinds) < 2:
-        raise ValueError(f"--ensemble {ensemble}: expected two members or more, got one")
+        raise ValueError(
+            f"--ensemble {ensemble}: expected two members or more, got one; "
+            f"write {kinds[0]}*2, or --interaction_op {kinds[0]} for a single model"
+        )
     return tuple(kinds)
 
 
