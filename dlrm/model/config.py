@@ -388,7 +388,7 @@ class DLRMConfig:
             if self.interaction_op != type(self).interaction_op:
                 raise ValueError(
                     f"--interaction_op {self.interaction_op}: --ensemble {self.ensemble} names the "
-                    "interactions of its members"
+                    "interactions of its members; leave one of the two out"
                 )
             names = [*dict.fromkeys(kinds)]
         check_layer("numerical_embedding", self.numerical_embedding)
@@ -492,7 +492,8 @@ def check_dims(
         if dim not in (None, embedding_dim) and pooling == ATTENTION:
             raise ValueError(
                 f"categorical field {name}: embedding_dim {dim}: expected --embedding_dim "
-                f"{embedding_dim} of a list with pooling: attention; leave embedding_dim out"
+                f"{embedding_dim} of a list with pooling: attention; leave embedding_dim out at "
+                f"all fields of its table, or train with --embedding_dim {dim}"
             )
 
 

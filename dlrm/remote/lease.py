@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from contextlib import suppress
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,7 @@ class Lease:
             "pid": os.getpid(),
             "processes": _processes(),
             "started": _started(os.getpid()),
-            "since": datetime.now(UTC).isoformat(" ", "seconds"),
+            "since": datetime.now(timezone.utc).isoformat(" ", "seconds"),
         }
         self._turn = threading.Lock()  # of its two threads
         if not store.protects:

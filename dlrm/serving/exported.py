@@ -52,13 +52,15 @@ class ExportedModel(Scoring):
                 f"{path}: expected a model exported with --output-kind logit, got {kind}"
             )
         if not (path / ONNX).is_dir():
-            raise ValueError(f"{path}: expected {ONNX}, which --platform python and onnx export")
+            raise ValueError(
+                f"{path}: expected {ONNX}, which dlrm export --python and --onnx write"
+            )
         self.path, self.batch_size = path.absolute(), batch_size
         self._score = Scorer(path, batch_size)
         self.transform = self._score.reader.transform
         if self.transform is None:
             raise ValueError(
-                f"{path}: has no transform of raw rows; --platform python exports the checkpoint's"
+                f"{path}: has no transform of raw rows, which dlrm export --python writes"
             )
 
     @property

@@ -584,7 +584,7 @@ WRONG = {
     "--ensemble dot.0,cat: expected a number of members, or interactions .* got 'dot.0'": {
         "ensemble": "dot*0,cat"
     },
-    "--interaction_op sum: expected cuda_dot, dot,": {"ensemble": "dot,sum"},
+    "--ensemble dot,sum: expected cuda_dot, dot,.* got 'sum'": {"ensemble": "dot,sum"},
     "--interaction_op cat: --ensemble dot.2 names the interactions": {
         **{"interaction_op": "cat", "ensemble": "dot*2"},
     },

@@ -375,11 +375,11 @@ def changed(schema, **entries):
         ({"table": small(3) | {"y": [False] * 60}}, r"--day 3: expected rows with label 1"),
         (
             {"schema": changed(TEXTS, numerical=[{"column": "n", "transform": "log"}])},
-            r"another one: numerical n: transform: 'default' in the transform and 'log' in the",
+            r"another one: numerical n: transform: the default in the transform and 'log' in the",
         ),
         (
             {"schema": changed(TEXTS, categorical=["item"])},
-            r"another one: categorical item: encodings: .* in the transform and 'default' in the",
+            r"another one: categorical item: encodings: .* in the transform and the default in the",
         ),
     ],
     ids=["twice", "backwards", "kind of day", "same rows", "no click", "rule", "field"],

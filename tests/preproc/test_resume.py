@@ -364,6 +364,15 @@ def test_a_full_disk_is_named_and_the_run_goes_on(tmp_path):
         subprocess.run(["umount", "--lazy", disk], check=True)  # this process has mapped files
 
 
+def test_the_time_of_an_input_is_readable_and_keeps_its_nanoseconds(tmp_path):
+    path = tmp_path / "day_0"
+    path.write_text("1234")
+    os.utime(path, ns=(0, 1_790_000_000_000_000_021))
+    assert input_facts([path]) == {
+        str(path): "of 4 bytes, changed at 2026-09-21 14:13:20.000000021 UTC"
+    }
+
+
 @pytest.mark.parametrize("done", [8, 20])
 def test_another_content_of_the_same_size_and_time_is_refused(raw, tmp_path, done):
     days, options = tmp_path / "days", {"log_format": LogFormat(2, 3), "split_bytes": 2000}

@@ -256,7 +256,7 @@ def test_ensembles_are_numbers_or_interactions():
     for text, problem in {
         "0": "--ensemble 0: expected 1 or more",
         "dot*x": "--ensemble .*: expected a number of members, or .*, got 'dot.x'",
-        "sum*2": "--interaction_op sum: expected cuda_dot, dot",
+        "dot*2,sum*2": r"--ensemble dot\*2,sum\*2: expected cuda_dot, dot.* got 'sum'",
     }.items():
         with pytest.raises(ValueError, match=problem):
             dlrm_flags.parse([f"--ensemble={text}"])

@@ -275,6 +275,16 @@ def test_exported_models_have_tables_of_the_interactions_width(lists):
     torch.testing.assert_close(exported(*arrays).flatten(), task.predict(rows))
 
 
+def test_quantized_tables_are_the_products_within_a_level():
+    model = Recommendation(config(), seed=5).model
+    products = quantize_tables(model, "fp32").float()
+    for precision, error in (("fp16", 2**-11), ("int8", 1 / 254)):
+        tables = quantize_tables(model, precision).float()
+        assert not tables.requires_grad
+        reach = products.abs().amax(1, keepdim=True)
+        assert ((tables - products).abs() <= 1.01 * error * reach + 2**-24).all()
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 @pytest.mark.parametrize("kind", ["sgd", "row_wise_adagrad", "adam"])
 def test_planned_bytes_of_tables_are_those_of_the_training(kind, ranks):
@@ -294,7 +304,9 @@ def test_impossible_widths_are_refused_by_name():
     names = ["user", "item"]
     with pytest.raises(ValueError, match="field item: embedding_dim 32: .* --embedding_dim 16.*32"):
         check_dims(names, (8, 32), None, 16)
-    with pytest.raises(ValueError, match="field user: .* list with pooling: attention"):
+    with pytest.raises(
+        ValueError, match="field user: .* list with pooling: attention; leave .* at all"
+    ):
         check_dims(names, (8, None), ("attention", None), 16)
     check_dims(names, (16, 8), ("attention", None), 16)
     for dims in ((9, None, None, None), (None, 3, 4, 2), (None, 3)):

@@ -62,8 +62,8 @@ def compare_transforms(
     shown = _listed_fields(differences)
     differ = f"{dataset}: its transform is not that of {checkpoint}"
     if allowed:
-        return f"note: {differ} ({shown}); --allow_other_transform goes on"
-    advice = "--allow_other_transform goes on where the tables have the same sizes"
+        return f"note: {differ} ({shown}); --allow_other_transform continues"
+    advice = "--allow_other_transform continues where the tables have the same sizes"
     if _num_inputs(model) != _num_inputs(here):
         advice = (
             "A model takes the fields that it was trained on, in their order: prepare the rows "
@@ -282,7 +282,8 @@ def _listed(texts: Sequence[str]) -> str:
 
 def _unequal(field: str, model: Any, here: Any) -> Iterator[str]:
     if model != here:
-        yield f"{field}: {model} for the model and {here} here"
+        shown = ["none" if value is None else value for value in (model, here)]
+        yield f"{field}: {shown[0]} for the model and {shown[1]} here"
 
 
 def _of_columns(kind: str, model: Sequence[str], here: Sequence[str]) -> Iterator[str]:

@@ -222,6 +222,9 @@ class CategoricalField:
         _check_spellings(where, self)
         _check_choice(where, "type", self.type, CATEGORICAL_TYPES)
         self._check_ids(where)
+        for name in ("table", "dictionary"):
+            if getattr(self, name) == "":
+                raise ValueError(f"{where}: {name}: expected a name, got ''")
         if self.table is not None and self.dictionary is not None:
             raise ValueError(
                 f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
@@ -296,7 +299,8 @@ class CategoricalField:
             self._check_attended(where)
         elif self.target is not None:
             raise ValueError(
-                f"{where}: target: expected pooling: attention beside it, got {self.pooling}"
+                f"{where}: target: expected pooling: attention beside it, got "
+                f"{self.pooling or 'none'}"
             )
         if self.keep == "last" and not self.ordered:
             raise ValueError(

@@ -43,7 +43,7 @@ def interaction_names(interaction_op: str) -> list[str]:
     """
     names = interaction_op.split(",")
     for name in names:
-        check_layer("interaction_op", name, interaction_op)
+        check_layer("interaction_op", name, f"--interaction_op {interaction_op}")
         if names.count(name) > 1:
             raise ValueError(f"--interaction_op {interaction_op}: {name} is named twice")
     if {*names} >= _DOTS:
@@ -74,20 +74,23 @@ def ensemble_kinds(ensemble: int | str) -> tuple[str, ...]:
                 f"--ensemble {ensemble}: expected a number of members, or interactions with "
                 f"numbers such as dot*3,quadratic*3, got {part!r}"
             )
-        check_layer("interaction_op", found[1])
+        check_layer("interaction_op", found[1], f"--ensemble {ensemble}")
         kinds += [found[1]] * int(found[2] or 1)
     if len(kinds) < 2:
-        raise ValueError(f"--ensemble {ensemble}: expected two members or more, got one")
+        raise ValueError(
+            f"--ensemble {ensemble}: expected two members or more, got one; "
+            f"write {kinds[0]}*2, or --interaction_op {kinds[0]} for a single model"
+        )
     return tuple(kinds)
 
 
-def check_layer(setting: str, name: str, value: str | None = None) -> None:
+def check_layer(setting: str, name: str, flag: str | None = None) -> None:
     """Refuses a layer that is neither built in nor registered.
 
     Args:
         setting: the setting that names it, one of `BUILT_IN`.
         name: the name.
-        value: the setting's value, if `name` is one of several names in it.
+        flag: the flag with its value, if `name` is only a part of it.
 
     Raises:
         ValueError: the name is unknown; the message says how to register it.
@@ -104,7 +107,8 @@ def check_layer(setting: str, name: str, value: str | None = None) -> None:
             "; to use a layer of your own, first import the module that registers it with "
             f'@dlrm.{REGISTERED_BY[setting]}("{name}")'
         )
-    raise ValueError(f"--{setting} {value or name}: expected {expected}, got {name!r}{hint}")
+    flag = flag or f"--{setting} {name}"
+    raise ValueError(f"{flag}: expected {expected}, got {name!r}{hint}")
 
 
 def is_own(setting: str, name: str) -> bool:

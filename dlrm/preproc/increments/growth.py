@@ -207,13 +207,14 @@ def _of_schemas(parent: Schema, day: Schema) -> Iterator[str]:
             continue
         for entry in dict.fromkeys([*sides[0], *sides[1]]):
             values: list[Any] = [side.get(entry) for side in sides]
-            where = f"{name} {entry}".strip()
+            where, absent = f"{name} {entry}".strip(), "nothing"
             if all(isinstance(value, dict) for value in values):
                 keys = [*values[0], *values[1]]
                 key = next((k for k in keys if values[0].get(k) != values[1].get(k)), "")
-                where, values = f"{where}: {key}", [value.get(key, "default") for value in values]
+                where, values = f"{where}: {key}", [value.get(key) for value in values]
+                absent = "the default"
             if values[0] != values[1]:
-                shown = ["nothing" if value is None else brief(value) for value in values]
+                shown = [absent if value is None else brief(value) for value in values]
                 yield f"{where}: {shown[0]} in the transform and {shown[1]} in the schema"
         if list(sides[0]) != list(sides[1]):
             yield f"{name}: another order"

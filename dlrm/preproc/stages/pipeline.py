@@ -10,6 +10,7 @@ Every finished task leaves a file, and every finished stage a marker, in a `Work
 """
 
 from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -51,7 +52,9 @@ def input_facts(files: Sequence[Path]) -> dict[str, str]:
     facts = {}
     for path in files:
         status = path.stat()
-        facts[str(path.resolve())] = f"of {status.st_size} bytes, changed at {status.st_mtime_ns}"
+        seconds, rest = divmod(status.st_mtime_ns, 10**9)
+        time = f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S}.{rest:09} UTC"
+        facts[str(path.resolve())] = f"of {status.st_size} bytes, changed at {time}"
     return facts
 
 
@@ -366,7 +369,8 @@ def finish_dataset(
     if run.growth is not None:
         made_of["increment"] = run.growth.manifest_facts()
     layout.write_dataset_manifest(output, rows, cardinalities, made_of, _checksums(run))
-    result = {"totals": totals, "cardinalities": list(cardinalities)} | facts
+    tables = None if spec is None else spec.field_tables
+    result = {"totals": totals, "cardinalities": list(cardinalities), "tables": tables} | facts
     run.work.finish_output(result)
     return result
 
@@ -397,7 +401,9 @@ def summary(result: dict[str, Any]) -> list[str]:
         if note := layout.one_class_note(name, rows, clicks):
             lines.append(note)
     cardinalities = result["cardinalities"]
-    lines.append(f"tables:     {sum(cardinalities):>14,} rows in {len(cardinalities)}")
+    tables = result.get("tables") or range(len(cardinalities))  # none in runs of earlier versions
+    sizes = dict(zip(tables, cardinalities, strict=True))
+    lines.append(f"tables:     {sum(sizes.values()):>14,} rows in {len(sizes)}")
     if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):
         lines.append(f"clamped to 1:{clamped:>13,} values whose logarithm would be below 0")
     return lines

@@ -83,7 +83,7 @@ def _weights(model: DLRM) -> Iterator[Tensor]:
         yield from (weight.detach() for weight, _ in parameters)
         return
     for table, rows in _by_table(parameters):
-        yield model.projections.whole(table, rows)
+        yield model.projections.whole(table, rows.detach())
 
 
 def _by_table(parameters: TableParameters) -> Iterator[tuple[int, Tensor]]:
@@ -139,6 +139,6 @@ def _check_finite(tables: QuantizedTables, table_rows: tuple[int, ...]) -> None:
             ):
                 raise ValueError(
                     f"table {table}: a value is infinite, or beyond float16 (up to 65504), in "
-                    "which narrow tables store values or scales; fp32 tables do not"
+                    "which quantized tables store values or scales; fp32 tables do not"
                 )
         begin += rows

@@ -214,10 +214,12 @@ REFUSED = [
                 "categorical field b: max_ids: expected none, as of a, which ",
             ),
             ("table: t, dictionary: d", "categorical field b: dictionary: expected none beside ta"),
+            ("table: ''", "categorical field b: table: expected a name, got ''"),
+            ("dictionary: ''", "categorical field b: dictionary: expected a name, got ''"),
             ("target: a", "categorical field b: target: expected max_length too, which makes"),
             (
                 "table: t, max_length: 3, target: a",
-                "categorical field b: target: expected pooling: attention beside it, got None",
+                "categorical field b: target: expected pooling: attention beside it, got none",
             ),
             (
                 "table: t, max_length: 3, pooling: attention",

@@ -44,6 +44,18 @@ def ids(dataset, table, dtype, split="train"):
     return np.fromfile(dataset / split / f"cat_{table}.bin", dtype).tolist()
 
 
+def test_the_summary_counts_a_shared_table_once(tmp_path):
+    fields = [{"column": "user", "type": "id"}]
+    fields += [{"column": "shop", "type": "id", "table": "places", "cardinality": 300}]
+    fields += [{"column": "items", "type": "id", "table": "places", "cardinality": 300}]
+    fields[-1]["max_length"] = 2
+    schema = {"label": "y", "categorical": fields}
+    said = prepare(schema, [write(tmp_path / "a.parquet")], tmp_path / "d", **IN_ORDER)
+    assert [line.split()[1:] for line in said if line.startswith("tables:")] == [
+        ["308", "rows", "in", "2"]
+    ]
+
+
 @pytest.mark.parametrize("suffix", [".parquet", ".jsonl", ".csv"])
 def test_the_value_is_the_id_in_every_file(tmp_path, suffix):
     prepare(SCHEMA, [write(tmp_path / f"a{suffix}")], tmp_path / "d", report=True, **IN_ORDER)
