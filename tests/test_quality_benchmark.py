@@ -72,6 +72,7 @@ def test_an_untuned_model_is_that_of_fit(quality, name, settings):
     assert found["trials"] == []
 
 
+@pytest.mark.slow
 def test_tuning_does_not_see_the_test_rows(quality):
     test = table(400, 1)
     flipped = test.set_column(0, "y", pa.array(np.where(np.array(test["y"]) == "yes", "no", "yes")))

@@ -188,7 +188,7 @@ def _summed_loss(logits: Tensor, labels: Tensor, weights: Tensor | None = None) 
         one, other = (_summed_loss(of, target, weights) for of in logits.unbind(2))
         apart = one + other
         return _summed_loss(mean, labels, weights) + (apart - apart.detach())
-    labels = labels.view(len(labels), -1).expand_as(logits)
+    labels = (labels.unsqueeze(1) if labels.ndim == 1 else labels).expand_as(logits)
     weights = None if weights is None else weights.unsqueeze(1)
     total = F.binary_cross_entropy_with_logits(logits, labels, weights, reduction="sum")
     return total / logits.shape[1]

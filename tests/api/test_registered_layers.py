@@ -67,7 +67,10 @@ def test_a_process_without_the_layers_refuses_the_checkpoint(saved, tmp_path):
     done = predict(saved, tmp_path)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    assert "config.json: interaction_op bilinear: expected cuda_dot, dot, cat, dcn, or " in line
+    assert (
+        "config.json: interaction_op bilinear: expected cuda_dot, dot, cat, dcn, quadratic, or "
+        in line
+    )
     assert line.endswith('@dlrm.register_interaction("bilinear")')
 
 

@@ -75,6 +75,7 @@ def test_whole_path_on_one_core(spark, tmp_path):
     assert sorted(path.name for path in output.iterdir()) == ["binary_dataset", "spark.log"]
 
 
+@pytest.mark.slow
 def test_bad_line_is_one_line_of_error(spark, tmp_path):
     raw = write_days(tmp_path / "raw", GOOD * 50, GOOD * 2 + "1\t2\toops\n" + GOOD)
     result = script(raw, tmp_path / "out", *SMALL)

@@ -86,6 +86,7 @@ EVERY_TYPE = """SELECT id n, id % 3 = 0 y, cast(id as float) x, cast(id as decim
     id % 2 = 0 flag FROM range(0, 3000, 1, 4) WHERE id NOT BETWEEN 750 AND 1499"""
 
 
+@pytest.mark.slow
 def test_rows_of_spark_through_a_store_give_the_bytes_of_a_folder(spark, store_uri, tmp_path):
     session, fields = spark.session(), ("kind", "small", "plain", "flag")
     schema = {

@@ -7,12 +7,14 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+import pytest
 
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 
 ROWS = 400_000
 
 
+@pytest.mark.slow
 def test_a_row_group_of_any_length_is_prepared_in_384_mib(tmp_path):
     """One row group is one part, whose rows would need more memory if all were kept."""
     random = np.random.default_rng(0)

@@ -143,7 +143,7 @@ def same(text, other):
     return False
 
 
-@settings(max_examples=50)
+@settings(max_examples=25)
 @given(tables())
 def test_drawn_tables_are_the_same_on_every_route(drawn):
     with TemporaryDirectory() as folder:

@@ -394,6 +394,7 @@ def test_inference_benchmark_reports_every_batch_size(command, device, capsys):
     assert summarized[0].startswith("DLL ")
 
 
+@pytest.mark.slow
 def test_inference_benchmark_times_lists_in_every_runtime(command, device):
     if device != "cpu":
         pytest.skip("other runtimes are measured on the CPU only")

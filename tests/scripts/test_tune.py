@@ -272,6 +272,7 @@ def test_processes_change_nothing(searched, dataset, space, tmp_path):
     assert results(tmp_path / "out") == results(searched)
 
 
+@pytest.mark.slow
 def test_folds_are_what_rungs_add(dataset, space, tmp_path, capsys):
     assert main(arguments(dataset, space, tmp_path / "out", "--folds=3", "--trials=3")) == 0
     facts = json.loads((tmp_path / "out/tuning.json").read_text())

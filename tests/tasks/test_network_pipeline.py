@@ -229,6 +229,7 @@ def test_precision_clipping_and_recomputation(ranks, kind, options, tolerance):
     check(ranks(2).call(settled, [(options, kind, 2, "1f1b")] * 2), expected, 2, tolerance)
 
 
+@pytest.mark.slow
 def test_lamb_scales_gradients_by_the_norm_of_all_parts(ranks):
     own = NetworkOptimizerConfig("lamb").max_grad_norm
     expected = train(World(), "resnet group", 1, optimizer="lamb")

@@ -33,6 +33,7 @@ from dlrm.train.checkpoints.saved_model import read_saved
 pytestmark = pytest.mark.long
 
 
+@pytest.mark.slow
 def test_a_dataset_without_test_rows_is_judged_by_rows_of_another_split(export, tmp_path):
     lines = trained_model.write_log(tmp_path / "day_0")
     rows = {"train": 5000, "test": 0}
@@ -332,6 +333,7 @@ COLUMNS = [
 ]
 
 
+@pytest.mark.slow
 def test_int8_costs_little_on_adult(export, shared_data, tmp_path):
     numerical = "age,fnlwgt,education_num,capital_gain,capital_loss,hours_per_week"
     others = [c for c in COLUMNS if c not in numerical.split(",") and c != "income"]
@@ -375,7 +377,7 @@ def test_a_model_that_disagrees_is_not_written(export, trained, tmp_path, monkey
     write = platforms.Onnx.write
 
     def write_other(platform, module, example, directory):
-        module.output.bias.data += 0.01
+        module.scored[0].output.bias.data += 0.01
         write(platform, module, example, directory)
 
     monkeypatch.setattr(platforms.Onnx, "write", write_other)
@@ -451,6 +453,7 @@ def test_an_update_adds_a_version_of_the_same_kind(export, exported, trained, tm
             export(trained, tmp_path, "--update", *flags)
 
 
+@pytest.mark.slow
 def test_an_ensemble_takes_no_other_transform(export, trained, other_trained, tmp_path):
     export(trained, tmp_path, "--onnx")
     export(trained, tmp_path, "--onnx", "--update")

@@ -115,6 +115,7 @@ def test_only_what_was_counted_is_read(tmp_path):
     assert total_counts(paths).tolist() == (2 * counts).tolist()
 
 
+@pytest.mark.slow
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_rows(tmp_path):
     """Four times the rows, with many values, fit in the same 256 MiB of data a process."""

@@ -396,7 +396,7 @@ def check_fitted(oracle, directory):
         assert dictionary.values() == oracle.facts[name]
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(drawn=tables(), data=st.data())
 def test_a_dataset_is_what_the_oracle_makes_of_the_table(drawn, data):
     schema, columns, division = drawn

@@ -107,6 +107,7 @@ def test_spark_changes_nothing(schema, whole, tmp_path, spark):
     assert contents(tmp_path / "d") == whole
 
 
+@pytest.mark.slow
 def test_killed_before_any_file_it_goes_on_to_the_same_bytes(schema, whole, tmp_path):
     pq.write_table(table(), tmp_path / "a.parquet", row_group_size=200)
     made = (schema, [tmp_path / "a.parquet"])

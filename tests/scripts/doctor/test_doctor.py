@@ -119,6 +119,7 @@ def test_without_library_java_and_matplotlib_training_works_and_each_cost_is_nam
     assert all(f["cost"] for f in found.values() if f["state"] in ("absent", "slow"))
 
 
+@pytest.mark.slow
 def test_a_library_that_does_not_load_is_named_with_its_reason():
     found, works = results(prepare=FEW_PACKAGES + FOREIGN_LIBRARY)
     assert works
@@ -214,6 +215,7 @@ def test_one_thread_is_advised_only_where_others_use_the_cores(count, idle, stat
         assert ("OMP_NUM_THREADS=1" in found["load"].fix) == (count == 2)
 
 
+@pytest.mark.slow
 def test_untuned_memory_is_reported_as_slow():
     found, works = results(prepare=FEW_PACKAGES, DLRM_TUNE="0", THP_MEM_ALLOC_ENABLE="0")
     assert works

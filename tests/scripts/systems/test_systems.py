@@ -543,6 +543,7 @@ if "--precision=bf16" in sys.orig_argv:
 """
 
 
+@pytest.mark.slow
 def test_a_planted_bug_fails_the_trend(tmp_path, monkeypatch, capsys):
     (tmp_path / "sitecustomize.py").write_text(PLANTED)
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{ROOT}")
