@@ -118,7 +118,7 @@ bench: venv
 	$(BIN)/python benchmarks/trackers.py
 	$(BIN)/python benchmarks/remote.py
 
-# By hand, on an idle machine: three minutes, never part of .ci/run.
+# By hand, on an idle machine: half a minute, never part of .ci/run.
 bench-guard: venv
 	$(BIN)/python benchmarks/guard.py $(GUARD_ARGS)
 

@@ -2,7 +2,7 @@
 
     python benchmarks/guard.py [--record]
 
-It takes three minutes. Each ratio is the processor time of a peer over ours, on one thread, in
+It takes half a minute. Each ratio is the processor time of a peer over ours, on one thread, in
 turns. The run fails with exit code 1 if one is a quarter below the record of this processor in
 `guard.json`. A processor without a record gets one, and passes. If other programs take more than a
 tenth of the machine's cores meanwhile, the run does not count: it neither fails nor records, and
