@@ -365,12 +365,20 @@ def test_a_full_disk_is_named_and_the_run_goes_on(tmp_path):
 
 
 def test_the_time_of_an_input_is_readable_and_keeps_its_nanoseconds(tmp_path):
-    path = tmp_path / "day_0"
+    path, output = tmp_path / "day_0", tmp_path / "dataset"
     path.write_text("1234")
     os.utime(path, ns=(0, 1_790_000_000_000_000_021))
-    assert input_facts([path]) == {
-        str(path): "of 4 bytes, changed at 2026-09-21 14:13:20.000000021 UTC"
-    }
+    facts = input_facts([path])
+    assert facts == {str(path): "of 4 bytes, changed at 1790000000000000021"}  # as it was stored
+    with open_work_folder(output, facts, True, False) as work:
+        work.finish("stage", {})
+    os.utime(path, ns=(0, 1_790_000_001_000_000_000))
+    was, now = "2026-09-21 14:13:20.000000021 UTC", "2026-09-21 14:13:21.000000000 UTC"
+    with (
+        pytest.raises(ValueError, match=f"was of 4 bytes, changed at {was} and is .* {now}"),
+        open_work_folder(output, input_facts([path]), True, False),
+    ):
+        pass
 
 
 @pytest.mark.parametrize("done", [8, 20])

@@ -465,7 +465,13 @@ def _flat(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def _shown(value: Any) -> str:
-    return "not there" if value is None else str(value)
+    """Returns a fact for a message, with the time of an input's last change as a date."""
+    return "not there" if value is None else re.sub(r"(?<=, changed at )\d+$", _date, str(value))
+
+
+def _date(nanoseconds: re.Match[str]) -> str:
+    seconds, rest = divmod(int(nanoseconds[0]), 10**9)
+    return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S}.{rest:09} UTC"
 
 
 class ProgressLine:

@@ -10,7 +10,6 @@ Every finished task leaves a file, and every finished stage a marker, in a `Work
 """
 
 from collections.abc import Callable, Sequence
-from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,9 +51,7 @@ def input_facts(files: Sequence[Path]) -> dict[str, str]:
     facts = {}
     for path in files:
         status = path.stat()
-        seconds, rest = divmod(status.st_mtime_ns, 10**9)
-        time = f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M:%S}.{rest:09} UTC"
-        facts[str(path.resolve())] = f"of {status.st_size} bytes, changed at {time}"
+        facts[str(path.resolve())] = f"of {status.st_size} bytes, changed at {status.st_mtime_ns}"
     return facts
 
 
