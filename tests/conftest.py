@@ -8,6 +8,7 @@ import gc
 import os
 import subprocess
 import sys
+import uuid
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from types import ModuleType
@@ -18,6 +19,8 @@ import torch
 import trained_model
 from hypothesis import HealthCheck, settings
 from ranks import Ranks
+
+from dlrm.remote.uri import Uri
 
 ROOT = Path(__file__).parent.parent
 
@@ -193,3 +196,33 @@ def ranks():
             return started[size]
 
         yield of_size
+
+
+@pytest.fixture(scope="session")
+def storage(root, tmp_path_factory):
+    """A server with the interface of S3."""
+    sys.path.insert(0, str(root / "benchmarks"))
+    from s3_server import Endpoint
+
+    sys.path.remove(str(root / "benchmarks"))
+    with Endpoint(tmp_path_factory.mktemp("store")) as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def endpoint(storage):
+    """The server `storage`, which fails as `set` says."""
+    before = storage.facts()["settings"]
+    yield storage
+    storage.set(**before)
+
+
+@pytest.fixture
+def store_uri(endpoint, monkeypatch, tmp_path):
+    """The URI of a new bucket of `endpoint`; its credentials are in the environment."""
+    for name, value in endpoint.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    name = f"b{uuid.uuid4().hex}"
+    endpoint.make(name)
+    return Uri("s3", name)

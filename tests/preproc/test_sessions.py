@@ -186,10 +186,10 @@ class Server:
 
 
 @pytest.fixture(scope="module")
-def server(java, endpoint, tmp_path_factory):
+def server(java, storage, tmp_path_factory):
     for name in ("pyspark", "grpc_status", "google.rpc", "zstandard"):
         pytest.importorskip(name)
-    server = Server(tmp_path_factory.mktemp("server"), endpoint)
+    server = Server(tmp_path_factory.mktemp("server"), storage)
     yield server
     server.process.terminate()
     server.process.wait(60)

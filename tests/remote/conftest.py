@@ -2,7 +2,6 @@
 
 import io
 import re
-import sys
 import uuid
 
 import pytest
@@ -63,33 +62,4 @@ def bucket(s3_endpoint, monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     name = f"b{uuid.uuid4().hex}"
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=name)
-    return Uri("s3", name)
-
-
-@pytest.fixture(scope="session")
-def _endpoint(root, tmp_path_factory):
-    sys.path.insert(0, str(root / "benchmarks"))
-    from s3_server import Endpoint
-
-    sys.path.remove(str(root / "benchmarks"))
-    with Endpoint(tmp_path_factory.mktemp("store")) as endpoint:
-        yield endpoint
-
-
-@pytest.fixture
-def endpoint(_endpoint):
-    """A server that fails as `set` says."""
-    before = _endpoint.facts()["settings"]
-    yield _endpoint
-    _endpoint.set(**before)
-
-
-@pytest.fixture
-def store_uri(endpoint, monkeypatch, tmp_path):
-    """The URI of a new bucket of `endpoint`; its credentials are in the environment."""
-    for name, value in endpoint.environment.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    name = f"b{uuid.uuid4().hex}"
-    endpoint.make(name)
     return Uri("s3", name)
