@@ -111,8 +111,8 @@ def _make_score(
     interact, cross = _interactions(config, names, dense_vectors, seed, dtype, optimized)
     width, sizes = interact.width, () if names == [QUADRATIC] else config.top_mlp_sizes[:-1]
     if config.top_mlp == PLAIN_MLP or names == [QUADRATIC]:
-        regularised = config.batch_norm, config.dropout
-        top_mlp = mlp(width, sizes, seed, "top_mlp", dtype, optimized, *regularised)
+        regularization = config.batch_norm, config.dropout
+        top_mlp = mlp(width, sizes, seed, "top_mlp", dtype, optimized, *regularization)
         hidden = [width, *sizes][-1]
     else:
         top_mlp, hidden = own_top_mlp(config.top_mlp, width, sizes, seed, dtype)
