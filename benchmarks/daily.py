@@ -41,14 +41,25 @@ def dlrm(*words: object) -> subprocess.Popen:
     return subprocess.Popen(command, stdout=subprocess.DEVNULL, start_new_session=True)
 
 
-def seconds_of(chain: Path) -> dict[str, float]:
-    """Returns the total seconds of each step."""
-    total: dict[str, float] = {}
+def seconds_of(chain: Path) -> dict[str, dict[str, float]]:
+    """Returns the seconds of each day by step."""
+    seconds: dict[str, dict[str, float]] = {}
     for line in (chain / "daily.log").read_text().splitlines():
         if line.startswith('{"day"'):
             step = json.loads(line)
-            total[step["step"]] = total.get(step["step"], 0) + step["seconds"]
-    return total
+            seconds.setdefault(step["step"], {})[step["day"]] = step["seconds"]
+    return seconds
+
+
+def ratio_of_retraining(seconds: dict[str, dict[str, float]], names: list[str]) -> float:
+    """Returns the time of retraining over that of continuing, for models of the same rows.
+
+    The model that judges a day is retrained on all days before it, or continued by the last of
+    these. The first day is trained alike by both and left out.
+    """
+    retrained = sum(seconds["retrain"][name] for name in names[2:])
+    continued = sum(seconds[s][name] for s in ("prepare", "train") for name in names[1:-1])
+    return retrained / continued
 
 
 def show(chain: Path, planted: list[dict]) -> None:
@@ -67,9 +78,10 @@ def show(chain: Path, planted: list[dict]) -> None:
         print(f"{day['name']:<8}" + "".join(f"{cell:>15}" for cell in cells))
     print("mean    " + "".join(f"{sum(own) / len(own):>15.4f}" for own in means.values()))
     seconds = seconds_of(chain)
-    print("seconds " + ", ".join(f"{step} {total:.1f}" for step, total in seconds.items()))
+    totals = (f"{step} {sum(by_day.values()):.1f}" for step, by_day in seconds.items())
+    print("seconds " + ", ".join(totals))
     if "retrain" in seconds:
-        ratio = seconds["retrain"] / (seconds["prepare"] + seconds["train"])
+        ratio = ratio_of_retraining(seconds, [day["name"] for day in days])
         print(f"retraining takes {ratio:.1f} times the time of preparing and continuing")
 
 

@@ -103,6 +103,14 @@ def auto(facts: DatasetFacts, given: Mapping[str, Any] | None = None) -> dict[st
     return training_defaults(facts.rows, chosen | given)
 
 
+def embedding_l2(rows: int) -> float:
+    """Returns the recipe's `--embedding_l2` for a number of training rows, of one run or several.
+
+    It is a prior of the weights, whose share of the gradient falls as rows grow.
+    """
+    return min(float(f"{_L2 / rows:.2g}"), _MOST_L2)
+
+
 def describe(facts: DatasetFacts, settings: Mapping[str, Any], given: Mapping[str, Any]) -> str:
     """Returns lines that list, as flags for a shell, the settings that the recipe chose."""
     chosen = {name: value for name, value in settings.items() if name not in given}
@@ -141,7 +149,7 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
         "embedding_dim": _dim(facts, given, 16),
         "wide": True,
         "dropout": 0.3 if rows < _FEW_ROWS else 0.2,
-        "embedding_l2": min(float(f"{_L2 / rows:.2g}"), _MOST_L2),
+        "embedding_l2": embedding_l2(rows),
         "embedding_type": "joint_fused",
         "schedule": "linear",
         "warmup": 0.05,

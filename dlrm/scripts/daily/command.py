@@ -135,7 +135,7 @@ class _Follower:
         else:
             for name, psi in psi_by_field(self._chain.dataset_of(before.name), dataset).items():
                 fields.setdefault(name, {})["psi"] = psi
-        self._train(day, path, folder, before)
+        self._train(day, path, folder, before, rows)
         checkpoint = self._chain.checkpoint_of(day.name)
         self._chain.add(
             LearnedDay(
@@ -242,7 +242,9 @@ class _Follower:
         with self._timed(day.name, "prepare"):
             self._step("prepare", flags)
 
-    def _train(self, day: Day, path: Path, folder: Path, before: LearnedDay | None) -> None:
+    def _train(
+        self, day: Day, path: Path, folder: Path, before: LearnedDay | None, rows: int
+    ) -> None:
         if (folder / _TRAINED).exists():
             return
         dataset, run = self._chain.dataset_of(day.name), folder / "run"
@@ -252,6 +254,7 @@ class _Follower:
             if self._own.recalibrate is not None:
                 checkpoint = self._recalibrated(checkpoint, day, path, folder)
             flags, words = self._further_training(dataset, run, checkpoint), []
+            flags |= self._l2_of_recipe(checkpoint, rows)
         with self._timed(day.name, "train"):
             self._step("train", flags, words)
         write_atomically(folder / _TRAINED, "")
@@ -285,6 +288,22 @@ class _Follower:
             kept = [self._chain.dataset_of(day.name) for day in self._chain.days[-own.keep :]]
             flags |= {"replay": own.replay, "replay_data": kept}
         return flags
+
+    def _l2_of_recipe(self, checkpoint: Path, rows: int) -> dict[str, float]:
+        """Returns the recipe's regularization for the rows of all days, which falls as they grow.
+
+        Args:
+            checkpoint: the checkpoint to continue.
+            rows: rows of the new day.
+        """
+        from dlrm.api.recipe import embedding_l2
+        from dlrm.tasks.run import saved_flags
+        from dlrm.train.checkpoints.directory import find_checkpoint
+
+        regularized = saved_flags(find_checkpoint(checkpoint), ["embedding_l2"])["embedding_l2"]
+        if self._own.train_flags is not None or not regularized:
+            return {}
+        return {"embedding_l2": embedding_l2(rows + sum(day.rows for day in self._chain.days))}
 
     def _flag_file(self) -> list[str]:
         file = self._own.train_flags

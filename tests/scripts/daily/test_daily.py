@@ -14,6 +14,8 @@ from sklearn.metrics import log_loss, roc_auc_score
 
 from dlrm.scripts.commands import COMMANDS, run
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
+from dlrm.train.checkpoints.checkpoint import read_config
+from dlrm.train.checkpoints.directory import find_checkpoint
 
 pytestmark = pytest.mark.slow
 FLAGS = """\
@@ -231,6 +233,16 @@ def test_retraining_on_all_days_is_compared(learned):
     judged = record(learned)["days"][-1]["judged"]
     assert judged.keys() == {"continued", "frozen", "retrained"}
     assert not (learned / "chain/days/2026-11-04/retrained").exists()
+
+
+def test_the_regularization_of_the_recipe_falls_with_the_rows_of_all_days(tmp_path):
+    simulate(Simulation(rows=40_000, days=2, num_numerical=2, num_categorical=2), tmp_path / "logs")
+    shape = ("--num_numerical=2", "--num_categorical=2", "--frequency_limit=2")
+    days, chain = f"--days={tmp_path / 'logs'}", tmp_path / "chain"
+    assert run(COMMANDS["daily"], [days, "--schema=criteo", f"--output={chain}", *shape]) in (0, 3)
+    runs = [find_checkpoint(chain / "days" / day / "run") for day in ("day_0", "day_1")]
+    found = [read_config(run)["flags"]["embedding_l2"] for run in runs]
+    assert found == pytest.approx([350 / 20_000, 350 / 40_000], rel=0.05)
 
 
 def test_logs_in_criteo_format_are_learned(tmp_path):
