@@ -59,7 +59,8 @@ def main() -> None:
     words = ["--dataset_type=synthetic_gpu", "--base_device=cpu", "--backend=gloo"]
     words += [f"--synthetic_dataset_table_sizes={','.join([str(rows)] * _TABLES)}"]
     words += [f"--embedding_dim={_DIM}", f"--bottom_mlp_sizes=128,{_DIM}", "--top_mlp_sizes=128,1"]
-    words += [f"--batch_size={_BATCH}", f"--max_steps={options.steps}", "--num_numerical_features=8"]
+    words += ["--num_numerical_features=8", f"--batch_size={_BATCH}"]
+    words += [f"--max_steps={options.steps}"]
     words += [f"--synthetic_dataset_num_entries={_BATCH * options.steps}"]
     saving = [f"--checkpoint_freq={options.steps // _SAVES}", "--keep_checkpoints=2"]
     with tempfile.TemporaryDirectory(prefix="dlrm-nodes-") as name:
