@@ -410,7 +410,8 @@ def did_you_mean(name: str, values: flags.FlagValues) -> str:
         values: the flags, such as `lr` with the meaning "Base learning rate".
     """
     near = difflib.get_close_matches(name, values, cutoff=0.85)
-    near = near or sorted((known for known in values if len(name) > 2 and name in known), key=len)
+    containing = [known for known in values if len(name) > 2 and name in known]
+    near = near or sorted(containing, key=lambda known: (not known.endswith("_path"), len(known)))
     near = near or difflib.get_close_matches(name, values) or _flags_about(name, values)
     return f". Did you mean: {', '.join(near[:3])} ?" if near else ""  # in absl's words
 

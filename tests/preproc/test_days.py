@@ -323,6 +323,11 @@ def test_hours_follow_one_another(two, tmp_path):
             IncrementConfig(day=wrong)
 
 
+def test_a_folder_with_the_dataset_in_it_is_told_where_it_is(two, tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"{two}: .* got none; {two / '2'} has one"):
+        extend(two, tmp_path / "3")
+
+
 @pytest.mark.parametrize("numerics", ["keep", "refit"])
 def test_numerics_are_kept_or_refitted(numerics, two, tmp_path):
     extend(two / "2", tmp_path / "3", numerics=numerics)

@@ -338,6 +338,11 @@ def test_flags_are_written_as_absl_has_them(tmp_path):
     ("word", "message"),
     [
         ("--batch_siz=4", "Unknown command line flag 'batch_siz'. Did you mean: batch_size ?"),
+        (
+            "--checkpoint=run",  # flags of paths first
+            "Unknown command line flag 'checkpoint'. Did you mean: load_checkpoint_path, "
+            "save_checkpoint_path, checkpoint_freq ?",
+        ),
         ("--batch_size=0", "flag --batch_size=0: 0 is not a positive integer"),
         ("--lr=x", "flag --lr=x: could not convert string to float: 'x'"),
         ("--seed=-1", "flag --seed=-1: -1 is not an integer in the range [0, 9223372036854775807]"),

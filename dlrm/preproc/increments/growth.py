@@ -151,9 +151,10 @@ def open_growth(config: IncrementConfig, schema: Schema) -> Growth | None:
 
 def _open_parent(directory: Path) -> Parent:
     if not (directory / layout.TRANSFORM).is_dir():
+        within = [path.parent for path in sorted(directory.glob(f"*/{layout.TRANSFORM}"))]
         raise FileNotFoundError(
             f"--extend {directory}: expected a dataset or checkpoint with a fitted transform, got "
-            "none"
+            f"none{f'; {within[-1]} has one' if within else ''}"
         )
     if not (directory / MANIFEST).is_file():
         raise FileNotFoundError(f"{directory / MANIFEST}: no such file, so nothing checks it")
