@@ -34,7 +34,7 @@ COMPILE_FLAGS = [
     "-O3",
     "-fPIC",
     "-fvisibility=hidden",
-    "-fno-math-errno",  # lets sqrt be vectorised
+    "-fno-math-errno",  # lets sqrt be vectorized
     "-fno-trapping-math",
     "-DTORCH_TARGET_VERSION=0x020b000000000000",  # the oldest torch that can load the library
     "-Wall",

@@ -405,10 +405,10 @@ def store(folder: str, rounds: int, steps: int) -> None:
         print(f"waited {last['store'][2]:.2f} s of all steps; {last['store'][3]}")
         for pipe in teams.values():
             pipe.close()
-        _random_reads(rows.parent.parent, place, rounds)
+        _random_reads(place, rounds)
 
 
-def _random_reads(folder: Path, place: str, rounds: int) -> None:
+def _random_reads(place: str, rounds: int) -> None:
     """Compares reads of uniform records with those of the disk."""
     binary = Path(place, "random_reads")
     source = Path(__file__).with_name("random_reads.c")

@@ -23,7 +23,7 @@ _MAX_OPEN_FILES = 1 << 20  # programs that a command starts may close every numb
 _REMOVAL_SECONDS = 10  # in which further SIGTERMs do not interrupt the removal of output
 _COLUMNS = 100  # of lines that are shortened, where there is no terminal
 _STYLES = {"bold": 1, "red": 31, "green": 32, "yellow": 33}
-_COLOURS = {"note": "yellow", "warning": "yellow", "error": "red"}
+_COLORS = {"note": "yellow", "warning": "yellow", "error": "red"}
 _WORDS: dict[int, str] = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
@@ -161,7 +161,7 @@ def say(line: object, is_prose: bool = False) -> None:
             `note:` or `warning:`.
     """
     text = printable(line)
-    if is_prose or text.partition(":")[0] in _COLOURS:
+    if is_prose or text.partition(":")[0] in _COLORS:
         text = wrapped(text)
     print(highlighted(text), flush=True)
 
@@ -178,7 +178,7 @@ def painted(text: str, style: str, stream: TextIO | None = None) -> str:
 
     Args:
         text: the text, without control characters.
-        style: "bold" or a colour.
+        style: "bold" or a color.
         stream: stream to print it to; by default standard output.
     """
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
@@ -188,11 +188,11 @@ def painted(text: str, style: str, stream: TextIO | None = None) -> str:
 
 
 def highlighted(line: str, stream: TextIO | None = None) -> str:
-    """Returns a line whose first word is coloured, if it is one of `_COLOURS`."""
+    """Returns a line whose first word is colored, if it is one of `_COLORS`."""
     word, colon, rest = line.partition(":")
-    if word not in _COLOURS or not colon:
+    if word not in _COLORS or not colon:
         return line
-    return painted(word + colon, _COLOURS[word], stream) + rest
+    return painted(word + colon, _COLORS[word], stream) + rest
 
 
 def wrapped(line: str, indent: int = 2, most: int | None = None, end: str = "") -> str:

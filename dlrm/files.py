@@ -315,7 +315,7 @@ def publish_directory(staging: Path, final: Path, replace: bool = True) -> None:
     missing for the time between two renames, and `tidy_after_killed` restores it after a kill.
 
     Args:
-        staging: the directory; if it replaces another, that one's content is here afterwards.
+        staging: the directory; if it replaces another, that one's content is here afterward.
         final: its new path.
         replace: whether it may replace a directory that is not empty.
 

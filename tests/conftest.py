@@ -33,7 +33,7 @@ settings.load_profile("same")
 
 
 # Each file runs in one process, so the longest files start first and none finishes alone. Those of
-# triton/ with gRPC channels of their own come last, as the process should not be forked afterwards.
+# triton/ with gRPC channels of their own come last, as the process should not be forked afterward.
 LONGEST = (
     *("ops/test_row_update.py", "scripts/test_dist_main.py", "triton/test_export.py"),
     *("scripts/systems/test_systems.py", "scripts/test_main.py", "preproc/test_scripts.py"),

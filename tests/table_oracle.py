@@ -248,7 +248,7 @@ class Oracle:
             values = [math.log1p(counts[key]) for key in keys]
         else:
             values = self._targets(keys, entry.get("folds", 5), entry.get("smoothing", 10))
-        rule = {"transform": "standardise", **entry}
+        rule = {"transform": "standardize", **entry}
         rule["column"] = entry.get("name", f"{field['column']}_{entry['kind']}")
         return self._transformed(rule, values)
 
@@ -286,8 +286,8 @@ class Oracle:
 
     def _transformed(self, field, values):
         known = [values[i] for i in self.training if values[i] is not None]
-        rule = field.get("transform", "standardise")
-        mean, deviation = scale(known) if rule == "standardise" else (0.0, 1.0)
+        rule = field.get("transform", "standardize")
+        mean, deviation = scale(known) if rule == "standardize" else (0.0, 1.0)
         bins = field.get("bins") or (64 if rule == "quantile" else 0)
         edges, shares = bins_of(known, bins) if bins else ([], [])
         self.facts[field["column"]] = mean, deviation, edges, shares

@@ -11,7 +11,7 @@ from dlrm.data.transform.transform import Transform
 def table_transform(
     scales,
     dictionaries,
-    numeric_transform="standardise",
+    numeric_transform="standardize",
     missing_values=(),
     label="y",
     positive=None,

@@ -22,7 +22,7 @@ from dlrm.train.checkpoints import nvidia
 from dlrm.train.execution import MODULE_EXECUTIONS
 from dlrm.train.optim import config as optim
 from dlrm.train.optim.dense import CLICK_OPTIMIZERS, NETWORK_OPTIMIZERS
-from dlrm.train.optim.lamb import LAMB_FLAVOURS
+from dlrm.train.optim.lamb import LAMB_FLAVORS
 from dlrm.train.optim.row_optimizers import TABLE_OPTIMIZERS, WIDE_OPTIMIZERS
 from dlrm.vision import config as vision, efficientnet, resnet
 
@@ -45,7 +45,7 @@ NAMES = {
     "numerical transforms": (data.NUMERIC_TRANSFORMS, NUMERIC_TRANSFORMS),
     "ResNets": (vision.RESNETS, resnet.VARIANTS),
     "EfficientNets": (vision.EFFICIENTNETS, efficientnet.VARIANTS),
-    "flavours of LAMB": (optim.LAMB_NAMES, LAMB_FLAVOURS),
+    "flavors of LAMB": (optim.LAMB_NAMES, LAMB_FLAVORS),
     "feature orders": (checkpoint.FEATURE_ORDERS, nvidia.FEATURE_ORDERS),
     "paddings": (checkpoint.PADDINGS, nvidia.PADDINGS),
     "rows of a draft": ((DraftConfig.rows,), (SAMPLE_ROWS,)),

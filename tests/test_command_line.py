@@ -118,7 +118,7 @@ def test_columns_that_do_not_fit_a_terminal_follow_below(monkeypatch):
     assert len(aligned(heads, rows)) == 2  # elsewhere
 
 
-def test_prose_on_a_terminal_ends_between_words_and_marks_are_coloured(monkeypatch, capsys):
+def test_prose_on_a_terminal_ends_between_words_and_marks_are_colored(monkeypatch, capsys):
     def act():
         say("note: " + "word " * 9)
         say("warning: few")

@@ -2,7 +2,7 @@
 //
 // Matrices lie in panels of kPanel columns, each with all rows of its columns, so that a tile of
 // six rows and one panel reads consecutive memory. bf16 values are kept twice where the processor
-// multiplies pairs: rows of values, whose neighbours make pairs for the product with a weight, and
+// multiplies pairs: rows of values, whose neighbors make pairs for the product with a weight, and
 // pairs of rows, for the product that is a weight's gradient.
 
 #include "transpose.h"

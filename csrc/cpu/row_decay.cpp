@@ -11,7 +11,7 @@
 namespace dlrm {
 namespace {
 
-// Neighbouring rows that have missed the same steps: from `begin` on.
+// Neighboring rows that have missed the same steps: from `begin` on.
 struct LateRows {
   int64_t row, count;
   int32_t begin;

@@ -16,7 +16,7 @@ namespace dlrm::host {
 struct ParsedLines {
   int64_t num_numerical;
   int64_t num_categorical;
-  int64_t labelled;
+  int64_t labeled;
   int64_t capacity;
   uint8_t* labels;
   int64_t* integers;
@@ -117,7 +117,7 @@ inline bool parse_line(const char*& p, const char* end, ParsedLines& lines) {
     return more || at_line_end(p, end);
   };
   lines.labels[row] = 0;
-  if (lines.labelled) {
+  if (lines.labeled) {
     if (*p != '0' && *p != '1') return false;
     lines.labels[row] = *p++ == '1';
     if (!next_field()) return false;

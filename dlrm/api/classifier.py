@@ -116,7 +116,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
         codes = self._codes(y, frame)
         label, weight = _free_names(frame.column_names)
         names: tuple[str, str | None] = (label, None if sample_weight is None else weight)
-        table = _labelled(frame, label, codes)
+        table = _labeled(frame, label, codes)
         if sample_weight is not None:
             weights = _check_sample_weight(sample_weight, frame, ensure_non_negative=True)
             if not weights.any():
@@ -256,7 +256,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
             )
         if len(np.unique(y)) < 2:
             raise ValueError(f"eval_set: expected rows of two classes, got {y[0]} alone")
-        table = _labelled(frame, label, (y == self.classes_[1]).astype(int))
+        table = _labeled(frame, label, (y == self.classes_[1]).astype(int))
         return table.append_column(weight, pa.array(np.ones(len(y)))) if weight else table
 
     def _schema(self, X: Any, table: pa.Table, names: tuple[str, str | None]) -> Schema:
@@ -328,7 +328,7 @@ def _free_names(taken: Sequence[str]) -> tuple[str, str]:
     return label, weight
 
 
-def _labelled(frame: pa.Table, label: str, codes: np.ndarray) -> pa.Table:
+def _labeled(frame: pa.Table, label: str, codes: np.ndarray) -> pa.Table:
     return frame.append_column(label, pa.array(codes))
 
 
@@ -367,7 +367,7 @@ def _as_text(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray:
 
 
 def _number(column: str) -> dict[str, str]:
-    return {"column": column, "transform": "standardise"}
+    return {"column": column, "transform": "standardize"}
 
 
 def _column_of(field: Any) -> str | None:

@@ -8,7 +8,7 @@ TABLE_KINDS = ("parquet", "orc", "arrow", "csv", "jsonl")
 NUMERIC_TRANSFORMS = {
     "log": "ln(x + 2), with 0 for a missing x",
     "nvidia": "ln(x + 3), and 0 if x is missing",
-    "standardise": "mean 0 and standard deviation 1 on the training rows, and 0 if x is missing",
+    "standardize": "mean 0 and standard deviation 1 on the training rows, and 0 if x is missing",
     "quantile": "share of the training values below x, and 0.5 if x is missing",
     "none": "unchanged, and 0 if x is missing",
 }

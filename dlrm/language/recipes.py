@@ -66,7 +66,7 @@ def graphcore(task: str, size: str, phase: int) -> dict[str, Any]:
     return common | {
         **_sequences(phase, 384, 56),
         "optimizer": "lamb",
-        "lamb_flavour": "popart",
+        "lamb_flavor": "popart",
         "weight_decay": 0.01,
         "optimizer_eps": 1e-6,
         "loss_scale": scale,
@@ -84,7 +84,7 @@ def _nvlamb(phase: int) -> dict[str, Any]:
     return {
         **_sequences(phase, 512, 80),
         "optimizer": "lamb",
-        "lamb_flavour": "nvlamb",
+        "lamb_flavor": "nvlamb",
         "weight_decay": 0.01,
         "optimizer_eps": 1e-6,
         "lr": 6e-3 if phase == 1 else 4e-3,

@@ -175,7 +175,7 @@ def _sort(scores: Tensor, runs: bool = False) -> Tensor:
     """Sorts, in place on the CPU; with `runs` the scores consist of a few sorted runs."""
     if scores.is_cuda:
         return scores.sort().values
-    scores.numpy().sort(kind="stable" if runs else None)  # stable merges runs, None is vectorised
+    scores.numpy().sort(kind="stable" if runs else None)  # stable merges runs, None is vectorized
     return scores
 
 

@@ -48,7 +48,7 @@ class ScoredRows:
 
 
 @dataclass(frozen=True)
-class Judgement:
+class Judgment:
     """Metrics of models on the same rows.
 
     Attributes:
@@ -81,7 +81,7 @@ class Judgement:
         return found
 
 
-def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgement:
+def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgment:
     """Measures models on the same rows.
 
     Intervals of the AUC are DeLong's where rows are independent and count once. All others are
@@ -115,7 +115,7 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgement:
     if by_delong:
         for model, own in zip(models, ranked, strict=True):
             model["auc"] = delong_interval(own)
-    return Judgement(
+    return Judgment(
         len(rows.labels),
         int(rows.labels.sum()),
         models,
@@ -184,3 +184,6 @@ def judge_slices(
 
 def _json(values: dict[str, float]) -> dict[str, float | None]:
     return {name: float(v) if math.isfinite(v) else None for name, v in values.items()}
+
+
+Judgement = Judgment  # the former name, for one version

@@ -400,16 +400,16 @@ class DLRMConfig:
                     raise ValueError(
                         f"--{flag} {value} is for --interaction_op {name}, got {','.join(names)}"
                     )
-        regularised = (self.dropout or self.batch_norm) and QUADRATIC not in names
+        regularized = (self.dropout or self.batch_norm) and QUADRATIC not in names
         if self.top_mlp != PLAIN_MLP and names == [QUADRATIC]:
             raise ValueError(
                 f"--top_mlp {self.top_mlp}: --interaction_op {QUADRATIC} has no hidden layers "
                 "after it; name another interaction beside it"
             )
         flag = f"--dropout {self.dropout}" if self.dropout else "--batch_norm"
-        if regularised and self.top_mlp != PLAIN_MLP:
+        if regularized and self.top_mlp != PLAIN_MLP:
             raise ValueError(f"{flag} is for --top_mlp {PLAIN_MLP}, got {self.top_mlp}")
-        if regularised and len(self.top_mlp_sizes) == 1:
+        if regularized and len(self.top_mlp_sizes) == 1:
             raise ValueError(f"{flag} is for hidden layers, and --top_mlp_sizes 1 has none")
         if self.self_ensemble and not self.dropout:
             raise ValueError(

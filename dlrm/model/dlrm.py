@@ -84,7 +84,7 @@ class DLRM(nn.Module):
         super().__init__()
         if config.batch_norm and world.size > 1:
             raise ValueError(
-                f"--batch_norm: expected one process, got {world.size}: each would normalise by "
+                f"--batch_norm: expected one process, got {world.size}: each would normalize by "
                 "the statistics of its own samples"
             )
         if torch.get_default_device().type == "meta":  # as torch's own modules

@@ -8,7 +8,7 @@ from dlrm.pages import note, part
 if TYPE_CHECKING:
     from markupsafe import Markup
 
-COLOURS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
+COLORS = ("#1f5f9e", "#b4500f", "#3a7d34", "#7a4a9c", "#8a6d00", "#0e7474")
 REFERENCE = "#5c5c5c"
 _WIDTH, _HEIGHT, _TOP, _RIGHT = 400, 190, 10, 14  # of the picture, and of what it draws in
 _BOTTOM = _TOP + _HEIGHT
@@ -66,7 +66,7 @@ def chart(
     left = 24 + _CHARACTER * max(len(number(y)) for y in ticks(y0, y1))
     frame = _Frame((x0, x1, y0, y1), left, _BOTTOM + (_COUNTS + 8 if most else 0))
     drawn = [
-        _drawn(line, REFERENCE if line.dashed else COLOURS[index % len(COLOURS)], frame)
+        _drawn(line, REFERENCE if line.dashed else COLORS[index % len(COLORS)], frame)
         | {"filled": [_steps(line, frame, _COUNTS / most)] if len(line.counts) else []}
         for index, line in enumerate(lines)
         if len(line.x)
@@ -123,13 +123,13 @@ def _labels(frame: _Frame) -> list[_Label]:
     ]
 
 
-def _drawn(line: ChartLine, colour: str, frame: _Frame) -> dict[str, Any]:
+def _drawn(line: ChartLine, color: str, frame: _Frame) -> dict[str, Any]:
     """Returns what a template draws of a line."""
     at = [frame.place(x, y) for x, y in zip(line.x, line.y, strict=True)]
     ranges = [(*frame.place(x, low), frame.place(x, high)[1]) for x, (low, high) in _ranges(line)]
     return {
         "name": line.name,
-        "colour": colour,
+        "color": color,
         "dashed": line.dashed,
         "path": "M" + "L".join(f"{x} {y}" for x, y in at),
         "dots": at if line.dots else [],

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 
 from dlrm.command_line import missing_extra
 from dlrm.files import staged_file
-from dlrm.pages.charts import COLOURS, REFERENCE
+from dlrm.pages.charts import COLORS, REFERENCE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-BLUE, ORANGE, GRAY = *COLOURS[:2], REFERENCE
+BLUE, ORANGE, GRAY = *COLORS[:2], REFERENCE
 _DPI = 130
 
 

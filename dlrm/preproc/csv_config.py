@@ -47,7 +47,7 @@ class CsvConfig:
     missing_values: tuple[str, ...] = setting(
         ("?",), "cells that stand for a missing value, besides empty ones"
     )
-    numeric_transform: str = setting("standardise", described(), choices=NUMERIC_TRANSFORMS)
+    numeric_transform: str = setting("standardize", described(), choices=NUMERIC_TRANSFORMS)
     frequency_limit: int = setting(
         1, "values that occur in fewer training rows share id 0", least=1
     )

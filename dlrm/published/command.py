@@ -21,7 +21,7 @@ from dlrm.command_line import say_error
 from dlrm.files import errors_named
 from dlrm.flags import ConfigFlags, Subcommands, UsageError, Values, run_command
 from dlrm.published import compare, results, show, tables
-from dlrm.published.catalogue import CATALOGUE, DOCUMENTS, select
+from dlrm.published.catalog import CATALOG, DOCUMENTS, select
 from dlrm.published.documents.benchmark_row import BenchmarkRow, find
 from dlrm.published.documents.translation import translate
 from dlrm.published.jobs import MOST, RunOptions, check_command, plan_jobs
@@ -188,7 +188,7 @@ def _list(options: Values) -> int:
 
 
 def _show(options: Values) -> int:
-    print(show.describe(find(CATALOGUE, options["row"])))
+    print(show.describe(find(CATALOG, options["row"])))
     return 0
 
 
@@ -254,7 +254,7 @@ def _single(name: str) -> BenchmarkRow:
     Raises:
         ValueError: it compares runs of others.
     """
-    row = find(CATALOGUE, name)
+    row = find(CATALOG, name)
     if row.measure != "run":
         raise ValueError(f"{row.id} compares runs of {row.of}: `run` it, or name that row")
     return row
@@ -277,17 +277,17 @@ def _trend(options: Values) -> int:
 
 
 def _seeds(options: Values) -> int:
-    row = find(CATALOGUE, options["row"])
+    row = find(CATALOG, options["row"])
     single = _options(options, repeats=1)
 
     def of_seed(name: str) -> Callable[[int], tuple[BenchmarkRow, RunOptions]]:
-        """Returns the row of a seed if the catalogue has one, else the row with another seed."""
+        """Returns the row of a seed if the catalog has one, else the row with another seed."""
 
         def column(seed: int) -> tuple[BenchmarkRow, RunOptions]:
             own = re.sub(r"/seed-\d+/", f"/seed-{seed}/", name)
-            if own in CATALOGUE and f"--seed={seed}" in CATALOGUE[own].flags:
-                return CATALOGUE[own], single
-            return CATALOGUE[name], replace(single, flags=(*single.flags, f"--seed={seed}"))
+            if own in CATALOG and f"--seed={seed}" in CATALOG[own].flags:
+                return CATALOG[own], single
+            return CATALOG[name], replace(single, flags=(*single.flags, f"--seed={seed}"))
 
         return column
 
@@ -321,7 +321,7 @@ def _scaling(options: Values) -> int:
 def _table(options: Values) -> int:
     if options["document"] not in DOCUMENTS:
         raise ValueError(f"{options['document']}: expected a document of {', '.join(DOCUMENTS)}")
-    known = [r for r in read(options["results"]) if CATALOGUE.get(r["row"])]
+    known = [r for r in read(options["results"]) if CATALOG.get(r["row"])]
     found = [r for r in tables.results(known) if r.row.source.startswith(options["document"])]
     table, title = tables.rows_of(options["document"], found), tables.title_of(options["document"])
     writers: dict[str, Callable[[], str]] = {
@@ -345,18 +345,18 @@ def _write(path: str, text: str) -> None:
 
 def _document(options: Values) -> int:
     _write(options["output"], show.document())
-    print(f"{options['output']}: {len(CATALOGUE)} rows")
+    print(f"{options['output']}: {len(CATALOG)} rows")
     return 0
 
 
 def _matching(name: str) -> list[BenchmarkRow]:
     """The row of a name, or all rows of a pattern."""
     if any(character in name for character in "*?["):
-        rows = [row for key, row in CATALOGUE.items() if fnmatch.fnmatchcase(key, name)]
+        rows = [row for key, row in CATALOG.items() if fnmatch.fnmatchcase(key, name)]
         if not rows:
             raise ValueError(f"{name}: no row matches it; `list` shows all")
         return rows
-    return [find(CATALOGUE, name)]
+    return [find(CATALOG, name)]
 
 
 def _options(options: Values, repeats: int | None = None) -> RunOptions:

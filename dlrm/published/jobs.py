@@ -57,7 +57,7 @@ class Job:
     """Describes one setting of a row, to be run `repeats` times.
 
     Attributes:
-        row: of the catalogue.
+        row: of the catalog.
         nodes, devices: the place in the grid.
         processes: how many are started; fewer than `devices` where they are emulated.
         threads: of each process.
@@ -260,7 +260,7 @@ def _check_data(row: BenchmarkRow, options: RunOptions) -> None:
 
 
 def _check_flags(row: BenchmarkRow, options: RunOptions) -> None:
-    """Refuses flags that the catalogue sets itself, and rows whose checkpoint is not named."""
+    """Refuses flags that the catalog sets itself, and rows whose checkpoint is not named."""
     names = [flag.lstrip("-").partition("=")[0] for flag in options.flags]
     for name, instead in (("log_path", "--keep DIR keeps the logs"), ("mode", "rows have a mode")):
         if name in names:

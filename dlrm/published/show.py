@@ -1,10 +1,10 @@
-"""Describes the rows of the catalogue as text."""
+"""Describes the rows of the catalog as text."""
 
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from dlrm.published.catalogue import DOCUMENTS, select
+from dlrm.published.catalog import DOCUMENTS, select
 from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import RULES
 from dlrm.published.documents.translation import TranslatedFlag, translate
@@ -43,7 +43,7 @@ def _program(command: str, processes: int, nodes: int = 1) -> str:
 
 
 def describe(row: BenchmarkRow) -> str:
-    """Returns everything that the catalogue has on a row."""
+    """Returns everything that the catalog has on a row."""
     lines = [row.id, *(_field(name, text) for name, text in _fields(row) if text)]
     if row.printed and row.command in ("cnn", "bert"):
         lines += ["", "  Flags as printed", *map(_flag_line, translate(row.printed).records)]
@@ -106,10 +106,10 @@ def translation(printed: str) -> str:
     return "\n".join([line, "", *map(_flag_line, result.records)])
 
 
-_INTRODUCTION = """# The catalogue of benchmark rows
+_INTRODUCTION = """# The catalog of benchmark rows
 
 Five documents define what this package measures besides its own benchmarks. Each configuration that
-they name is a row of the catalogue. This page is written from the rows by
+they name is a row of the catalog. This page is written from the rows by
 `dlrm systems document docs/systems.md`; do not edit it.
 
 ```bash

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from dlrm import pages
 from dlrm.pages import Section, Tile
 from dlrm.pages.charts import ChartLine, chart
-from dlrm.published.catalogue import CATALOGUE, DOCUMENTS
+from dlrm.published.catalog import CATALOG, DOCUMENTS
 from dlrm.published.documents.benchmark_row import BenchmarkRow, Figure
 from dlrm.published.documents.measurement import RULES, Measured, measured
 from dlrm.published.results import Record, finished, setting_of
@@ -34,7 +34,7 @@ class Result:
     """All good runs of a row at one place, in one setting.
 
     Attributes:
-        row: of the catalogue.
+        row: of the catalog.
         record: a run's setting and machine.
         figure: the rule's figure of all runs.
         speedup: over one device; None where it did not run in the same setting.
@@ -75,9 +75,9 @@ def results(records: Iterable[Record]) -> list[Result]:
         groups.append([*group, record])
     found = []
     for (name, _), groups in settings.items():
-        if name in CATALOGUE:
+        if name in CATALOG:
             newest = sorted(groups, key=_rank)[-1]
-            found.append(Result(CATALOGUE[name], newest[-1], figure_of(CATALOGUE[name], newest)))
+            found.append(Result(CATALOG[name], newest[-1], figure_of(CATALOG[name], newest)))
     by_family: dict[str, list[Result]] = defaultdict(list)
     for result in found:
         by_family[_family(result.row)].append(result)
@@ -201,12 +201,12 @@ def summary(result: Result) -> str:
 
 
 def rows_of(source: str, found: Sequence[Result]) -> list[dict[str, str]]:
-    """Returns a document's table with our columns: a dict of `COLUMNS` a row of the catalogue."""
+    """Returns a document's table with our columns: a dict of `COLUMNS` a row of the catalog."""
     by_row: dict[str, list[Result]] = defaultdict(list)
     for result in found:
         by_row[result.row.id].append(result)
     table = []
-    for row in CATALOGUE.values():
+    for row in CATALOG.values():
         if not row.source.startswith(source):
             continue
         table += [_cells(row, result) for result in by_row.get(row.id, [None])]
@@ -288,7 +288,7 @@ def _curves(found: Sequence[Result]) -> dict[str, dict[str, list[tuple[int, floa
         if measures and not record["smoke"] and not _changed(record):
             family = lines.setdefault(_family(result.row), {})
             family.setdefault("ours", []).append((result.place[1], result.figure.value))
-    for row in CATALOGUE.values():
+    for row in CATALOG.values():
         if (curves := lines.get(_family(row))) is not None:
             for published in row.published:
                 if published.quantity == "throughput":

@@ -97,7 +97,7 @@ class StreamedDirectory:
     releases all, or ends. A reader touches the bytes that it wants of a file once and copies them
     before it does either, so all that it copies is held. Blocks are held before they are found
     present or waited for, and freed under the same lock, so a block that was waited for is still
-    there. What is held counts towards the limit, but is never freed: with a small limit more blocks
+    there. What is held counts toward the limit, but is never freed: with a small limit more blocks
     stay than it allows.
 
     Args:

@@ -14,8 +14,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from dlrm.command_line import importing
-from dlrm.flags import Values, parsed_or_help
+from dlrm.flags import Values
 from dlrm.scripts.common import dlrm_flags
+from dlrm.scripts.common.training_command import run_training
 
 
 def main(
@@ -30,12 +31,7 @@ def main(
     """
     flags = dlrm_flags.make_flags(defaults)
     parse = functools.partial(dlrm_flags.parse, flags=flags)
-    values = parsed_or_help(arguments, parse, lambda: f"{doc}\n{flags.help()}")
-    if values is not None:
-        with importing():
-            from dlrm.session.session import exit_with
-
-        exit_with(lambda: run(values), values)
+    run_training(arguments, parse, lambda: f"{doc}\n{flags.help()}", run)
 
 
 def run(values: Values) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""Pictures of a model by matplotlib: its training, and its scores of labelled rows."""
+"""Pictures of a model by matplotlib: its training, and its scores of labeled rows."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ def figure(model: "Predictor", rows: ScoredRows | None) -> Any:
         ranked = RankedRows(rows.logits[0], rows.labels)
         panels += [lambda axis: _reliability(axis, ranked), lambda axis: _gain(axis, ranked)]
     if not panels:
-        raise ValueError(f"plot: {model.path} does not describe its training; name labelled rows")
+        raise ValueError(f"plot: {model.path} does not describe its training; name labeled rows")
     columns = 2
     lines = len(panels) // columns
     drawn, axes = pyplot.subplots(

@@ -49,7 +49,7 @@ class FieldImportance(NamedTuple):
 class Judged:
     """Judges a model: metrics, importance of fields, comparison, recalibration and pictures.
 
-    All methods take labelled rows: a table that `logits` accepts, with the column of labels; a
+    All methods take labeled rows: a table that `logits` accepts, with the column of labels; a
     `Dataset` or its directory, of which they read a split; or the path of a file of rows. Paths may
     be URIs.
     """
@@ -62,7 +62,7 @@ class Judged:
         intervals: bool = False,
         metrics: OwnMetrics | None = None,
     ) -> dict[str, Any]:
-        """Returns metrics of the model's predictions for labelled rows.
+        """Returns metrics of the model's predictions for labeled rows.
 
         Args:
             frame: a table that `logits` accepts, with the column of labels; a `Dataset` or its
@@ -98,7 +98,7 @@ class Judged:
         """Returns the importance of every field by permutation, the most important first.
 
         Args:
-            frame, split: labelled rows that the model was not trained on; see `evaluate`.
+            frame, split: labeled rows that the model was not trained on; see `evaluate`.
             rows: maximum number of rows to measure on, which are evenly spaced.
             seed: seed of the permutations.
 
@@ -126,7 +126,7 @@ class Judged:
     def compare(
         self: Any, other: "Predictor", frame: Any, split: str = "test"
     ) -> dict[str, Difference]:
-        """Returns how this model's metrics differ from another's on the same labelled rows.
+        """Returns how this model's metrics differ from another's on the same labeled rows.
 
         Args:
             other: a model of any fields of the rows.
@@ -159,7 +159,7 @@ class Judged:
     def recalibrate(
         self: Any, frame: Any, split: str = "validation", *, kind: str = "platt"
     ) -> "Predictor":
-        """Returns a model with the same network whose scores are recalibrated to labelled rows.
+        """Returns a model with the same network whose scores are recalibrated to labeled rows.
 
         `save` keeps the recalibration, and `dlrm.load`, the exporter and commands apply it. An
         earlier recalibration is replaced. Metrics of the rows given here are too good for it.
@@ -187,7 +187,7 @@ class Judged:
         return self._with_recalibration(fitted)
 
     def plot(self: Any, frame: Any = None, split: str = "test") -> Any:
-        """Returns a figure of matplotlib: the training, and on labelled rows calibration and gain.
+        """Returns a figure of matplotlib: the training, and on labeled rows calibration and gain.
 
         Args:
             frame, split: see `evaluate`; None draws the training alone.
@@ -244,10 +244,10 @@ def _of_source(
     if split not in SPLITS:
         raise ValueError(f"split: expected one of {', '.join(SPLITS)}, got {split!r}")
 
-    def labelled(block: SourceBlock) -> T:
+    def labeled(block: SourceBlock) -> T:
         if block.labels is None:
             raise ValueError(f"{path}: expected rows with labels, got none")
         return take(block.inputs, block.labels)
 
     config = SourceConfig(label=True, split=split, batch_size=model.batch_size)
-    return [*taken(model, str(path), config, shares, labelled)]
+    return [*taken(model, str(path), config, shares, labeled)]

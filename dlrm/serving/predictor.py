@@ -130,13 +130,13 @@ class Predictor(Judged, Scoring):
     def _of_frame(
         self,
         frame: Any,
-        labelled: bool,
+        labeled: bool,
         shares: Shares,
         take: Callable[[Inputs, Any], T],
     ) -> Iterator[T]:
         """Yields the results of a function of inputs and labels, some rows of a table at a time."""
         fitted, done = self.row_transform, 0
-        reader = scoring_reader(fitted, labelled)
+        reader = scoring_reader(fitted, labeled)
         for batch in open_frame(frame, reader.columns):
             for begin in range(0, batch.num_rows, self.batch_size):
                 try:

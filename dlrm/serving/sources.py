@@ -147,15 +147,15 @@ class _Taking(Generic[T]):
     def log(self, path: Path) -> Iterator[T]:
         """Applies `take` to the lines of a log."""
         transform, first_row = self.predictor.row_transform, 0
-        columns = len(transform.names) + self.config.labelled
+        columns = len(transform.names) + self.config.labeled
         is_stdin = str(path) == "-"
         if path.suffix in (".gz", ".zst"):
             raise ValueError(f"{path}: compressed; unpack it into a pipe, and read --input -")
         with nullcontext(sys.stdin.buffer) if is_stdin else path.open("rb") as file:
             try:
                 for text in read_lines(file, columns):
-                    labels = text.labels() if self.config.labelled else None
-                    fields = text.without_first() if self.config.labelled else text
+                    labels = text.labels() if self.config.labeled else None
+                    fields = text.without_first() if self.config.labeled else text
                     inputs = inputs_of_text(transform, fields)
                     self.shares.add(fields.starts == fields.ends, inputs.without_id())
                     yield self.take(SourceBlock(inputs, labels, partial(_inputs_of_text, fields)))
@@ -163,7 +163,7 @@ class _Taking(Generic[T]):
             except RowError as error:
                 hint = "; lines without a label need --nolabel"
                 if self.config.label is not None or isinstance(error, ScoreError):
-                    begins = not self.config.labelled and f"got {columns + 1}" in error.problem
+                    begins = not self.config.labeled and f"got {columns + 1}" in error.problem
                     hint = "; lines that begin with a label need no --nolabel" if begins else ""
                 error.where = f"{path}, line {first_row + error.row + 1}"
                 error.problem += hint
@@ -181,7 +181,7 @@ class _Taking(Generic[T]):
         seen: set[str] = set()
         for file in find_tables([path], self.config.input_format, say):
             yield from self._file(transform, file, seen)
-        wanted = scoring_reader(transform, labelled=False, schema=self.schema).columns
+        wanted = scoring_reader(transform, labeled=False, schema=self.schema).columns
         missing = [name for name in wanted if name not in seen]
         if missing and _ANY_ROW in seen:  # of JSON lines
             raise ValueError(f"{path}: no column {missing[0]!r} in any row")
@@ -193,8 +193,8 @@ class _Taking(Generic[T]):
         names = file.columns(text)
         if not names and file.kind.delimited:  # an empty part, such as Spark writes
             return
-        labelled = self.config.labelled and label in names
-        reader = scoring_reader(transform, labelled, self.schema)
+        labeled = self.config.labeled and label in names
+        reader = scoring_reader(transform, labeled, self.schema)
         if not file.kind.may_lack_columns:
             _check_columns(file, text, names, reader.columns)
         cells = Cells.from_schema(reader.schema, earlier=transform.kinds is None)
@@ -206,7 +206,7 @@ class _Taking(Generic[T]):
                 yield self.take(SourceBlock(inputs, labels_of(rows), inputs_of, rows.extra))
             except RowError as error:
                 error.where = where(error.row)
-                if labelled and self.config.label is None and error.column == label:
+                if labeled and self.config.label is None and error.column == label:
                     error.problem += "; --nolabel scores rows without their labels"
                 raise
             except ValueError as error:
@@ -286,4 +286,4 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
 
 def _inputs_of_batch(batch: Any, model: Scoring) -> Inputs:
     fitted = model.row_transform
-    return read_inputs(fitted, scoring_reader(fitted, labelled=False), batch)[0]
+    return read_inputs(fitted, scoring_reader(fitted, labeled=False), batch)[0]

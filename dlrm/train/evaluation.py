@@ -21,7 +21,7 @@ from dlrm.train.task import Task
 
 @contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Puts a model in evaluation mode within the block, and restores its mode afterwards."""
+    """Puts a model in evaluation mode within the block, and restores its mode afterward."""
     training = model.training
     model.eval()
     try:

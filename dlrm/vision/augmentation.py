@@ -69,9 +69,9 @@ class Augmentation(AugmentationConfig):
                 f"{batch.num_partners}"
             )
         draws, side = batch.draws, batch.images.shape[-1]
-        boxes = self._random_boxes(draws, side) if self.random_crop else self._centre_boxes(batch)
+        boxes = self._random_boxes(draws, side) if self.random_crop else self._center_boxes(batch)
         flip = draws[:, _FLIP] < 0.5 if self.horizontal_flip else None
-        images = self._normalise(crop(batch.images, boxes, self.image_size, flip))
+        images = self._normalize(crop(batch.images, boxes, self.image_size, flip))
         labels = batch.labels[:, None]
         prepared = Prepared(images, labels, torch.ones_like(labels, dtype=torch.float32))
         if self.mixup_alpha:
@@ -84,7 +84,7 @@ class Augmentation(AugmentationConfig):
     def evaluate(self, batch: ImageBatch) -> Tensor:
         """Returns normalized center crops, `[samples, 3, image_size, image_size]`, float32."""
         prepared = batch.map(lambda rows: rows[batch.num_partners :])
-        return self._normalise(crop(prepared.images, self._centre_boxes(prepared), self.image_size))
+        return self._normalize(crop(prepared.images, self._center_boxes(prepared), self.image_size))
 
     def _random_boxes(self, draws: Tensor, side: int) -> Tensor:
         """Draws boxes as torchvision's RandomResizedCrop does: the first of ten that fits."""
@@ -101,17 +101,17 @@ class Augmentation(AugmentationConfig):
         left = (draws[:, _LEFT] * (side - width + 1)).floor()
         return torch.stack([top, left, height, width], 1).long()
 
-    def _centre_boxes(self, batch: ImageBatch) -> Tensor:
+    def _center_boxes(self, batch: ImageBatch) -> Tensor:
         side = batch.images.shape[-1]
-        size = max(1, round(side * self.centre_crop))
+        size = max(1, round(side * self.center_crop))
         start = (side - size) // 2
         boxes = batch.labels.new_full((len(batch.labels), 4), start)
         boxes[:, 2:] = size
         return boxes
 
-    def _normalise(self, images: Tensor) -> Tensor:
+    def _normalize(self, images: Tensor) -> Tensor:
         images = images.float()
-        if not self.normalise_input:
+        if not self.normalize_input:
             return images.sub_(_of_channels(_MEAN_OF_255, images.device))
         mean, std = (_of_channels(values, images.device) for values in (_MEAN, _STD))
         return images.div_(255).sub_(mean).div_(std)
@@ -174,9 +174,9 @@ def _crop_in_batch(images: Tensor, boxes: Tensor, size: int, flip: Tensor | None
 def _filter(start: Tensor, length: Tensor, pixels: int, size: int) -> Tensor:
     """Returns the weights `[rows, size, pixels]` of stored pixels in resized ones."""
     scale = (length / size)[:, None]
-    centres = start[:, None] + (torch.arange(size, device=start.device) + 0.5) * scale
+    centers = start[:, None] + (torch.arange(size, device=start.device) + 0.5) * scale
     places = torch.arange(pixels, device=start.device)
-    weights = 1 - (places + 0.5 - centres[:, :, None]).abs() / scale.clamp(min=1)[:, :, None]
+    weights = 1 - (places + 0.5 - centers[:, :, None]).abs() / scale.clamp(min=1)[:, :, None]
     inside = (places >= start[:, None]) & (places < (start + length)[:, None])
     weights = weights.clamp_(min=0) * inside[:, None]
     return weights / weights.sum(2, keepdim=True)
@@ -187,7 +187,7 @@ def _mix_up(prepared: Prepared, draws: Tensor, alpha: float) -> Prepared:
     share = _larger_share(draws[:, _BETA], alpha)
     partner = _rows_before(prepared, 1)
     images = torch.lerp(partner.images, prepared.images, share[:, None, None, None])
-    return _labelled(images, prepared, partner, share[:, None])
+    return _labeled(images, prepared, partner, share[:, None])
 
 
 def _larger_share(draws: Tensor, alpha: float) -> Tensor:
@@ -212,7 +212,7 @@ def _cut_mix(prepared: Prepared, draws: Tensor, strength: float, shift: int) -> 
     partner = _rows_before(prepared, shift)
     images = torch.where(inside, partner.images, prepared.images)
     kept = (1 - (side / size) ** 2).float()
-    return _labelled(images, prepared, partner, kept[:, None])
+    return _labeled(images, prepared, partner, kept[:, None])
 
 
 def _rows_before(prepared: Prepared, shift: int) -> Prepared:
@@ -220,7 +220,7 @@ def _rows_before(prepared: Prepared, shift: int) -> Prepared:
     return Prepared(*(torch.cat([rows[:shift], rows[:-shift]]) for rows in prepared))
 
 
-def _labelled(images: Tensor, first: Prepared, partner: Prepared, share: Tensor) -> Prepared:
+def _labeled(images: Tensor, first: Prepared, partner: Prepared, share: Tensor) -> Prepared:
     """Returns images with a share of their own labels, the rest being their partners'."""
     labels = torch.cat([first.labels, partner.labels], 1)
     return Prepared(

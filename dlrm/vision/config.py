@@ -155,14 +155,14 @@ class AugmentationConfig:
         4 / 3, "Maximum aspect ratio of a random crop; the minimum is its inverse", least=1
     )
     horizontal_flip: bool = setting(True, "Mirror half of the training images, at random")
-    centre_crop: float = setting(
+    center_crop: float = setting(
         0.875,
         "Side of the center crop used in tests, as a share of the image's side",
         architecture=True,
         above=0,
         most=1,
     )
-    normalise_input: bool = setting(
+    normalize_input: bool = setting(
         True,
         "Subtract the channels' means and divide by their standard deviations; otherwise only "
         "subtract the means",

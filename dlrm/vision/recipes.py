@@ -74,7 +74,7 @@ def graphcore(model: str, global_batch: int) -> dict[str, Any]:
         "norm_momentum": 0.03,
         "min_area": 0.05,
         "max_ratio": 1.33,
-        "normalise_input": False,
+        "normalize_input": False,
     }
     if model not in _RESNETS:
         return common | {

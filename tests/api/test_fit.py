@@ -82,7 +82,7 @@ MIXED = {
 
 @pytest.mark.parametrize("parts", [PARTS, MIXED], ids=["packed", "mixed"])
 def test_other_parts_train_as_by_the_command_on_the_transforms_bins(tmp_path, parts):
-    prices = {"column": "price", "transform": "standardise", "bins": 8}
+    prices = {"column": "price", "transform": "standardize", "bins": 8}
     constant = pa.array([7.0] * ROWS)
     schema = {**SCHEMA, "numerical": [prices, "seven"]}
     dataset = dlrm.Dataset.from_arrow(

@@ -19,7 +19,7 @@ def test_as_many_are_dropped_as_asked_for(share, dtype, device):
     assert kept.double().mean().item() == pytest.approx(3, rel=0.02)
 
 
-def test_neighbours_are_dropped_independently():
+def test_neighbors_are_dropped_independently():
     torch.manual_seed(0)
     dropped = (ops.dropout(torch.ones(1 << 18), 0.25) == 0).double()
     for distance in (1, 2, 3, 4, 5, 8, 64):

@@ -276,14 +276,17 @@ def test_repeats_are_summed_in_batch_order(native):
     assert torch.equal(updated, -total)
 
 
-@settings(max_examples=40)
-@given(
+any_shape = given(
     index=st.integers(0, len(UPDATES) - 1),
     total_rows=st.integers(1, 3000),
     count=st.integers(0, 300),
     dim=st.integers(1, 70),
     dtype=st.sampled_from(DTYPES),
 )
+
+
+@settings(max_examples=40)
+@any_shape
 def test_any_shape_matches_reference(index, total_rows, count, dim, dtype):
     update = UPDATES[index]
     weight, rows, grad = make_inputs(total_rows, count, dim, dtype=dtype)
@@ -403,13 +406,7 @@ def test_a_weight_and_low_that_do_not_fit_are_named(update, device, native):
 
 
 @settings(max_examples=40)
-@given(
-    index=st.integers(0, len(UPDATES) - 1),
-    total_rows=st.integers(1, 3000),
-    count=st.integers(0, 300),
-    dim=st.integers(1, 70),
-    dtype=st.sampled_from(DTYPES),
-)
+@any_shape
 def test_any_shape_of_a_split_weight_equals_float32(index, total_rows, count, dim, dtype):
     update = UPDATES[index]
     weight, rows, grad = make_inputs(total_rows, count, dim, dtype=dtype)

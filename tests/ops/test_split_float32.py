@@ -11,7 +11,7 @@ KNOWN = {  # bits -> (high, low), in hexadecimal digits
     0x80000000: (0x8000, 0),
     0x3F800000: (0x3F80, 0),
     0x3F807FFF: (0x3F80, 0x7FFF),  # just below halfway
-    0x3F808000: (0x3F81, -0x8000),  # halfway: away from 0, to an odd neighbour
+    0x3F808000: (0x3F81, -0x8000),  # halfway: away from 0, to an odd neighbor
     0x3F818000: (0x3F82, -0x8000),  # or an even one
     0xBF808000: (0xBF81, -0x8000),
     0xBF80FFFF: (0xBF81, -1),

@@ -139,14 +139,14 @@ def test_names_and_shapes_are_transformers(kind, size, transformers):
     assert shapes == {name: tuple(value.shape) for name, value in theirs.named_parameters()}
 
 
-@pytest.mark.parametrize("flavour", ["nvlamb", "paper"])
+@pytest.mark.parametrize("flavor", ["nvlamb", "paper"])
 @pytest.mark.parametrize("decay", [0.0, 0.1])
-def test_twenty_steps_of_lamb_equal_timms(flavour, decay, timm):
+def test_twenty_steps_of_lamb_equal_timms(flavor, decay, timm):
     torch.manual_seed(0)
     ours = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)).double()
     theirs = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Linear(7, 2)).double()
     theirs.load_state_dict(ours.state_dict())
-    config = NetworkOptimizerConfig("lamb", lamb_flavour=flavour, weight_decay=decay)
+    config = NetworkOptimizerConfig("lamb", lamb_flavor=flavor, weight_decay=decay)
     optimizer = network_optimizer(config, ours)
     weights = list(theirs.parameters())
     groups = [

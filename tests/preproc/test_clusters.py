@@ -6,7 +6,6 @@ import pwd
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import sysconfig
@@ -19,6 +18,9 @@ import pytest
 from preproc_testing import binary_files, node_environment, package_archive
 
 from dlrm.scripts.simulate_logs.command import Simulation, simulate
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from cluster import descendants, free_port  # noqa: E402
 
 pytestmark = pytest.mark.long
 ROWS = [f"{int(i % 3 == 0)},{i},{'abc'[i % 3]}\n" for i in range(1000)]
@@ -52,22 +54,6 @@ def start(raw, output, *arguments, runner=(sys.executable, "-u"), **how):
         text=True,
         **how,
     )
-
-
-def descendants(pid):
-    children = {}
-    for entry in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
-        except (OSError, ValueError):
-            continue
-        children.setdefault(parent, []).append(int(entry.name))
-    found, left = [], [pid]
-    while left:
-        new = children.get(left.pop(), [])
-        found += new
-        left += new
-    return found
 
 
 def executors(pid):
@@ -118,12 +104,6 @@ def test_executors_that_come_and_go_change_nothing(java, raw, expected, tmp_path
     log = (tmp_path / "out" / "spark.log").read_text()
     assert "new executor because tasks are backlogged" in log
     assert binary_files(tmp_path / "out" / "binary_dataset") == expected
-
-
-def free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @contextmanager

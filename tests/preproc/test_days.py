@@ -36,7 +36,7 @@ from dlrm.train.checkpoints.saved_model import read_saved
 
 SCHEMA = {
     "label": "y",
-    "numerical": [{"column": "n", "transform": "standardise"}],
+    "numerical": [{"column": "n", "transform": "standardize"}],
     "categorical": [
         {"column": "user", "type": "integer", "frequency_limit": 3},
         {"column": "item", "frequency_limit": 2, "dictionary": "items"},
@@ -228,7 +228,7 @@ def names_of(fitted, place):
 
 TEXTS = {
     "label": "y",
-    "numerical": [{"column": "n", "transform": "standardise"}],
+    "numerical": [{"column": "n", "transform": "standardize"}],
     "categorical": [
         {"column": "item", "frequency_limit": 2, "encodings": ["count", "target"]},
         {"column": "user", "type": "integer", "frequency_limit": 2},

@@ -119,8 +119,8 @@ def test_kaggle_test_without_labels_is_transformed_too(days, tmp_path):
     raw = tmp_path / "raw"
     raw.mkdir()
     (raw / "train.txt").write_text(days[0])
-    unlabelled = [line.partition("\t")[2] or "\t" for line in days[1].splitlines()]
-    (raw / "test.txt.gz").write_bytes(gzip.compress("\n".join(unlabelled).encode()))
+    unlabeled = [line.partition("\t")[2] or "\t" for line in days[1].splitlines()]
+    (raw / "test.txt.gz").write_bytes(gzip.compress("\n".join(unlabeled).encode()))
     dataset = prepared(raw, tmp_path / "out", *SMALL)
     (tmp_path / "days").mkdir()
     # The same lines with labels, transformed as fitted on train.txt.
@@ -129,15 +129,15 @@ def test_kaggle_test_without_labels_is_transformed_too(days, tmp_path):
     models = [f"--model_folder={dataset / 'transform'}", "--num_numerical=2", "--num_categorical=3"]
     assert (
         prepare_logs.main(
-            [*command, *models, "--engine=local", f"--output_folder={tmp_path / 'labelled'}"]
+            [*command, *models, "--engine=local", f"--output_folder={tmp_path / 'labeled'}"]
         )
         == 0
     )
     assert not (dataset / "unlabelled" / "label.bin").exists()
     for name in ("numerical.bin", "cat_0.bin", "cat_1.bin", "cat_2.bin"):
-        expected = (tmp_path / "labelled" / name).read_bytes()
+        expected = (tmp_path / "labeled" / name).read_bytes()
         assert (dataset / "unlabelled" / name).read_bytes() == expected
-    assert (tmp_path / "labelled" / "label.bin").exists()
+    assert (tmp_path / "labeled" / "label.bin").exists()
 
 
 @pytest.mark.parametrize("ordering", ["total_random", "input"])

@@ -29,7 +29,7 @@ def encoded(pixels: np.ndarray, kind: str = "PNG", mode: str | None = None, **op
     return file.getvalue()
 
 
-def colour(red: int, green: int, blue: int, height: int = 12, width: int = 12) -> np.ndarray:
+def color(red: int, green: int, blue: int, height: int = 12, width: int = 12) -> np.ndarray:
     return np.broadcast_to(np.array([red, green, blue], np.uint8), (height, width, 3)).copy()
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path):
         (tmp_path / "images" / name).mkdir(parents=True)
         for i in range(10):
             file = tmp_path / "images" / name / f"{i}.png"
-            file.write_bytes(encoded(colour(red, green, i)))
+            file.write_bytes(encoded(color(red, green, i)))
     return tmp_path / "images"
 
 
@@ -279,7 +279,7 @@ def test_an_earlier_dataset_stays_when_a_run_fails(folder, tmp_path, capsys):
 
 
 def test_any_kind_of_image_becomes_rgb():
-    red = colour(250, 10, 20)
+    red = color(250, 10, 20)
     close = {"abs": 6}  # JPEG
     for data, tolerance in (
         (encoded(red), {}),
@@ -289,10 +289,10 @@ def test_any_kind_of_image_becomes_rgb():
         (encoded(red, mode="RGBA"), {}),
     ):
         assert decode(data, 5)[:, 2, 3].tolist() == pytest.approx([250, 10, 20], **tolerance)
-    grey = np.full((12, 12), 77, np.uint8)
-    assert (decode(encoded(grey), 5) == 77).all()
-    assert (decode(encoded(grey, "JPEG"), 5) == 77).all()
-    assert (decode(encoded(grey.astype(np.uint16) * 256), 5) == 77).all()
+    gray = np.full((12, 12), 77, np.uint8)
+    assert (decode(encoded(gray), 5) == 77).all()
+    assert (decode(encoded(gray, "JPEG"), 5) == 77).all()
+    assert (decode(encoded(gray.astype(np.uint16) * 256), 5) == 77).all()
     clear = np.zeros((12, 12, 4), np.uint8)
     assert (decode(encoded(clear), 5) == 255).all()
 
@@ -301,14 +301,14 @@ def test_pixels_of_unknown_range_are_refused():
     for pixels in (np.full((12, 12), 0.5, np.float32), np.full((12, 12), 200, np.int32)):
         with pytest.raises(ValueError, match=r"expected 8 or 16 bits a channel, got .* \(TIFF"):
             decode(encoded(pixels, "TIFF"), 5)
-    grey = np.full((12, 12), 77 * 256, np.uint16)
-    assert (decode(encoded(grey, "TIFF"), 5) == 77).all()
-    portable = b"P5 12 12 65535\n" + grey.astype(">u2").tobytes()  # Pillow's mode is I
+    gray = np.full((12, 12), 77 * 256, np.uint16)
+    assert (decode(encoded(gray, "TIFF"), 5) == 77).all()
+    portable = b"P5 12 12 65535\n" + gray.astype(">u2").tobytes()  # Pillow's mode is I
     assert (decode(portable, 5) == 77).all()
 
 
 def test_an_image_is_turned_as_its_exif_says():
-    pixels = colour(0, 0, 0)
+    pixels = color(0, 0, 0)
     pixels[:6] = 255  # the upper half is white
     exif = Image.Exif()
     exif[0x0112] = 6  # rotate 90 degrees clockwise
@@ -317,16 +317,16 @@ def test_an_image_is_turned_as_its_exif_says():
     assert turned[:, :, :5].max() < 15
 
 
-def test_the_largest_centred_square_is_kept():
-    pixels = colour(0, 0, 0, 10, 30)
+def test_the_largest_centered_square_is_kept():
+    pixels = color(0, 0, 0, 10, 30)
     pixels[:, 10:20] = 255
     assert decode(encoded(pixels), 10).min() == 255
     assert decode(encoded(pixels.transpose(1, 0, 2)), 10).min() == 255
 
 
 def test_tiny_and_huge_images_have_the_stored_size():
-    assert (decode(encoded(colour(1, 2, 3, 1, 1)), 64)[2] == 3).all()
-    huge = decode(encoded(colour(9, 90, 200, 3024, 3024), "JPEG"), 64)
+    assert (decode(encoded(color(1, 2, 3, 1, 1)), 64)[2] == 3).all()
+    huge = decode(encoded(color(9, 90, 200, 3024, 3024), "JPEG"), 64)
     assert huge.shape == (3, 64, 64)
     assert huge[:, 0, 0].tolist() == pytest.approx([9, 90, 200], abs=3)
 
@@ -353,7 +353,7 @@ def test_damaged_bytes_raise_nothing_but_a_bad_image(kind):
 def test_a_bomb_is_refused(monkeypatch):
     monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 100)
     with pytest.raises(ValueError, match="144 pixels"):
-        decode(encoded(colour(1, 2, 3)), 8)
+        decode(encoded(color(1, 2, 3)), 8)
 
 
 def field(number: int, data: bytes) -> bytes:
@@ -393,7 +393,7 @@ def records(tmp_path):
     files = {"train-00000-of-00002": range(4), "train-00001-of-00002": range(4, 6)}
     for name, numbers in (files | {"validation-00000-of-00001": range(6, 8)}).items():
         rows = (
-            example(encoded(colour(i, 0, 9)), 1 + i % 2, (b"n01", b"n02")[i % 2]) for i in numbers
+            example(encoded(color(i, 0, 9)), 1 + i % 2, (b"n01", b"n02")[i % 2]) for i in numbers
         )
         (folder / name).write_bytes(b"".join(map(record, rows)))
     return folder
@@ -408,7 +408,7 @@ def test_tfrecords_are_read(records, tmp_path):
 
 @pytest.mark.parametrize("label", [30_000_000, 1 << 33])
 def test_a_label_that_no_class_can_have_is_a_bad_image(label, records, tmp_path, capsys):
-    wrong = record(example(encoded(colour(9, 9, 9)), label, b"n03"))
+    wrong = record(example(encoded(color(9, 9, 9)), label, b"n03"))
     with open(records / "train-00001-of-00002", "ab") as file:
         file.write(wrong)
     expected = "train-00001-of-00002: record 2: expected an image/class/label of 1048576 or less"
@@ -420,7 +420,7 @@ def test_a_label_that_no_class_can_have_is_a_bad_image(label, records, tmp_path,
 
 def test_classes_without_images_are_said(records, tmp_path, capsys):
     with open(records / "train-00001-of-00002", "ab") as file:
-        file.write(record(example(encoded(colour(9, 9, 9)), 1000, b"n03")))
+        file.write(record(example(encoded(color(9, 9, 9)), 1000, b"n03")))
     prepare(records, tmp_path / "a")
     assert "without images: 997 of 1,000 classes" in capsys.readouterr().out
 

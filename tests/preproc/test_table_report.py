@@ -22,13 +22,13 @@ NASTY = "<b>&amp; a name that is much longer than a phone is wide, of forty word
 SCHEMA = {
     "label": "bought",
     "numerical": [
-        {"column": "age", "transform": "standardise"},
+        {"column": "age", "transform": "standardize"},
         {"column": "price", "transform": "log"},
         {"column": "delay", "transform": "quantile"},
         {"column": "ratio", "transform": "none"},
     ],
     "categorical": [
-        {"column": "colour", "max_ids": 2, "hash_buckets": 3},
+        {"column": "color", "max_ids": 2, "hash_buckets": 3},
         {"column": NASTY, "type": "integer", "frequency_limit": 3},
     ],
 }
@@ -73,10 +73,10 @@ def table(rows=4000):
     split = np.where(np.arange(rows) % 4 == 0, "test", "train").astype(object)
     split[::16] = "validation"
     day = np.arange(rows) * 3 // rows  # 0, 1, 2
-    colour = np.where(np.arange(rows) % 2 == 0, "red", "blue").astype(object)
-    colour[split == "test"] = "red"
-    colour[5::21] = "rare"
-    colour[1::40] = None
+    color = np.where(np.arange(rows) % 2 == 0, "red", "blue").astype(object)
+    color[split == "test"] = "red"
+    color[5::21] = "rare"
+    color[1::40] = None
     age = random.integers(18, 81, rows).astype(float)
     age[random.random(rows) < 0.25] = np.nan
     return pa.table(
@@ -86,7 +86,7 @@ def table(rows=4000):
             "price": np.where(random.random(rows) < 0.4, 0.0, random.lognormal(3, 1, rows)),
             "delay": random.integers(-500, 500, rows),
             "ratio": random.normal(0, 4, rows),
-            "colour": pa.array(colour),
+            "color": pa.array(color),
             NASTY: random.integers(-1, 1200, rows),
             "split": split,
             "when": pa.array(day * DAY + 20_000 * DAY + 5, pa.timestamp("us", "UTC")),
@@ -141,7 +141,7 @@ def test_quantiles_are_in_the_units_of_the_column(timed, whole):
     assert min(delay["quantiles"].values()) < -450
     assert min(ratio["quantiles"].values()) < -8
     assert [f["transform"] for f in report["numerical"]] == [
-        "standardise",
+        "standardize",
         "log",
         "quantile",
         "none",
@@ -150,22 +150,22 @@ def test_quantiles_are_in_the_units_of_the_column(timed, whole):
 
 def test_categorical_fields_say_ids_buckets_and_what_has_none(timed, whole):
     report, _ = timed
-    colour, number = report["categorical"]
+    color, number = report["categorical"]
     parts = {
         name: whole.filter(pa.array(whole["split"].to_numpy(zero_copy_only=False) == name))
         for name in ("train", "test", "validation")
     }
     train, test = parts["train"], parts["test"]
-    assert (colour["distinct_values"], colour["max_ids"], colour["hash_buckets"]) == (3, 2, 3)
-    assert colour["cardinality"] == 1 + 2 + 3
-    assert set(colour["values_without_id"].values()) == {0}
-    rare = {name: part["colour"].to_pylist() for name, part in parts.items()}
+    assert (color["distinct_values"], color["max_ids"], color["hash_buckets"]) == (3, 2, 3)
+    assert color["cardinality"] == 1 + 2 + 3
+    assert set(color["values_without_id"].values()) == {0}
+    rare = {name: part["color"].to_pylist() for name, part in parts.items()}
     third = min({"red", "blue", "rare"}, key=rare["train"].count)
-    assert colour["values_in_buckets"] == {
+    assert color["values_in_buckets"] == {
         name: round(values.count(third) / (len(values) - values.count(None)), 6)
         for name, values in rare.items()
     }
-    assert colour["missing"]["train"] == round(train["colour"].null_count / len(train), 6)
+    assert color["missing"]["train"] == round(train["color"].null_count / len(train), 6)
     values, counts = np.unique(train[NASTY].to_numpy(), return_counts=True)
     own = values[counts >= 3]
     assert (number["distinct_values"], number["cardinality"]) == (len(values), 1 + len(own))

@@ -264,7 +264,7 @@ def of_rows(transform, rows):
 def of_file(transform, path):
     """Returns the inputs of a file, as `predict --input` reads it."""
     (file,) = find_tables([path])
-    reader = scoring_reader(transform, labelled=False)
+    reader = scoring_reader(transform, labeled=False)
     text = TextFormat().over(transform.schema.format)
     batches = file.kind.batches(file, text, reader.columns, Cells.from_schema(transform.schema))
     return [read_inputs(transform, reader, batch)[0] for batch, _ in batches]

@@ -167,11 +167,11 @@ def test_models_of_drawn_tables_give_equal_scores(drawn):
     frame = route if route in FRAMES and route in routes else "arrow"
     rows = len(next(iter(table.values())))
     table = {**table, "last": ["x"] * rows}
-    labelled = FRAMES[frame](table | {"y": [place % 2 for place in range(rows)]})
+    labeled = FRAMES[frame](table | {"y": [place % 2 for place in range(rows)]})
     schema = {"label": "y", "categorical": list(table)}
-    data = dlrm.Dataset.from_arrow(labelled, schema, test=labelled, cores=1)
+    data = dlrm.Dataset.from_arrow(labeled, schema, test=labeled, cores=1)
     model = dlrm.fit(data, epochs=1)
-    expected = model.predict(labelled)
+    expected = model.predict(labeled)
     with TemporaryDirectory() as folder:
         paths = written(table, Path(folder), routes)
         for other in routes:

@@ -1,4 +1,4 @@
-"""A small dataset whose clicks can be learnt, and flags of a model and run that fit it."""
+"""A small dataset whose clicks can be learned, and flags of a model and run that fit it."""
 
 import numpy as np
 

@@ -134,10 +134,10 @@ class Outline(html.parser.HTMLParser):
 
 
 def contrast(one, other):
-    """WCAG 2's contrast of two colours."""
+    """WCAG 2's contrast of two colors."""
 
-    def luminance(colour):
-        digits = colour.lstrip("#")
+    def luminance(color):
+        digits = color.lstrip("#")
         digits = "".join(2 * d for d in digits) if len(digits) == 3 else digits
         parts = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
         linear = [p / 12.92 if p <= 0.03928 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
@@ -233,13 +233,11 @@ def test_two_models_of_the_same_rows_and_their_page(trained, rows, tmp_path, mon
     assert sum(curves["scores"]["rows"]) == sum(curves["reliability"]["weight"]) == 1000
     low, observed, high = (curves["reliability"][name] for name in ("low", "observed", "high"))
     assert all(a <= b <= c and a < c for a, b, c in zip(low, observed, high, strict=True))
-    for colour in re.findall(
-        r"(?:[^-]color|fill): (#[0-9a-f]{3,6})", text.partition("</style>")[0]
-    ):
-        assert contrast(colour, "#fff") >= 4.5
+    for color in re.findall(r"(?:[^-]color|fill): (#[0-9a-f]{3,6})", text.partition("</style>")[0]):
+        assert contrast(color, "#fff") >= 4.5
     drawn = {a["stroke"] for tag, a in page.seen if a.get("stroke-width") and tag == "path"}
     assert drawn
-    assert all(contrast(colour, "#fff") >= 3 for colour in drawn)  # graphics
+    assert all(contrast(color, "#fff") >= 3 for color in drawn)  # graphics
 
 
 def test_the_help_has_the_flags_of_rows_and_of_judging(trained):

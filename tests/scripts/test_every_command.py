@@ -133,7 +133,7 @@ def end_after(command, number):
             sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
             code = 99  # of another error
             try:
-                code = signalled(command, number)
+                code = signaled(command, number)
             except BaseException:
                 traceback.print_exc()
             finally:
@@ -143,7 +143,7 @@ def end_after(command, number):
         return os.waitstatus_to_exitcode(status), output.read()
 
 
-def signalled(command, number):
+def signaled(command, number):
     """Runs a command that gets a signal where it begins its work; returns its exit code."""
 
     def signal_self(*_, **__):

@@ -397,7 +397,7 @@ def test_help_lists_every_flag():
     [
         ("main", {"Precision": "amp", "Synthetic data": "synthetic_ids", "Learning rate": "lr"}),
         ("cnn", {"Network": "norm", "Training": "epochs", "Checkpoints and files": "resume"}),
-        ("bert", {"Text": "vocab_file", "Run": "task", "Optimizer": "lamb_flavour"}),
+        ("bert", {"Text": "vocab_file", "Run": "task", "Optimizer": "lamb_flavor"}),
     ],
 )
 def test_help_shows_each_flag_once_under_its_topic(command, under):
@@ -415,7 +415,7 @@ def test_help_shows_each_flag_once_under_its_topic(command, under):
 
 @pytest.mark.parametrize("command", [cnn_flags, bert_flags])
 def test_each_text_of_the_networks_stands_alone(command):
-    """No text begins with "Of" or depends on its neighbour."""
+    """No text begins with "Of" or depends on its neighbor."""
     shown = " ".join(command.FLAGS.help().split())
     texts = dict(re.findall(r" --(?:\[no\])?(\w+): (.*?)(?= --(?:\[no\])?\w+: |$)", shown))
     assert len(texts) > 80

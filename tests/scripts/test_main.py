@@ -1,4 +1,4 @@
-"""The main command, as a user runs it, on a small dataset whose clicks can be learnt."""
+"""The main command, as a user runs it, on a small dataset whose clicks can be learned."""
 
 import importlib.util
 import json

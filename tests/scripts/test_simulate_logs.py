@@ -53,7 +53,7 @@ def test_other_numbers_of_columns(tmp_path, shape):
         assert line.count("\t") == numerical + categorical
 
 
-def test_planted_judgement_is_that_of_scikit_learn(tmp_path, monkeypatch):
+def test_planted_judgment_is_that_of_scikit_learn(tmp_path, monkeypatch):
     monkeypatch.setattr(simulate_logs, "_CHUNK_ROWS", 1000)  # the halves meet within a chunk
     simulation = Simulation(rows=8401, days=2, seed=5)
     planted = simulate(simulation, tmp_path / "raw")
@@ -155,7 +155,7 @@ def test_each_day_has_its_best_reachable_auc(tmp_path):
         )
 
 
-def test_histories_have_the_judgement_of_scikit_learn_and_a_schema_that_attends(tmp_path):
+def test_histories_have_the_judgment_of_scikit_learn_and_a_schema_that_attends(tmp_path):
     simulation = Simulation(rows=2001, days=3, seed=5, history=6)
     planted = simulate(simulation, tmp_path / "raw")
     assert files(tmp_path / "raw").keys() == {

@@ -30,7 +30,7 @@ def inputs(listed, predictor):
     """The inputs of all rows, and their labels."""
     table = predictor.transform
     (batch,) = pq.read_table(listed.table).combine_chunks().to_batches()
-    made, rows = read_inputs(table, scoring_reader(table, labelled=True), batch)
+    made, rows = read_inputs(table, scoring_reader(table, labeled=True), batch)
     return made, rows.labels.astype(np.float32)
 
 

@@ -13,7 +13,7 @@ from full_size import (
 from dlrm.data.clicks.config import DataConfig
 from dlrm.language.bert import BertConfig
 from dlrm.model.config import DLRMConfig
-from dlrm.published.catalogue import CATALOGUE
+from dlrm.published.catalog import CATALOG
 from dlrm.train.config import PrecisionConfig, TrainConfig
 from dlrm.train.execution import ExecutionConfig, partition
 from dlrm.train.optim.config import OptimizerConfig
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.long
 
 
 def of_command(*commands):
-    rows = (row for row in CATALOGUE.values() if row.command in commands and row.measure == "run")
+    rows = (row for row in CATALOG.values() if row.command in commands and row.measure == "run")
     return [pytest.param(row, id=row.id) for row in rows]
 
 
@@ -119,7 +119,7 @@ def test_a_click_model_builds_at_full_size(row):
     ],
 )
 def test_rates_and_batches_are_those_of_the_inventory(name, global_batch, lr, length, predictions):
-    values, division = resolved(CATALOGUE[name])
+    values, division = resolved(CATALOG[name])
     assert division.global_batch == global_batch
     assert values["lr"] == pytest.approx(lr)
     assert values["max_seq_length"] == length
@@ -138,7 +138,7 @@ def test_rates_and_batches_are_those_of_the_inventory(name, global_batch, lr, le
     ],
 )
 def test_the_curves_of_pretraining_reach_their_top_and_fall(name, steps, top):
-    values, _ = resolved(CATALOGUE[name])
+    values, _ = resolved(CATALOG[name])
     assert values["total_steps"] == steps
     rate = learning_rate_curve(values.config(CurveConfig), steps, 10)
     rates = [rate(step) for step in range(1, steps + 1)]
@@ -148,7 +148,7 @@ def test_the_curves_of_pretraining_reach_their_top_and_fall(name, steps, top):
 
 def test_the_recipes_differ_where_the_sources_do():
     gaudi, popart, dlperf, squad = (
-        resolved(CATALOGUE[name])[0]
+        resolved(CATALOG[name])[0]
         for name in (
             "gaudi/bert-large/pretrain-p1-fp32-wiki",
             "ipu/bert-large/pretrain-128-pod16",
@@ -161,4 +161,4 @@ def test_the_recipes_differ_where_the_sources_do():
     assert [popart[name] for name in names] == ["lamb", 0.01, None, "linear", 0.0]
     assert [dlperf[name] for name in names] == ["adamw", 0.01, 1.0, "linear", 0.1]
     assert [squad[name] for name in names] == ["adamw", 0.0, 1.0, "linear", 0.1]
-    assert (gaudi["lamb_flavour"], popart["lamb_flavour"]) == ("nvlamb", "popart")
+    assert (gaudi["lamb_flavor"], popart["lamb_flavor"]) == ("nvlamb", "popart")

@@ -1,4 +1,4 @@
-"""The catalogue has every table number and command that the documents print."""
+"""The catalog has every table number and command that the documents print."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import documents
 import pytest
 
-from dlrm.published.catalogue import CATALOGUE, select
+from dlrm.published.catalog import CATALOG, select
 
 pytestmark = pytest.mark.long
 FACTS = documents.saved()
@@ -82,7 +82,7 @@ def test_every_accuracy_of_dlrm_belongs_to_one_row():
     for machine, gpus, size, numbers in results_of("Training accuracy"):
         single = "tf32" if machine == "dgx-a100" else "fp32"
         rows = [
-            CATALOGUE[f"nvidia/dlrm-{size}/accuracy/{machine}-{gpus}gpu/{precision}"]
+            CATALOG[f"nvidia/dlrm-{size}/accuracy/{machine}-{gpus}gpu/{precision}"]
             for precision in (single, "amp")
         ]
         auc, auc_amp, minutes, minutes_amp, speedup = numbers
@@ -90,7 +90,7 @@ def test_every_accuracy_of_dlrm_belongs_to_one_row():
         assert [f.value for f in rows[1].published] == [auc_amp, minutes_amp, speedup]
         assert rows[0].processes == int(gpus)
         seen |= {row.id for row in rows}
-    assert seen == {name for name in CATALOGUE if "/accuracy/" in name}
+    assert seen == {name for name in CATALOG if "/accuracy/" in name}
     assert len(seen) == 2 * 4
 
 
@@ -99,11 +99,11 @@ def test_every_throughput_of_dlrm_belongs_to_one_row():
     for machine, gpus, size, numbers in results_of("Training performance"):
         single = "tf32" if machine == "dgx-a100" else "fp32"
         for precision, expected in ((single, numbers[:1]), ("amp", numbers[1:])):
-            row = CATALOGUE[f"nvidia/dlrm-{size}/throughput/{machine}-{gpus}gpu/{precision}"]
+            row = CATALOG[f"nvidia/dlrm-{size}/throughput/{machine}-{gpus}gpu/{precision}"]
             assert [figure.value for figure in row.published] == expected
             assert row.processes == int(gpus)
             seen.add(row.id)
-    assert seen == {name for name in CATALOGUE if "/throughput/" in name}
+    assert seen == {name for name in CATALOG if "/throughput/" in name}
     assert len(seen) == 2 * 7
 
 
@@ -112,11 +112,11 @@ def test_every_seed_of_dlrm_belongs_to_one_row():
     assert len(lines) == 16
     for seed, *numbers in lines:
         for precision, number in zip(("amp", "fp32"), numbers, strict=True):
-            row = CATALOGUE[f"nvidia/dlrm-small/seed-{seed}/{precision}"]
+            row = CATALOG[f"nvidia/dlrm-small/seed-{seed}/{precision}"]
             assert [figure.value for figure in row.published] == [float(number)]
             assert f"--seed={seed}" in row.flags
     (mean,) = (cells for _, cells in lines_of("stability") if "mean" in cells[0])
-    row = CATALOGUE["nvidia/dlrm-small/seeds"]
+    row = CATALOG["nvidia/dlrm-small/seeds"]
     assert [figure.value for figure in row.published] == [float(c.strip("*")) for c in mean[1:]]
 
 
@@ -136,14 +136,14 @@ def test_every_throughput_of_dlperf_belongs_to_one_row(title, variants):
             if not number:
                 assert text in ("TODO", "**QJ**", "**SX**")
                 continue
-            row = CATALOGUE[f"dlperf/{variants[column]}/4n32d"]
+            row = CATALOG[f"dlperf/{variants[column]}/4n32d"]
             found = {(f.system.partition(" (")[0], f.value) for f in row.published}
             assert (framework, float(number[0])) in found
             seen.add((row.id, framework))
             size = re.search(r"bsz=(\d+)", text)
             assert not size or any(f"(bsz={size[1]})" in f.system for f in row.published)
     at_32 = [row for row in select("002") if row.grid == "4n32d" and title[:4].lower() in row.id]
-    at_32 = at_32 or [CATALOGUE[f"dlperf/{variants[2]}/4n32d"]]
+    at_32 = at_32 or [CATALOG[f"dlperf/{variants[2]}/4n32d"]]
     assert len(seen) == sum(len(row.published) for row in at_32)
 
 
@@ -182,12 +182,12 @@ def test_every_command_belongs_to_a_row_or_is_named_as_none(source):
 
 
 def test_the_parts_have_as_many_rows_as_the_inventory():
-    sources = Counter(row.source for row in CATALOGUE.values())
+    sources = Counter(row.source for row in CATALOG.values())
     assert {f"000 A{number}" for number in range(1, 36)} == {s for s in sources if s[:3] == "000"}
-    assert sum(row.source.startswith("002") for row in CATALOGUE.values()) == 36
-    titled = {name for name in CATALOGUE if "-as-titled" in name and not name.endswith("/full")}
+    assert sum(row.source.startswith("002") for row in CATALOG.values()) == 36
+    titled = {name for name in CATALOG if "-as-titled" in name and not name.endswith("/full")}
     assert len(titled) == 7
-    in_003 = [n for n in CATALOGUE if CATALOGUE[n].source[:3] == "003" and "/full" not in n]
-    in_004 = [n for n in CATALOGUE if CATALOGUE[n].source[:3] == "004"]
+    in_003 = [n for n in CATALOG if CATALOG[n].source[:3] == "003" and "/full" not in n]
+    in_004 = [n for n in CATALOG if CATALOG[n].source[:3] == "004"]
     assert len(in_003) == 42 + 2  # its C12 trains rows to the end: the rows "/full"
     assert len(in_004) == 18 + 5

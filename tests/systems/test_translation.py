@@ -100,7 +100,7 @@ def test_a_training_without_a_schedule_has_the_programs_defaults():
         (record,) = named(translation, name)
         assert (record.origin, record.status, record.text) == ("default", "mapped", ours)
     assert (found["norm"], found["precision"], found["io"]) == ("batch", "16.32", "uint8")
-    assert found["normalise_input"] == "true"
+    assert found["normalize_input"] == "true"
     assert translation.dataset == "imagenet"
     assert (translation.processes, translation.nodes) == (1, 1)
 
@@ -119,7 +119,7 @@ def test_norm_and_precision_that_are_not_printed_are_the_programs(command, group
 def test_what_the_commands_of_efficientnet_do_not_say_is_not_added():
     translation = translate(PRINTED[5])
     found = values(translation)
-    assert "nonormalise_input" in found
+    assert "nonormalize_input" in found
     assert (found["io"], found["ckpts_per_epoch"]) == ("float32", "1")
     assert found["save_checkpoint_path"] == "checkpoints"
     (io,), (smoothing,) = (named(translation, n) for n in ("--eight-bit-io", "--label-smoothing"))

@@ -103,7 +103,7 @@ def test_the_loss_of_a_packed_ensemble_is_the_mean_of_its_members_losses():
 @pytest.mark.parametrize(
     "changes", [{}, {"ensemble": 3, "interaction_op": "quadratic"}, {"ensemble": "dot,quadratic*2"}]
 )
-def test_two_passes_learn_their_mean_and_move_towards_it(changes):
+def test_two_passes_learn_their_mean_and_move_toward_it(changes):
     twice, given = task(dropout=0.5, self_ensemble=True, **changes), batch()
     random = torch.Generator().manual_seed(6)
     for weights in (torch.ones(BATCH), torch.rand(BATCH, generator=random)):

@@ -237,7 +237,7 @@ def show_all():
     console.summary({})
 
 
-def test_a_terminal_has_colours_and_lines_that_end_between_words(on_terminal):
+def test_a_terminal_has_colors_and_lines_that_end_between_words(on_terminal):
     bold, end = "\x1b[1m", "\x1b[0m"
     assert on_terminal(show_all).splitlines() == [
         f"\x1b[33mnote:{end} " + "word " * 14 + "word",
@@ -252,6 +252,6 @@ def test_a_terminal_has_colours_and_lines_that_end_between_words(on_terminal):
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
-def test_colours_can_be_refused(on_terminal, monkeypatch, name, value):
+def test_colors_can_be_refused(on_terminal, monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     assert "\x1b" not in on_terminal(show_all)

@@ -202,12 +202,6 @@ def file_names(index: int, weighted: bool) -> list[str]:
     return [f"cat_{index}.{name}.bin" for name in names]
 
 
-def starts_of(lengths: np.ndarray) -> np.ndarray:
-    """Returns the content of `cat_<i>.starts.bin` for the lengths of all rows."""
-    _, starts = starts_within(lengths, 0, 0)
-    return np.append(starts, lengths.sum(dtype=np.int64)).astype(STARTS_DTYPE)
-
-
 def starts_within(lengths: np.ndarray, first_row: int, first_value: int) -> tuple[int, np.ndarray]:
     """Returns the entries of `cat_<i>.starts.bin` that some rows of a split determine.
 

@@ -348,7 +348,7 @@ def _decimal_words(
     """Returns the values of up to 8 digits, and which are none."""
     digits = _words(data, starts, lengths) ^ _bytes(ord("0"))
     bad = ((digits | (digits + _bytes(6))) & _bytes(0xF0)) != 0
-    # Joins neighbours: 8 digits, 4 numbers up to 99, 2 up to 9999, 1 up to 99999999.
+    # Joins neighbors: 8 digits, 4 numbers up to 99, 2 up to 9999, 1 up to 99999999.
     x = ((digits & _bytes(0x0F)) * np.uint64(10 * 2**8 + 1)) >> np.uint64(8)
     x = ((x & np.uint64(0x00FF00FF00FF00FF)) * np.uint64(100 * 2**16 + 1)) >> np.uint64(16)
     x = ((x & np.uint64(0x0000FFFF0000FFFF)) * np.uint64(10_000 * 2**32 + 1)) >> np.uint64(32)

@@ -54,7 +54,7 @@ def parse_lines(text: bytes, log_format: LogFormat) -> tuple[Lines, int | None]:
         return _parse_with_numpy(text, log_format)
     num_numerical, num_categorical = log_format.num_numerical, log_format.num_categorical
     labels, integers, hashes, missing, rows, bad_at = native.host.parse_lines(
-        text, num_numerical, num_categorical, log_format.labelled
+        text, num_numerical, num_categorical, log_format.labeled
     )
     lines = Lines(
         labels[:rows],
@@ -75,12 +75,12 @@ def explain(line: bytes, log_format: LogFormat, row: int) -> RowError:
     if len(fields) > log_format.num_columns:
         expected = f"up to {log_format.num_columns} fields separated by tabs"
         return RowError(row, f"expected {expected}, got {len(fields)}")
-    if log_format.labelled and fields[0] not in (b"0", b"1"):
+    if log_format.labeled and fields[0] not in (b"0", b"1"):
         problem = f"expected the label 0 or 1, got {_shown(fields[0])}"
         return RowError(row, problem, log_format.describe(0))
-    for column, field in enumerate(fields[log_format.labelled :], int(log_format.labelled)):
+    for column, field in enumerate(fields[log_format.labeled :], int(log_format.labeled)):
         text = TextColumn.from_bytes([field])
-        is_number = column - log_format.labelled < log_format.num_numerical
+        is_number = column - log_format.labeled < log_format.num_numerical
         _, bad = read_integer(text) if is_number else read_hexadecimal(text)
         if bad[0]:
             expected = EXPECTED_INTEGER if is_number else EXPECTED_HEXADECIMAL
@@ -98,7 +98,7 @@ def _parse_with_numpy(text: bytes, log_format: LogFormat) -> tuple[Lines, int | 
     columns = [TextColumn(fields.data, *ends) for ends in zip(*fields[1:], strict=True)]
     rows = fields.starts.shape[1]
     labels, bad = np.zeros(rows, bool), np.zeros(rows, bool)
-    if log_format.labelled:
+    if log_format.labeled:
         digits = fields.data[fields.starts[0]] - np.uint8(ord("0"))
         bad |= (digits > 1) | (fields.ends[0] - fields.starts[0] != 1)
         labels = digits == 1

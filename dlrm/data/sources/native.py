@@ -23,7 +23,7 @@ _BOOL, _UINT8, _INT64, _UINT64 = map(np.dtype, (np.bool_, np.uint8, np.int64, np
 
 class _ParsedLines(ctypes.Structure):
     _fields_ = [
-        *((name, _Place) for name in ("num_numerical", "num_categorical", "labelled", "capacity")),
+        *((name, _Place) for name in ("num_numerical", "num_categorical", "labeled", "capacity")),
         *((name, _Pointer) for name in ("labels", "integers", "hashes", "missing")),
         ("parsed", _Place),
     ]
@@ -150,7 +150,7 @@ class Host:
         self._free_cells = function("free_cells", None, _Pointer)
 
     def parse_lines(
-        self, text: bytes, num_numerical: int, num_categorical: int, labelled: bool
+        self, text: bytes, num_numerical: int, num_categorical: int, labeled: bool
     ) -> ParsedText:
         """Parses lines up to the first that cannot be read; see `log_lines.parse_lines`."""
         rows = self._count_lines(text, len(text))
@@ -159,7 +159,7 @@ class Host:
         hashes = np.empty((num_categorical, rows), np.uint64)
         missing = np.empty((num_numerical + num_categorical, rows), bool)
         arrays = (array.ctypes.data for array in (labels, integers, hashes, missing))
-        lines = _ParsedLines(num_numerical, num_categorical, labelled, rows, *arrays, 0)
+        lines = _ParsedLines(num_numerical, num_categorical, labeled, rows, *arrays, 0)
         bad_at = self._parse_lines(text, len(text), ctypes.addressof(lines))
         place = None if bad_at < 0 else bad_at
         return ParsedText(labels, integers, hashes, missing, lines.parsed, place)

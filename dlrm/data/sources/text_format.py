@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import InitVar, dataclass, field, fields, replace
 
 from dlrm.data.clicks.names import field_names
 from dlrm.limits import check_features
@@ -173,9 +173,12 @@ class LogFormat:
 
     num_numerical: int = setting(13, "number of integer columns")
     num_categorical: int = setting(26, "number of hexadecimal columns")
-    labelled: bool = True
+    labeled: bool = True
+    labelled: InitVar[bool | None] = None  # the former name of `labeled`, for one version
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, labelled: bool | None) -> None:
+        if labelled is not None:
+            object.__setattr__(self, "labeled", labelled)
         check_features("--num_numerical", self.num_numerical)
         check_features("--num_categorical", self.num_categorical)
         if not self.num_features:
@@ -189,11 +192,11 @@ class LogFormat:
     @property
     def num_columns(self) -> int:
         """Fields of a line, with the label if there is one."""
-        return self.labelled + self.num_features
+        return self.labeled + self.num_features
 
     def describe(self, column: int) -> str:
         """Returns the number of a column in the line, and its meaning."""
-        feature = column - self.labelled
+        feature = column - self.labeled
         if feature < 0:
             return "0 (label)"
         numerical, categorical = field_names(self.num_numerical, self.num_categorical)

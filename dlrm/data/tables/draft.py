@@ -136,7 +136,7 @@ def draft(
       or that mostly occur once, are numerical. Those whose values tell more than their order are
       categorical. The rest is in doubt, and both: a numerical and a categorical field.
     * A numerical column with values that are far from the others gets the transform "log", or
-      "quantile" if it has values below 0; the others "standardise".
+      "quantile" if it has values below 0; the others "standardize".
     * A categorical column of more than 1000 values, most of which occur less than 5 times, gets
       `frequency_limit: 5`; one of 100,000 gets 15, at most 1,000,000 ids, and, if a fifth of the
       rows hold rare values, hash buckets for them.

@@ -161,7 +161,7 @@ class Drafter:
             self.in_doubt.append(summary.name)
 
     def _add_numerical(self, summary: Summary, why: str) -> None:
-        numbers, transform = summary.numbers, "standardise"
+        numbers, transform = summary.numbers, "standardize"
         if _is_far(summary):
             positive = numbers.least >= 0 and numbers.most > _NEAR
             transform = "log" if positive else "quantile"
@@ -290,7 +290,7 @@ def _gapless(summary: Summary) -> bool:
 def _is_far(summary: Summary) -> bool:
     """Returns whether a value is so far from the others that it needs another transform.
 
-    Standardised with other rows' mean and deviation, it could be too large for float16.
+    Standardized with other rows' mean and deviation, it could be too large for float16.
     """
     numbers = summary.numbers
     farthest = max(numbers.most - numbers.mean, numbers.mean - numbers.least)

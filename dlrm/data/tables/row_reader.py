@@ -67,7 +67,7 @@ class RowReader:
 
     Args:
         schema: the meaning of the columns.
-        labelled: whether there are labels to read.
+        labeled: whether there are labels to read.
         known_labels: all labels that are expected; None accepts any.
         inputs_only: leave out weight, groups and time, for scoring.
         fitted: the transform that was fitted to the schema's table; None before it is fitted.
@@ -81,13 +81,13 @@ class RowReader:
     def __init__(
         self,
         schema: Schema,
-        labelled: bool = True,
+        labeled: bool = True,
         known_labels: Iterable[str] | None = None,
         inputs_only: bool = False,
         fitted: Transform | None = None,
         counts: bool = False,
     ) -> None:
-        self.schema, self.labelled, self.inputs_only = schema, labelled, inputs_only
+        self.schema, self.labeled, self.inputs_only = schema, labeled, inputs_only
         if schema.time and not inputs_only:
             schema.time.check_zone()
         self._keys_of = (
@@ -116,10 +116,10 @@ class RowReader:
         """Returns the columns that are read, each once."""
         schema = self.schema
         names = schema.input_columns
-        if self.labelled:
+        if self.labeled:
             names.insert(0, schema.label.column)
         if not self.inputs_only:
-            names = [name for name in schema.columns if self.labelled or name in names] + names
+            names = [name for name in schema.columns if self.labeled or name in names] + names
             names += [*schema.groups, *([schema.weight] if schema.weight else [])]
             names += [schema.time.column] if schema.time else []
         return list(dict.fromkeys(names))
@@ -135,7 +135,7 @@ class RowReader:
         """
         schema, faults = self.schema, Faults()
         labels = None
-        if self.labelled:
+        if self.labeled:
             labels = self._labels(batch, faults)
         numerical = [
             _numbers(field, column_of(batch, field.column), schema, faults)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, fields
 
 from dlrm.documents import brief
+from dlrm.settings import FORMER
 
 COUNT, TARGET = ENCODINGS = ("count", "target")
 MAX_FOLDS = 100
@@ -27,7 +28,7 @@ class Encoding:
     name: str | None = None
     folds: int = 5
     smoothing: float = 10.0
-    transform: str = "standardise"
+    transform: str = "standardize"
     bins: int = 0
 
     def __post_init__(self) -> None:
@@ -36,6 +37,7 @@ class Encoding:
                 f"encodings: expected some of {', '.join(ENCODINGS)}, got {brief(self.kind)}"
             )
         where = f"encoding {self.kind}"
+        object.__setattr__(self, "transform", FORMER.get(self.transform, self.transform))
         for field in fields(self):
             given = field.name in _OF_TARGET and getattr(self, field.name) != field.default
             if given and self.kind != TARGET:

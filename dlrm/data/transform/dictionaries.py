@@ -148,11 +148,6 @@ def segment_name(index: int, segment: int = 0) -> str:
     return f"{index}.{segment}" if segment else f"{index}"
 
 
-def dictionary_path(directory: str | os.PathLike, index: int, segment: int = 0) -> Path:
-    """Returns the file of a dictionary of a transform."""
-    return Path(directory, f"dictionary_{segment_name(index, segment)}.npy")
-
-
 def open_dictionary(path: Path, dtype: np.dtype, size: int) -> np.ndarray:
     """Creates a file of a dictionary and returns it as a mapped array to fill."""
     if size == 0:

@@ -3,7 +3,7 @@
 For a value with n training rows, of total weight W(n), with positive rows of total weight P(n):
 
     count   log(1 + n), whatever the weights
-    target  (P + s * prior) / (W + s): the share of positive rows, shrunk towards the prior, which
+    target  (P + s * prior) / (W + s): the share of positive rows, shrunk toward the prior, which
             is the share among all rows; s is the weight of `smoothing` rows of mean weight
 
 The target of a training row uses only the rows of the other folds, and so does its prior, so that

@@ -37,7 +37,7 @@ class NumericTransform:
     name: str
     needs_sums = checked_in_readers = bounded = False
     bins, tolerance = 0, 0.0
-    done, advice = "", "choose the transform log or standardise, or scale the column"
+    done, advice = "", "choose the transform log or standardize, or scale the column"
 
     @property
     def meaning(self) -> str:
@@ -102,12 +102,12 @@ class NvidiaLog(Log):
     added, of_missing = 3.0, 1.0
 
 
-class Standardise(NumericTransform):
+class Standardize(NumericTransform):
     """Subtracts the mean and divides by the standard deviation of the training values."""
 
-    name = "standardise"
+    name = "standardize"
     needs_sums, tolerance = True, 1 / 512
-    done = ", standardised,"
+    done = ", standardized,"
     advice = (
         "most training rows are much closer together; choose the transform log or quantile, or "
         "drop the column or the row"
@@ -156,7 +156,7 @@ class Unchanged(NumericTransform):
 
 
 NUMERIC_TRANSFORMS: Mapping[str, NumericTransform] = {
-    rule.name: rule for rule in (Log(), NvidiaLog(), Standardise(), Quantile(), Unchanged())
+    rule.name: rule for rule in (Log(), NvidiaLog(), Standardize(), Quantile(), Unchanged())
 }
 # By their names in flags and `transform.json` of Criteo's logs.
 CRITEO_TRANSFORMS: Mapping[str, NumericTransform] = {

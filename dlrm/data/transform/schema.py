@@ -5,7 +5,7 @@
     format: {delimiter: ";", encoding: latin-1}      # of CSV; see `TextFormat`
     missing_values: ["?"]                            # in fields without their own
     numerical:
-      - age                                        # standardised
+      - age                                        # standardized
       - {column: capital_gain, transform: log, bins: 48, missing_values: ["NA"]}
     categorical:
       - workclass                                  # strings, every value has an id
@@ -48,6 +48,7 @@ from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
 from dlrm.remote.copies import Copies, output_at
+from dlrm.settings import FORMER
 
 VERSION = 1
 NUMERICAL_TYPES = ("number", "decimal")
@@ -120,13 +121,13 @@ class NumericalField:
             none.
         missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
         true_values, false_values: texts that mean true and false, which count as 1 and 0, besides
-            `true` and `false` in lower case, in upper case and capitalised.
+            `true` and `false` in lower case, in upper case and capitalized.
         type: "number", or "decimal": an integer of up to 18 digits, as logs have them.
         required: whether a row without a number is a bad one.
     """
 
     column: str
-    transform: str = "standardise"
+    transform: str = "standardize"
     bins: int = 0
     missing_values: tuple[str, ...] | None = None
     true_values: tuple[str, ...] = ()
@@ -136,6 +137,7 @@ class NumericalField:
 
     def __post_init__(self) -> None:
         where = f"numerical field {self.column}"
+        object.__setattr__(self, "transform", FORMER.get(self.transform, self.transform))
         _check_choice(where, "type", self.type, NUMERICAL_TYPES)
         if self.type != "number" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type number, got {self.type}")
@@ -191,7 +193,7 @@ class CategoricalField:
         encodings: numerical features derived from the value.
         missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
         true_values, false_values: texts that mean true and false, besides `true` and `false` in
-            lower case, in upper case and capitalised.
+            lower case, in upper case and capitalized.
         cardinality: for the type "id", number of rows of the table, greater than every id; None is
             the greatest id of all splits plus one.
     """

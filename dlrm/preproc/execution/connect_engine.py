@@ -79,7 +79,7 @@ class ConnectEngine(SparkEngine):
 
         register = getattr(self._remote, "registerProgressHandler", None)
         if register is None:  # a session with a JVM that may not be used
-            self._active = 1  # so that nothing is cancelled that may be running
+            self._active = 1  # so that nothing is canceled that may be running
             yield
             return
         handler: Any = note
@@ -115,7 +115,7 @@ class ConnectEngine(SparkEngine):
 
     @contextmanager
     def _tagged(self, stage: str) -> Iterator[None]:
-        """Gives what this thread runs a tag, by which it can be cancelled."""
+        """Gives what this thread runs a tag, by which it can be canceled."""
         self._remote.addTag(f"{self._tag}-{stage}")
         try:
             yield

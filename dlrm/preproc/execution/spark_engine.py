@@ -35,7 +35,7 @@ _MARK = "dlrm-task-error:"
 _JVM = "-XX:+IgnoreUnrecognizedVMOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 # These save 50 of the 80 ms of an empty task on 2 cores with Spark 4.3. The JVM only schedules, so
 # its optimizing compiler would take cores from the tasks; and over TCP a task waits 40 ms for the
-# acknowledgement of a small packet. Other clusters have their own settings, and YARN's directories
+# acknowledgment of a small packet. Other clusters have their own settings, and YARN's directories
 # have names that are too long for a socket.
 _OWN_CLUSTER = {
     "spark.driver.defaultJavaOptions": _JVM,
@@ -186,7 +186,7 @@ class SparkEngine:
         return checked(_named(task, self._umask, _host_and_user()))
 
     def _wait_for(self, stage: str, act: Callable[[], Any]) -> Any:
-        """Returns the result of a stage, which is cancelled if a signal ends this process.
+        """Returns the result of a stage, which is canceled if a signal ends this process.
 
         A thread waits on a connection of its own: in the main thread a signal would interrupt the
         wait, and the next call would read the answer to this one.
@@ -205,7 +205,7 @@ class SparkEngine:
         return lambda: self._spark.parallelize(items, max(len(items), 1)).foreach(task)
 
     def _job(self, stage: str, act: Callable[[], Any]) -> Callable[[], Any]:
-        """Returns a function that acts in the thread that calls it, so that it can be cancelled."""
+        """Returns a function that acts in the thread that calls it, so that it can be canceled."""
         properties = self._spark._jsc.sc().getLocalProperties().clone()
 
         def job() -> Any:

@@ -207,11 +207,6 @@ def bytes_of(values: int, text_bytes: int | None) -> int:
     return values * _VALUE_BYTES + (0 if text_bytes is None else values * _END_BYTES + text_bytes)
 
 
-def text_bytes_of(candidates: Candidates) -> int:
-    """Returns the bytes of the texts of candidates."""
-    return 0 if candidates.texts is None else len(bytes_of_texts(candidates.texts)[1])
-
-
 def joined(parts: list[Candidates]) -> Candidates:
     """Returns candidates of several parts, in the order of their hashes."""
     hashes = np.concatenate([part.hashes for part in parts])

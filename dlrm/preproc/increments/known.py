@@ -136,7 +136,7 @@ class _Divided:
 
 
 def _content(counts: Counts) -> int:
-    """Returns a sum over occurrences of values, by which equal rows of two days are recognised."""
+    """Returns a sum over occurrences of values, by which equal rows of two days are recognized."""
     hashes = spread(counts.keys)
     mixed = (hashes ^ (hashes >> np.uint64(31))) * _DIGEST
     return int((mixed * counts.counts.astype(np.uint64)).sum(dtype=np.uint64))

@@ -4,7 +4,6 @@ A new segment takes in the ones before it while they are less than twice as long
 dictionary has few segments, and each value is written a logarithmic number of times.
 """
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -258,8 +257,3 @@ def _write_candidates(place: int, job: SegmentJob) -> dict[str, int]:
     kept = every.kept(job.rooms[place], job.known.day, job.known.half_life)
     kept.save(Path(job.chain), place)
     return {"candidates": len(kept), "forgotten": len(every) - len(kept)}
-
-
-def bytes_below(directory: Path) -> int:
-    """Returns the bytes of the files of a directory."""
-    return sum(entry.stat().st_size for entry in os.scandir(directory) if entry.is_file())

@@ -58,7 +58,7 @@ def _check_mode(values: Values) -> None:
             if name in values.given:
                 raise ValueError(f"--{name}: is for --mode prepare")
         return
-    for name in ("days", "input_file", "model_folder", "unlabelled"):
+    for name in ("days", "input_file", "model_folder", "unlabeled"):
         if values[name]:
             raise ValueError(f"--{name}: is for --mode generate_models and transform")
 
@@ -68,11 +68,11 @@ class _Input(NamedTuple):
 
     files: list[Path]
     num_days: int | None
-    unlabelled: Path | None
+    unlabeled: Path | None
 
     @property
     def all_files(self) -> list[Path]:
-        return self.files + ([self.unlabelled] if self.unlabelled else [])
+        return self.files + ([self.unlabeled] if self.unlabeled else [])
 
 
 def _find_input(values: Values) -> _Input:
@@ -148,11 +148,11 @@ def _transform(values: Values) -> None:
         "--half": values["half"],
         "--model_folder": str(folder.resolve()),
     }
-    facts |= {"--unlabelled": values["unlabelled"]}
+    facts |= {"--unlabelled": values["unlabeled"]}  # as earlier versions spelled it in files
     if (fitted := facts_file(folder)).is_file():
         facts |= input_facts([fitted])
     with _opened(values, output, days, facts) as run:
-        total = pipeline.transform_days(run, days, values["half"], folder, not values["unlabelled"])
+        total = pipeline.transform_days(run, days, values["half"], folder, not values["unlabeled"])
         run.work.publish()
     if values["model_size_file"]:
         cardinalities = Transform.load(folder).cardinalities

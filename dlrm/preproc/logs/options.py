@@ -98,7 +98,9 @@ class LogOptions(PreparationOptions):
         values = asdict(self.log_format) | {name: getattr(self, name) for name in names}
         if not self.hold_out:
             values["hold_out"] = False
-        return {f"--{name}": value for name, value in values.items()} | self.common_facts()
+        spelled = {"labeled": "labelled"}  # in the files of earlier versions
+        facts = {f"--{spelled.get(name, name)}": value for name, value in values.items()}
+        return facts | self.common_facts()
 
     def manifest_facts(self) -> dict[str, Any]:
         """Returns the manifest's entries about the transform."""
@@ -140,7 +142,7 @@ class LogsConfig:
         "generate_models, transform: days A to B, both included, as A-B; default: all",
     )
     half: str = setting("all", "transform: rows to write: all, or one half of them", choices=HALVES)
-    unlabelled: bool = setting(False, "transform: the lines have no label")
+    unlabeled: bool = setting(False, "transform: the lines have no label")
     write_mode: str = setting(
         "overwrite",
         "overwrite: replace earlier output once the new one is complete; errorifexists: refuse",

@@ -40,7 +40,7 @@ from dlrm.preproc.stages.shuffle_files import remove_unfinished
 from dlrm.preproc.stages.source import Target
 from dlrm.preproc.stages.stage import PreparationRun
 
-UNLABELLED = "unlabelled"
+UNLABELED = "unlabelled"  # the folder of version 0.1.0
 _SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless given
 _SPLITS_PER_CORE = 4
 _COUNT_BUCKET_BYTES = 256 << 20  # of text
@@ -52,7 +52,7 @@ def prepare(
     run: PreparationRun,
     files: Sequence[Path],
     num_days: int | None = None,
-    unlabelled: Path | None = None,
+    unlabeled: Path | None = None,
 ) -> dict[str, Any]:
     """Writes a whole dataset; returns its cardinalities, and the totals of each split.
 
@@ -63,7 +63,7 @@ def prepare(
         run: the engine, the folder and the options, which are `LogOptions`.
         files: one file per day; or one for all days, with `num_days`.
         num_days: number of days of equally many lines to cut a single file into.
-        unlabelled: a log without labels to transform as well.
+        unlabeled: a log without labels to transform as well.
 
     Raises:
         ValueError: the options do not match the days.
@@ -84,7 +84,7 @@ def prepare(
     divided = _divided(run, run.options.log_format, divider, splits)
     note = _NOTE if run.options.hold_out else _ALL
     days = Files([f"day {day}" for day in range(last_day + 1)], "day", note)
-    more = None if unlabelled is None else partial(_transform_unlabelled, run, unlabelled)
+    more = None if unlabeled is None else partial(_transform_unlabeled, run, unlabeled)
     return write_dataset(run, divided, counted, days, more=more)
 
 
@@ -194,14 +194,14 @@ def _splits(run: PreparationRun, name: str, days: Sequence[Day]) -> list[Split]:
     return [Split(**split) for split in stored]
 
 
-def _transform_unlabelled(run: PreparationRun, path: Path) -> dict[str, dict[str, int]]:
+def _transform_unlabeled(run: PreparationRun, path: Path) -> dict[str, dict[str, int]]:
     """Transforms a log without labels, in the order of its lines."""
-    log_format = replace(run.options.log_format, labelled=False)
-    splits = _numbered(run, UNLABELLED, [path], log_format)
+    log_format = replace(run.options.log_format, labeled=False)
+    splits = _numbered(run, UNLABELED, [path], log_format)
     rows = sum(split.rows for split in splits)
     divided = _divided(run, log_format, Ranges((0, rows), (TRAIN,)), splits)
-    target = Target(UNLABELLED, rows, TRAIN, labelled=False)
-    return transform(run, divided, [target], UNLABELLED)
+    target = Target(UNLABELED, rows, TRAIN, labeled=False)
+    return transform(run, divided, [target], UNLABELED)
 
 
 def _divided(
@@ -223,7 +223,7 @@ def fit_days(run: PreparationRun, files: Sequence[Path], num_days: int | None = 
 
 
 def transform_days(
-    run: PreparationRun, files: Sequence[Path], half: str, directory: Path, labelled: bool
+    run: PreparationRun, files: Sequence[Path], half: str, directory: Path, labeled: bool
 ) -> dict[str, int]:
     """Applies a fitted transform to days or half their rows, as `--mode transform` does.
 
@@ -246,7 +246,7 @@ def transform_days(
     if (totals := run.work.result("described")) is not None:
         return totals
     run.work.output.mkdir(exist_ok=True)
-    splits = _numbered(run, "input", files, replace(shape, labelled=labelled))
+    splits = _numbered(run, "input", files, replace(shape, labeled=labeled))
     rows = sum(split.rows for split in splits)
     first = rows // 2 if half == "second" else 0
     last = rows // 2 if half == "first" else rows
@@ -259,8 +259,8 @@ def transform_days(
     counts = divider.count(splits)[:, TRAIN].tolist()
     used = [split for split, some in zip(splits, counts, strict=True) if some]
     shuffled = options.output_ordering == "total_random"
-    target = Target("", last - first, shuffled=shuffled, labelled=labelled)
-    divided = _divided(run, replace(shape, labelled=labelled), divider, used)
+    target = Target("", last - first, shuffled=shuffled, labeled=labeled)
+    divided = _divided(run, replace(shape, labeled=labeled), divider, used)
     totals = transform(run, divided, [target], directory=directory)[""]
     remove_unfinished(run.work.output)
     write_manifest(run.work.output, "split", rows=target.rows)

@@ -176,7 +176,7 @@ class TransformJob(NamedTuple):
             words = 1 + fitted.num_numerical + fitted.num_categorical
             return {target.binary_file: np.dtype((_WORD, (words,)))}
         files = layout.row_dtypes(fitted.num_numerical, fitted.cardinalities)
-        if not target.labelled:
+        if not target.labeled:
             del files[layout.LABEL_FILE]
         for i in fitted.lists:
             del files[layout.categorical_name(i)]
@@ -204,7 +204,7 @@ class TransformJob(NamedTuple):
             words = [labels[:, None].astype(_WORD), rows.numerical.view(_WORD)]
             words += [column[:, None] for column in ids.values()]
             return {target.binary_file: np.concatenate(words, axis=1, dtype=_WORD)}
-        columns = {layout.LABEL_FILE: labels} if target.labelled else {}
+        columns = {layout.LABEL_FILE: labels} if target.labeled else {}
         if rows.numerical.shape[1]:
             columns[layout.NUMERICAL_FILE] = rows.numerical
         columns |= {layout.categorical_name(i): column for i, column in ids.items()}

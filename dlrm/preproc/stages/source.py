@@ -123,7 +123,7 @@ class Target(NamedTuple):
         rows: number of rows.
         split: place of its rows in the result of a divider.
         shuffled: whether the rows come in random order.
-        labelled: whether the rows have labels.
+        labeled: whether the rows have labels.
         num_ids: number of ids of the rows, for each list field.
     """
 
@@ -131,7 +131,7 @@ class Target(NamedTuple):
     rows: int
     split: int = 0
     shuffled: bool = False
-    labelled: bool = True
+    labeled: bool = True
     num_ids: tuple[int, ...] = ()
 
     @property

@@ -40,7 +40,7 @@ QUANTITIES = {  # measured quantity -> its name before a figure
 
 @dataclass(frozen=True)
 class BenchmarkRow:
-    """One row of the catalogue.
+    """One row of the catalog.
 
     Attributes:
         id: unique name, "source/system/variant".

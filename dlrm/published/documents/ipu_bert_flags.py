@@ -96,7 +96,7 @@ BERT = {
     "--gradient-accumulation-factor": mapped(_accumulation),
     "--replication-factor": mapped("--replicas={}"),
     "--gradient-reduction-type": mapped(why="the only choice here", choices={"Mean": ""}),
-    "--optimizer": mapped("--optimizer=lamb --lamb_flavour=popart", choices={"LAMB_NO_BIAS": ""}),
+    "--optimizer": mapped("--optimizer=lamb --lamb_flavor=popart", choices={"LAMB_NO_BIAS": ""}),
     "--beta1": mapped(why="the only value here", choices={"0.9": ""}),
     "--beta2": mapped(why="the only value here", choices={"0.999": ""}),
     "--weight-decay": mapped("--weight_decay={}"),

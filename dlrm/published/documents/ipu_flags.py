@@ -111,7 +111,7 @@ _BOTH_CNN = {
     "--batch-norm": switch("--norm=batch", "--norm=group"),
     "--groups": mapped("--groups={}"),
     "--BN-decay": mapped("--norm_momentum={}", choices={"0.97": "0.03"}),
-    "--normalise-input": switch("--normalise_input", "--nonormalise_input"),
+    "--normalise-input": switch("--normalize_input", "--nonormalize_input"),
     "--eight-bit-io": switch(
         "--io=uint8",
         "--io=float32",
@@ -190,11 +190,11 @@ def train_defaults(given: FlagValues) -> dict[str, str]:
         ValueError: it has no rate for the optimizer.
     """
     efficientnet = given.get("--model") == "efficientnet"
-    optimiser = given.get("--optimiser", "SGD")
+    optimizer = given.get("--optimiser", "SGD")
     rates = _EFFICIENTNET_RATES if efficientnet else _RESNET_RATES
-    if optimiser not in rates and "--base-learning-rate" not in given:
+    if optimizer not in rates and "--base-learning-rate" not in given:
         raise ValueError(
-            f"--optimiser {optimiser}: expected --base-learning-rate; train.py has one of its own "
+            f"--optimiser {optimizer}: expected --base-learning-rate; train.py has one of its own "
             f"for {', '.join(rates)}"
         )
     found = validation_defaults(given) | {
@@ -202,7 +202,7 @@ def train_defaults(given: FlagValues) -> dict[str, str]:
         "--replicas": "1",
         "--gradient-accumulation-count": "1",
         "--optimiser": "SGD",
-        "--base-learning-rate": rates.get(optimiser, ""),
+        "--base-learning-rate": rates.get(optimizer, ""),
         "--lr-schedule": "stepped",
         "--warmup-epochs": "5",
         "--loss-scaling": "128",
@@ -213,9 +213,9 @@ def train_defaults(given: FlagValues) -> dict[str, str]:
         "--epochs": "350" if efficientnet else "100",
         "--ckpts-per-epoch": "1",
     }
-    if optimiser != "SGD":
+    if optimizer != "SGD":
         found["--momentum"] = "0.9"
-    if optimiser == "RMSprop":
+    if optimizer == "RMSprop":
         found["--rmsprop-epsilon"] = "0.001"
     if given.get("--pipeline") == "true":
         found["--pipeline-schedule"] = "Interleaved"

@@ -6,18 +6,14 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 import sys
 
 from dlrm.command_line import importing
-from dlrm.flags import Values, parsed_or_help
+from dlrm.flags import Values
+from dlrm.scripts.common.training_command import run_training
 from dlrm.vision import flags
 
 
 def main(arguments: list[str]) -> None:
     """Runs a command line and ends the process."""
-    values = parsed_or_help(arguments, flags.parse, lambda: f"{__doc__}\n{flags.FLAGS.help()}")
-    if values is not None:
-        with importing():
-            from dlrm.session.session import exit_with
-
-        exit_with(lambda: _run(values), values)
+    run_training(arguments, flags.parse, lambda: f"{__doc__}\n{flags.FLAGS.help()}", _run)
 
 
 def _run(values: Values) -> dict[str, float]:

@@ -153,8 +153,8 @@ def training() -> Iterator[Result]:
             optimizer.zero_grad(set_to_none=True)
         losses.append(loss.item())
     value = f"50 steps of a small model on {device}: loss {losses[0]:.3f} -> {losses[-1]:.3f}"
-    learnt = math.isfinite(losses[-1]) and losses[-1] < 0.7 * losses[0]
-    if learnt:
+    learned = math.isfinite(losses[-1]) and losses[-1] < 0.7 * losses[0]
+    if learned:
         yield Result("training", OK, value)
     else:
         yield Result("training", BROKEN, f"{value}: it does not learn", "", rebuild())

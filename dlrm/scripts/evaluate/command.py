@@ -15,7 +15,7 @@ from dlrm.command_line import say
 from dlrm.files import check_replaceable, staged_directory
 from dlrm.flags import Values
 from dlrm.manifest import write_manifest
-from dlrm.metrics.judged import Judgement, ScoredRows, judge, judge_slices
+from dlrm.metrics.judged import Judgment, ScoredRows, judge, judge_slices
 from dlrm.metrics.slices import Slices, by_day, by_decile, by_source, by_unknown, by_value
 from dlrm.remote.cache import origin_of, with_uris
 from dlrm.scripts.common.scoring import open_predictor, source_config
@@ -68,8 +68,8 @@ def run(values: Values) -> None:
     found = collect(scored, sources, fields, config, columns.schema, own.importance_rows)
     fitted, times = _with_columns(found, columns)
     rows = fitted if correction is None else _corrected(fitted, correction)
-    judgement = judge(rows, own.bootstrap, own.seed)
-    facts = _facts(models, found, judgement, split if is_dataset else None)
+    judgment = judge(rows, own.bootstrap, own.seed)
+    facts = _facts(models, found, judgment, split if is_dataset else None)
     divisions = _slices(models[0], found, times)
     facts["slices"] = _judged_slices(rows, divisions, own)
     if own.recalibrate:
@@ -81,7 +81,7 @@ def run(values: Values) -> None:
         facts["importance_rows"] = len(found.kept[1])
         if not facts["importance"]:
             facts["notes"].append(_NO_IMPORTANCE.format(len(found.kept[1])))
-    facts["curves"] = [curves_of(ranked) for ranked in judgement.ranked]
+    facts["curves"] = [curves_of(ranked) for ranked in judgment.ranked]
     for line in lines_of(facts):
         say(line, is_prose=True)
     if own.output:
@@ -173,11 +173,11 @@ def _after(
     rows: ScoredRows, divisions: list[tuple[str, Slices]], own: EvaluateConfig
 ) -> dict[str, Any]:
     """Returns what is reported of recalibrated rows, as JSON values."""
-    judgement = judge(rows, own.bootstrap, own.seed)
+    judgment = judge(rows, own.bootstrap, own.seed)
     return {
         "kind": own.recalibrate,
-        "judged": judgement.to_json()["models"][0],
-        "reliability": reliability_of(judgement.ranked[0]),
+        "judged": judgment.to_json()["models"][0],
+        "reliability": reliability_of(judgment.ranked[0]),
         "slices": _judged_slices(rows, divisions, own),
     }
 
@@ -209,7 +209,7 @@ def _importance(model: Predictor, found: Collected, seed: int) -> list[dict[str,
 
 
 def _facts(
-    models: Sequence[Predictor], found: Collected, judgement: Judgement, split: str | None
+    models: Sequence[Predictor], found: Collected, judgment: Judgment, split: str | None
 ) -> dict[str, Any]:
     return {
         "dlrm_version": __version__,
@@ -221,9 +221,9 @@ def _facts(
         "values": found.shares.line(),
         "fields": found.shares.by_field(),
         "flags_changed": _flags_changed(models),
-        "intervals": judgement.method,
-        "notes": [with_uris(note) for note in _notes(models, found, judgement)],
-        **judgement.to_json(),
+        "intervals": judgment.method,
+        "notes": [with_uris(note) for note in _notes(models, found, judgment)],
+        **judgment.to_json(),
     }
 
 
@@ -251,8 +251,8 @@ def _flags_changed(models: Sequence[Predictor]) -> list[tuple[str, Any, Any]]:
     return [(n, runs[0].flags.get(n), runs[-1].flags.get(n)) for n in different_flags(runs)]
 
 
-def _notes(models: Sequence[Predictor], found: Collected, judgement: Judgement) -> list[str]:
-    rows, clicks = judgement.rows, judgement.clicks
+def _notes(models: Sequence[Predictor], found: Collected, judgment: Judgment) -> list[str]:
+    rows, clicks = judgment.rows, judgment.clicks
     notes = [f"warning: {line}"] if (line := found.shares.strangers()) else []
     if not 0 < clicks < rows:
         notes.append(

@@ -1,1 +1,1 @@
-"""Lists, runs and compares the rows of the catalogue."""
+"""Lists, runs and compares the rows of the catalog."""

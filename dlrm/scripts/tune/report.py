@@ -132,6 +132,6 @@ def _draw_setting(axis: Any, trials: Sequence[Trial], name: str, metric: str, be
         axis.set_xticks(range(len(order)), [text_of(value) for value in order])
     elif min(values) > 0 and max(values) > 4 * min(values):
         axis.set_xscale("log")
-    colours = [ORANGE if one is best else BLUE for one in chosen]
-    axis.scatter(places, [one.mean(metric, 0) for one in chosen], c=colours, alpha=0.6)
+    colors = [ORANGE if one is best else BLUE for one in chosen]
+    axis.scatter(places, [one.mean(metric, 0) for one in chosen], c=colors, alpha=0.6)
     axis.set(title=f"first rung, --{name}", ylabel=title_of(metric))

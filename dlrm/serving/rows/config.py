@@ -41,7 +41,7 @@ class SourceConfig:
     text: TextFormat = TextFormat()
 
     @property
-    def labelled(self) -> bool:
+    def labeled(self) -> bool:
         """Returns whether labels are read."""
         return self.label is not False
 

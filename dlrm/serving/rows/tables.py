@@ -13,16 +13,16 @@ from dlrm.serving.rows.inputs import Inputs
 from dlrm.serving.rows.shares import Shares
 
 
-def scoring_reader(fitted: Transform, labelled: bool, schema: Schema | None = None) -> RowReader:
+def scoring_reader(fitted: Transform, labeled: bool, schema: Schema | None = None) -> RowReader:
     """Returns a reader of the columns that a model takes, and of labels if there are any.
 
     Args:
         fitted: transform of the model.
-        labelled: whether to read labels.
+        labeled: whether to read labels.
         schema: the model's schema, to read its weight, groups and time as well; None for none.
     """
     known = fitted.known_labels
-    return RowReader(schema or fitted.schema, labelled, known, schema is None, fitted)
+    return RowReader(schema or fitted.schema, labeled, known, schema is None, fitted)
 
 
 def read_inputs(

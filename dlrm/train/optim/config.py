@@ -115,7 +115,7 @@ class NetworkOptimizerConfig:
         above=0,
     )
     adam_betas: tuple[float, float] = (0.9, 0.999)
-    lamb_flavour: str = setting(
+    lamb_flavor: str = setting(
         "nvlamb",
         "Variant of LAMB; nvlamb: NVIDIA's and Habana's; popart: Graphcore's; paper: another name "
         "of nvlamb",
@@ -142,6 +142,6 @@ class NetworkOptimizerConfig:
     @property
     def max_grad_norm(self) -> float | None:
         """Returns the norm that the optimizer itself clips all gradients to, or None."""
-        from dlrm.train.optim.lamb import LAMB_FLAVOURS
+        from dlrm.train.optim.lamb import LAMB_FLAVORS
 
-        return LAMB_FLAVOURS[self.lamb_flavour].max_grad_norm if self.optimizer == "lamb" else None
+        return LAMB_FLAVORS[self.lamb_flavor].max_grad_norm if self.optimizer == "lamb" else None

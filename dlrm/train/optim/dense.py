@@ -147,7 +147,7 @@ def _momentum(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConf
     nesterov = config.optimizer == "nesterov" and momentum > 0
     sgd = torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov, fused=True)
     for weight in _weights(groups) if momentum else ():
-        # torch leaves it uninitialised if the very first step is skipped for an overflow.
+        # torch leaves it uninitialized if the very first step is skipped for an overflow.
         sgd.state[weight]["momentum_buffer"] = torch.zeros_like(weight, requires_grad=False)
     return sgd
 
@@ -170,7 +170,7 @@ def _adam(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig")
 
 def _lamb(groups: ParameterGroups, lr: Tensor, config: "NetworkOptimizerConfig") -> Optimizer:
     eps, limit = config.optimizer_eps or 1e-6, config.lamb_max_weight_norm or math.inf
-    return Lamb(groups, lr, config.lamb_flavour, config.adam_betas, eps, limit)
+    return Lamb(groups, lr, config.lamb_flavor, config.adam_betas, eps, limit)
 
 
 def _weights(groups: ParameterGroups) -> Iterator[Tensor]:

@@ -11,7 +11,7 @@ from dlrm.train.optim.base import LossScaled, Weights
 
 
 class _Rule(NamedTuple):
-    """The differences between flavours.
+    """The differences between flavors.
 
     Attributes:
         max_grad_norm: all gradients are divided by max(1, their joint 2-norm / this).
@@ -26,14 +26,15 @@ class _Rule(NamedTuple):
 
 _NVLAMB = _Rule(max_grad_norm=1.0, bias_correction=True, adapt_all=False)
 _POPART = _Rule(max_grad_norm=None, bias_correction=False, adapt_all=True)
-LAMB_FLAVOURS = {"nvlamb": _NVLAMB, "popart": _POPART, "paper": _NVLAMB}
+LAMB_FLAVORS = {"nvlamb": _NVLAMB, "popart": _POPART, "paper": _NVLAMB}
+LAMB_FLAVOURS = LAMB_FLAVORS  # the former name, for one version
 
 
 class Lamb(LossScaled, Optimizer):
     """u = m' / (sqrt(v') + eps) + weight_decay * w; the weights w lose lr * |w| / |u| * u.
 
     m' and v' are Adam's moments, corrected for their start at 0. Norms are those of one tensor, and
-    the ratio is 1 if one of them is 0. The flavours are those of:
+    the ratio is 1 if one of them is 0. The flavors are those of:
 
     * "nvlamb", NVIDIA and Habana: gradients with a joint 2-norm above 1 are first scaled down to 1,
       and the ratio is 1 in groups without decay;
@@ -45,7 +46,7 @@ class Lamb(LossScaled, Optimizer):
     Args:
         groups: weights, or groups of them, with `weight_decay`.
         lr: learning rate, a scalar on the weights' device.
-        flavour: one of `LAMB_FLAVOURS`.
+        flavor: one of `LAMB_FLAVORS`.
         betas: decay rates of the moments.
         eps: of the formula.
         max_weight_norm: |w| is clamped to this.
@@ -55,13 +56,13 @@ class Lamb(LossScaled, Optimizer):
         self,
         groups: Weights,
         lr: Tensor,
-        flavour: str = "nvlamb",
+        flavor: str = "nvlamb",
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-6,
         max_weight_norm: float = math.inf,
     ):
         super().__init__(groups, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": 0.0})
-        self._rule, self._max_weight_norm = LAMB_FLAVOURS[flavour], max_weight_norm
+        self._rule, self._max_weight_norm = LAMB_FLAVORS[flavor], max_weight_norm
         for group in self.param_groups:
             for weight in group["params"]:
                 dtype = torch.promote_types(weight.dtype, torch.float32)

@@ -248,7 +248,7 @@ class ShortConsole(NvidiaConsole):
             self._print(highlighted(wrapped(one_line(text))))
         elif short:
             label, _, rest = short.partition(": ")
-            self._labelled(label, rest, most=_NOTICE_LINES)
+            self._labeled(label, rest, most=_NOTICE_LINES)
 
     def start(self, total: int, done: int) -> None:
         super().start(total, done)
@@ -264,7 +264,7 @@ class ShortConsole(NvidiaConsole):
         if self._verbose or self._is_due(at):
             self._printed = at.done, self._clock()
             parts = [_steps(at), *progress, f"lr {point.rate:.2g}", f"ETA {point.eta}"]
-            self._labelled(self.name, "  ".join(parts) + point.skipped)
+            self._labeled(self.name, "  ".join(parts) + point.skipped)
 
     def time(self, shares: Mapping[str, float], seconds: float, advice: Mapping[str, str]) -> None:
         if self._verbose:
@@ -275,7 +275,7 @@ class ShortConsole(NvidiaConsole):
 
     def test(self, test: Evaluated) -> None:
         metrics = _metrics({name: test.metrics[name] for name in dict.fromkeys(test.chief)})
-        self._labelled(test.name, f"{_steps(test.at)}  {metrics}", "best" if test.is_best else "")
+        self._labeled(test.name, f"{_steps(test.at)}  {metrics}", "best" if test.is_best else "")
 
     def kept(self, kept: Kept) -> None:
         self._kept = kept
@@ -310,28 +310,28 @@ class ShortConsole(NvidiaConsole):
         """Prints the closing block of a training; `dlrm.fit` names no files."""
         kept = self._kept or Kept("", {}, {})
         for name, metrics in kept.results.items():
-            self._labelled(name, f"{_metrics(metrics)}  {kept.roles.get(name, '')}".rstrip())
+            self._labeled(name, f"{_metrics(metrics)}  {kept.roles.get(name, '')}".rstrip())
         if "average_train_throughput" in values:
             loss = f"training loss {values['training_loss']:.4f}"
-            self._labelled("speed", f"{_rate(values['average_train_throughput'])}, {loss}")
+            self._labeled("speed", f"{_rate(values['average_train_throughput'])}, {loss}")
         if total := sum(self._seconds.values()):
             shares = {name: seconds / total for name, seconds in self._seconds.items()}
-            self._labelled("time", verdict_line(shares, self._advice).removeprefix("time: "))
+            self._labeled("time", verdict_line(shares, self._advice).removeprefix("time: "))
         if saved is not None:
             self._files(saved)
         for index, command in enumerate(self._commands):
-            self._labelled("" if index else "next", command, end=" \\")
+            self._labeled("" if index else "next", command, end=" \\")
 
     def _files(self, saved: Saved) -> None:
         best, last = saved.best, saved.last
         if last is None:
-            self._labelled("saved", "no weights; --save_checkpoint_path saves them")
+            self._labeled("saved", "no weights; --save_checkpoint_path saves them")
         elif best is None or best == last:
-            self._labelled("saved", f"{_relative(last)} (last{' and best' if best else ''})")
+            self._labeled("saved", f"{_relative(last)} (last{' and best' if best else ''})")
         else:
-            self._labelled("saved", f"{_relative(best)} (best), {last.name} (last)")
+            self._labeled("saved", f"{_relative(best)} (best), {last.name} (last)")
         if curves := saved.problem or (saved.curves and _relative(saved.curves)):
-            self._labelled("curves", curves)
+            self._labeled("curves", curves)
 
     def _is_due(self, at: Position) -> bool:
         """Returns whether a line of progress is due, where there is no bar."""
@@ -342,7 +342,7 @@ class ShortConsole(NvidiaConsole):
         is_share = at.done - step >= _SHARE * at.total
         return passed >= (_PATIENCE if is_share else _MOST_PATIENCE)
 
-    def _labelled(self, label: str, text: str, mark: str = "", **wrapping: Any) -> None:
+    def _labeled(self, label: str, text: str, mark: str = "", **wrapping: Any) -> None:
         """Prints a line with its name in the first column, and a mark at its end.
 
         Args:
@@ -397,7 +397,7 @@ class SeriesConsole(ShortConsole):
         firsts = {name: next(iter(metrics)) for name, metrics in kept.results.items()}
         parts = [f"{n} {_metrics({key: kept.results[n][key]})}" for n, key in firsts.items()]
         folder = [_relative(saved.last.parent)] if saved and saved.last else []
-        self._labelled(self.name, "  ".join([*parts, kept.which, *folder]))
+        self._labeled(self.name, "  ".join([*parts, kept.which, *folder]))
         if self._closes:
             super().summary(values)
 

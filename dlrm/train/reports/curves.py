@@ -95,17 +95,17 @@ def _rates(
 def _draw_panel(
     axis: Any, lines: Sequence[tuple[str, str, Entries, str]], best_step: float | None
 ) -> None:
-    """Draws lines, each given by label, colour, entries, and the value to plot."""
+    """Draws lines, each given by label, color, entries, and the value to plot."""
     drawn = [line for line in lines if any(line[3] in entry for entry in line[2])]
-    for label, colour, entries, name in drawn:
+    for label, color, entries, name in drawn:
         points = [(entry["step"], entry[name]) for entry in entries if name in entry]
         marker = "o" if len(points) < 60 and name != "lr" else ""
         size = 6 if len(points) < 20 else 3
         x, y = zip(*points, strict=True)
-        axis.plot(x, y, marker=marker, markersize=size, color=colour, label=label)
-        if name != "lr" and colour == TEST and best_step in x:
+        axis.plot(x, y, marker=marker, markersize=size, color=color, label=label)
+        if name != "lr" and color == TEST and best_step in x:
             best = y[x.index(best_step)]
-            axis.plot([best_step], [best], "*", markersize=13, color=colour, label="best")
+            axis.plot([best_step], [best], "*", markersize=13, color=color, label="best")
     if best_step is not None:
         axis.axvline(best_step, color=TEST, linestyle=":", linewidth=1)
     if not drawn:

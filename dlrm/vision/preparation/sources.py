@@ -232,11 +232,11 @@ def _from_paths(images: _Found, source: Path) -> FoundImages:
         for name, item in items:
             if name not in labels:
                 raise ValueError(f"{item.name}: class {name} has no images in {source}/{_TRAIN}")
-    labelled = {
+    labeled = {
         split: [item._replace(label=labels[name]) for name, item in items]
         for split, items in splits.items()
     }
-    return FoundImages(_named(labelled), classes, left_out)
+    return FoundImages(_named(labeled), classes, left_out)
 
 
 def _named(splits: dict[str, list[Item]]) -> dict[str, list[Item]]:

@@ -10,7 +10,7 @@ from dlrm.vision.augmentation import Augmentation, Prepared, _crop_in_batch, cro
 from dlrm.vision.loader import NUM_DRAWS, ImageBatch, ImageLoader
 
 MEAN, STD = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
-PLAIN = {"random_crop": False, "horizontal_flip": False, "centre_crop": 1.0}
+PLAIN = {"random_crop": False, "horizontal_flip": False, "center_crop": 1.0}
 
 
 class Noise:
@@ -36,12 +36,12 @@ def one_batch(
     return batch.map(lambda tensor: tensor.to(device))
 
 
-def test_centre_crops_are_normalised_in_either_way(device):
+def test_center_crops_are_normalized_in_either_way(device):
     batch = one_batch(2, Augmentation(), device=device)
     images = batch.images.float().cpu()
-    raw = Augmentation(image_size=40, centre_crop=1.0, normalise_input=False).evaluate(batch).cpu()
+    raw = Augmentation(image_size=40, center_crop=1.0, normalize_input=False).evaluate(batch).cpu()
     torch.testing.assert_close(raw, images - torch.tensor((123.68, 116.78, 103.94)).view(3, 1, 1))
-    scaled = Augmentation(image_size=20, centre_crop=0.5).evaluate(batch).cpu()
+    scaled = Augmentation(image_size=20, center_crop=0.5).evaluate(batch).cpu()
     torch.testing.assert_close(scaled, (images[:, :, 10:30, 10:30] / 255 - MEAN) / STD)
 
 
@@ -196,7 +196,7 @@ def test_too_few_partners_are_named():
         ("image_size", 0),
         ("min_area", 0.0),
         ("max_ratio", 0.5),
-        ("centre_crop", 1.5),
+        ("center_crop", 1.5),
         ("cutmix_lambda", 0.0),
         ("mixup_alpha", -1.0),
         ("mixup_alpha", math.nan),

@@ -31,7 +31,7 @@ def reference(text, log_format):
         if fields == [b""] or len(fields) > log_format.num_columns:
             return rows, place
         fields += [b""] * (log_format.num_columns - len(fields))
-        label = fields.pop(0) if log_format.labelled else b"0"
+        label = fields.pop(0) if log_format.labeled else b"0"
         integers, hashes = fields[: log_format.num_numerical], fields[log_format.num_numerical :]
         good = label in (b"0", b"1")
         good &= all(re.fullmatch(rb"(-?\d{1,18})?", field) for field in integers)
@@ -72,9 +72,9 @@ hashes = st.integers(0, 2**66).map(lambda n: f"{n:x}") | st.integers(0, 2**32 - 
 
 @st.composite
 def plausible(draw, log_format):
-    fields = draw(st.lists(st.sampled_from("01"), min_size=1, max_size=1)) * log_format.labelled
+    fields = draw(st.lists(st.sampled_from("01"), min_size=1, max_size=1)) * log_format.labeled
     fields += draw(st.lists(integers | st.just(""), max_size=log_format.num_numerical))
-    if len(fields) == log_format.labelled + log_format.num_numerical:
+    if len(fields) == log_format.labeled + log_format.num_numerical:
         fields += draw(st.lists(hashes | st.just(""), max_size=log_format.num_categorical + 1))
     return "\t".join(fields) + draw(st.sampled_from(["\n", "\r\n", "\n", "\t\n"]))
 

@@ -209,7 +209,7 @@ def test_names_of_the_trade(name):
 def test_what_is_in_doubt_is_a_number_and_an_id():
     values = np.random.default_rng(2).choice(10**6, 500)[np.arange(ROWS) % 500]
     result = drafted(xyz=values)
-    assert NumericalField("xyz", "standardise") in result.schema.numerical
+    assert NumericalField("xyz", "standardize") in result.schema.numerical
     assert CategoricalField("xyz", "integer") in result.schema.categorical
     assert result.in_doubt == ("xyz",)
     assert "took xyz as a number and an id, in doubt" in result.note()

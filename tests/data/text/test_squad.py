@@ -169,7 +169,7 @@ def test_predictions_are_those_of_the_definition(tokenizer, seed):
 
 
 def test_the_window_with_most_context_has_the_word(tokenizer):
-    """Adds a hundredth of the length: token 223 has 22 neighbours in the longer window."""
+    """Adds a hundredth of the length: token 223 has 22 neighbors in the longer window."""
     asked = question(" ".join("abcdefghij" * 30))
     features = SquadFeatures([asked], tokenizer, 250, 200, 1, training=False)
     assert features.window_lengths.tolist() == [246, 100]
@@ -446,11 +446,11 @@ def test_real_questions_are_answered_from_their_own_spans(shared_data, length, s
                 missed.append((asked.answers[0].text, answers[asked.id]))
     assert count == 1089
     assert missed == [
-        ("7,000,000 square kilometres (2,70", "7,000,000 square kilometres (2,700,000")
+        ("7,000,000 square kilometers (2,70", "7,000,000 square kilometers (2,700,000")
     ]
 
 
-def normalised(text):
+def normalized(text):
     """Returns BERT's basic tokens of words, separated by spaces."""
     result = ""
     for char in unicodedata.normalize("NFD", text.lower()):
@@ -464,10 +464,10 @@ def normalised(text):
 def aligned(tokens, words):
     """Aligns tokens with words by finding their text in the normalized words."""
     text = " ".join(tokens).replace(" ##", "").removeprefix("##")
-    begin = normalised(words).find(text)
+    begin = normalized(words).find(text)
     one, two = (
         [place for place, char in enumerate(side) if char != " "]
-        for side in (normalised(words), words)
+        for side in (normalized(words), words)
     )
     if begin < 0 or len(one) != len(two):
         return None  # an unknown word, or a letter that became two

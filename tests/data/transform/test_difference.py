@@ -96,7 +96,7 @@ def test_three_fields_are_named_and_the_others_counted(tmp_path):
         ),
         (
             {"numeric_transform": "log"},
-            "numerical age: transform: standardise for the model and log",
+            "numerical age: transform: standardize for the model and log",
         ),
         ({"scales": {"hours": (40.0, 2.0), "age": (30.5, 7.25)}}, "numerical 0: age for the model"),
         (

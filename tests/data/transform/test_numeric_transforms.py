@@ -13,6 +13,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, NUMERIC_TRANSFORMS
+from dlrm.data.transform.schema import NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows.inputs import Inputs
 
@@ -21,7 +22,7 @@ FITTED = Fitted(1.0, 2.0, np.array([0.0, 4.0, 8.0]), np.array([0.25, 0.5, 1.0]))
 KNOWN = {  # results of X with FITTED, and how many are clamped
     "log": ([math.log(6), 0, math.log(2), math.log(7), 0], 2),
     "nvidia": ([math.log(7), 0, 0, math.log(8), 0], 2),
-    "standardise": ([1.5, -20.5, 0, 2, -1.75], 0),
+    "standardize": ([1.5, -20.5, 0, 2, -1.75], 0),
     "quantile": ([0.5, 0.25, 0.5, 0.625, 0.25], 0),
     "none": ([4, -40, 0, 5, -2.5], 0),
 }
@@ -52,7 +53,7 @@ def test_the_rule_of_logs_is_log_of_a_schema():
 def test_numbers_beyond_float16_are_named_with_a_remedy():
     assert NUMERIC_TRANSFORMS["none"].overflow(1e6) == (
         "1000000.0 is beyond float16 (up to 65504), in which numerical features are stored; choose "
-        "the transform log or standardise, or scale the column"
+        "the transform log or standardize, or scale the column"
     )
     results, _ = NUMERIC_TRANSFORMS["none"].apply(parsed([1e6, 1.0]))
     assert np.isinf(results).tolist() == [True, False]
@@ -84,3 +85,13 @@ def test_a_dataset_its_report_and_scores_agree_on_every_transform(name, tmp_path
     ids = np.fromfile(made.path / "test" / "cat_0.bin", np.int8).astype(np.int64)
     inputs = Inputs(numbers.astype(np.float32)[:, None], ids[:, None])
     np.testing.assert_allclose(model.logits(rows), model.logits_of(inputs), rtol=1e-5, atol=1e-6)
+
+
+def test_a_schema_of_the_first_version_is_that_of_today():
+    """The default is not stored, so that the schema's bytes are those of the first version."""
+    facts = {"label": "y", "numerical": [{"column": "x", "transform": "standardise"}]}
+    count = {"kind": "count", "transform": "standardise"}
+    facts["categorical"] = [{"column": "c", "encodings": [count]}]
+    schema = Schema.from_dict(facts)
+    assert schema.numerical == (NumericalField("x", "standardize"),)
+    assert "transform" not in str(schema.to_dict())

@@ -44,7 +44,7 @@ def schemas(draw):
             draw(st.sampled_from([0, 2, 256])),
             missing_values=draw(st.sampled_from([None, (), ("NA", "-1")])),
         )
-        for rule in draw(st.lists(st.sampled_from(["log", "standardise", "quantile"]), max_size=3))
+        for rule in draw(st.lists(st.sampled_from(["log", "standardize", "quantile"]), max_size=3))
     ]
     categorical = [
         CategoricalField(
@@ -379,7 +379,7 @@ def test_a_cell_that_cannot_be_transformed_is_named(saved):
     for place, text, problem in (
         (0, "many", "row 0, column x: expected a number, got 'many'"),
         (1, "inf", "row 0, column z: expected a finite number, got 'inf'"),
-        (1, "1e9", "row 0, column z: 1000000000.0, standardised, is beyond float16"),
+        (1, "1e9", "row 0, column z: 1000000000.0, standardized, is beyond float16"),
         (3, "1.5", "row 0, column i: expected an integer of 64 bits, got '1.5'"),
     ):
         with pytest.raises(RowError) as failed:

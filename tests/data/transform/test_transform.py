@@ -201,7 +201,7 @@ def test_reloaded_transform_gives_the_same(transform, tmp_path):
         np.testing.assert_array_equal(ids, wanted)
 
 
-def test_damaged_artefact_is_named(transform, tmp_path):
+def test_damaged_artifact_is_named(transform, tmp_path):
     with pytest.raises(FileNotFoundError, match="transform.json"):
         Transform.load(tmp_path)
     transform.save(tmp_path)

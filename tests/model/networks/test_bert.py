@@ -46,7 +46,7 @@ def test_parameters_are_the_published_ones(size, pretraining, padded, question, 
         assert sum(p.numel() for s in stages.values() for p in s.parameters()) == whole
 
 
-def test_parameters_of_graphcores_flavour():
+def test_parameters_of_graphcores_flavor():
     assert count(BertForQuestionAnswering, "base_3layer", **POPART) == 44_999_426
     biased = count(BertForPreTraining, "base_3layer", vocab_size=30400)
     # 3 layers of 4 biases, and the one before the decoder

@@ -68,7 +68,7 @@ def scored(tmp, rows):
     """Returns the ids of rows in memory by the transform of `dataset`."""
     transform = Transform.load(tmp / "dataset" / layout.TRANSFORM)
     frame = frame_of(rows, transform)
-    reader = scoring_reader(transform, labelled=False)
+    reader = scoring_reader(transform, labeled=False)
     return read_inputs(transform, reader, frame.to_batches()[0])[0].ids[:, 0].tolist()
 
 
@@ -580,7 +580,7 @@ def _(tmp):
     assert "y is 4 or 5" in (tmp / "dataset" / "report.html").read_text()
     transform = Transform.load(tmp / "dataset" / layout.TRANSFORM)
     frame = pa.table({"y": ["4", "4.5"], "c": ["a", "b"]})
-    rows, bad = scoring_reader(transform, labelled=True).read(frame.to_batches()[0])
+    rows, bad = scoring_reader(transform, labeled=True).read(frame.to_batches()[0])
     assert (rows.labels.tolist(), bad) == ([True, False], [])
     assert np.fromfile(tmp / "dataset" / "train" / "label.bin", np.int8).tolist() == [1, 0, 1]
 

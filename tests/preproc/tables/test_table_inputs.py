@@ -393,13 +393,13 @@ def test_a_label_that_is_not_among_the_negative_ones_is_a_bad_row(tmp_path):
     )
 
 
-def test_a_number_too_large_once_standardised_is_named(tmp_path):
+def test_a_number_too_large_once_standardized_is_named(tmp_path):
     """This is known only after the training rows are read."""
     schema = SCHEMA | {"numerical": ["x"]}
     train = write(tmp_path / "a.parquet", x=[0.0, 1e-6, 0.0, 1e-6])
     test = write(tmp_path / "b.parquet", x=[0.0, 0.0, 0.0, 1.0])
     message = refusal(train, tmp_path, schema, others={"test": [test]})
-    assert message.startswith(f"{test}, row group 1, row 1, column x: 1.0, standardised, is beyond")
+    assert message.startswith(f"{test}, row group 1, row 1, column x: 1.0, standardized, is beyond")
 
 
 def row(**values):

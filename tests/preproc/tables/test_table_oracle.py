@@ -178,7 +178,7 @@ def list_fields(draw, name):
 
 @st.composite
 def numerical_fields(draw, name):
-    rule = draw(st.sampled_from(["log", "standardise", "quantile", "none"]))
+    rule = draw(st.sampled_from(["log", "standardize", "quantile", "none"]))
     entry = {"column": name, "transform": rule}
     if draw(st.booleans()):
         entry["bins"] = draw(st.sampled_from([2, 3, 5, 256]))
@@ -227,7 +227,7 @@ def crosses(draw, names):
 
 @st.composite
 def encodings(draw, name):
-    rule = {"transform": draw(st.sampled_from(["standardise", "quantile", "none", "log"]))}
+    rule = {"transform": draw(st.sampled_from(["standardize", "quantile", "none", "log"]))}
     rule |= {"bins": 3} if draw(st.booleans()) else {}
     target = {"kind": "target", "name": name, **rule}
     target |= {

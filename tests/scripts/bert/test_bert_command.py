@@ -379,7 +379,7 @@ def test_options_reach_the_training(flags):
         (["--mode=pretrain", "--length_window=-1"], "--length_window -1: expected 0 or more"),
         (["--mode=pretrain", "--resume"], "--resume needs --mode pretrain or finetune and"),
         (["--mode=pretrain", "--total_steps=0"], "--total_steps 0: expected 1 or more"),
-        (["--mode=pretrain", "--lamb_flavour=own"], "--lamb_flavour=own: value should be one of"),
+        (["--mode=pretrain", "--lamb_flavor=own"], "--lamb_flavor=own: value should be one of"),
         (["--mode=pretrain", "--init_checkpoint=none.pt"], "none.pt: no such file"),
         (["--mode=pretrain", "--execution=graph", "--recompute"], "--recompute contradicts"),
         (
@@ -422,5 +422,5 @@ def test_mistakes_in_files_are_named(texts):
 
 
 def test_the_command_shows_its_flags_and_ends_with_an_error(texts):
-    flags = ("--mode", "--lamb_flavour", "--doc_stride", "--layers_per_stage", "--latency")
+    flags = ("--mode", "--lamb_flavor", "--doc_stride", "--layers_per_stage", "--latency")
     shows_flags_and_ends_with_an_error("dlrm.scripts.bert", *flags)

@@ -1,4 +1,4 @@
-"""The catalogue's command: list, show, run, compare and tabulate."""
+"""The catalog's command: list, show, run, compare and tabulate."""
 
 import csv
 import io
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from dlrm.published import results, show
-from dlrm.published.catalogue import CATALOGUE
+from dlrm.published.catalog import CATALOG
 from dlrm.published.command import main
 from dlrm.published.documents.benchmark_row import BenchmarkRow
 
@@ -44,15 +44,15 @@ def records(path="systems.jsonl"):
 def test_list_names_each_row_once(capsys):
     assert main(["list"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines[:-1]] == list(CATALOGUE)
-    assert lines[-1] == f"{len(CATALOGUE)} rows"
+    assert [line.split()[0] for line in lines[:-1]] == list(CATALOG)
+    assert lines[-1] == f"{len(CATALOG)} rows"
     assert main(["list", "--source=003", "--model=efficientnet_b0"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 8 + 1
     assert all(line.startswith("ipu/effb0/infer-") for line in lines[:-1])
 
 
-@pytest.mark.parametrize("row", CATALOGUE.values(), ids=list(CATALOGUE))
+@pytest.mark.parametrize("row", CATALOG.values(), ids=list(CATALOG))
 def test_show_has_the_command_and_what_was_published(row: BenchmarkRow, capsys):
     assert main(["show", row.id]) == 0
     text = capsys.readouterr().out
@@ -137,7 +137,7 @@ def smoke(row: str, *more: str) -> int:
     "row",
     [
         pytest.param(row, id=name, marks=() if name in FAST else pytest.mark.slow)
-        for name, row in CATALOGUE.items()
+        for name, row in CATALOG.items()
         if row.measure == "run" and "--mode=validate" not in row.flags
     ],
 )
@@ -457,7 +457,7 @@ def test_all_rows_of_a_pattern_run_but_those_that_do_not_fit(capsys):
 
 def test_a_comparison_says_what_differs_and_what_does_not(capsys):
     name = "nvidia/dlrm-small/throughput/dgx-a100-1gpu/tf32"
-    row = CATALOGUE[name]
+    row = CATALOG[name]
     there = {"gpu": "NVIDIA A100-SXM4-40GB", "data": row.data, "unit": "items/s"}
     made_up(name, [2.5e6], **there)
     assert table("001", capsys)[name]["comparison"] == "comparable"

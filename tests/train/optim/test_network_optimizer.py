@@ -10,17 +10,17 @@ from torch import nn
 from dlrm.train.checkpoints.checkpoint import Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.config import PrecisionConfig
 from dlrm.train.optim.base import set_learning_rate
-from dlrm.train.optim.lamb import LAMB_FLAVOURS
+from dlrm.train.optim.lamb import LAMB_FLAVORS
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler, autocast, cast_weights, loss_scaler
 
 STEPS = 20
-FLAVOURS = ["nvlamb", "popart"]
-KINDS = ["sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw", *FLAVOURS]
+FLAVORS = ["nvlamb", "popart"]
+KINDS = ["sgd", "momentum", "nesterov", "rmsprop_tf", "adam", "adamw", *FLAVORS]
 
 
 def config_of(kind, **options) -> NetworkOptimizerConfig:
-    named = {"optimizer": "lamb", "lamb_flavour": kind} if kind in FLAVOURS else {"optimizer": kind}
+    named = {"optimizer": "lamb", "lamb_flavor": kind} if kind in FLAVORS else {"optimizer": kind}
     return NetworkOptimizerConfig(**named, **options)
 
 
@@ -90,17 +90,17 @@ def formula(
             wd = decay if decay_all or w.ndim > 1 else 0.0
             if kind == "adamw":
                 w -= lr * wd * w
-            elif kind not in FLAVOURS:
+            elif kind not in FLAVORS:
                 g = g + wd * w
-            if kind in ("adam", "adamw", *FLAVOURS):
+            if kind in ("adam", "adamw", *FLAVORS):
                 first[i] = betas[0] * first[i] + (1 - betas[0]) * g
                 square[i] = betas[1] * square[i] + (1 - betas[1]) * g * g
                 corrected = kind != "popart"
                 m = first[i] / (1 - betas[0] ** step) if corrected else first[i]
                 v = square[i] / (1 - betas[1] ** step) if corrected else square[i]
-                u = m / (np.sqrt(v) + (eps or (1e-6 if kind in FLAVOURS else 1e-8)))
+                u = m / (np.sqrt(v) + (eps or (1e-6 if kind in FLAVORS else 1e-8)))
                 ratio = 1.0
-                if kind in FLAVOURS:
+                if kind in FLAVORS:
                     u += wd * w
                     of_w, of_u = min(np.linalg.norm(w), largest), np.linalg.norm(u)
                     if of_w > 0 and of_u > 0 and (wd or kind == "popart"):
@@ -136,8 +136,8 @@ def test_twenty_steps_follow_the_formula(kind, decay, decay_all, scale, device):
     assert_follows(model, formula(kind, decay, decay_all))
 
 
-def test_the_papers_flavour_has_nvidias_rule():
-    assert LAMB_FLAVOURS["paper"] is LAMB_FLAVOURS["nvlamb"]
+def test_the_papers_flavor_has_nvidias_rule():
+    assert LAMB_FLAVORS["paper"] is LAMB_FLAVORS["nvlamb"]
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ def test_options_reach_the_formula(kind, flags, options, device):
 
 
 @pytest.mark.parametrize(("limit", "scale"), [(0.4, 64.0), (2.0, None)])
-@pytest.mark.parametrize("kind", ["momentum", "rmsprop_tf", "adamw", *FLAVOURS])
+@pytest.mark.parametrize("kind", ["momentum", "rmsprop_tf", "adamw", *FLAVORS])
 def test_clipping_by_norm_comes_first(kind, limit, scale, device):
     model = network(device=device)
     train(model, config_of(kind, weight_decay=0.1), scaler_of(device, scale, limit))
@@ -200,11 +200,11 @@ def test_a_resumed_run_goes_on_bit_for_bit(kind, tmp_path, device):
     assert_equal(resumed, whole)
 
 
-@pytest.mark.parametrize("flavour", FLAVOURS)
-def test_narrow_weights_have_moments_in_float32(flavour, device):
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_narrow_weights_have_moments_in_float32(flavor, device):
     narrow, wide = network(torch.bfloat16, device), network(torch.float32, device)
     for model in (narrow, wide):
-        optimizer = train(model, config_of(flavour, weight_decay=0.1), LossScaler(), 3)
+        optimizer = train(model, config_of(flavor, weight_decay=0.1), LossScaler(), 3)
         kinds = {value.dtype for state in optimizer.state.values() for value in state.values()}
         assert kinds == {torch.float32}
     for actual, expected in zip(narrow.parameters(), wide.parameters(), strict=True):
@@ -268,8 +268,8 @@ def test_every_precision_has_its_dtype(precision, half, device, dtype):
         (lambda: NetworkOptimizerConfig(adam_betas=(0.9, 1.0)), "adam_betas 1.0"),
         (lambda: NetworkOptimizerConfig("lamb", adam_betas=(1.0, 0.9)), "adam_betas 1.0"),
         (
-            lambda: NetworkOptimizerConfig("lamb", lamb_flavour="lion"),
-            "--lamb_flavour lion: expected one of .*nvlamb",
+            lambda: NetworkOptimizerConfig("lamb", lamb_flavor="lion"),
+            "--lamb_flavor lion: expected one of .*nvlamb",
         ),
         (
             lambda: NetworkOptimizerConfig("lamb", lamb_max_weight_norm=0.0),
