@@ -7,7 +7,7 @@ from dlrm.data import choices as data
 from dlrm.data.clicks import bags
 from dlrm.data.tables.draft import SAMPLE_ROWS
 from dlrm.data.tables.files import KINDS
-from dlrm.data.transform import schema
+from dlrm.data.transform import fields
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS
 from dlrm.model.layers import choices
 from dlrm.model.layers.interaction import INTERACTIONS
@@ -34,7 +34,7 @@ NAMES = {
     "numerical embeddings": (choices.NUMERICAL_KINDS, ("none", *NUMERICAL_EMBEDDINGS)),
     "poolings of operators": (choices.POOLINGS, ops.POOLINGS),
     "poolings of datasets": (choices.POOLINGS, bags.POOLINGS),
-    "bins": ((choices.MAX_BINS,), (schema.MAX_BINS,)),
+    "bins": ((choices.MAX_BINS,), (fields.MAX_BINS,)),
     "products": ((config.AUTO_PRODUCTS, *config.PRODUCTS), (products.AUTO, *products.PRODUCTS)),
     "executions": (config.CLICK_EXECUTIONS, MODULE_EXECUTIONS),
     "optimizers of tables": (optim.TABLE_OPTIMIZER_NAMES, TABLE_OPTIMIZERS),

@@ -1,9 +1,9 @@
 // Kernels of mlp and its gradient for one instruction set; see for_each_isa.h.
 //
-// Matrices lie in panels of kPanel columns, each with all rows of its columns, so that a tile of
-// six rows and one panel reads consecutive memory. bf16 values are kept twice where the processor
-// multiplies pairs: rows of values, whose neighbors make pairs for the product with a weight, and
-// pairs of rows, for the product that is a weight's gradient.
+// Matrices are stored in panels of kPanel columns, each with all rows of its columns, so that a
+// tile of six rows and one panel reads consecutive memory. bf16 values are kept twice where the
+// processor multiplies pairs: rows of values, whose neighbors make pairs for the product with a
+// weight, and pairs of rows, for the product that is a weight's gradient.
 
 #include "transpose.h"
 #include "units.h"

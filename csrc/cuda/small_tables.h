@@ -84,8 +84,9 @@ struct Slices {
   }
 };
 
-// A thread owns one gradient's row: it reads it once. Of a small table it writes the row's place in
-// the table once, else key, unless `keys` is null, and position of the pair.
+// A thread owns the row of one gradient, and reads it once. For a small table it writes the row's
+// place in the table, once. For other tables it writes the pair's position and, unless
+// `keys` is null, its key.
 template <typename key_t>
 __global__ void divide_rows(Tables tables, const int64_t* rows, int64_t count, int64_t total_rows,
                             key_t* keys, int32_t* positions, uint8_t* places_in_table,

@@ -62,7 +62,7 @@ class Dataset:
 
     @classmethod
     def _at(cls, uri: Uri) -> "Dataset":
-        """Returns a published dataset of ours, of which there is no copy yet."""
+        """Returns a published dataset that has not been copied yet."""
         found = find_published(uri)
         assert found is not None, uri
         dataset = cls.__new__(cls)

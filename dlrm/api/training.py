@@ -185,7 +185,9 @@ def fit(
         values, said = _with_defaults(dataset, recipe, chosen)
         if said and verbose:
             print(said)
-        model = train_and_load(dataset, values, device, save_checkpoint_path, verbose, watch)
+        model = train_and_load(
+            Training(dataset, values, device, watch), save_checkpoint_path, verbose
+        )
     model.draft = draft
     warn_of_a_poor_fit(model.results, recipe)
     return model
@@ -266,7 +268,7 @@ def judge_settings(
     nothing_to_choose = {"test_freq": _AT_THE_END, "set_aside": 0.0}
     values, _ = _with_defaults(rows, recipe, nothing_to_choose | settings)
     with RunLog(quiet=True) as log, own_settings(values.get("tf32", PrecisionConfig.tf32)):
-        results, _ = _trained(rows, values, device, None, log)
+        results, _ = _trained(Training(rows, values, device), None, log)
     return {n.removeprefix("test_"): v for n, v in results.items() if n.startswith("test_")}
 
 
@@ -284,37 +286,42 @@ class Watch:
         return ProgressBar(steps, shown and log.quiet)
 
 
-def train_and_load(
-    dataset: Dataset,
-    values: dict[str, Any],
-    device: str,
-    save_checkpoint_path: str | os.PathLike | None,
-    verbose: bool,
-    watch: Watch,
-    continued: Path | None = None,
-) -> Predictor:
-    """Trains and returns the model.
+@dataclass(frozen=True)
+class Training:
+    """A training before it begins.
 
-    Args:
+    Attributes:
         dataset: the rows.
         values: settings.
-        device, save_checkpoint_path, verbose: see `fit`.
+        device: see `base_device` of `fit`.
         watch: functions of the caller.
-        continued: checkpoint to go on from; None begins with new weights.
+        continued: checkpoint to continue from; None begins with new weights.
     """
+
+    dataset: Dataset
+    values: dict[str, Any]
+    device: str
+    watch: Watch = Watch()
+    continued: Path | None = None
+
+
+def train_and_load(
+    training: Training, save_checkpoint_path: str | os.PathLike | None, verbose: bool
+) -> Predictor:
+    """Trains and returns the model; for the other arguments see `fit`."""
     is_local = save_checkpoint_path is not None and not is_fetched(save_checkpoint_path)
     temporary = None if is_local else temporary_directory()
     path, mirror = Path(temporary.name if temporary else save_checkpoint_path or ""), None
-    settings = own_settings(values.get("tf32", PrecisionConfig.tf32))
+    settings = own_settings(training.values.get("tf32", PrecisionConfig.tf32))
     lines = RunLog(quiet=not verbose, log_format="short")
     with ExitStack() as stack:
         if temporary and save_checkpoint_path is not None:
             mirror = stack.enter_context(_mirror(Uri.parse(save_checkpoint_path)))
             path = mirror.path
-        with _checkpoints(path, dataset) as checkpoints, lines as log, settings:
+        with _checkpoints(path, training.dataset) as checkpoints, lines as log, settings:
             if mirror is not None:
                 checkpoints.saved = mirror.saved
-            results, roles = _trained(dataset, values, device, checkpoints, log, watch, continued)
+            results, roles = _trained(training, checkpoints, log)
             write_results(find_checkpoint(path), {**results, **roles.facts()})
             log.summary(results)
         if temporary and mirror is not None:
@@ -329,15 +336,11 @@ def train_and_load(
 
 
 def _trained(
-    dataset: Dataset,
-    values: dict[str, Any],
-    device: str,
-    checkpoints: CheckpointDirectory | None,
-    log: RunLog,
-    watch: Watch = Watch(),
-    continued: Path | None = None,
+    training: Training, checkpoints: CheckpointDirectory | None, log: RunLog
 ) -> tuple[dict[str, float], Roles]:
     """Trains and returns the summary, and the roles of the rows in it."""
+    dataset, values, device = training.dataset, training.values, training.device
+    watch, continued = training.watch, training.continued
     saved_in = str(checkpoints.path) if checkpoints else None
     own = {"dataset": str(dataset.path), "save_checkpoint_path": saved_in}
     if continued is not None:

@@ -13,6 +13,7 @@ from dlrm.api.defaults import set_aside_default, training_defaults
 from dlrm.api.training import (
     OF_CONTINUING,
     SETTINGS,
+    Training,
     Watch,
     check_setting_types,
     train_and_load,
@@ -98,9 +99,8 @@ def update(
         with checkpoint_in_use(model.path) as checkpoint:
             values = _settings(dataset, checkpoint, chosen)
             device = choose_device(base_device)
-            made = train_and_load(
-                dataset, values, device, save_checkpoint_path, verbose, watch, checkpoint
-            )
+            training = Training(dataset, values, device, watch, checkpoint)
+            made = train_and_load(training, save_checkpoint_path, verbose)
     if made.recalibration is None and model.recalibration is not None:
         results = made.results
         made = made._with_recalibration(model.recalibration)

@@ -77,7 +77,7 @@ def _add_output(config: ModelConfig, serving: Serving) -> None:
 
 
 def _add_warmup(config: ModelConfig, rows: int, serving: Serving) -> None:
-    """Makes the server score zeros; with lists, id 0 of each table, with lengths from a file."""
+    """Has the server warm up on zeros, or for lists on id 0 of each table and lengths in a file."""
     size = 1 if serving.lists else rows
     warmup = config.model_warmup.add(name=f"{rows} rows", batch_size=size)
     *tensors, last = config.input

@@ -262,8 +262,8 @@ def _notices(run: TextRun) -> Iterator[str]:
         )
     if values["length_window"] and run.train and values["data"] == "dataset":
         yield (
-            f"note: --length_window {values['length_window']}: the rows of so many batches are "
-            "sorted by length, which reduces padding"
+            f"note: --length_window {values['length_window']}: rows are sorted by length within "
+            "windows of this number of batches, which reduces padding"
         )
     if values["init_checkpoint"]:
         lacking = f", but for {', '.join(run.initial)}" if run.initial else ""

@@ -162,7 +162,8 @@ def metrics_of_sums(rows: float, loss: float, clicks: float, predicted: float) -
     """Returns log loss, normalized entropy and calibration; NaN where one is undefined.
 
     Args:
-        rows: number of rows, or the sum of their weights; also the others are weighted sums.
+        rows: number of rows. With weights it is the sum of the weights, and the sums below are
+            weighted.
         loss: sum of the negative log-likelihoods, nats.
         clicks: sum of the labels.
         predicted: sum of the probabilities.

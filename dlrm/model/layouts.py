@@ -1,7 +1,5 @@
 """Makes the tables of a model in the layout of its configuration."""
 
-from typing import Any
-
 import torch
 
 from dlrm.distributed import World
@@ -10,7 +8,7 @@ from dlrm.model.config import FUSED_TYPES, DLRMConfig
 from dlrm.model.tables.divided import DividedEmbedding
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.model.tables.layout import Tables
+from dlrm.model.tables.layout import Held, Tables
 from dlrm.model.tables.multi_table import MultiTableEmbedding
 from dlrm.model.tables.stored import StoredEmbedding
 from dlrm.store.row_stores import RowStores
@@ -59,15 +57,14 @@ def make_tables(
         return DividedEmbedding(
             placement, world, initial, dtype, tables=config.tables, stores=stores
         )
-    held = {piece.table: piece for piece in placement.of_rank(world.rank)}
-    whole = held, placement.dim, initial
-    options: dict[str, Any] = {"world": world, "tables": config.tables}
-    options["fields_by_rank"] = placement.of_fields(config.tables).tables_by_rank()
+    pieces = {piece.table: piece for piece in placement.of_rank(world.rank)}
+    fields_by_rank = placement.of_fields(config.tables).tables_by_rank()
+    held = Held(pieces, placement.dim, world, config.tables, fields_by_rank)
     if stores is not None:
         store = stores.parts[placement.dim]
-        stored = StoredEmbedding(*whole, store.slots, dtype=dtype, **options)
+        stored = StoredEmbedding(held, initial, store.slots, dtype)
         store.initial = stored.initial
         return stored
     if config.embedding_type == "multi_table":
-        return MultiTableEmbedding(*whole, **options)
-    return JointEmbedding(*whole, native=config.embedding_type != "joint", dtype=dtype, **options)
+        return MultiTableEmbedding(held, initial)
+    return JointEmbedding(held, initial, config.embedding_type != "joint", dtype)

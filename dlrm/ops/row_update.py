@@ -61,7 +61,7 @@ def update_rows(
     if not rule.states:  # only then a GPU may add gradients in arbitrary order
         follow_torch_settings()
     options = {**rule.constants, **options}
-    if _updates_natively(name, rule, weight, states, inputs, low, l2) and name in _OPS:
+    if _updates_natively(rule, weight, states, inputs, low, l2) and name in _OPS:
         _OPS[name](weight, *states, *inputs, l2=l2, low=low, table_sizes=table_sizes, **options)
         _mark_changed(weight)
     else:
@@ -92,7 +92,6 @@ def decay_rows(
 
 
 def _updates_natively(
-    name: str,
     rule: RowRule,
     weight: Tensor,
     states: Tensors,
@@ -106,7 +105,8 @@ def _updates_natively(
     named = dict(zip(rule.inputs, inputs, strict=True))
     for state, tensor in zip(rule.states, states, strict=True):
         named[state.argument] = tensor
-    return has_native(name, weight=weight, **named, low=low) and not (l2 and weight.is_cuda)
+    native = has_native(rule.operator, weight=weight, **named, low=low)
+    return native and not (l2 and weight.is_cuda)
 
 
 def _update_in_torch(

@@ -137,7 +137,7 @@ def open_store(uri: Uri, patient: bool = True) -> Store:
 
     Args:
         uri: the URI.
-        patient: whether failed requests are repeated for minutes, which is said; otherwise for
+        patient: whether failed requests are repeated for minutes, with a note; otherwise for
             seconds.
 
     Raises:

@@ -89,7 +89,7 @@ def taken(
 
 
 def reads_dataset(predictor: Scoring, source: str, config: SourceConfig) -> bool:
-    """Returns whether a source is a dataset's directory, and not a file or a folder of tables."""
+    """Returns whether a source is the directory of a dataset, not a file or folder of tables."""
     path = Path(source)
     is_folder = path.is_dir() if _reads_lines(predictor, path) else config.is_dataset(path)
     return source != "-" and is_folder

@@ -2,11 +2,11 @@
 
     python tests/compatibility/make_shape_fixtures.py OUTPUT [widths]
 
-With "widths", the table has fewer columns than the interaction, without attention, and FTRL updates
-the wide term. OUTPUT and OUTPUT.tar.xz are as `make_fixtures` says. `data` is a dataset of
-simulated histories, `run` a training on it that stops half-way, and `models` the export of its last
-checkpoint. `expected.json` has the ids of the first rows, and scores of the checkpoint and of the
-same training without interruption.
+With "widths", the table has fewer columns than the interaction, there is no attention, and FTRL
+updates the wide term. `make_fixtures` describes OUTPUT and OUTPUT.tar.xz. `data` is a dataset of
+simulated histories, `run` is a training run on it that was stopped halfway, and `models` is the
+export of its last checkpoint. `expected.json` has the ids of the first rows, and the scores of the
+checkpoint and of an uninterrupted run.
 """
 
 import json

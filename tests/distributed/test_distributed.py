@@ -75,7 +75,7 @@ def test_a_failed_rank_leaves_although_a_collective_has_begun(tmp_path):
 
 
 class Copies(TorchDispatchMode):
-    """Records the operators that create or move data known only on the host."""
+    """Records the operators that create or copy data that only the host knows."""
 
     def __init__(self):
         super().__init__()

@@ -1,4 +1,4 @@
-"""NVIDIA's binary rows become a dataset of one file per feature; what is wrong is named."""
+"""NVIDIA's binary rows become a dataset with one file per feature, and errors name their place."""
 
 import json
 

@@ -17,7 +17,7 @@ from dlrm.remote.runs import checkpoint_among
 from dlrm.remote.store import open_store
 from dlrm.scripts import main
 from dlrm.scripts.common import dlrm_flags
-from dlrm.session.session import STOPPED
+from dlrm.session.ending import STOPPED
 
 LAST = "step-000000064"
 _OF_THE_RUN = ("manifest.json", "MODEL.md", "config.json", "progress.json")  # with times and paths

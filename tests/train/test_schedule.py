@@ -30,7 +30,7 @@ def test_plateau_decay_and_end_by_hand():
         lr=8, warmup_steps=4, decay_start_step=6, decay_steps=4, decay_power=2, decay_end_lr=1
     )
     rates = [learning_rate(config, step) for step in range(1, 13)]
-    # 8 * (3/4)**2 = 4.5, 8 * (2/4)**2 = 2, 8 * (1/4)**2 = 0.5 is under decay_end_lr
+    # 8 * (3/4)**2 = 4.5 and 8 * (2/4)**2 = 2; 8 * (1/4)**2 = 0.5 is below decay_end_lr
     assert rates == [2, 4, 6, 8, 8, 8, 4.5, 2, 1, 1, 1, 1]
 
 

@@ -12,8 +12,8 @@ from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.tables.kinds.text import NUMBERS, PROBLEM
 from dlrm.data.tables.kinds.types import is_text
+from dlrm.data.transform.fields import TIME_UNITS
 from dlrm.data.transform.lists import move_to_row
-from dlrm.data.transform.schema import TIME_UNITS
 from dlrm.data.transform.values import (
     BOOLEAN,
     DURATION,

@@ -9,7 +9,7 @@ import numpy as np
 from dlrm.data.clicks.bags import MAX_LENGTH
 from dlrm.data.tables import names
 from dlrm.data.tables.summaries import BOOLEANS, NUMBERS, OTHER, TEXT, TIMES, Summary
-from dlrm.data.transform.schema import TIME_UNITS, CategoricalField, NumericalField, TimeField
+from dlrm.data.transform.fields import TIME_UNITS, CategoricalField, NumericalField, TimeField
 from dlrm.data.transform.values import SPELLINGS
 from dlrm.documents import one_line
 

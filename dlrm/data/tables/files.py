@@ -122,7 +122,7 @@ def _files_below(folder: Path, above: frozenset[Path]) -> Iterator[Path]:
     real = folder.resolve()
     if real in above:
         raise ValueError(
-            f"{folder}: expected a folder, got a link to one that it lies in (--input)"
+            f"{folder}: expected a folder, got a link to a folder that contains it (--input)"
         )
     for path in folder.iterdir():
         if path.name.startswith((".", "_")):

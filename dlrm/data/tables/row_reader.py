@@ -42,10 +42,9 @@ from dlrm.data.transform.cells import (
     missing_numbers,
     numbers_of_texts,
 )
-from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.encodings import MAX_WEIGHT
 from dlrm.data.transform.lists import Column, split_text
-from dlrm.data.transform.rows import FieldRows
+from dlrm.data.transform.rows import FieldRows, cross_columns
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import NUMBER

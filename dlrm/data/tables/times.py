@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from dlrm.data.sources.row_error import shown_text
 from dlrm.data.tables.columns import Faults, as_text, distinct_of, plain_texts
 from dlrm.data.tables.kinds.types import is_text
-from dlrm.data.transform.schema import TIME_UNITS, TimeField
+from dlrm.data.transform.fields import TIME_UNITS, TimeField
 
 _YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999, in microseconds
 _EXPECTED_YEAR = "expected a time in the years 1 to 9999"

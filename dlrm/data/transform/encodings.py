@@ -21,8 +21,8 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import Coded, OfKeys, Parsed
-from dlrm.data.transform.derived import COUNT, TARGET, Encoding
 from dlrm.data.transform.dictionaries import load_array
+from dlrm.data.transform.fields import COUNT, TARGET, Encoding
 from dlrm.data.transform.lookup import IdLookup
 from dlrm.mapped_files import map_npy
 

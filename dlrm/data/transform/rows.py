@@ -1,12 +1,12 @@
-"""Rows in the form of a schema, from logs, tables or requests."""
+"""Rows in the form of a schema, from logs, tables or requests, and the columns of its crosses."""
 
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.lists import Column
+from dlrm.data.sources.columns import Coded, Parsed, TextColumn, hash_texts
+from dlrm.data.transform.lists import Column, single
 from dlrm.data.transform.schema import Schema
 
 
@@ -48,3 +48,29 @@ def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
     names: dict[str, np.dtype] = {"weight": np.dtype("<f4")} if schema.weight else {}
     names |= {f"group_{name}": np.dtype("<u8") for name in schema.groups}
     return names | ({"time": np.dtype("<i8")} if schema.time else {})
+
+
+def cross_columns(schema: Schema, columns: Sequence[Column]) -> list[Parsed | Coded]:
+    """Returns the columns of a schema's crosses.
+
+    Args:
+        schema: the schema with the crosses.
+        columns: columns of the categorical fields.
+    """
+    by_name = dict(zip((field.column for field in schema.categorical), columns, strict=True))
+    return [combined([by_name[name] for name in cross.fields]) for cross in schema.crosses]
+
+
+def combined(columns: Sequence[Column]) -> Parsed:
+    """Returns a key for each row: the hash of the row's keys, 8 bytes each, like that of a text.
+
+    It is missing if the row has no value in one of the columns.
+    """
+    parsed = [single(column).by_row() for column in columns]
+    rows, width = len(parsed[0].values), len(parsed)
+    keys = np.zeros(rows * width + 1, "<u8")  # with the 8 bytes that a TextColumn ends with
+    keys[:-1].reshape(rows, width)[:] = np.stack([values for values, _ in parsed], axis=1)
+    starts = np.arange(rows, dtype=np.int64) * (8 * width)
+    hashes = hash_texts(TextColumn(keys.view(np.uint8), starts, starts + 8 * width))
+    missing = np.logical_or.reduce([missing for _, missing in parsed])
+    return Parsed(np.where(missing, np.uint64(0), hashes), missing)

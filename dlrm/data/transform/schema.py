@@ -32,360 +32,29 @@ Criteo's logs need no file: `--schema criteo` is built in.
 
 import json
 import os
-import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import MISSING, Field, dataclass, fields, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
-from zoneinfo import ZoneInfo
+from typing import Any
 
-from dlrm.data.clicks import layout
-from dlrm.data.clicks.bags import ATTENTION, MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.transform.derived import TARGET, Cross, Encoding
-from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
+from dlrm.data.transform.entries import FIELDS, field_of, format_of, made_of, without_defaults
+from dlrm.data.transform.fields import (
+    TARGET,
+    CategoricalField,
+    Cross,
+    Label,
+    NumericalField,
+    TimeField,
+)
 from dlrm.documents import brief, read_yaml
 from dlrm.files import write_atomically
 from dlrm.limits import check_features
 from dlrm.remote.copies import Copies, output_at
-from dlrm.settings import FORMER
 
 VERSION = 1
-NUMERICAL_TYPES = ("number", "decimal")
-CATEGORICAL_TYPES = ("string", "integer", "hexadecimal", "id")
-TIME_UNITS = {"s": 1_000_000_000, "ms": 1_000_000, "us": 1000, "ns": 1}  # in nanoseconds
-KEEP = ("first", "last", "all")
-MAX_BINS = 256
-_MAX_BUCKETS = 1 << 30
-# Entries of list fields only.
-_OF_LISTS = ("keep", "ordered", "weights", "pooling", "target", "separator")
-_OF_DICTIONARIES = (  # entries of fields whose values get ids
-    *("frequency_limit", "max_ids", "hash_buckets", "dictionary"),
-    *("missing_values", "true_values", "false_values"),
-)
-_NO_SEPARATORS = '"\r\n\0'
 _LINE_ENDS = frozenset("\x85\u2028\u2029")  # besides those of ASCII
 _LONGEST_GROUP = 200  # bytes of a column's name in the name of a file
-
-
-@dataclass(frozen=True)
-class Label:
-    """The column of labels.
-
-    Attributes:
-        column: its name.
-        positive: the value that counts as 1, or several; None if labels are 0 and 1, or false and
-            true.
-        negative: values that count as 0; None accepts one other value.
-        any_negative: whether all other values count as 0.
-    """
-
-    column: str
-    positive: str | tuple[str, ...] | None = None
-    negative: tuple[str, ...] | None = None
-    any_negative: bool = False
-
-    def __post_init__(self) -> None:
-        if self.positive == ():
-            raise ValueError(f"label {self.column}: positive: expected one value or more, got none")
-        if both := sorted(set(self.positives) & set(self.negative or ())):
-            raise ValueError(
-                f"label {self.column}: expected values that count as 1 or as 0, got {both[0]!r} as "
-                "both"
-            )
-
-    @property
-    def positives(self) -> tuple[str, ...]:
-        """Returns the values that count as 1; none if labels are 0 and 1."""
-        if isinstance(self.positive, str):
-            return (self.positive,)
-        return self.positive or ()
-
-
-def _check_choice(where: str, name: str, value: Any, choices: Iterable[str]) -> None:
-    """Raises ValueError if an entry is not one of its choices."""
-    if value not in choices:
-        raise ValueError(
-            f"{where}: {name}: expected one of {', '.join(choices)}, got {brief(value)}"
-        )
-
-
-@dataclass(frozen=True)
-class NumericalField:
-    """A column of numbers.
-
-    Attributes:
-        column: its name.
-        transform: a name in `NUMERIC_TRANSFORMS`.
-        bins: number of bins to fit, at quantiles of the values and of the distinct values; 0 fits
-            none.
-        missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
-        true_values, false_values: texts that mean true and false, which count as 1 and 0, besides
-            `true` and `false` in lower case, in upper case and capitalized.
-        type: "number", or "decimal": an integer of up to 18 digits, as logs have them.
-        required: whether a row without a number is a bad one.
-    """
-
-    column: str
-    transform: str = "standardize"
-    bins: int = 0
-    missing_values: tuple[str, ...] | None = None
-    true_values: tuple[str, ...] = ()
-    false_values: tuple[str, ...] = ()
-    type: str = "number"
-    required: bool = False
-
-    def __post_init__(self) -> None:
-        where = f"numerical field {self.column}"
-        object.__setattr__(self, "transform", FORMER.get(self.transform, self.transform))
-        _check_choice(where, "type", self.type, NUMERICAL_TYPES)
-        if self.type != "number" and (self.true_values or self.false_values):
-            raise ValueError(f"{where}: true_values: expected the type number, got {self.type}")
-        _check_choice(where, "transform", self.transform, NUMERIC_TRANSFORMS)
-        if self.bins not in range(MAX_BINS + 1) or self.bins == 1:
-            raise ValueError(f"{where}: bins: expected 0, or 2 to {MAX_BINS}, got {self.bins}")
-        _check_spellings(where, self)
-
-    @property
-    def rule(self) -> NumericTransform:
-        """Returns the transform."""
-        return NUMERIC_TRANSFORMS[self.transform]
-
-    @property
-    def fitted_bins(self) -> int:
-        """Returns the number of bins that the transform or the model needs; 0 for none."""
-        return self.bins or self.rule.bins
-
-
-@dataclass(frozen=True)
-class CategoricalField:
-    """A column of values, or of lists of them, each with a row of an embedding table.
-
-    Attributes:
-        column: its name.
-        type: "string" (text without surrounding blanks), "integer" (64 bits), "hexadecimal" (up to
-            16 digits, of which zeros at the beginning mean nothing) or "id": values are the ids
-            themselves, from 0, and every row must have one.
-        frequency_limit: values in fewer training rows have no id of their own.
-        max_ids: number of values with ids of their own, the most frequent ones; None is all, 0 is
-            none.
-        hash_buckets: number of further ids, chosen by hash, that values without their own share; 0
-            gives them id 0, which is that of missing values.
-        dictionary: name of a dictionary that fields share, for which their counts are added up;
-            None is a dictionary of the field's own, or that of its `table`.
-        table: name of an embedding table that fields share; they share the dictionary of this name,
-            too. None is a table of the field's own.
-        embedding_dim: columns of the table, at most the model's `--embedding_dim`, to which its
-            vectors are projected; None is that number.
-        max_length: for a list field, with several values per row: number of values to keep; None is
-            one value per row.
-        keep: which values of a longer list to keep: the "first" or the "last"; "all" refuses longer
-            lists. None is the last ones, or the first ones if they are not ordered.
-        ordered: whether ids stay in the order of the list. Otherwise they are sorted before a
-            longer list is truncated, so that the order in the source has no effect: ids of frequent
-            values come first, and id 0 last.
-        weights: column with a list of numbers, one for each value; None for none.
-        pooling: "sum" or "mean" of the rows that are looked up, or "attention", which weighs them
-            by their relation to the candidate; None follows the model's `--pooling`.
-        target: with "attention", the field of the candidate: another field of the same `table`,
-            with one value per row.
-        separator: separator of the values in CSV.
-        encodings: numerical features derived from the value.
-        missing_values: texts that mean "missing" besides empty ones; None is those of the schema.
-        true_values, false_values: texts that mean true and false, besides `true` and `false` in
-            lower case, in upper case and capitalized.
-        cardinality: for the type "id", number of rows of the table, greater than every id; None is
-            the greatest id of all splits plus one.
-    """
-
-    column: str
-    type: str = "string"
-    frequency_limit: int = 1
-    max_ids: int | None = None
-    hash_buckets: int = 0
-    dictionary: str | None = None
-    table: str | None = None
-    embedding_dim: int | None = None
-    max_length: int | None = None
-    keep: str | None = None
-    ordered: bool = True
-    weights: str | None = None
-    pooling: str | None = None
-    target: str | None = None
-    separator: str = "|"
-    encodings: tuple[Encoding, ...] = ()
-    missing_values: tuple[str, ...] | None = None
-    true_values: tuple[str, ...] = ()
-    false_values: tuple[str, ...] = ()
-    cardinality: int | None = None
-
-    def __post_init__(self) -> None:
-        where = f"categorical field {self.column}"
-        _check_spellings(where, self)
-        _check_choice(where, "type", self.type, CATEGORICAL_TYPES)
-        self._check_ids(where)
-        for name in ("table", "dictionary"):
-            if getattr(self, name) == "":
-                raise ValueError(f"{where}: {name}: expected a name, got ''")
-        if self.table is not None and self.dictionary is not None:
-            raise ValueError(
-                f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
-                f"share the dictionary of that name, got {self.dictionary!r}"
-            )
-        if self.embedding_dim is not None and self.embedding_dim < 1:
-            raise ValueError(
-                f"{where}: embedding_dim: expected 1 or more, got {self.embedding_dim}"
-            )
-        if self.type == "hexadecimal" and (self.true_values or self.false_values):
-            raise ValueError(f"{where}: true_values: expected the type string or integer")
-        if self.frequency_limit < 1:
-            raise ValueError(
-                f"{where}: frequency_limit: expected 1 or more, got {self.frequency_limit}"
-            )
-        if self.max_ids is not None and self.max_ids < 0:
-            raise ValueError(f"{where}: max_ids: expected 0 or more, got {self.max_ids}")
-        if not 0 <= self.hash_buckets <= _MAX_BUCKETS:
-            raise ValueError(
-                f"{where}: hash_buckets: expected 0 to {_MAX_BUCKETS}, got {self.hash_buckets}"
-            )
-        if self.max_ids == 0 and not self.hash_buckets:
-            raise ValueError(f"{where}: max_ids 0: expected hash_buckets, as no value has an id")
-        kinds = [encoding.kind for encoding in self.encodings]
-        if len(set(kinds)) < len(kinds):
-            raise ValueError(f"{where}: encodings: expected each once, got {', '.join(kinds)}")
-        if kinds and self.max_length is not None:
-            raise ValueError(
-                f"{where}: encodings: expected none of a list field, got {', '.join(kinds)}"
-            )
-        self._check_list(where)
-
-    def _check_ids(self, where: str) -> None:
-        if self.type != "id":
-            if self.cardinality is not None:
-                raise ValueError(f"{where}: cardinality: expected the type id, got {self.type}")
-            return
-        why = "expected a type other than id, whose values are kept as they are"
-        self._check_defaults(where, _OF_DICTIONARIES, why)
-        if self.cardinality is not None and not 1 <= self.cardinality <= layout.MAX_CARDINALITY:
-            raise ValueError(
-                f"{where}: cardinality: expected 1 to {layout.MAX_CARDINALITY}, got "
-                f"{self.cardinality}"
-            )
-
-    def _check_defaults(self, where: str, names: Collection[str], why: str) -> None:
-        for field in fields(self):
-            if field.name in names and getattr(self, field.name) != field.default:
-                raise ValueError(f"{where}: {field.name}: {why}")
-
-    def _check_list(self, where: str) -> None:
-        if self.max_length is None:
-            why = "expected max_length too, which makes a field one of lists, got none"
-            self._check_defaults(where, _OF_LISTS, why)
-            return
-        if not 1 <= self.max_length <= MAX_LENGTH:
-            raise ValueError(
-                f"{where}: max_length: expected 1 to {MAX_LENGTH}, got {self.max_length}"
-            )
-        poolings = (None, *POOLINGS, ATTENTION)
-        for name, allowed in (("keep", (None, *KEEP)), ("pooling", poolings)):
-            if (value := getattr(self, name)) not in allowed:
-                shown = ", ".join(filter(None, allowed))
-                raise ValueError(f"{where}: {name}: expected one of {shown}, got {brief(value)}")
-        if len(self.separator) != 1 or self.separator in _NO_SEPARATORS:
-            raise ValueError(
-                f"{where}: separator: expected one character, and no quote or end of a line, got "
-                f"{brief(self.separator)}"
-            )
-
-        if self.pooling == ATTENTION:
-            self._check_attended(where)
-        elif self.target is not None:
-            raise ValueError(
-                f"{where}: target: expected pooling: attention beside it, got "
-                f"{self.pooling or 'none'}"
-            )
-        if self.keep == "last" and not self.ordered:
-            raise ValueError(
-                f"{where}: keep: expected first or all, as ordered is false, got last, which are "
-                "the rarest values"
-            )
-
-    def _check_attended(self, where: str) -> None:
-        if self.target is None:
-            raise ValueError(
-                f"{where}: pooling: attention: expected a target, the candidate's field, got none"
-            )
-        if not self.ordered:
-            raise ValueError(
-                f"{where}: pooling: attention: expected an ordered list, got ordered: false; leave "
-                "ordered out, or write pooling: sum or mean"
-            )
-        if self.table is None:
-            raise ValueError(
-                f"{where}: pooling: attention: expected table: NAME here and at {self.target}, so "
-                "that list and candidate share a table, got none"
-            )
-
-    @property
-    def shared(self) -> str | None:
-        """Returns the name of the dictionary that the field shares; None if it has its own."""
-        return self.dictionary or self.table
-
-    @property
-    def kept(self) -> str:
-        """Returns `keep`, or its default."""
-        return self.keep or ("last" if self.ordered else "first")
-
-    @property
-    def list_field(self) -> ListField | None:
-        """Returns the list field in a dataset's form; None if a row has one value."""
-        if self.max_length is None:
-            return None
-        return ListField(self.max_length, self.weights is not None, self.pooling, self.target)
-
-
-@dataclass(frozen=True)
-class TimeField:
-    """The column of times: timestamps, or text in ISO 8601.
-
-    Attributes:
-        column: its name.
-        zone: time zone of timestamps without one, such as "UTC" or "Europe/Zurich"; None refuses
-            them. A local time that occurs twice is the first one, and a local time that the clocks
-            skip is the last moment before.
-        unit: "s", "ms", "us" or "ns" of numbers that count from 1970-01-01 in UTC; None refuses
-            them.
-        format: form of times in text, as `datetime.strptime` takes it; None is ISO 8601.
-    """
-
-    column: str
-    zone: str | None = None
-    unit: str | None = None
-    format: str | None = None
-
-    def __post_init__(self) -> None:
-        if self.unit not in (None, *TIME_UNITS):
-            raise ValueError(
-                f"time {self.column}: unit: expected {', '.join(TIME_UNITS)}, got "
-                f"{brief(self.unit)}"
-            )
-        if self.format is not None and not set(_DAYS) & set(_DIRECTIVE.findall(self.format)):
-            raise ValueError(
-                f"time {self.column}: format: expected directives such as %d/%m/%Y %H:%M, got "
-                f"{brief(self.format)}"
-            )
-        if self.format is not None and self.unit is not None:
-            raise ValueError(f"time {self.column}: expected a unit or a format, got both")
-
-    def check_zone(self) -> None:
-        """Raises ValueError if this machine does not know the time zone."""
-        try:
-            ZoneInfo(self.zone or "UTC")
-        except (ValueError, OSError, LookupError):
-            raise ValueError(
-                f"time {self.column}: zone: expected the name of a time zone such as UTC or "
-                f"Europe/Zurich, got {brief(self.zone)}"
-            ) from None
 
 
 @dataclass(frozen=True)
@@ -619,7 +288,7 @@ class Schema:
 
     def to_dict(self) -> dict[str, Any]:
         """Returns the schema as maps and lists, without default values."""
-        return {"version": VERSION} | _without_defaults(self)
+        return {"version": VERSION} | without_defaults(self)
 
     def facts(self) -> dict[str, Any]:
         """Returns `to_dict()`; the name of earlier versions."""
@@ -661,7 +330,7 @@ class Schema:
 
         lines = []
         for name, value in self.to_dict().items():
-            if name in _FIELDS:
+            if name in FIELDS:
                 lines.append(f"{name}:")
                 lines += [noted(f"  - {flow(field)}", field) for field in value]
             else:
@@ -712,61 +381,21 @@ class Schema:
         kinds = {"label": Label, "time": TimeField}
         for name, value in facts.items():
             if name == "format":
-                made[name] = None if value is None else _format(value)
+                made[name] = None if value is None else format_of(value)
             elif name in kinds:
-                made[name] = None if value is None else _field(kinds[name], name, value)
-            elif name in _FIELDS:
+                made[name] = None if value is None else field_of(kinds[name], name, value)
+            elif name in FIELDS:
                 if not isinstance(value, list):
                     raise ValueError(f"{name}: expected a list of fields, got {brief(value)}")
-                made[name] = tuple(_field(_FIELDS[name], name, item) for item in value)
+                made[name] = tuple(field_of(FIELDS[name], name, item) for item in value)
             else:
                 made[name] = value
-        return _made(cls, "", made)
+        return made_of(cls, "", made)
 
     @classmethod
     def of_facts(cls, facts: dict[str, Any]) -> "Schema":
         """Returns `from_dict(facts)`; the name of earlier versions."""
         return cls.from_dict(facts)
-
-
-def _format(value: Any) -> TextFormat:
-    try:
-        return _field(TextFormat, "format", value)
-    except ValueError as error:
-        message = str(error).removeprefix("format: ").replace("--", "")  # of the flags' names
-        raise ValueError(f"format: {message}") from None
-
-
-_DIRECTIVE = re.compile(r"%([A-Za-z%])")
-_DAYS = "djcxsDF"  # directives of which a format has at least one
-_SPELLINGS = {**dict.fromkeys(("true", "True", "TRUE"), True)}
-_SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), False)
-
-
-def _check_spellings(where: str, field: Any) -> None:
-    """Raises ValueError if a text means two of true, false and missing in a field."""
-    true, false, missing = (set(getattr(field, f"{name}_values") or ()) for name in _MEANINGS)
-    for texts, other, got in ((true, false, "both"), (true, missing, "true and missing")):
-        if both := sorted(texts & other):
-            raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got {got}")
-    if both := sorted(false & missing):
-        raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got false and missing")
-    for text, meaning in _SPELLINGS.items():
-        if text in (false if meaning else true):
-            raise ValueError(
-                f"{where}: {str(not meaning).lower()}_values: expected no {text!r}, which means "
-                f"{str(meaning).lower()}"
-            )
-
-
-_MEANINGS = ("true", "false", "missing")
-
-
-_FIELDS: dict[str, type] = {
-    "numerical": NumericalField,
-    "categorical": CategoricalField,
-    "crosses": Cross,
-}
 
 
 def _field_of_cross(cross: Cross) -> CategoricalField:
@@ -780,110 +409,6 @@ def _field_of_cross(cross: Cross) -> CategoricalField:
         limits = cross.frequency_limit, cross.max_ids
         field = CategoricalField(cross.column, "string", *limits, cross.buckets)
     return replace(field, encodings=cross.encodings)
-
-
-_Kind = TypeVar("_Kind")
-_TYPES: dict[str, tuple[type | None, ...]] = {
-    **dict.fromkeys(("column", "transform", "type", "separator", "kind"), (str,)),
-    **dict.fromkeys(("positive", "zone", "unit", "dictionary", "weight", "keep"), (str, None)),
-    "format": (str, None),
-    **dict.fromkeys(("delimiter", "quote", "escape", "encoding", "decimal"), (str, None)),
-    **dict.fromkeys(("thousands", "compression"), (str, None)),
-    "header": (bool, None),
-    **dict.fromkeys(("weights", "pooling", "name", "table", "target"), (str, None)),
-    **dict.fromkeys(("frequency_limit", "hash_buckets", "bins", "buckets", "folds"), (int,)),
-    "smoothing": (float,),
-    **dict.fromkeys(("cardinality", "embedding_dim", "max_ids", "max_length"), (int, None)),
-    **dict.fromkeys(("any_negative", "ordered", "required"), (bool,)),
-    "negative": (tuple, None),
-    **dict.fromkeys(("missing_values", "groups", "fields", "columns"), (tuple,)),
-    **dict.fromkeys(("true_values", "false_values"), (tuple,)),
-}
-_NAMES = {str: "a text", int: "an integer", bool: "true or false", tuple: "a list of texts"}
-_NAMES |= {float: "a number"}
-# The entry of a field that is one word; None is none.
-_SHORT: dict[type, str | None] = {Cross: None, TextFormat: None, Encoding: "kind"}
-
-
-def _field(kind: type[_Kind], where: str, value: Any) -> _Kind:
-    """Returns a field made from a map, or from only the name of its column."""
-    scalar = isinstance(value, str | int | float) and not isinstance(value, bool)
-    short = _SHORT.get(kind, "column")
-    if scalar and short is not None:
-        value = {short: value}
-    if not isinstance(value, dict):
-        expected = f"a {short} or a map" if short else "a map with fields"
-        raise ValueError(f"{where}: expected {expected}, got {brief(value)}")
-    column = value.get("column", value.get("name", value.get("kind")))
-    return _made(kind, f"{where} {column}: " if isinstance(column, str) else f"{where}: ", value)
-
-
-def _made(kind: type[_Kind], where: str, values: dict[str, Any]) -> _Kind:
-    known = {entry.name: entry for entry in _entries(kind)}
-    for name in values:
-        if name not in known:
-            raise ValueError(
-                f"{where}expected some of {', '.join(known)}, got {brief(name)} as well"
-            )
-    for name, field in known.items():
-        if field.default is MISSING and name not in values:
-            raise ValueError(f"{where}{name}: missing")
-    checked = {name: _checked(where, name, value) for name, value in values.items()}
-    return kind(**checked)
-
-
-def _checked(where: str, name: str, value: Any) -> Any:
-    """Returns the value of an entry in its type, with numbers that YAML parsed as texts."""
-    if name == "encodings":
-        return _encodings(where, value)
-    types = _TYPES.get(name)
-    if types is None or (value is None and None in types) or isinstance(value, TextFormat):
-        return value
-    expected = types[0]
-    if name == "positive" and isinstance(value, list | tuple):
-        expected = tuple
-    if expected is str and isinstance(value, int | float) and not isinstance(value, bool):
-        return str(value)  # a column named 0, or the label 1
-    if expected is str and isinstance(value, bool):
-        return str(value).lower()
-    if expected is tuple and isinstance(value, list | tuple):
-        return tuple(_checked(where, "column", item) for item in value)
-    if expected is float and isinstance(value, int) and not isinstance(value, bool):
-        return float(value)
-    if not isinstance(value, expected or object) or (expected is int and isinstance(value, bool)):
-        raise ValueError(f"{where}{name}: expected {_NAMES[expected or str]}, got {brief(value)}")
-    return value
-
-
-def _encodings(where: str, value: Any) -> tuple[Encoding, ...]:
-    if not isinstance(value, list):
-        raise ValueError(f"{where}encodings: expected a list such as [target], got {brief(value)}")
-    try:
-        return tuple(_field(Encoding, "encodings", item) for item in value)
-    except ValueError as error:
-        raise ValueError(f"{where}{error}") from None
-
-
-def _entries(kind: Any) -> list[Field[Any]]:
-    """Returns the fields of a configuration that are entries of a schema."""
-    return [field for field in fields(kind) if field.metadata.get("in_schema", True)]
-
-
-def _without_defaults(value: Any) -> dict[str, Any]:
-    entries: dict[str, Any] = {}
-    for field in _entries(value):
-        content = getattr(value, field.name)
-        if content == field.default:
-            continue
-        if field.name in _FIELDS or field.name == "encodings":
-            entry = "kind" if field.name == "encodings" else "column"
-            short = [_without_defaults(item) for item in content]
-            entries[field.name] = [m[entry] if list(m) == [entry] else m for m in short]
-        elif hasattr(content, "__dataclass_fields__"):
-            entries[field.name] = _without_defaults(content)
-        else:
-            entries[field.name] = list(content) if isinstance(content, tuple) else content
-    return entries
 
 
 def _repeated(names: Sequence[str]) -> list[str]:

@@ -20,7 +20,6 @@ from dlrm.data.sources.columns import Coded, OfKeys, Parsed, TextColumn, parse_f
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.transform import stored
 from dlrm.data.transform.cells import NO_NUMBER, FieldKeys, numbers_of_texts
-from dlrm.data.transform.crosses import cross_columns
 from dlrm.data.transform.dictionaries import (
     Dictionary,
     FrequencyLimit,
@@ -33,6 +32,7 @@ from dlrm.data.transform.lists import Column, bags_of, lists_of_texts, single
 from dlrm.data.transform.logs import is_log, log_schema
 from dlrm.data.transform.lookup import IdLookup, SegmentLookup, lookup_in, spread
 from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.rows import cross_columns
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import NUMBER, TEXT, KnownTexts
 from dlrm.files import write_array

@@ -25,7 +25,7 @@ from dlrm.distributed.placement import Piece, Placement
 from dlrm.model.layers.projection import by_width
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.model.tables.layout import Bags, TableParameters, Tables, Vectors
+from dlrm.model.tables.layout import Bags, Held, TableParameters, Tables, Vectors
 from dlrm.model.tables.stored import Records, StoredEmbedding
 from dlrm.store.row_stores import RowStores
 
@@ -87,7 +87,7 @@ class DividedEmbedding(Tables):
             own = sorted(placement.of_rank(world.rank), key=kind_of)
             alone = replace(world, rank=0, size=1)
             numbered = {piece.table: piece for piece in own}
-            self._records = Records(numbered, placement.dim, alone, self._tables, [read])
+            self._records = Records(Held(numbered, placement.dim, alone, self._tables, [read]))
             for store, group in zip(stores.parts.values(), self._own(), strict=True):
                 if widths is None:  # otherwise the wide term
                     store.initial = cast(StoredEmbedding, group.tables).initial
@@ -215,13 +215,12 @@ class _Group(nn.Module):
         fields = [first_number + of_fields[piece.table] for piece in pieces]
         places, ends = list(numbered), list(accumulate(piece.num_rows for piece in held))
         self._offsets = [([0, *ends])[places.index(number)] for number in fields]
-        alone = replace(world, rank=0, size=1)
+        alone = Held(numbered, width, replace(world, rank=0, size=1), fields)
         self.tables: JointEmbedding | StoredEmbedding
         if slots is None:
-            self.tables = JointEmbedding(numbered, width, initial, True, dtype, alone, fields)
+            self.tables = JointEmbedding(alone, initial, dtype=dtype)
         else:
-            count = slots[1] - slots[0]
-            self.tables = StoredEmbedding(numbered, width, initial, count, dtype, alone, fields)
+            self.tables = StoredEmbedding(alone, initial, slots[1] - slots[0], dtype)
         columns = self._read = [read.index(piece.table) for piece in pieces]
         self._all = columns == list(range(len(read)))
         lowest, greatest = torch.iinfo(torch.int64).min, torch.iinfo(torch.int64).max

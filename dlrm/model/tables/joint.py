@@ -1,6 +1,5 @@
 """The layout with all tables in one weight."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -8,19 +7,16 @@ import torch
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.distributed import World
-from dlrm.distributed.placement import Piece
 from dlrm.model.layers.hooks import has_hooks, is_hooked
 from dlrm.model.tables.initial import Initial
-from dlrm.model.tables.layout import Bags, TableParameters, Tables, Vectors, WholeTables
+from dlrm.model.tables.layout import Bags, Held, TableParameters, Tables, Vectors, WholeTables
 
 
 class JointEmbedding(WholeTables):
     """All tables in one weight `[sum of table_sizes, dim]`, one after the other.
 
     Args:
-        held, dim, world, tables, fields_by_rank: see `WholeTables`; other ranks may hold further
-            pieces.
+        held: the tables and their fields; other ranks may hold further pieces.
         initial: initial values.
         native: look up with `ops.joint_embedding`, which checks ids and casts the output, instead
             of `nn.Embedding`'s kernel.
@@ -31,26 +27,22 @@ class JointEmbedding(WholeTables):
 
     def __init__(
         self,
-        held: Mapping[int, Piece],
-        dim: int,
+        held: Held,
         initial: Initial,
         native: bool = True,
         dtype: torch.dtype = torch.float32,
-        world: World = World(),
-        tables: Sequence[int] | None = None,
-        fields_by_rank: Sequence[Sequence[int]] | None = None,
     ):
-        super().__init__(held, dim, world, tables, fields_by_rank)
+        super().__init__(held)
         self.native = native
         offsets = [0, *accumulate(self.table_sizes)]
-        weight = torch.empty(offsets[-1], dim, dtype=dtype, device=world.device)
+        weight = torch.empty(offsets[-1], held.dim, dtype=dtype, device=held.world.device)
         self.weight = nn.Parameter(weight)
         self.weight_low: Tensor | None
         low = torch.empty_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
         own = [slice(begin, end) for begin, end in pairwise(offsets)]
         lows = [None if low is None else low[part] for part in own]
-        initial.fill([weight[part] for part in own], lows, held)
+        initial.fill([weight[part] for part in own], lows, held.pieces)
 
     def tables(self) -> list[Tensor]:
         """Returns the tables, `[rows, dim]` float32: views of the weight, or its joined halves."""

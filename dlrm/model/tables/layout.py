@@ -5,6 +5,7 @@ the optimizers of rows and the exporter ask it by this interface and never for i
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -137,31 +138,39 @@ class Tables(nn.Module):
         }
 
 
-class WholeTables(Tables):
-    """Base of the layouts of whole tables: looks up this process's tables, and exchanges vectors.
+@dataclass(frozen=True)
+class Held:
+    """The whole tables of a process, and the fields that look them up.
 
-    Args:
-        held: this process's tables, as pieces, by table number; initial values depend on it.
+    Attributes:
+        pieces: the tables, as pieces, by table number; initial values depend on it.
         dim: columns of every table.
         world: the processes; tables are made on its device, without a full copy elsewhere.
         tables: table number of each field of all processes; None is a field for each held table.
         fields_by_rank: fields of each process's tables; None is one process.
     """
 
-    def __init__(
-        self,
-        held: Mapping[int, Piece],
-        dim: int,
-        world: World = World(),
-        tables: Sequence[int] | None = None,
-        fields_by_rank: Sequence[Sequence[int]] | None = None,
-    ) -> None:
+    pieces: Mapping[int, Piece]
+    dim: int
+    world: World = World()
+    tables: Sequence[int] | None = None
+    fields_by_rank: Sequence[Sequence[int]] | None = None
+
+
+class WholeTables(Tables):
+    """Base of the layouts of whole tables: looks up this process's tables, and exchanges vectors.
+
+    Args:
+        held: the tables and their fields.
+    """
+
+    def __init__(self, held: Held) -> None:
         super().__init__()
-        self.dim, self.table_sizes = dim, [piece.num_rows for piece in held.values()]
-        self.world, self._held = world, held
-        self._tables = [*held] if tables is None else list(tables)
-        self.fields_by_rank = fields_by_rank or [[*range(len(self._tables))]]
-        own, numbers = self.fields_by_rank[world.rank], list(held)
+        self.dim, self.world, self._held = held.dim, held.world, held.pieces
+        self.table_sizes = [piece.num_rows for piece in held.pieces.values()]
+        self._tables = [*held.pieces] if held.tables is None else list(held.tables)
+        self.fields_by_rank = held.fields_by_rank or [[*range(len(self._tables))]]
+        own, numbers = self.fields_by_rank[held.world.rank], list(held.pieces)
         # The place among the held tables of each own field's.
         self._places = [numbers.index(self._tables[field]) for field in own]
         self.table_offsets: Tensor
@@ -169,7 +178,7 @@ class WholeTables(Tables):
         if self._shares:
             offsets = [[offsets[place + i] for place in self._places] for i in (0, 1)]  # type: ignore[misc]
         self.register_buffer(
-            "table_offsets", torch.tensor(offsets, device=world.device), persistent=False
+            "table_offsets", torch.tensor(offsets, device=held.world.device), persistent=False
         )
 
     @property
@@ -228,11 +237,7 @@ class WholeTables(Tables):
     def _of_twin(self) -> dict[str, Any]:
         """Returns the arguments of the wide term."""
         number = len({*self._tables})
-        return {
-            "held": {number + table: piece.of_one_column() for table, piece in self._held.items()},
-            "dim": 1,
-            "initial": Initial(scale=0.0),
-            "world": self.world,
-            "tables": [number + table for table in self._tables],
-            "fields_by_rank": self.fields_by_rank,
-        }
+        pieces = {number + table: piece.of_one_column() for table, piece in self._held.items()}
+        tables = [number + table for table in self._tables]
+        held = Held(pieces, 1, self.world, tables, self.fields_by_rank)
+        return {"held": held, "initial": Initial(scale=0.0)}

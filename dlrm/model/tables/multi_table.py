@@ -1,38 +1,27 @@
 """The layout with a weight for each table."""
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.distributed import World
-from dlrm.distributed.placement import Piece
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
-from dlrm.model.tables.layout import Bags, TableParameters, Tables, WholeTables
+from dlrm.model.tables.layout import Bags, Held, TableParameters, Tables, WholeTables
 
 
 class MultiTableEmbedding(WholeTables):
     """One `nn.Embedding` per table, in float32; for the arguments see `JointEmbedding`."""
 
-    def __init__(
-        self,
-        held: Mapping[int, Piece],
-        dim: int,
-        initial: Initial,
-        world: World = World(),
-        tables: Sequence[int] | None = None,
-        fields_by_rank: Sequence[Sequence[int]] | None = None,
-    ):
-        super().__init__(held, dim, world, tables, fields_by_rank)
-        device = world.device
+    def __init__(self, held: Held, initial: Initial):
+        super().__init__(held)
+        dim, device = held.dim, held.world.device
         self.embeddings = nn.ModuleList(
             nn.Embedding(size, dim, sparse=True, _weight=torch.empty(size, dim, device=device))
             for size in self.table_sizes
         )
-        initial.fill(self.tables(), [None] * len(held), held)
+        initial.fill(self.tables(), [None] * len(held.pieces), held.pieces)
 
     def tables(self) -> list[Tensor]:
         """Returns the weights, one per table, `[rows, dim]`."""

@@ -1,15 +1,13 @@
 """Embedding tables partly in memory: weights consist of slots, which a store assigns to rows."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from dlrm import ops
-from dlrm.distributed import World
-from dlrm.distributed.placement import Piece
 from dlrm.model.tables.initial import Initial
-from dlrm.model.tables.layout import Bags, TableParameters, Tables, WholeTables
+from dlrm.model.tables.layout import Bags, Held, TableParameters, Tables, WholeTables
 from dlrm.store.layout import RowBlock
 
 
@@ -34,8 +32,7 @@ class StoredEmbedding(Records):
     take slots instead of ids; `rows` gives the records of ids in the store.
 
     Args:
-        held, dim, world, tables, fields_by_rank: see `WholeTables`; the tables are those of the
-            store.
+        held: the tables of the store and their fields.
         initial: initial values, which the store gets.
         slots: number of rows in memory.
         dtype: dtype of the weight, float32 or bfloat16; see `JointEmbedding`.
@@ -43,24 +40,21 @@ class StoredEmbedding(Records):
 
     def __init__(
         self,
-        held: Mapping[int, Piece],
-        dim: int,
+        held: Held,
         initial: Initial,
         slots: int,
         dtype: torch.dtype = torch.float32,
-        world: World = World(),
-        tables: Sequence[int] | None = None,
-        fields_by_rank: Sequence[Sequence[int]] | None = None,
     ) -> None:
-        super().__init__(held, dim, world, tables, fields_by_rank)
+        super().__init__(held)
         self._initial, self.slots = initial, slots
-        weight = torch.zeros(slots, dim, dtype=dtype, device=world.device)
+        device = held.world.device
+        weight = torch.zeros(slots, held.dim, dtype=dtype, device=device)
         self.weight = nn.Parameter(weight)
         self.weight_low: Tensor | None
         low = torch.zeros_like(weight, dtype=torch.int16) if dtype == torch.bfloat16 else None
         self.register_buffer("weight_low", low)
         self.slot_offsets: Tensor
-        each = torch.ones(len(self._places), dtype=torch.int64, device=world.device)
+        each = torch.ones(len(self._places), dtype=torch.int64, device=device)
         offsets = torch.stack([0 * each, slots * each])  # any field may have any slot
         self.register_buffer("slot_offsets", offsets, persistent=False)
 

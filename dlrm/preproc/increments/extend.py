@@ -226,7 +226,7 @@ def _segment_job(
 def _link_encodings(
     run: PreparationRun, growth: "Growth", grown: Path, directory: Path, lookups: Path
 ) -> dict[str, str]:
-    """Links the files of encodings, and of what training rows need of them, to their places."""
+    """Links the files of encodings, and the lookups that training rows need, to their places."""
     schema, linked = run.options.schema, {}
     names = [
         f"encoded_{name}_{place}.npy"

@@ -216,7 +216,7 @@ class TransformJob(NamedTuple):
 
     @property
     def numerical_dtype(self) -> np.dtype:
-        """Returns the dtype of numericals in the output format: float32 in NVIDIA's binary rows."""
+        """Returns the dtype of numerical features in the output: float32 for NVIDIA's rows."""
         return np.dtype("<f4") if self.output_format == "binary" else layout.NUMERICAL_DTYPE
 
 

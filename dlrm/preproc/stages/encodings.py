@@ -8,9 +8,9 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from dlrm.data.transform.derived import COUNT, Encoding
 from dlrm.data.transform.dictionaries import Counts, merge_counts
 from dlrm.data.transform.encodings import EncodingSums, folds_path
+from dlrm.data.transform.fields import COUNT, Encoding
 from dlrm.data.transform.numbers import Sums, bin_edges, ordered
 from dlrm.data.transform.schema import NumericalField
 from dlrm.files import staged_file

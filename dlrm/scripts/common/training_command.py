@@ -24,6 +24,6 @@ def run_training(
     values = parsed_or_help(arguments, parse, help_text)
     if values is not None:
         with importing():
-            from dlrm.session.session import exit_with
+            from dlrm.session.ending import exit_with
 
         exit_with(lambda: run(values), values)

@@ -10,7 +10,7 @@ from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.samples import Seen, batches_of
 from dlrm.data.tables.sniff import sniff
-from dlrm.data.transform.derived import Cross, Encoding
+from dlrm.data.transform.fields import Cross, Encoding
 from dlrm.data.transform.schema import CategoricalField, Schema
 from dlrm.documents import brief, one_line
 from dlrm.flags import Values

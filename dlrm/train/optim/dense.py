@@ -181,11 +181,11 @@ class DenseOptimizer(NamedTuple):
     """An optimizer of dense parameters.
 
     Attributes:
-        states: values that it keeps for each weight.
-        clicks: makes it for the MLPs of click networks, whose weights are all float32; None if it
-            is not offered there.
-        networks: makes it for image and language networks, whose weights may have several dtypes;
-            None if it is not offered there.
+        states: number of values that it keeps for each weight.
+        clicks: constructor for the MLPs of click networks, whose weights are all float32; None if
+            click networks cannot use it.
+        networks: constructor for image and language networks, whose weights may have several
+            dtypes; None if they cannot use it.
     """
 
     states: int

@@ -10,8 +10,8 @@ from dlrm.data.sources.columns import Coded, TextColumn
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.cells import label_cells
-from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.dictionaries import Counts, Dictionary, merge_counts
+from dlrm.data.transform.fields import Cross, Encoding
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import (
     CategoricalField,

@@ -14,8 +14,8 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.data.transform.derived import Cross, Encoding
 from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.fields import Cross, Encoding
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform

@@ -9,7 +9,7 @@ import pytest
 import torch
 from forked import is_running
 
-from dlrm.session import session
+from dlrm.session import ending
 from dlrm.train.log import StoppedError
 
 
@@ -26,7 +26,7 @@ def test_a_second_sigterm_does_not_kill_a_rank_that_has_stopped():
 
 
 def train_until_stopped(trainer):
-    with session.stopped_by_sigterm(trainer):
+    with ending.stopped_by_sigterm(trainer):
         os.kill(os.getpid(), signal.SIGTERM)
         raise StoppedError("stopped after step 1")
 
@@ -61,7 +61,7 @@ def test_what_a_gpu_lacks_is_one_line_that_says_what_to_do(error, line):
         raise error
 
     with pytest.raises(SystemExit) as ended:
-        session.exit_with(run, None)
+        ending.exit_with(run, None)
     assert ended.value.code == line
 
 
@@ -70,7 +70,7 @@ def test_an_error_of_ours_keeps_its_traceback():
         raise RuntimeError("not expected")
 
     with pytest.raises(RuntimeError, match="not expected"):
-        session.exit_with(run, None)
+        ending.exit_with(run, None)
 
 
 def test_a_rank_whose_launcher_was_killed_ends():
@@ -79,7 +79,7 @@ def test_a_rank_whose_launcher_was_killed_ends():
     if not launcher:
         if not os.fork():
             signal.signal(signal.SIGTERM, signal.SIG_DFL)  # other tests leave theirs
-            session.end_with_launcher()
+            ending.end_with_launcher()
             os.write(writer, str(os.getpid()).encode())
         time.sleep(30)
         os._exit(0)

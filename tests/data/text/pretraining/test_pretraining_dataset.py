@@ -398,7 +398,7 @@ def test_what_is_no_popart_record_is_named(tmp_path, changed, got):
 
 
 def write_nvidia(path, rows: TextRows, **changed) -> None:
-    """Writes the fields of NVIDIA's files; `changed` replaces some, None omits one."""
+    """Writes a file with NVIDIA's fields; `changed` replaces fields, and None omits one."""
     h5py = pytest.importorskip("h5py", reason="no h5py, which reads HDF5")
     column = np.arange(rows.ids.shape[1])
     length, begin, _, label = rows.facts.T
