@@ -241,8 +241,8 @@ class Session:
             if senders[1:]:
                 who = f"ranks {ranks} on other nodes do"
             notes.append(
-                f"note: {who} not see {self.checkpoints.path}; checkpoints are gathered there, "
-                "on the node of rank 0"
+                f"note: {who} not see the directory of rank 0, {self.checkpoints.path}; "
+                "checkpoints are gathered there"
             )
         return notes
 
@@ -409,6 +409,7 @@ def report_files(trainer: Trainer, log: RunLog, log_path: str) -> None:
         schedule=trainer.scheduled,
         best_step=progress.best.get("step"),
         tested=trainer.roles.chooses,
+        first_step=progress.first_step,
     )
     log.console.saved(Saved(curves, problem, last, best))
     for file in (None if problem else curves, last / MODEL_CARD if last else None):

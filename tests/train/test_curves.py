@@ -87,6 +87,22 @@ def test_every_run_has_a_picture(steps, tmp_path, curves):
 
 
 @pytest.mark.usefixtures("curves")
+def test_rates_are_asked_of_the_steps_of_a_run_that_continues_another(tmp_path):
+    asked = []
+    problem = draw_curves(
+        [{"step": step, "loss": 0.5} for step in range(101, 111)],
+        [],
+        "auc",
+        "log_loss",
+        tmp_path / "curves.png",
+        schedule=lambda step: asked.append(step) or 0.1,
+        first_step=100,
+    )
+    assert problem is None
+    assert asked == [*range(101, 111)]
+
+
+@pytest.mark.usefixtures("curves")
 def test_a_picture_is_written_whole_or_not_at_all(tmp_path):
     nowhere, path = tmp_path / "missing" / "a.png", tmp_path / "a.png"
     assert str(nowhere) in write_picture(nowhere, lambda figure: figure.subplots())

@@ -141,7 +141,7 @@ def open_growth(config: IncrementConfig, schema: Schema) -> Growth | None:
         assert config.day is not None
         return Growth(config, config.day, None)
     parent = _open_parent(config.extend)
-    for difference in _of_schemas(parent.fitted.schema, schema):
+    for difference in schema_differences(parent.fitted.schema, schema):
         raise ValueError(
             f"--extend {config.extend}: expected the schema of its transform, got another one: "
             f"{difference}"
@@ -199,7 +199,7 @@ def _day(config: IncrementConfig, parent: Parent) -> str:
     )
 
 
-def _of_schemas(parent: Schema, day: Schema) -> Iterator[str]:
+def schema_differences(parent: Schema, day: Schema) -> Iterator[str]:
     """Yields the entries in which two schemas differ, except limits and the format of CSV."""
     first, second = ({k: v for k, v in s.to_dict().items() if k != "format"} for s in (parent, day))
     for name in dict.fromkeys([*first, *second]):

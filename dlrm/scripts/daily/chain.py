@@ -4,14 +4,14 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dlrm.documents import brief
 from dlrm.files import MANIFEST, make_directories, write_atomically
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.daily.days import Day, order_of
@@ -61,11 +61,16 @@ class Chain:
         folder: the directory.
         schema: SHA-256 of the schema of all days.
         dataset: path of a day's dataset in its directory.
+        difference: gives the first difference of the schema from that of a dataset; None if a day
+            may extend it.
         days: the days, in the order in which they were learned.
     """
 
-    def __init__(self, folder: Path, schema: str, dataset: str) -> None:
+    def __init__(
+        self, folder: Path, schema: str, dataset: str, difference: Callable[[Path], str | None]
+    ) -> None:
         self.folder, self.schema, self.dataset = folder, schema, dataset
+        self._difference = difference
         self.days: list[LearnedDay] = []
 
     def load(self) -> None:
@@ -78,13 +83,6 @@ class Chain:
         if not path.exists():
             return
         found = read_sealed(path, required=True)
-        if found.get("schema") != self.schema:
-            begun = str(found.get("schema"))[:12]
-            raise ValueError(
-                f"--schema: expected the schema with which {self.folder} was begun (SHA-256 "
-                f"{brief(begun)}), got another one ({self.schema[:12]!r}); give back the former "
-                "file, or name another --output"
-            )
         self.days = [LearnedDay(**day) for day in found["days"]]
         for before, day in zip([None, *self.days], self.days, strict=False):
             parent = before.digest if before else ""
@@ -96,6 +94,11 @@ class Chain:
                 "whose clock has gone back; set it first"
             )
         self._check_last()
+        if found.get("schema") != self.schema and (why := self._difference(self.last_dataset)):
+            raise ValueError(
+                f"--schema: expected the schema with which {self.folder} was begun, got another "
+                f"one: {why}; give back the former file, or name another --output"
+            )
 
     def _check_last(self) -> None:
         """Raises ValueError unless dataset and checkpoint of the last day are those recorded."""
@@ -119,6 +122,11 @@ class Chain:
         """Returns the dataset of a day."""
         return self.path_of(day) / self.dataset
 
+    @property
+    def last_dataset(self) -> Path:
+        """Returns the dataset of the last day."""
+        return self.dataset_of(self.days[-1].name)
+
     def checkpoint_of(self, day: str) -> Path:
         """Returns the last checkpoint of a day; one that does not exist if there is none."""
         run = self.path_of(day) / "run"
@@ -128,6 +136,28 @@ class Chain:
         """Records a day, at once."""
         assert day.parent == (self.days[-1].digest if self.days else "")
         self.days.append(day)
+        self._write()
+
+    def remove_last(self, name: str) -> None:
+        """Removes the last day from the record, and its directory.
+
+        Raises:
+            ValueError: another day is the last, or the day before is no longer on disk.
+        """
+        if not self.days or self.days[-1].name != name:
+            last = self.days[-1].name if self.days else "none"
+            raise ValueError(f"--undo {name}: expected the last day that was learned, {last}")
+        *left, removed = self.days
+        if not left or digest_of(self.dataset_of(left[-1].name)) != left[-1].dataset:
+            raise ValueError(
+                f"--undo {name}: expected the dataset of the day before it, got none (--keep); "
+                "name another --output and begin again"
+            )
+        self.days = left
+        self._write()
+        shutil.rmtree(self.path_of(removed.name), ignore_errors=True)
+
+    def _write(self) -> None:
         entries = {"schema": self.schema, "days": [asdict(one) for one in self.days]}
         write_atomically(self.folder / RECORD, sealed_json(entries))
 
@@ -162,7 +192,7 @@ class Chain:
         same = [f", and has the content of {o.name} now" for o in self.days if o.content == content]
         raise ValueError(
             f"{day.place}: has changed since it was learned{''.join(same)}; give back the former "
-            "file, or name another --output and begin again"
+            f"file, remove it, or undo the days from {day.name} on (--undo)"
         )
 
     def check_new(self, day: Day, content: str) -> None:
@@ -176,11 +206,16 @@ class Chain:
 
 
 @contextmanager
-def open_chain(folder: Path, schema: str, dataset: str = "dataset") -> Iterator[Chain]:
+def open_chain(
+    folder: Path,
+    schema: str,
+    dataset: str = "dataset",
+    difference: Callable[[Path], str | None] = lambda _: "another file",
+) -> Iterator[Chain]:
     """Opens the chain of a directory, and keeps others from changing it meanwhile.
 
     Args:
-        folder, schema, dataset: see `Chain`.
+        folder, schema, dataset, difference: see `Chain`.
 
     Raises:
         FileExistsError: another process is at work there, or it is something else.
@@ -195,7 +230,7 @@ def open_chain(folder: Path, schema: str, dataset: str = "dataset") -> Iterator[
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise FileExistsError(f"{folder}: another dlrm daily is at work here") from None
-        chain = Chain(folder, schema, dataset)
+        chain = Chain(folder, schema, dataset, difference)
         chain.load()
         yield chain
     finally:

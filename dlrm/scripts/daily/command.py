@@ -26,8 +26,10 @@ from dlrm.scripts.daily.flags import CONTINUED, FROZEN, RETRAINED, AlarmConfig, 
 from dlrm.scripts.daily.page import page, table_of
 from dlrm.scripts.daily.rows import Logs, Tables, rows_of
 
-DRIFTED = 3  # exit code: all new days are learned, and one of them raised an alarm
+DRIFTED = 3  # exit code: all days are learned, and a new one or the last one raised an alarm
 PAGE = "daily.html"
+_FLAGS = "train.flags"  # in the directory of the first day, if it was trained with some
+_TIME = "%Y-%m-%dT%H:%M:%S%z"
 _BEGUN, _TRAINED = "begun.json", "trained"
 _RETRAINED, _RECALIBRATED = "retrained", "recalibrated"  # folders of a day, until it is learned
 _METRICS = ("auc", "log_loss", "calibration", "normalized_entropy", "gauc_by_impressions")
@@ -45,9 +47,15 @@ def run(values: Values) -> int:
         show_uris()
         cache = Cache.of_flags(values)
     with (
-        open_chain(output, rows.digest, rows.dataset) as chain,
+        open_chain(output, rows.digest, rows.dataset, rows.difference) as chain,
         open(output / LOG, "a", buffering=1, encoding="utf-8") as log,
     ):
+        if own.undo is not None:
+            chain.remove_last(own.undo)
+            write_atomically(output / PAGE, page(chain.days))
+            say(f"{own.undo}: removed; {chain.days[-1].name} is the last day")
+            return 0
+        _note_other_flags(own.train_flags, chain)
         found = find_days(own.days, say, cache)
         for name in sorted({*own.skip, *own.accept} - {day.name for day in found}):
             say(f"note: --skip or --accept {name}: no such day in {own.days}")
@@ -60,7 +68,8 @@ def run(values: Values) -> int:
                 follower.learn(day)
         except StepError as failed:
             lines = f"the command and all of its lines are in {own.output / LOG}"
-            print(f"error: {day.name}: {failed}; {lines}", file=sys.stderr)
+            skip = f"the same command tries again, and --skip {day.name} leaves the day out"
+            print(f"error: {day.name}: {failed}; {lines}; {skip}", file=sys.stderr)
             return failed.code
         finally:
             if chain.days:
@@ -71,9 +80,23 @@ def run(values: Values) -> int:
         say(line)
     say(f"page: {own.output / PAGE}")
     learned = chain.days[len(chain.days) - len(new) :]
-    if not new:
+    if not new:  # the model is that of the last day, whose alarms stand
         say(f"nothing new: {chain.days[-1].name} is the last day")
+        learned = chain.days[-1:]
     return DRIFTED if any(day.alarms for day in learned) else 0
+
+
+def _note_other_flags(file: Path | None, chain: Chain) -> None:
+    """Reports that a file of flags is not the one with which the first day was trained."""
+    if file is None or not chain.days:
+        return
+    first = chain.days[0].name
+    kept = chain.path_of(first) / _FLAGS
+    if not kept.exists() or kept.read_text("utf-8") != file.read_text("utf-8"):
+        say(
+            f"note: --train_flags {file} is not the file with which {first} was trained, and has "
+            "no effect: later days have the settings of the first"
+        )
 
 
 def _until(new: list[Day], last: str, chain: Chain) -> list[Day]:
@@ -249,6 +272,8 @@ class _Follower:
             return
         dataset, run = self._chain.dataset_of(day.name), folder / "run"
         flags, words = self._first_training(dataset, run), self._flag_file()
+        if before is None and self._own.train_flags is not None:
+            write_atomically(folder / _FLAGS, self._own.train_flags.read_text("utf-8"))
         if before is not None:
             checkpoint = self._chain.checkpoint_of(before.name)
             if self._own.recalibrate is not None:
@@ -317,7 +342,8 @@ class _Follower:
         began = time.monotonic()
         yield
         seconds = round(time.monotonic() - began, 2)
-        self._log.write(f"{json.dumps({'day': day, 'step': step, 'seconds': seconds})}\n")
+        facts = {"day": day, "step": step, "seconds": seconds, "ended": time.strftime(_TIME)}
+        self._log.write(f"{json.dumps(facts)}\n")
         say(f"  {step:<18}{seconds:8.1f} s")
 
     def _prune(self) -> None:

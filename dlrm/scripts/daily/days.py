@@ -15,6 +15,9 @@ from dlrm.remote.store import find_entries
 from dlrm.remote.uri import Uri, is_uri
 
 _BLOCK = 1 << 22
+# Names under which programs write a file that is not complete, or keep a copy of it.
+_INCOMPLETE = ("~", ".part", ".partial", ".filepart", ".crdownload", ".download", ".tmp", ".temp")
+_INCOMPLETE += (".swp", ".bak", ".old", ".orig")
 
 
 class Day(NamedTuple):
@@ -65,8 +68,8 @@ class Day(NamedTuple):
 def find_days(folder: Path, say: Callable[[str], object], cache: Cache | None = None) -> list[Day]:
     """Returns the days of a directory in the order of their names, numbers by their value.
 
-    Entries without a digit in their names, such as README.md, are no days; hidden ones and those
-    that begin with "_" are ignored.
+    Entries without a digit in their names, such as README.md, and incomplete files, such as
+    2026-11-20.csv.part, are no days; hidden ones and those that begin with "_" are ignored.
 
     Args:
         folder: the directory, or a URI.
@@ -76,11 +79,11 @@ def find_days(folder: Path, say: Callable[[str], object], cache: Cache | None = 
     Raises:
         FileNotFoundError: there is no such directory, or no day in it.
         OSError: the store cannot be read.
-        ValueError: two entries are the same day, or a day has no file.
+        ValueError: two entries are the same day or have the same date, or a day has no file.
     """
     shown = str(Uri.parse(folder)) if is_uri(folder) else str(folder)
     entries = [*(_stored(Uri.parse(folder)) if is_uri(folder) else _local(folder))]
-    others = sorted(day.place.name for day in entries if not re.search(r"\d", day.place.name))
+    others = sorted(day.place.name for day in entries if not _is_day(day.place.name))
     if others:
         more = f" and {len(others) - 3} more" if len(others) > 3 else ""
         say(f"note: {shown}: no days: {', '.join(others[:3])}{more}")
@@ -89,7 +92,7 @@ def find_days(folder: Path, say: Callable[[str], object], cache: Cache | None = 
         day = day._replace(cache=cache)
         if day.place.name in others:
             continue
-        if (other := days.setdefault(day.name, day)) is not day:
+        if (other := days.setdefault(date_of(day.name) or day.name, day)) is not day:
             raise ValueError(
                 f"{day.place}: expected one entry for a day, got {other.place} as well"
             )
@@ -98,6 +101,10 @@ def find_days(folder: Path, say: Callable[[str], object], cache: Cache | None = 
     if not days:
         raise FileNotFoundError(f"{shown}: no entry with a number in its name (--days)")
     return sorted(days.values(), key=lambda day: order_of(day.name))
+
+
+def _is_day(name: str) -> bool:
+    return bool(re.search(r"\d", name)) and not name.lower().endswith(_INCOMPLETE)
 
 
 def _local(folder: Path) -> Iterator[Day]:

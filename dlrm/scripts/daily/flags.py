@@ -40,6 +40,11 @@ class DailyConfig:
     accept: tuple[str, ...] = setting(
         (), "names of days to learn although they have far fewer rows than the day before"
     )
+    undo: str | None = setting(
+        None,
+        "name of the last day: remove it from the chain, and learn nothing. It is learned again by "
+        "the next command if it is still in --days",
+    )
     until: str | None = setting(None, "name of the last day to learn; default: all that are there")
     epochs: int = setting(1, "number of passes over the rows of a day after the first", least=1)
     replay: float = same_setting(DataConfig, "replay")

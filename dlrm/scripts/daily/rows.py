@@ -5,8 +5,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dlrm.data.clicks.layout import TRANSFORM
 from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.transform import Transform
 from dlrm.flags import Values
+from dlrm.preproc.increments.growth import schema_differences
 from dlrm.preproc.logs.options import DATASET
 from dlrm.preproc.logs.raw_log import SUFFIXES
 from dlrm.scripts.common.table_flags import TEXT_FLAGS
@@ -34,6 +37,11 @@ class Tables:
         self._format = {name: values[name] for name in _FORMAT if name in values.given}
         self.judging = self._format | ({"groups": groups[0]} if groups else {})
 
+    def difference(self, dataset: Path) -> str | None:
+        """Returns the first difference of the schema from that of a dataset, if there is one."""
+        fitted = Transform.load(dataset / TRANSFORM).schema
+        return next(schema_differences(fitted, Schema.load(self._schema)), None)
+
     def preparation(self, inputs: Sequence[Path], folder: Path) -> dict[str, Any]:
         """Returns the flags that prepare the rows of days in the directory of a day."""
         flags = {"schema": self._schema, "input": inputs, "test_fraction": 0, **self._format}
@@ -53,6 +61,11 @@ class Logs:
         names = [name for name in settings_of(CriteoConfig) if name in values]
         self._options = {name: values[name] for name in names if values[name] is not None}
         self.digest = hashlib.sha256(f"{CRITEO} {self._options}".encode()).hexdigest()
+
+    def difference(self, dataset: Path) -> str:
+        """Returns the flags of this command, which differ from those of the dataset."""
+        shown = " ".join(f"--{name} {value}" for name, value in self._options.items())
+        return f"--schema {CRITEO} {shown}"
 
     def preparation(self, inputs: Sequence[Path], folder: Path) -> dict[str, Any]:
         """Returns the flags that prepare the logs of days in the directory of a day."""

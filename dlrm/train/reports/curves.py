@@ -25,6 +25,7 @@ def draw_curves(
     schedule: Callable[[int], float] | None = None,
     best_step: float | None = None,
     tested: str = "test",
+    first_step: int = 0,
 ) -> str | None:
     """Draws losses, learning rate and the test metric over the steps of a run.
 
@@ -39,6 +40,7 @@ def draw_curves(
         schedule: step, counted from 1 -> learning rate.
         best_step: the best step, which is marked.
         tested: name of the rows that are tested, and that choose the best step.
+        first_step: last step of the run that this one continues.
 
     Returns:
         None, or the reason why nothing was drawn: no matplotlib, no data, no place to write.
@@ -48,7 +50,7 @@ def draw_curves(
     trained = curve or [entry for entry in history if "lr" in entry]
     tests = [entry for entry in history if "lr" not in entry]
     steps = [int(entry["step"]) for entry in (*trained, *tests)]
-    rates = _rates(schedule, max(steps), history)
+    rates = _rates(schedule, range(first_step + 1, max(steps) + 1), history)
     panels: list[tuple[str, list[tuple[str, str, Entries, str]]]] = [
         ("loss", [("training", TRAINING, trained, "loss"), (tested, TEST, tests, loss_metric)]),
         ("learning rate", [("", _RATE, rates, "lr")]),
@@ -72,8 +74,8 @@ def draw_curves(
         if best := next((entry for entry in tests if best_step == entry["step"]), None):
             value = f", {title_of(metric)} {best[metric]:.4f}" if metric in best else ""
             axes[-1].set_title(f"best: step {best_step:.0f}{value}", loc="left", fontsize=10)
-        margin = max(max(steps) * 0.02, 0.5)
-        axes[-1].set_xlim(1 - margin, max(steps) + margin)
+        margin = max((max(steps) - first_step) * 0.02, 0.5)
+        axes[-1].set_xlim(first_step + 1 - margin, max(steps) + margin)
         figure.suptitle(title, fontsize=11, wrap=True)
         figure.align_ylabels()
 
@@ -82,14 +84,14 @@ def draw_curves(
 
 
 def _rates(
-    schedule: Callable[[int], float] | None, last: int, history: Entries
+    schedule: Callable[[int], float] | None, steps: range, history: Entries
 ) -> list[Mapping[str, float]]:
     """Returns the learning rate of steps that are close enough to show the schedule."""
     if schedule is None:
         return [entry for entry in history if "lr" in entry]
-    stride = max(last // _POINTS_OF_SCHEDULE, 1)
-    steps = sorted({*range(1, last + 1, stride), last})
-    return [{"step": step, "lr": schedule(step)} for step in steps]
+    stride = max(len(steps) // _POINTS_OF_SCHEDULE, 1)
+    shown = sorted({*steps[::stride], *steps[-1:]})
+    return [{"step": step, "lr": schedule(step)} for step in shown]
 
 
 def _draw_panel(

@@ -47,15 +47,16 @@ def chain_of_two(tmp_path):
 
 def test_days_are_in_the_order_of_their_numbers(tmp_path, capsys):
     names = ("day_10.csv.gz", "day_2.csv", "day_1/part-0.parquet", "README.md", ".day_3.csv")
-    days = rows_of(tmp_path / "raw", *names)
+    days = rows_of(tmp_path / "raw", *names, "day_4.csv.part", "day_5.csv~")
     assert [day.name for day in days] == ["day_1", "day_2", "day_10"]
-    assert "no days: README.md" in capsys.readouterr().out
+    assert "no days: README.md, day_4.csv.part, day_5.csv~" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
         (("day_1.csv", "day_1.parquet"), "expected one entry for a day"),
+        (("2026-11-20.csv", "copy of 2026-11-20.csv"), "expected one entry for a day"),
         (("README.md",), "no entry with a number"),
         (("day_1/.hidden",), "expected files in the folder of a day"),
     ],
@@ -160,13 +161,31 @@ def test_damaged_chains_are_refused(chain_of_two, change, expected):
 
 
 def test_a_chain_has_one_schema(chain_of_two):
+    def difference(dataset):
+        assert dataset == chain_of_two / "days/day_10/dataset"
+        return found
+
+    found = "numerical n: nothing in the transform and ..."
     with (
-        pytest.raises(
-            ValueError, match="--schema: expected the schema with which .*, got another one"
-        ),
-        open_chain(chain_of_two, "b" * 64),
+        pytest.raises(ValueError, match="--schema: expected the schema .*, got another one: numer"),
+        open_chain(chain_of_two, "b" * 64, difference=difference),
     ):
         pass
+    found = None  # such as another comment
+    with open_chain(chain_of_two, "b" * 64, difference=difference) as chain:
+        assert [day.name for day in chain.days] == ["day_9", "day_10"]
+
+
+def test_the_last_day_can_be_removed(chain_of_two):
+    with open_chain(chain_of_two, SCHEMA) as chain:
+        with pytest.raises(ValueError, match="--undo day_9: expected the last day .* day_10"):
+            chain.remove_last("day_9")
+        chain.remove_last("day_10")
+    assert [path.name for path in (chain_of_two / "days").iterdir()] == ["day_9"]
+    with open_chain(chain_of_two, SCHEMA) as chain:
+        assert [day.name for day in chain.days] == ["day_9"]
+        with pytest.raises(ValueError, match="expected the dataset of the day before it"):
+            chain.remove_last("day_9")
 
 
 def test_one_process_at_a_time_changes_a_chain(chain_of_two):

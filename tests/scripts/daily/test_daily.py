@@ -123,7 +123,8 @@ def test_each_day_is_judged_before_it_is_learned(root, tmp_path):
 
 def test_the_command_learns_nothing_twice(root, capsys):
     before = {path: path.stat().st_mtime_ns for path in (root / "chain/days").rglob("*")}
-    assert daily(root) == 0
+    alarms = record(root)["days"][-1]["alarms"]
+    assert daily(root) == (3 if alarms else 0)
     assert "nothing new: 2026-11-03 is the last day" in capsys.readouterr().out
     assert {path: path.stat().st_mtime_ns for path in (root / "chain/days").rglob("*")} == before
 
@@ -137,6 +138,26 @@ def refused(root, capsys, expected, *others):
     assert (root / "chain/daily.json").read_bytes() == before
 
 
+def test_the_last_day_can_be_learned_anew(learned, capsys):
+    before = record(learned)["days"]
+    with open(learned / "small.flags", "a") as file:
+        file.write("--seed=5\n")
+    assert daily(learned, "--undo=2026-11-03") == 0
+    assert "2026-11-03: removed; 2026-11-02 is the last day" in capsys.readouterr().out
+    assert record(learned)["days"] == before[:2]
+    assert daily(learned) in (0, 3)
+    assert record(learned)["days"] == before
+    assert "small.flags is not the file with which 2026-11-01 was" in capsys.readouterr().out
+
+
+def test_comments_of_the_schema_may_change_and_columns_may_not(learned, capsys):
+    schema = learned / "schema.yaml"
+    schema.write_text(f"# of the shop\n{SCHEMA}")
+    assert daily(learned) in (0, 3)
+    schema.write_text(SCHEMA.replace("transform: log", "transform: none"))
+    refused(learned, capsys, "got another one: numerical price: transform: 'log' in the transform")
+
+
 def test_days_without_clicks_and_tiny_days_are_refused(learned, capsys):
     path = write_day(learned / "logs", 4, clicks=0.0)
     refused(learned, capsys, "2026-11-04.csv: expected rows with and without a click, got 0 clicks")
@@ -147,7 +168,7 @@ def test_days_without_clicks_and_tiny_days_are_refused(learned, capsys):
     assert daily(learned, "--accept=2026-11-04") in (0, 3)
     assert record(learned)["days"][-1]["rows"] == 12
     path.unlink()
-    assert daily(learned) == 0
+    assert daily(learned) == 3  # the alarms of the last day stand
 
 
 def test_an_unreadable_day_is_refused_and_can_be_mended(learned, capfd):
