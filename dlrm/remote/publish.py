@@ -237,9 +237,7 @@ def _listing(found: Published) -> Listing:
 
 
 @contextmanager
-def fetched_directory(
-    cache: Cache, uri: Uri, done: Callable[[int], object] = lambda size: None
-) -> Iterator[Path]:
+def fetched_directory(cache: Cache, uri: Uri) -> Iterator[Path]:
     """Yields a local directory with the files of a published one, whose checksums are right.
 
     Raises:
@@ -249,7 +247,7 @@ def fetched_directory(
     found = find_published(uri)
     if found is None:
         raise FileNotFoundError(f"{uri.below(MANIFEST)}: no such object, so {uri} is not complete")
-    with cache.fetched(replace(uri, key=uri.folder), *_listing(found), done=done) as path:
+    with cache.fetched(replace(uri, key=uri.folder), *_listing(found)) as path:
         yield path
 
 
