@@ -442,10 +442,10 @@ def _random_reads(place: str, rounds: int) -> None:
     )
 
 
-def _median(work: Callable[[], object], count: int = 9) -> float:
+def _median(work: Callable[[], object]) -> float:
     work()
     found = []
-    for _ in range(count):
+    for _ in range(9):
         began = time.perf_counter()
         work()
         found.append(time.perf_counter() - began)

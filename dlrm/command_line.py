@@ -46,7 +46,7 @@ def exit_code_of(
         act: the command; None is exit code 0.
         errors: errors that the user can fix.
         code: exit code after one of them; that of Ctrl-C is 130, and that of SIGTERM 143.
-        hint: what a command that is stopped leaves, and how it is resumed.
+        hint: text for a stopped command: the files that it leaves, and how to resume it.
     """
     name_standard_output()
     with terminable():

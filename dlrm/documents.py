@@ -154,7 +154,7 @@ def _parts(value: Any) -> Iterator[Any]:
     return (part for part in parts if isinstance(part, dict | list))
 
 
-def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
+def read_yaml(path: str | os.PathLike) -> Any:
     """Reads a YAML file of one document, of plain values.
 
     Raises:
@@ -183,7 +183,7 @@ def read_yaml(path: str | os.PathLike, expected: type = dict) -> Any:
     finally:
         if loader is not None:
             loader.dispose()
-    return _of_type(value, path, expected)
+    return _of_type(value, path, dict)
 
 
 def line_of_key(path: str | os.PathLike, key: str) -> int | None:

@@ -181,7 +181,7 @@ def errors_named(path: str | os.PathLike, staged: Path | None = None) -> Iterato
 
     Args:
         path: the file, or the directory of several.
-        staged: where its content is written; errors name the place that it will have.
+        staged: path that its content is written to; errors name its final path.
     """
     try:
         yield
@@ -353,7 +353,7 @@ def restore_replaced(folder: Path, final: Path) -> None:
     """Restores `final` if a process was killed between the two renames that replace it.
 
     Args:
-        folder: directory of the staging directory, in which no process works any more.
+        folder: directory of the staging directory, in which no process works anymore.
         final: see `publish_directory`.
     """
     if (folder / _OLD).exists() and not final.exists():

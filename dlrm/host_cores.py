@@ -19,7 +19,7 @@ def available_cores() -> tuple[float, str]:
 
 
 def idle_cores(seconds: float = 0.2) -> float | None:
-    """Returns how many of the machine's cores are idle while this process sleeps; None if unknown.
+    """Returns the number of cores that are idle while this process sleeps; None if unknown.
 
     The load average would count what this process itself did in the last minutes.
     """

@@ -49,7 +49,7 @@ def control_groups(root: Path = Path("/sys/fs/cgroup"), controller: str = "") ->
     """Yields the directories of this process's control group and of the groups above it.
 
     Args:
-        root: where they are mounted.
+        root: their mount point.
         controller: of version 1; "" is version 2.
     """
     named = rf"(?:[^:]*,)?{controller}(?:,[^:]*)?" if controller else ""  # one of several

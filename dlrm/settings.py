@@ -85,7 +85,7 @@ def setting(
 
     Args:
         default: the field's default; `REQUIRED` for none.
-        help: what the user gets by it; the help adds choices and default.
+        help: its meaning for the user; the help adds choices and default.
         choices: the only values that it takes.
         others: `topic` is a heading of the help, if it is not that of the configuration. `least`
             and `most` are bounds of a number, or of each number of a list, both included; `above`

@@ -94,10 +94,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def shown_on_terminal(monkeypatch, act, columns=40):
-    """Returns what an act shows on a terminal of some columns."""
+def shown_on_terminal(monkeypatch, act):
+    """Returns the lines that an act shows on a terminal of 40 columns."""
     terminal = Terminal()
-    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setenv("COLUMNS", "40")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     with contextlib.redirect_stdout(terminal), contextlib.redirect_stderr(terminal):

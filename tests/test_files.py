@@ -189,9 +189,9 @@ def test_another_kind_or_version_is_refused(written):
         read_manifest(written, "dataset")
 
 
-def manifest_naming(directory, name, size=0):
+def manifest_naming(directory, name):
     """Writes a sealed manifest of one file."""
-    entry = {"bytes": size, "crc32": "00000000"}
+    entry = {"bytes": 0, "crc32": "00000000"}
     text = sealed_json({"kind": "dataset", "version": 2, "files": {name: entry}})
     (directory / "manifest.json").write_text(text)
 

@@ -1,4 +1,4 @@
-// What the kernels of mlp are told about the network, for every instruction set.
+// The description of a network that the kernels of mlp take, for every instruction set.
 #pragma once
 
 #include <cstdint>

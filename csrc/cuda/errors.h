@@ -52,9 +52,9 @@ struct Errors {
 
   Errors(const Launcher& launch, ReportingOp op);
 
-  // Any number of threads may report: those that come later in the batch than one that has been
-  // kept leave at once. Of a warp, one lane after another takes the lock: lanes that wait for it
-  // might keep the one of their warp that has it from going on.
+  // Any number of threads may report. A thread whose error is later in the batch than the recorded
+  // one returns at once. The lanes of a warp take the lock one after another, since a lane that
+  // waits for the lock could block the lane of its warp that holds it.
   __device__ void report(const Report& found) const {
     if (is_known(found)) return;
     const unsigned lane = (threadIdx.y * blockDim.x + threadIdx.x) % kWarp;

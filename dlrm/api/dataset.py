@@ -280,8 +280,8 @@ def _plain(value: Any) -> Any:
 def check_types(settings: Mapping[str, Any], configs: Iterable[type]) -> None:
     """Raises ValueError if a setting is not of the type that its field of a configuration has.
 
-    A whole number is accepted for a float, and a list for a tuple. Of two configurations with a
-    field of one name the later one decides.
+    A whole number is accepted for a float, and a list for a tuple. If two configurations
+    have a field of the same name, the later one decides.
     """
     hints = {name: hint for config in configs for name, hint in get_type_hints(config).items()}
     for name, value in settings.items():

@@ -69,7 +69,7 @@ SETTINGS = tuple(
     for name in settings_of(*_CONFIGS)
     if name not in _OF_THE_COMMAND and not name.startswith("synthetic_")
 )
-# Settings of a training that goes on.
+# Settings of a continued training.
 OF_CONTINUING = ("continue_lr", "evict_unseen_days")
 _AT_THE_END = 1 << 62  # steps between tests: only the last step is tested
 
@@ -157,7 +157,7 @@ def fit(
         ValueError: data, schema and settings contradict each other, or all training rows have one
             label; the message names column and row, or setting and value.
         FloatingPointError: the loss is NaN or infinite.
-        Exception: what `on_test`, `on_step` or a function of `metrics` raises.
+        Exception: any that `on_test`, `on_step` or a function of `metrics` raises.
     """
     settings = plain(settings)
     options = {name: settings[name] for name in OPTIONS if name in settings}

@@ -49,7 +49,7 @@ def update(
 ) -> Predictor:
     """Trains a model on with further rows, and returns the new model; `model` does not change.
 
-    Weights and optimizers go on where the model's checkpoint ended, as by `dlrm train
+    Weights and optimizers continue where the model's checkpoint ended, as by `dlrm train
     --continue_from`. Settings that you leave open are those of its training, except for the
     schedule, which begins again and fits the new rows.
 
@@ -62,7 +62,7 @@ def update(
         test, validation: tables with the rows of these splits, where `data` is a table.
         metrics, on_test, on_step, progress, verbose, save_checkpoint_path, base_device: see
             `dlrm.fit`.
-        settings: see `dlrm.fit`; also `continue_lr`, of which `"schedule"` goes on with the
+        settings: see `dlrm.fit`; also `continue_lr`, of which `"schedule"` continues with the
             schedule and `"constant"` keeps `lr`, and `evict_unseen_days`.
 
     Raises:

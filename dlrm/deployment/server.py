@@ -81,7 +81,7 @@ def _run(values: Values) -> int:
 
 
 def unserved(repository: Path) -> str | None:
-    """Returns which model needs a backend that this server lacks, and what to do; else None."""
+    """Returns a message on a model whose backend this server lacks, with a remedy; else None."""
     for path in sorted(repository.glob("*/config.pbtxt")):
         text = path.read_text(encoding="utf-8")
         named = re.search(r'^ *(?:backend|platform) *: *"([^"]*)"', text, re.MULTILINE)

@@ -31,7 +31,7 @@ class World:
     Attributes:
         rank: this process, in [0, size).
         size: number of processes.
-        device: where this process computes, "cpu" or "cuda" or "cuda:<index>".
+        device: the device of this process, "cpu" or "cuda" or "cuda:<index>".
         group: the process group; None is torch's default one.
         gradients: the group in which gradients of dense weights are summed, so that they do not
             queue behind other transfers; None is `group`.

@@ -239,7 +239,7 @@ def _exchange(side: Tensor, cuts: Tensor, world: World) -> Tensor:
 
 
 def _places(scores: Tensor, cuts: Tensor) -> list[int]:
-    """Returns where each rank's range begins among sorted scores, and where the last one ends."""
+    """Returns the start of each rank's range among sorted scores, and the end of the last one."""
     return [0, *torch.searchsorted(scores, cuts, right=True).tolist(), len(scores)]
 
 

@@ -130,13 +130,13 @@ def bootstrap(
     Args:
         measures: of each model (how often each row occurs `[rows]`, how often each cluster) ->
             metrics. All models have the same replicates.
-        clusters: of each row, numbered from 0; None draws single rows, each a cluster.
-        rows: how many there are.
-        replicates: how many are drawn.
-        seed: of the random draws.
+        clusters: number of each row's cluster, from 0; None draws single rows, each a cluster.
+        rows: number of rows.
+        replicates: number of replicates to draw.
+        seed: seed of the random draws.
 
     Returns:
-        Of each model, the metrics' values `[replicates]` by name.
+        For each model, the metrics' values `[replicates]` by name.
     """
     random = np.random.default_rng(seed)
     number = rows if clusters is None else int(clusters.max(initial=-1)) + 1

@@ -52,7 +52,7 @@ class Judgment:
     """Metrics of models on the same rows.
 
     Attributes:
-        rows, clicks: how many there are, unweighted.
+        rows, clicks: their numbers, without weights.
         models: of each model, metric -> interval.
         differences: metric -> how the first model differs from the second; empty with one model.
         method: how the intervals were made.

@@ -113,9 +113,9 @@ class RankedRows:
         )
         return edges, counts
 
-    def gains(self, points: int = 100) -> tuple[np.ndarray, np.ndarray]:
+    def gains(self) -> tuple[np.ndarray, np.ndarray]:
         """Returns shares of the rows, highest scores first, and of the clicks among them."""
-        shares = np.linspace(0, 1, points + 1)
+        shares = np.linspace(0, 1, 101)
         curve = self._curve(self._weights(None))
         return shares, np.array([curve.gain(share) for share in shares])
 

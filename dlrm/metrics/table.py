@@ -1,4 +1,4 @@
-"""The table of metrics: what each one means, who reports it, its unit, and which values are better.
+"""The table of metrics: meaning, reporter, unit and better direction of each.
 
 No other module knows the direction of a metric.
 """
@@ -37,7 +37,7 @@ class Metric(NamedTuple):
 
     @property
     def better(self) -> str:
-        """Returns which values are better, such as "lower is better"."""
+        """Returns the better direction, such as "lower is better"."""
         named = {HIGHER: "higher is better", LOWER: "lower is better"}
         return named.get(self.ideal, f"{self.ideal:g} is right")
 
@@ -165,7 +165,7 @@ def line_of(metrics: Mapping[str, float]) -> str:
 
 
 def legend(names: Iterable[str]) -> dict[str, str]:
-    """Returns what metrics mean and which values are better; those of one meaning share a key."""
+    """Returns meanings and better directions; metrics with the same meaning share a key."""
     found: dict[str, list[str]] = {}
     for name in names:
         found.setdefault(f"{METRICS[name].meaning}; {METRICS[name].better}", []).append(name)

@@ -403,10 +403,10 @@ class DLRM(nn.Module):
         return [self.embeddings] if self.wide is None else [self.embeddings, self.wide]
 
     def interaction_widths(self) -> tuple[int, int]:
-        """Returns how many numbers of a sample, or of a member, enter the interaction and leave it.
+        """Returns the width of the interaction's input and output, per sample or member.
 
-        What leaves it enters the top MLP or, from parallel cross layers, the last layer. Of a mixed
-        ensemble it is what leaves all interactions.
+        The output enters the top MLP or, with parallel cross layers, the last layer. For a mixed
+        ensemble the width is the sum over all interactions.
         """
         interact, crosses = self.scores[0].interact, [score.cross for score in self.scores]
         left = sum(score.interact.width for score in self.scores)

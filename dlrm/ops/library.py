@@ -160,7 +160,7 @@ def _load(path: Path) -> str | None:
 
 
 def _remedy() -> str:
-    """Returns how to build the operators, if the package is imported from its source folder."""
+    """Returns a hint on building the operators if the package is in its source folder."""
     source = _FOLDER.parent
     if not (source / "setup.py").is_file():
         return ""

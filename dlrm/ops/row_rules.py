@@ -21,7 +21,7 @@ class State(NamedTuple):
     Attributes:
         argument: its name among the operators' arguments.
         key: its name in the state of an optimizer, ours or torch's.
-        meaning: what it holds.
+        meaning: its content, in words.
         of_row: it has one value for each row, `[R]`; otherwise it has the weight's shape.
     """
 
@@ -43,7 +43,7 @@ class RowRule:
         summary: first sentence of the update's docstring.
         updated: one step, `updated(values, *states, grad=, rate=, **constants)`; returns the new
             values and states. `grad` is the sum of each row's gradients.
-        states: what it keeps.
+        states: the values that it keeps for each weight or row.
         constants: the operators' constants, with their defaults.
         counts_steps: the update takes `step`, the number of this update.
         rate: `rate(lr, step, **constants)`, the rate of `updated` for a `step`; None is lr.

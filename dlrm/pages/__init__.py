@@ -156,7 +156,7 @@ def grid(parts: Sequence["Markup"], kind: str = "charts") -> "Markup":
 
 
 def part(name: str, *values: Any) -> "Markup":
-    """Returns what a macro of `parts.html` makes of values."""
+    """Renders values with a macro of `parts.html`."""
     macros: Any = _templates().get_template("parts.html").module
     return getattr(macros, name)(*values)
 

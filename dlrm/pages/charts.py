@@ -124,7 +124,7 @@ def _labels(frame: _Frame) -> list[_Label]:
 
 
 def _drawn(line: ChartLine, color: str, frame: _Frame) -> dict[str, Any]:
-    """Returns what a template draws of a line."""
+    """Returns the parts of a line for the template."""
     at = [frame.place(x, y) for x, y in zip(line.x, line.y, strict=True)]
     ranges = [(*frame.place(x, low), frame.place(x, high)[1]) for x, (low, high) in _ranges(line)]
     return {

@@ -122,7 +122,7 @@ def seeds(
     Args:
         columns: a seed's row, and how it is run.
         numbers: the seeds.
-        names: what the columns are, such as "Mixed precision".
+        names: titles of the columns, such as "Mixed precision".
         path, keep, say: see `run_job`.
     """
     values: dict[str, list[float]] = {}

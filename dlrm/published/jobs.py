@@ -59,12 +59,12 @@ class Job:
     Attributes:
         row: of the catalog.
         nodes, devices: the place in the grid.
-        processes: how many are started; fewer than `devices` where they are emulated.
+        processes: number of processes; fewer than `devices` if devices are emulated.
         threads: of each process.
         arguments: the command line without `--log_path`.
         smoke: whether sizes are reduced.
         repeats: runs.
-        setting: what a result must share to be compared with others of the row.
+        setting: settings that comparable results of the row share.
     """
 
     row: BenchmarkRow

@@ -118,7 +118,7 @@ def finished(records: Iterable[Record]) -> list[Record]:
 
 
 def setting_of(record: Record, but: Iterable[str] = ()) -> dict[str, Any]:
-    """Returns what a run has in common with those it is compared with.
+    """Returns the settings that a run shares with those it is compared with.
 
     Args:
         record: the run.

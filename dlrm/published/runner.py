@@ -36,7 +36,7 @@ def run_job(
     """Runs the missing repeats of a job and returns all its results, failures included.
 
     Args:
-        job: what to run.
+        job: the job to run.
         path: file of results; runs of the same setting in it are not repeated.
         keep: folder in which to keep the files of the runs; None: they are removed.
         say: reports a line.

@@ -28,7 +28,7 @@ def _published(row: BenchmarkRow) -> str:
 
 
 def command_line(row: BenchmarkRow, dataset: str | None = "DIR") -> str:
-    """Returns what `run` starts at full size."""
+    """Returns the command that `run` starts at full size."""
     flags = [*row.arguments(dataset), *RULES[row.rule].flags]
     return f"{_program(row.command, row.processes, row.nodes)} {shlex.join(flags)}"
 

@@ -38,7 +38,7 @@ class Result:
         record: a run's setting and machine.
         figure: the rule's figure of all runs.
         speedup: over one device; None where it did not run in the same setting.
-        unlike: what of the setting differs from that of the run on one device, if it ran.
+        unlike: differences from the setting of the run on one device, if it ran.
     """
 
     row: BenchmarkRow
@@ -63,8 +63,8 @@ class Result:
 def results(records: Iterable[Record]) -> list[Result]:
     """Returns a result of each row and place, with speed-ups where one device ran in its setting.
 
-    Of several settings the newest counts that has the full size and the row's own flags, else the
-    newest.
+    If there are several settings, the newest one with the full size and the row's own flags counts,
+    otherwise the newest.
     """
     settings: dict[tuple[str, str], list[list[Record]]] = defaultdict(list)
     for record in finished(records):

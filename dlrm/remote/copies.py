@@ -105,7 +105,7 @@ def output_at(
     Args:
         path: a path or a URI.
         name: the argument that holds it, for messages.
-        replace: what may be replaced at a URI, see `Output`.
+        replace: content of a URI that may be replaced, see `Output`.
         folder: directory for output that is published; by default one that ends with the block.
 
     Raises:

@@ -123,7 +123,7 @@ def local_value(stack: ExitStack, cache: Cache, value: Any, patterns: Sequence[s
     """Returns a value with local paths in place of URIs, which stay until `stack` ends.
 
     Args:
-        stack: ends when the files are not needed any more.
+        stack: ends when the files are no longer needed.
         cache, patterns: see `fetched`.
         value: a URI or a path, or several.
 
@@ -154,8 +154,8 @@ def _like(value: Any, path: Path) -> Any:
 def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Path]:
     """Yields the file or folder of a URI: an object, a published directory, or many objects.
 
-    Of a run's checkpoints it is the best one, or else the newest, unless `patterns` are given, and
-    the newest one for the pattern "newest".
+    The URI of a run yields its best checkpoint, or the newest if none is best. The pattern "newest"
+    yields the newest, and other patterns the files that they name.
 
     Args:
         cache: the cache that it is fetched to.

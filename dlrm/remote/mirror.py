@@ -202,7 +202,7 @@ class Mirror:
             self._told = waiting, now
             say_aside(
                 f"warning: {self.uri}: {_counted(waiting)} not uploaded yet{self._because()}; the "
-                "training goes on"
+                "training continues"
             )
 
     def _moving(self, size: int) -> None:
@@ -314,7 +314,7 @@ def mirrored(
     directory is removed.
 
     Args:
-        cache: where the local directory is.
+        cache: the cache that holds the local directory.
         uri: place of the checkpoints.
         keep: number of last checkpoints to keep there besides the best.
         resume: fetch the newest and the best checkpoint of the URI first.
@@ -356,7 +356,7 @@ def _fetch_run(cache: Cache, uri: Uri, path: Path, resume: bool) -> _Record:
     there = {name: _digest(bytes(store.read(entry))) for name, entry in steps.items()}
     if there and not resume:
         raise FileExistsError(
-            f"{uri.below([*steps][-1])}: from an earlier run; --resume goes on from it, or name "
+            f"{uri.below([*steps][-1])}: from an earlier run; --resume continues from it, or name "
             "another place with --save_checkpoint_path"
         )
     local = sorted(manifest.parent.name for manifest in path.glob(f"step-*/{MANIFEST}"))
@@ -371,7 +371,7 @@ def _fetch_run(cache: Cache, uri: Uri, path: Path, resume: bool) -> _Record:
     if local and not resume:
         raise FileExistsError(
             f"{cache.output_folder(uri)}: has {local[-1]} of an earlier run that could not upload "
-            f"it to {uri}; --resume goes on from it, or name another place with "
+            f"it to {uri}; --resume continues from it, or name another place with "
             "--save_checkpoint_path"
         )
     make_directories(path)

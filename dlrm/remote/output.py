@@ -18,7 +18,7 @@ from dlrm.remote.store import NEW, open_store
 from dlrm.remote.transfer import Wanted, download, upload
 from dlrm.remote.uri import Uri
 
-TOLD_SECONDS = 1.0  # of a transfer, from which on it is told
+TOLD_SECONDS = 1.0  # transfers that take longer are reported
 _CONFIG = "config.pbtxt"  # of a model that Triton serves
 
 
@@ -26,7 +26,7 @@ class Output:
     """Output that is written to a local path and published under a URI.
 
     Args:
-        uri: where to publish it.
+        uri: its destination.
         path: the local path.
         replace: whether it may replace what is there, see `check_publishable`; None lets a file
             replace a file.

@@ -3,7 +3,7 @@
     URI/manifest.json           names the folder with the files; written last
     URI/data-<digest>/...       a published directory, complete in itself
 
-The digest is that of the directory's manifest, so a killed upload goes on where it stopped, two
+The digest is that of the directory's manifest, so a killed upload continues where it stopped, two
 versions never mix, and the one write of `URI/manifest.json`, conditional where the store has it,
 changes from the old to the new. A directory that was copied to a URI by other tools, with its files
 beside its manifest, is read too. `publish_plain` writes that layout, which other programs read: its
@@ -194,7 +194,7 @@ class Listing(NamedTuple):
 
 
 def listing_of(uri: Uri) -> Listing:
-    """Returns what there is at a URI: an object, a directory that was published, or many.
+    """Returns the content of a URI: an object, a published directory, or many objects.
 
     The files of published directories below the URI, such as the checkpoints of a run, are in the
     folders where they were published; those that are not complete are left out.
@@ -237,9 +237,7 @@ def _listing(found: Published) -> Listing:
 
 
 @contextmanager
-def fetched_directory(
-    cache: Cache, uri: Uri, done: Callable[[int], object] = lambda size: None
-) -> Iterator[Path]:
+def fetched_directory(cache: Cache, uri: Uri) -> Iterator[Path]:
     """Yields a local directory with the files of a published one, whose checksums are right.
 
     Raises:
@@ -249,7 +247,7 @@ def fetched_directory(
     found = find_published(uri)
     if found is None:
         raise FileNotFoundError(f"{uri.below(MANIFEST)}: no such object, so {uri} is not complete")
-    with cache.fetched(replace(uri, key=uri.folder), *_listing(found), done=done) as path:
+    with cache.fetched(replace(uri, key=uri.folder), *_listing(found)) as path:
         yield path
 
 
@@ -259,7 +257,7 @@ def check_publishable(uri: Uri, replace: bool | str) -> str | None:
     Call it before any work: `publish` refuses to replace another version.
 
     Args:
-        uri: where to publish.
+        uri: the destination.
         replace: whether to replace a published directory; a kind, as in a manifest, allows only
             directories of that kind.
 
@@ -324,7 +322,7 @@ def publish(
 
     Args:
         directory: the directory.
-        uri: where to publish it.
+        uri: its destination.
         version: result of `check_publishable`.
         done: called with the bytes of each object that is there.
 
@@ -372,7 +370,7 @@ def publish_folder(uri: Uri, name: str, version: str | None) -> None:
     """Publishes what is in a folder below a URI already, with its manifest and `write_slices`.
 
     Args:
-        uri: where to publish it.
+        uri: its destination.
         name: the folder: `PREFIX` and 16 hexadecimal digits.
         version: see `publish`.
 

@@ -64,7 +64,7 @@ class Entry(NamedTuple):
     Attributes:
         key: its key; of a file in slices, the one that it would have as an object.
         size: its bytes.
-        version: what changes with its content: its ETag or else its size and time.
+        version: identifies the content: the ETag, or else size and time.
         modified: seconds since 1970 of its last change.
         slices: slices of objects, in the order of its bytes; none for an object.
     """
@@ -343,7 +343,7 @@ class _ObjectStore:
             self._store = self._connect()
 
     def _renewed(self, act: Callable[[], Any]) -> Any:
-        """Returns what a call returns, with a new client where credentials have expired."""
+        """Makes a call, again with a new client if credentials have expired; returns its result."""
         try:
             return act()
         except self._ops.exceptions.BaseError as error:

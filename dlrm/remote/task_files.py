@@ -344,7 +344,7 @@ class _Object(io.RawIOBase):
     Args:
         files: the files of the task.
         path: its path.
-        end: where reading is expected to end; what is read behind it is read in small ranges.
+        end: expected end of reading; data behind it are read in small ranges.
     """
 
     def __init__(self, files: NodeFiles, path: str, end: int | None) -> None:
@@ -403,7 +403,7 @@ class _Packing(pickle.Pickler):
         self.inputs: dict[str, Entry] = {}
 
     def persistent_id(self, obj: Any) -> Any:
-        """Returns what `_Unpacking` makes a path of; None for other objects."""
+        """Returns the facts from which `_Unpacking` makes a path; None for other objects."""
         if not isinstance(obj, str | Path):
             return None
         text = str(obj)
@@ -432,7 +432,7 @@ def packed(work: Any, root: str, entries: "Mapping[str, Entry]") -> "tuple[bytes
     """Returns a task or an item for `unpacked`, and the inputs that it names, by path.
 
     Args:
-        work: what can be pickled.
+        work: an object that can be pickled.
         root: directory of whose paths there are others on each machine.
         entries: see `NodeFiles`.
     """

@@ -64,7 +64,7 @@ def download(
 
 
 def _batches(wanted: Sequence[Wanted]) -> Iterator[list[Wanted]]:
-    """Yields what one thread fetches: of many small objects several, since a task takes time."""
+    """Yields the objects that one thread fetches: several small ones, since a task takes time."""
     most = max(1, min(_BATCH, len(wanted) // (4 * IN_FLIGHT)))
     batch: list[Wanted] = []
     size = 0

@@ -126,7 +126,7 @@ class Judged:
     def compare(
         self: Any, other: "Predictor", frame: Any, split: str = "test"
     ) -> dict[str, Difference]:
-        """Returns how this model's metrics differ from another's on the same labeled rows.
+        """Compares this model's metrics with another's on the same labeled rows.
 
         Args:
             other: a model of any fields of the rows.

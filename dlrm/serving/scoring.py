@@ -26,7 +26,7 @@ class Scoring(ABC):
 
     Attributes:
         transform: transform of raw rows; None if the training data had none.
-        path: where the model was loaded from.
+        path: the path that the model was loaded from.
         batch_size: rows scored at a time.
     """
 

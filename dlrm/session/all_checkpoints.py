@@ -118,7 +118,7 @@ def validate_all(
         directory: directory of checkpoints; averages of weights are tested as well.
         results: CSV with known results; it is written after each test.
         world: the ranks.
-        log: where to report.
+        log: the log to report to.
         tested_on: the data and everything else that a result depends on (`name_of`); other results
             are ignored.
 

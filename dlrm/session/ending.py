@@ -49,8 +49,8 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
     Exit codes: 0; 1 after an error, which is printed on one line; 74 a training whose last
     checkpoint is not at its URI (`dlrm.remote.mirror`); 75 a training stopped by SIGTERM; 76 a rank
     hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard; 143 terminated before or after
-    the training. Of several ranks SIGTERM ends one at once, since a rank that waits for another
-    would not end for an exception.
+    the training. With several ranks SIGTERM ends a rank at once, since an exception would not end a
+    rank that waits for another.
 
     Args:
         run: the command.
@@ -97,7 +97,7 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
         checkpoints = local_checkpoints(values)
         last = last_checkpoint(checkpoints) if checkpoints else None
         saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a training)"
-        kept = f"--resume goes on from {last}" if last else f"nothing was saved{saves}"
+        kept = f"--resume continues from {last}" if last else f"nothing was saved{saves}"
         if _rank() == 0:
             print(f"{how}; {kept}", file=sys.stderr)
     if isinstance(code, str):
@@ -146,8 +146,8 @@ def end_with_launcher() -> None:
 def stopped_by_sigterm(trainer: Trainer) -> Iterator[None]:
     """Within the block SIGTERM ends the training after a step, with a checkpoint.
 
-    After the training has ended this way, or one of several ranks has failed, SIGTERM has no effect
-    any more: each rank ends with its own exit code, and none by the signal.
+    After the training has ended this way, or one of several ranks has failed, SIGTERM no longer has
+    an effect: each rank ends with its own exit code, and none by the signal.
     """
 
     def stop(*_: object) -> None:

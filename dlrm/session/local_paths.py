@@ -39,8 +39,8 @@ def enter_local_paths(
 ) -> LocalPaths:
     """Fetches what the flags read by URI, and gives what they write there a local place.
 
-    Output is uploaded as `stack` ends: checkpoints while the training goes on, see `mirrored`, and
-    other files after the end of a run that has not failed.
+    Checkpoints are uploaded during the training, see `mirrored`, and other files as `stack` ends,
+    if the run has not failed.
 
     Args:
         stack: ends after the log and the checkpoints are closed.

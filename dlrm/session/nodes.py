@@ -93,7 +93,7 @@ def _enter_copy(
         stack: removes the copy as it ends.
         path: a checkpoint, or the directory of a run.
         held: the first rank's checkpoint there.
-        place: where to create temporary folders.
+        place: folder for temporary folders.
         world: the ranks.
 
     Returns:

@@ -347,8 +347,8 @@ def new_or_resumed(checkpoints: CheckpointDirectory, resume: bool) -> None:
     with agreed(checkpoints.world, OSError):
         if last and not resume:
             raise FileExistsError(
-                f"{last}: from an earlier run; --resume goes on from it, or name another directory "
-                "with --save_checkpoint_path"
+                f"{last}: from an earlier run; --resume continues from it, or name another "
+                "directory with --save_checkpoint_path"
             )
     checkpoints.claim()
 

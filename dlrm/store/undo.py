@@ -3,7 +3,7 @@
 `undo-<n>.bin` begins when checkpoint n of a store is made. It has a header, then chunks of entries:
 the number of a record and its content as checkpoint n has it. Where a process is killed, the last
 chunk may be cut; its records have not been overwritten then. The header has the size of the file of
-checkpoint n - 1, to which nothing is added any more.
+checkpoint n - 1, to which nothing more is added.
 """
 
 import json

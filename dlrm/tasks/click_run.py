@@ -279,7 +279,7 @@ class ClickRun(Run):
         adapted = partial(changed_rows, table_sizes=sizes, evicted=self.evicted)
         trainer.continue_run(self.checkpoint, adapted)
         mode, step = self.values["continue_lr"], trainer.progress.step
-        line = f"goes on from {self.checkpoint} after step {step} (--continue_lr {mode})"
+        line = f"continues from {self.checkpoint} after step {step} (--continue_lr {mode})"
         if is_nvidia(self.checkpoint):
             line += ", with its weights alone: NVIDIA's format has no optimizer state and no step"
         saved = read_config(self.checkpoint)["dataset"]
@@ -591,13 +591,13 @@ class _Opening:
         self.values = Values({**self.values, "mlp_products": model.products}, self.values.given)
 
     def _may_change(self) -> frozenset[str]:
-        """Returns what a resumed run may change: its length only if no rate depends on it."""
+        """Returns the settings that a resumed run may change; its length if no rate needs it."""
         length = {"epochs", "max_steps"} if self.config.schedule.knows_the_run else set()
         return frozenset(self.resumable - length)
 
 
 def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> Any:
-    """Returns what the checkpoint's training data said of each field, otherwise this dataset."""
+    """Returns facts of each field from the checkpoint's training data, or from this dataset."""
     saved = read_config(checkpoint)["dataset"].get(name) if checkpoint else None
     return here if saved is None else tuple(saved)
 

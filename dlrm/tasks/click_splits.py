@@ -29,7 +29,7 @@ class SplitBatches(NamedTuple):
 
 
 def roles_of(datasets: Datasets) -> Roles:
-    """Returns which rows choose and which report.
+    """Returns the roles of the rows: those that choose, and those that report.
 
     Rows that are set aside choose, or else those of `test/`. The others report: those of
     `validation/`, or else of `test/`.

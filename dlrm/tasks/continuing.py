@@ -1,6 +1,6 @@
-"""Trainings that go on where another run ended: `--continue_from`.
+"""Trainings that continue where another run ended: `--continue_from`.
 
-A run's checkpoints have, under "continues" in their configuration, the checkpoint that it goes on
+A run's checkpoints have, under "continues" in their configuration, the checkpoint that it continues
 from. Rows whose ids have not been seen for some days begin anew; the days are counted in
 `days.safetensors`, by table: "seen.<table>" is the last day of each row, and "evicted.<table>" the
 rows that have begun anew and were not seen since. A day is a run.
@@ -64,12 +64,12 @@ def check_continued(values: Values) -> None:
         return
     asked = f"--continue_from {path}"
     if values.get("mode", "train") != "train":
-        raise ValueError(f"{asked} contradicts --mode {values['mode']}: only a training goes on")
+        raise ValueError(f"{asked} contradicts --mode {values['mode']}: only a training continues")
     for name in ("load_checkpoint_path", "seeds", "recipe"):
         if values.get(name) is not None:
             why = {
                 "load_checkpoint_path": "both name the weights to begin with",
-                "seeds": "it goes on from one model; continue each seed by itself",
+                "seeds": "it continues from one model; continue each seed by itself",
                 "recipe": "the settings are those of the run that is continued",
             }
             raise ValueError(f"{asked} contradicts --{name} {values[name]}: {why[name]}")
@@ -87,8 +87,8 @@ def facts_of(checkpoint: Path, save_checkpoint_path: str | None) -> dict[str, An
     if saved_in and (saved_in == directory or same):
         raise ValueError(
             f"--continue_from {with_uris(str(checkpoint))}: is in --save_checkpoint_path "
-            f"{saved_in}; a run that goes on needs a directory of its own (--resume alone goes on "
-            "with an interrupted run)"
+            f"{saved_in}; a continued run needs a directory of its own (--resume alone continues "
+            "an interrupted run)"
         )
     config, manifest = read_config(checkpoint), checkpoint / MANIFEST
     digest = hashlib.sha256(manifest.read_bytes()).hexdigest() if manifest.exists() else None
@@ -111,16 +111,16 @@ def check_sizes(checkpoint: Path, data: ClickDataset, name: str) -> None:
         if new < old:
             raise ValueError(
                 f"{name}: {field}: expected {old} ids or more, as in {checkpoint}, got {new}: the "
-                "ids of a dataset to go on with are those of the one before, with new ones after "
+                "ids of a continued dataset are those of the one before, with new ones after "
                 "them"
             )
 
 
 def learning_rate_mode(asked: str | None, schedule: ScheduleConfig, step: int) -> str:
-    """Returns how the learning rate goes on after a step, one of `CONTINUE_LR`.
+    """Returns the mode of the learning rate after a step, one of `CONTINUE_LR`.
 
     Args:
-        asked: what the user asked for, or None.
+        asked: the mode that the user asked for, or None.
         schedule: the schedule.
         step: last step of the run that is continued.
 

@@ -137,8 +137,8 @@ class Trainer:
     def continue_run(self, directory: Any, adapted: Adapted) -> None:
         """Begins a run where that of a checkpoint ended; the first batch is that of its own data.
 
-        Weights, optimizers, random state and steps go on. Of a checkpoint in NVIDIA's format there
-        are only weights.
+        Weights, optimizers, random state and steps continue. A checkpoint in NVIDIA's format has
+        weights only.
 
         Args:
             directory: the checkpoint.
@@ -316,7 +316,7 @@ class Trainer:
         if self.checkpoints:
             self._save()
             self.checkpoints.finish()
-            kept = f"--resume goes on from {self.checkpoints.last()}"
+            kept = f"--resume continues from {self.checkpoints.last()}"
         raise StoppedError(f"stopped after step {self.progress.step}; {kept}")
 
     def _evaluate_if_due(self, evaluation: Evaluation) -> bool:

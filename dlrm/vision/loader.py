@@ -175,9 +175,9 @@ class GeneratedImages:
 class ImageLoader(RowLoader[ImageBatch]):
     """Batches of a source, in a new order each epoch, prefetched by background threads.
 
-    Of a global batch of n rows, rank r of W takes the rows [n * r // W, n * (r + 1) // W), and
-    besides these reads only `num_partners`. The content of a batch depends only on the arguments,
-    the epoch and its index.
+    Rank r of W takes the rows [n * r // W, n * (r + 1) // W) of a global batch of n rows, and
+    reads only `num_partners` rows besides these. The content of a batch depends only on the
+    arguments, the epoch and its index.
 
     Args:
         source: images to read.

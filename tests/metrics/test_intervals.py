@@ -45,8 +45,8 @@ def test_delong_gives_the_published_areas_and_errors():
     )
 
 
-def two_models(rows, seed=0):
-    random = np.random.default_rng(seed)
+def two_models(rows):
+    random = np.random.default_rng(0)
     labels = (random.random(rows) < 0.3).astype(float)
     signal = random.normal(0, 1, rows) + 1.1 * labels
     one, other = (signal + random.normal(0, scale, rows) for scale in (0.5, 0.9))

@@ -50,12 +50,12 @@ def output_and_gradients(function, inputs, weights, biases):
     return [output, *torch.autograd.grad(output, leaves, grad, allow_unused=True)]
 
 
-def in_dtype(dtype, function=ops.mlp):
+def in_dtype(dtype):
     """Returns `ops.mlp` for float32 parameters, computing in `dtype`."""
 
     def run(inputs, weights, biases):
         rounded = [t.detach().to(dtype) for t in (*weights, *biases)]
-        return function(inputs.to(dtype), weights, biases, rounded)
+        return ops.mlp(inputs.to(dtype), weights, biases, rounded)
 
     return run
 

@@ -138,7 +138,7 @@ def test_a_driver_that_is_killed_is_resumed(start, expected, request):
     os.killpg(run.pid, signal.SIGKILL)
     run.wait()
     run.stdout.close()
-    resumed = start("going on with what s3://bucket/")
+    resumed = start("continuing with what s3://bucket/")
     assert ended(resumed, request) == expected
 
 

@@ -68,8 +68,8 @@ def stop(cache, uri, save):
         raise StoppedError
 
 
-def wait_until(act, seconds=5):
-    end = time.monotonic() + seconds
+def wait_until(act):
+    end = time.monotonic() + 5
     while not act():
         assert time.monotonic() < end
         time.sleep(0.01)

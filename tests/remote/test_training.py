@@ -164,7 +164,7 @@ def test_a_run_goes_on_from_the_newest_checkpoint_at_a_uri(flags, bucket, tmp_pa
         f"--save_checkpoint_path={second}",
     ]
     said = forked.succeed("dlrm.scripts.main", *words, "--base_device=cpu").stdout
-    assert f"goes on from {first}/step-000000003 after step 3" in said
+    assert f"continues from {first}/step-000000003 after step 3" in said
     assert "step-000000005/manifest.json" in at(second)
     done = forked.run(
         "dlrm.scripts.main", *words[:3], f"--save_checkpoint_path={first}", "--resume"
@@ -262,7 +262,7 @@ def test_exit_codes(endless, flags, bucket, watchers):
     process.join(60)
     assert process.exitcode == STOPPED, output.read_text()
     newest = wait_for_step(uri)
-    assert f"--resume goes on from {uri}/{newest}" in output.read_text()
+    assert f"--resume continues from {uri}/{newest}" in output.read_text()
     assert WRITER not in names_at(uri)
 
     process, output = endless("--resume")
@@ -271,7 +271,7 @@ def test_exit_codes(endless, flags, bucket, watchers):
     process.join(60)
     assert process.exitcode == 130, output.read_text()
     newest = wait_for_step(uri)
-    assert f"--resume goes on from {uri}/{newest}" in output.read_text()
+    assert f"--resume continues from {uri}/{newest}" in output.read_text()
 
     process, output = endless("--resume")
     newest = wait_for_step(uri, newest)

@@ -1,4 +1,4 @@
-"""`--continue_from`: trainings that go on with the rows of another day."""
+"""`--continue_from`: trainings that continue with the rows of another day."""
 
 import re
 import shutil
@@ -87,7 +87,7 @@ def test_a_killed_run_that_goes_on_resumes_and_does_not_begin_twice(
     command(*again, data=days[1], training=["--print_freq=1"], model=[])
     assert re.search(r"resumed from .*step-000000005: 5 steps", said := capsys.readouterr().out)
     assert f"replay: 64 of the 256 rows of each training batch are of {days[0]}" in said
-    assert "goes on from" not in said
+    assert "continues from" not in said
     assert differing("whole", "parts") == {}
     # without the flag, the checkpoint tells
     command("--save_checkpoint_path=parts", "--resume", "--epochs=2", data=days[1], training=[])
@@ -232,7 +232,7 @@ def test_rows_unseen_for_days_begin_anew_and_are_recorded(command, checkpoint_to
     assert stored["evicted.1"].tolist() == [*range(100, 150), *range(151, 200)]
     assert stored["seen.1"][[100, 150]].tolist() == [1, 4]
     said = checkpoint_tool("inspect", last_checkpoint("run3")).stdout
-    assert re.search(r"goes on from: .*run2/step-000000011, step 11, as day 4", said)
+    assert re.search(r"continues from: .*run2/step-000000011, step 11, as day 4", said)
     assert "not seen since: 99\n" in said
 
 

@@ -295,7 +295,7 @@ def test_sigterm_saves_and_the_run_goes_on_as_if_it_had_not_come(start, tmp_path
         os.kill(rank, signal.SIGTERM)
     assert job.wait() == 75
     assert job.exit_codes() == [75, 75]
-    assert re.search(r"stopped after step (\d+); --resume goes on", job.output()), job.output()
+    assert re.search(r"stopped after step (\d+); --resume continues", job.output()), job.output()
     job = start(*LONG, "--resume")
     assert job.wait() == 0, job.output()
     assert weights(tmp_path / "run") == uninterrupted

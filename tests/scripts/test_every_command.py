@@ -162,7 +162,7 @@ def signaled(command, number):
     except SystemExit as ended:
         assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
         return ended.code
-    raise AssertionError(f"{command} goes on after the signal")
+    raise AssertionError(f"{command} continues after the signal")
 
 
 def examine(command):

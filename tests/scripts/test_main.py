@@ -550,7 +550,7 @@ def test_contradictions_are_refused(command, flags, message):
 
 def test_a_run_never_writes_over_anothers_checkpoints(command):
     command("--max_steps=1", "--save_checkpoint_path=run")
-    with pytest.raises(FileExistsError, match="--resume goes on from it"):
+    with pytest.raises(FileExistsError, match="--resume continues from it"):
         command("--max_steps=1", "--save_checkpoint_path=run")
 
 

@@ -83,7 +83,7 @@ def test_a_tracker_is_told_how_a_run_ended(error, outcome):
 def test_one_that_fails_is_named_once(tmp_path, fails_at):
     said = []
     report(Background("kept", lambda: Kept(fails_at), said.append), tmp_path)
-    assert said == ["note: kept: no room; the run goes on without it"]
+    assert said == ["note: kept: no room; the run continues without it"]
 
 
 def test_no_step_waits_for_a_tracker(tmp_path, monkeypatch):
@@ -96,7 +96,7 @@ def test_no_step_waits_for_a_tracker(tmp_path, monkeypatch):
     gate.set()
     slow._thread.join(10)  # fails after it was named
     assert said == [
-        "note: slow: it has not taken everything within 0.05 s; the run goes on without it"
+        "note: slow: it has not taken everything within 0.05 s; the run continues without it"
     ]
 
 
@@ -216,5 +216,5 @@ def test_a_run_goes_on_without_a_server(trained, tmp_path):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("note: mlflow: ") == 1
-    assert "the run goes on without it" in done.stdout
+    assert "the run continues without it" in done.stdout
     assert "best_auc" in done.stdout

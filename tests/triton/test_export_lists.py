@@ -23,8 +23,8 @@ def exported(export, listed, tmp_path_factory):
     return export(listed, tmp_path_factory.mktemp("exported"))
 
 
-def report_of(repository, model="model"):
-    return json.loads((repository / model / "1" / "report.json").read_text())
+def report_of(repository):
+    return json.loads((repository / "model" / "1" / "report.json").read_text())
 
 
 @pytest.mark.parametrize("platform", PLATFORMS)

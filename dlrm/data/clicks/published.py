@@ -22,8 +22,8 @@ def local_dataset(
 ) -> Iterator[Path]:
     """Yields the directory of a dataset at a URI, for this process.
 
-    A dataset that fits in the cache is fetched whole before. Of a larger one the rows are streamed:
-    readers with a `Verifier` have their blocks fetched when they read them.
+    A dataset that fits in the cache is fetched whole first. The rows of a larger one are streamed:
+    readers with a `Verifier` fetch blocks as they read them.
 
     Args:
         cache: the cache.

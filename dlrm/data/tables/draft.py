@@ -141,9 +141,9 @@ def draft(
       `frequency_limit: 5`; one of 100,000 gets 15, at most 1,000,000 ids, and, if a fifth of the
       rows hold rare values, hash buckets for them.
 
-    The label needs no `positive` if it is 0 and 1, or false and true. Of two other values, such as
-    yes and no, the affirmative one is positive, otherwise the rarer, otherwise the later one in
-    alphabetical order.
+    The label needs no `positive` if it is 0 and 1, or false and true. If it has two other values,
+    such as yes and no, the affirmative one is positive, otherwise the rarer, otherwise the later
+    one in alphabetical order.
 
     Args:
         batches: the table; a column that a batch lacks is missing in its rows.
@@ -260,7 +260,8 @@ def _count_labels(
 ) -> np.ndarray:
     """Adds the labels of a batch to their counts, and returns which of them are positive.
 
-    Of two labels without a positive one, the second is, as a signal has no sign.
+    If neither of two labels is known to be positive, the second counts as positive: the sign of a
+    signal does not matter.
     """
     texts, codes = texts_of(label, column_of(batch, label))
     texts = [canonical_text(text) for text in texts]

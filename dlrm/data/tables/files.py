@@ -48,8 +48,8 @@ def find_tables(
 ) -> list[TableFile]:
     """Returns files of tables; those of a folder, with its subfolders, are sorted by name.
 
-    Of a folder every file is read, except for those whose names, or whose folders' names, begin
-    with "." or "_", and for documents such as README.md, which a line names.
+    All files of a folder are read, except for those whose names, or whose folders' names, begin
+    with "." or "_", and for documents such as README.md, which a printed line lists.
 
     Args:
         inputs: files, or folders of them.

@@ -5,7 +5,7 @@ converts a pandas DataFrame.
 """
 
 import sys
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,7 @@ def _is_pandas(value: Any) -> bool:
 
 
 def open_frame(
-    frame: Any, columns: Sequence[str] | None, name: str = "frame", optional: Collection[str] = ()
+    frame: Any, columns: Sequence[str] | None, name: str = "frame"
 ) -> pa.RecordBatchReader:
     """Reads columns of a table in memory as batches; other columns are ignored.
 
@@ -49,7 +49,6 @@ def open_frame(
             DataFrame of an earlier pandas. A stream, such as a `RecordBatchReader`, is consumed.
         columns: the columns to read, in the order of the table; None for all.
         name: name for messages.
-        optional: the columns that may be missing.
 
     Raises:
         ValueError: it is not a table, a column is missing or occurs twice, or a column of pandas
@@ -62,7 +61,7 @@ def open_frame(
         )
     if _is_pandas(frame):
         names = [str(column) for column in frame.columns]
-        places = _places(names, columns, name, optional)
+        places = _places(names, columns, name)
         arrays = [_of_pandas(frame.iloc[:, place], names[place], name) for place in places]
         table = pa.table(arrays, names=[names[place] for place in places])
         return table.to_reader(GROUP_ROWS)
@@ -73,7 +72,7 @@ def open_frame(
         what = "a table of columns" if column is None else f"a type of Arrow in column {column!r}"
         hint = "" if column is None else "; cast it to another, or drop it"
         raise ValueError(f"{name}: expected {what} ({_first_line(error)}){hint}") from error
-    places = _places(stream.schema.names, columns, name, optional)
+    places = _places(stream.schema.names, columns, name)
     schema = pa.schema([plain_field(stream.schema.field(place)) for place in places])
     return pa.RecordBatchReader.from_batches(schema, _chosen(stream, places, schema, name))
 
@@ -90,13 +89,11 @@ def _unreadable_column(frame: Any) -> str | None:
     return None
 
 
-def _places(
-    names: Sequence[str], columns: Sequence[str] | None, name: str, optional: Collection[str]
-) -> list[int]:
+def _places(names: Sequence[str], columns: Sequence[str] | None, name: str) -> list[int]:
     """Returns the indices of wanted columns."""
     if columns is None:
         columns = names
-    check_columns(name, names, [c for c in columns if c in names or c not in optional])
+    check_columns(name, names, columns)
     return [place for place, column in enumerate(names) if column in columns]
 
 

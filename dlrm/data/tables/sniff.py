@@ -32,7 +32,7 @@ class Sniffed(NamedTuple):
 
 
 def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
-    """Returns the format of files: what is given, and what their beginnings show of the rest.
+    """Returns the format of files: the given part, and the rest as their beginnings show it.
 
     Args:
         files: files of one kind; only those of text have a format.

@@ -98,7 +98,7 @@ class LookUp:
     """Vectors without a graph; a call returns them.
 
     Attributes:
-        tables: where they are from.
+        tables: the tables that they are from.
         ids: `[batch, fields]`.
         vectors: `[batch, fields, dim]`.
     """

@@ -177,7 +177,7 @@ def _opened(
         say(note)
     with opened_work(output, facts, replace, values["restart"]) as work:
         if work.resumed:
-            say(f"going on with what {work.shown} has")
+            say(f"continuing with what {work.shown} has")
         try:
             with _engine(values, output) as engine:
                 yield PreparationRun(engine, work, options, say, growth and growth.lent(work))

@@ -110,7 +110,7 @@ def _without_state(weights: dict[str, Any]) -> dict[str, Any]:
 
 
 def lines_of_diff(found: dict[str, Any]) -> list[str]:
-    """Returns what `compare` found as lines."""
+    """Returns the results of `compare` as lines."""
     lines = [f"a: {found['a']}", f"b: {found['b']}"]
     if found["architecture"]:
         flags_of = found["architecture"].items()

@@ -186,7 +186,7 @@ def lines_of_checkpoint(found: dict[str, Any]) -> list[str]:
     ]
     if continued := found["continues"]:
         run = Path(continued["run"], continued["checkpoint"])
-        lines.append(f"goes on from: {run}, step {continued['step']}, as day {continued['day']}")
+        lines.append(f"continues from: {run}, step {continued['step']}, as day {continued['day']}")
     if found["evicted_rows"] is not None:
         lines.append(
             f"rows that have begun anew and were not seen since: {found['evicted_rows']:,}"

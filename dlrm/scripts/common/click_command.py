@@ -118,7 +118,7 @@ def _check(values: Values, world: World) -> None:
     if mode == "inference_benchmark" and world.size > 1:
         raise ValueError(f"--mode inference_benchmark: expected one process, got {world.size}")
     if mode != "train" and values["resume"]:
-        raise ValueError(f"--resume contradicts --mode {mode}: only training goes on")
+        raise ValueError(f"--resume contradicts --mode {mode}: only training continues")
     if values["resume"] and not values["save_checkpoint_path"]:
         raise ValueError("--resume needs --save_checkpoint_path, where the checkpoints are")
     if values["checkpoint_freq"] and not values["save_checkpoint_path"]:

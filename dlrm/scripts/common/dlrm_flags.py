@@ -145,7 +145,7 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
     """Returns the flags of a command line, by name; a preset overrides other defaults.
 
     Args:
-        arguments: what follows the command's name.
+        arguments: arguments after the command's name.
         flags: flags of the command; by default those of `dlrm.scripts.main`.
 
     Raises:

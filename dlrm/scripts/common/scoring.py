@@ -39,7 +39,7 @@ def open_predictor(checkpoint: str, source: str | None, values: Values) -> "Pred
 
 
 def source_config(predictor: Scoring, values: Values) -> SourceConfig:
-    """Returns how the flags say to read rows for a model.
+    """Returns the configuration of a model's rows that the flags describe.
 
     Raises:
         ValueError: a flag is for models of tables, and the model is none.

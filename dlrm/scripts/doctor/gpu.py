@@ -1,4 +1,4 @@
-"""Checks of GPUs: what a run would use, and what would prevent it."""
+"""Checks of GPUs: the one that a run would use, and obstacles to its use."""
 
 import os
 import shutil

@@ -172,7 +172,7 @@ def _recalibrated(rows: ScoredRows, kind: str) -> tuple[Recalibration, ScoredRow
 def _after(
     rows: ScoredRows, divisions: list[tuple[str, Slices]], own: EvaluateConfig
 ) -> dict[str, Any]:
-    """Returns what is reported of recalibrated rows, as JSON values."""
+    """Returns the report on recalibrated rows, as JSON values."""
     judgment = judge(rows, own.bootstrap, own.seed)
     return {
         "kind": own.recalibrate,

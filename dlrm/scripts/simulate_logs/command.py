@@ -194,7 +194,7 @@ class _Categorical:
         return _Column(_mix32(rank.astype(np.uint32), self._seed), missing, effect, factor)
 
     def _replaced(self, rank: np.ndarray, day: int) -> np.ndarray:
-        """Returns how often the id of each rank has been replaced up to a day."""
+        """Returns the number of times that the id of each rank has been replaced up to a day."""
         begin = splitmix64(self._later_seed, rank).astype(np.float64) / 2.0**64
         return (begin + self._new_ids * day).astype(np.int64)
 

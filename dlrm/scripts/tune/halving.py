@@ -110,7 +110,7 @@ class TrialJob(NamedTuple):
     threads: int
 
     def identity(self) -> dict[str, Any]:
-        """Returns what determines the result, as the result's file records it."""
+        """Returns the facts that determine the result, as the result's file records them."""
         of = {"trial": self.trial, **self.part._asdict(), "dataset": self.checksum}
         return {**of, "settings": dict(self.settings)}
 

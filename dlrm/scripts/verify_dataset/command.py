@@ -186,11 +186,11 @@ def _of_split(spec: FeatureSpec, split: str) -> Iterator[str]:
         path, dtype, place = spec.file(split, name), spec.dtype(name), 0
         for block in _blocks(path, dtype.itemsize):
             ids = block.view(dtype)
-            yield from _outside(path, f"an id in [0, {size})", ids, place, 0, size)
+            yield from _outside(path, f"an id in [0, {size})", ids, place, size)
             place += len(ids)
     path, place = spec.file(split, spec.label), 0
     for block in _blocks(path, 1):
-        yield from _outside(path, "a label of 0 or 1", block, place, 0, 2)
+        yield from _outside(path, "a label of 0 or 1", block, place, 2)
         place += len(block)
     if (path_of_weights := spec.weights_file(split)) is not None:
         yield from _of_weights(path_of_weights, rows)
@@ -240,21 +240,19 @@ def _of_binary(path: Path, num_numerical: int, cardinalities: list[int]) -> Iter
     place = 0
     for block in _blocks(path, 4 * words):
         rows = block.view("<i4").reshape(-1, words)
-        yield from _outside(path, "a label of 0 or 1", rows[:, 0], place, 0, 2)
+        yield from _outside(path, "a label of 0 or 1", rows[:, 0], place, 2)
         numbers = rows[:, 1 : 1 + num_numerical].copy().view("<f4")
         yield from _not_finite(path, numbers, place)
         for i, size in enumerate(cardinalities):
             ids = rows[:, 1 + num_numerical + i]
             expected = f"an id in [0, {size}) of table {i}"
-            yield from _outside(path, expected, ids, place, 0, size)
+            yield from _outside(path, expected, ids, place, size)
         place += len(rows)
 
 
-def _outside(
-    path: Path, expected: str, values: np.ndarray, place: int, low: int, high: int
-) -> Iterator[str]:
-    if len(values) and (values.min() < low or values.max() >= high):
-        wrong = (values < low) | (values >= high)
+def _outside(path: Path, expected: str, values: np.ndarray, place: int, end: int) -> Iterator[str]:
+    if len(values) and (values.min() < 0 or values.max() >= end):
+        wrong = (values < 0) | (values >= end)
         row = int(wrong.argmax())
         yield (
             f"{path}: row {place + row}: expected {expected}, got {values[row]}"

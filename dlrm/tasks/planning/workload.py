@@ -144,7 +144,7 @@ class TableBytes(NamedTuple):
 
 
 def table_bytes(placement: Placement, workload: Workload) -> list[TableBytes]:
-    """Returns what the tables of each rank need."""
+    """Returns the memory that each rank's tables need."""
     found = []
     for rank in range(placement.num_ranks):
         values, both = workload.bytes_of(placement.of_rank(rank))

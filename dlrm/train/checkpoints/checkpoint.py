@@ -217,7 +217,7 @@ def check_unchanged(
     ]
     if different:
         raise ValueError(
-            f"{directory}: cannot resume with other values, since the run would not go on as it "
+            f"{directory}: cannot resume with other values, since the run would not continue as it "
             "began:\n  " + "\n  ".join(different)
         )
 

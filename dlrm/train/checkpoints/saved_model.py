@@ -81,20 +81,17 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     return SavedModel(path, "dlrm", config, progress, dense, *state_of_all)
 
 
-def write_saved(
-    saved: SavedModel, directory: str | os.PathLike, replace: bool | str = False
-) -> None:
+def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
     """Writes a checkpoint of ours, without optimizer state; it appears whole, or not at all.
 
     Args:
         saved: the checkpoint to write.
         directory: its directory.
-        replace: see `staged_directory`.
 
     Raises:
         OSError: the checkpoint cannot be written, or something is already there.
     """
-    with staged_directory(directory, replace) as staging:
+    with staged_directory(directory) as staging:
         fill_saved(saved, staging)
 
 

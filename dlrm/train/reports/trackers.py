@@ -173,7 +173,7 @@ class Background:
         if self._failed:
             return
         self._failed = True
-        self._say(f"note: {self._name}: {reason}; the run goes on without it")
+        self._say(f"note: {self._name}: {reason}; the run continues without it")
 
 
 def open_trackers(

@@ -110,7 +110,7 @@ def decode(data: bytes, size: int) -> np.ndarray:
     """Returns the largest centered square of an encoded image as uint8 `[3, size, size]`.
 
     The image is rotated by its EXIF orientation. Gray, palette and CMYK become RGB, 16 bits become
-    8, and transparent pixels become white. Of an animation, the first picture is used.
+    8, and transparent pixels become white. The first picture of an animation is used.
 
     Raises:
         ValueError: it is not an image, is truncated, has more pixels than Pillow accepts, or has

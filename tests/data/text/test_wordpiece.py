@@ -27,7 +27,7 @@ def names(tokenizer, text):
     return [tokenizer.tokens[id] for id in tokenizer.encode([text])[0]]
 
 
-def by_definition(text, limit=200):
+def by_definition(text):
     """Returns a text's tokens as BERT's paper and program define them, by character."""
     spaced = ""
     for char in text:
@@ -53,7 +53,7 @@ def by_definition(text, limit=200):
             ends = range(len(word), start, -1)
             candidates = (("##" if start else "") + word[start:end] for end in ends)
             piece = next((c for c in candidates if c in VOCABULARY), None)
-            if piece is None or len(word) > limit:
+            if piece is None or len(word) > 200:
                 pieces = ["[UNK]"]
                 break
             pieces.append(piece)

@@ -116,10 +116,10 @@ def formula(
     return weights
 
 
-def assert_follows(model, expected, tolerance=3e-6):  # rates are float32
+def assert_follows(model, expected):
     for actual, values in zip(model.parameters(), expected, strict=True):
         actual = actual.detach().cpu().numpy()
-        np.testing.assert_allclose(actual, values, rtol=tolerance, atol=tolerance)
+        np.testing.assert_allclose(actual, values, rtol=3e-6, atol=3e-6)  # rates are float32
 
 
 def assert_equal(model, other):

@@ -54,7 +54,7 @@ class Columnar(Kind):
 
     Attributes:
         magic: the first bytes of its files.
-        group: what it calls a group.
+        group: the name of a group in messages.
     """
 
     magic: bytes
@@ -69,7 +69,7 @@ class Columnar(Kind):
         raise NotImplementedError
 
     def problem(self, error: Exception) -> str:
-        """Returns what is wrong with a group whose reading failed."""
+        """Returns the problem of a group that could not be read."""
         return "damaged"
 
     def open(self, path: str | Path, source: str | Path) -> Groups:
@@ -159,7 +159,7 @@ class Columnar(Kind):
 
 
 def rows_at_once(rows: int, values: int) -> int:
-    """Returns how many of a group's rows to read at a time, given the number of their values."""
+    """Returns the number of a group's rows to read at a time, given the number of their values."""
     return max(BATCH_VALUES * rows // max(values, 1), 1)
 
 

@@ -22,7 +22,7 @@ class Parquet(Columnar):
         return _RowGroups(path)
 
     def problem(self, error: Exception) -> str:
-        """Returns what is wrong with a row group."""
+        """Returns the problem of a row group."""
         if "lists to be of size" in str(error):
             return "null lists of a fixed size, which pyarrow reads in memory alone"
         return super().problem(error)
