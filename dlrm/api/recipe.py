@@ -17,13 +17,14 @@ _FEWEST_ROWS = 100
 _FEW_ROWS = 60_000
 _STEPS_OF_AN_EPOCH, _STEPS = 200, 1000  # at least, where batches of 32 to 32,768 samples allow it
 _SAMPLES, _MOST_EPOCHS = 400_000, 10  # of a run, if the rarer class has a quarter of them or more
-# Vectors of ids overfit soon: from this many table rows for each training row on, fewer epochs.
+# From this many table rows for each training row on, epochs are fewer: vectors of ids overfit.
 _MANY_IDS, _MOST_EPOCHS_OF_IDS = 0.01, 4
 # --embedding_l2 times rows. On 26,000 rows of UCI Adult, 100,000 of logs in Criteo's format and all
 # 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best value was about this.
 _L2, _MOST_L2 = 350, 0.02
 _MOST_LABELS = 1 << 20  # read for the share of clicks
-_FEW_LR, _PACKED_LR = 0.004, 0.008  # for few rows; docs/guide/tuning.md has the trials
+# for few rows, packed members of few ids; docs/guide/tuning.md has the trials
+_FEW_LR, _PACKED_LR = 0.004, 0.008
 _BIG_ROWS = 30_000_000  # or more: one epoch of NVIDIA's architecture without regularization
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
 _WIDTH = 96  # of the lines that list the settings
@@ -152,7 +153,7 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     }
     if rows < _FEW_ROWS:
         ensemble = given.get("ensemble", 1)
-        packed = isinstance(ensemble, int) and ensemble > 1
+        packed = isinstance(ensemble, int) and ensemble > 1 and not many_ids
         chosen["lr"] = _PACKED_LR if packed else _FEW_LR
     if facts.num_numerical:
         bins = 64 if many_ids or rows >= _FEW_ROWS else 256

@@ -175,13 +175,14 @@ def test_seeds_by_the_recipe_have_a_store_each(train, tmp_path, capsys):
 
 
 def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate():
-    many = FEW._replace(rows=100_000)
-    assert auto(many)["lr"] < auto(FEW)["lr"]
-    packed = auto(FEW, {"ensemble": 8})
-    assert packed == auto(FEW, {"ensemble": 1}) | {"ensemble": 8, "lr": 2 * auto(FEW)["lr"]}
-    assert auto(FEW, {"ensemble": 8, "lr": 0.001})["lr"] == 0.001
+    few, many = FEW._replace(table_sizes=(60, 40)), FEW._replace(rows=100_000)
+    assert auto(many)["lr"] < auto(few)["lr"] == auto(FEW)["lr"]
+    packed = auto(few, {"ensemble": 8})
+    assert packed == auto(few, {"ensemble": 1}) | {"ensemble": 8, "lr": 2 * auto(few)["lr"]}
+    assert auto(few, {"ensemble": 8, "lr": 0.001})["lr"] == 0.001
     assert auto(many, {"ensemble": 8})["lr"] == auto(many)["lr"]
-    assert auto(FEW, {"ensemble": "dot*2,quadratic"})["lr"] == auto(FEW)["lr"]
+    assert auto(FEW, {"ensemble": 8})["lr"] == auto(FEW)["lr"]  # many ids
+    assert auto(few, {"ensemble": "dot*2,quadratic"})["lr"] == auto(few)["lr"]
 
 
 def test_rows_with_many_ids_have_fewer_epochs_and_bins():
