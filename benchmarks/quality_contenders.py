@@ -4,7 +4,7 @@ Tuning searches a contender's `space`, in the form of `dlrm.scripts.tune`. All c
 same rows and columns; values in fewer training rows than the schema's limit become one, "rare".
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,7 +47,10 @@ class Dlrm:
     @staticmethod
     def space(rows: Rows) -> Space:
         rate = float(labels_of(rows.train, rows.schema).mean())
-        tables = (1,) * len(rows.schema.categorical)  # sizes that the recipe does not read
+        tables = tuple(
+            len(_frequent(rows.train[field.column], field.frequency_limit)) + 1
+            for field in rows.schema.categorical
+        )
         return default_space(
             DatasetFacts(len(rows.train), len(rows.schema.numerical), tables, rate)
         )
@@ -72,19 +75,25 @@ class Dlrm:
 
 
 class Recipe(Dlrm):
-    """This package by `--recipe auto`, untuned."""
+    """This package by `--recipe auto`, untuned, which also chooses what goes with the settings."""
 
-    @staticmethod
-    def space(rows: Rows) -> Space:
-        return Space({}, {})
+    settings: Mapping[str, Any] = {}
+
+    @classmethod
+    def space(cls, rows: Rows) -> Space:
+        return Space(cls.settings, {})
 
 
-class RecipePacked(Recipe):
-    """Eight members in one model by `--recipe auto --ensemble 8`, untuned."""
+class Packed(Recipe):
+    settings = {"ensemble": 5}
 
-    @staticmethod
-    def space(rows: Rows) -> Space:
-        return Space({"ensemble": 8}, {})
+
+class Quadratic(Recipe):
+    settings = {"interaction_op": "quadratic", "self_ensemble": True}
+
+
+class Mixed(Recipe):
+    settings = {"ensemble": "dot*3,quadratic*2"}
 
 
 class AsItWas(Recipe):
@@ -288,6 +297,62 @@ class CatBoost:
         return Fitted(logits, {**settings, "iterations": model.tree_count_})
 
 
+class RealMLP:
+    """RealMLP of pytabkit by its tuned defaults; a fifth of the rows to fit chooses the epoch."""
+
+    deterministic = False
+    kind = "RealMLP_TD_Classifier"
+    settings: Mapping[str, Any] = {"use_ls": False}  # smoothed labels, which would cost AUC
+
+    @staticmethod
+    def space(rows: Rows) -> Space:
+        return Space({}, {})
+
+    def __init__(self, rows: Rows, threads: int) -> None:
+        self._columns, self._threads = Columns(rows), threads
+        numbers = self._columns.numbers(rows.train)
+        self._medians = np.nan_to_num(np.nanmedian(numbers, 0))
+        self._train, self._labels = self._inputs(rows.train), self._columns.labels(rows.train)
+
+    def _inputs(self, table: pa.Table) -> Any:
+        import pandas
+
+        numbers, codes = self._columns.numbers(table), self._columns.codes(table)
+        filled = pandas.DataFrame(np.where(np.isnan(numbers), self._medians, numbers))
+        return filled.join(pandas.DataFrame(codes.astype(str)).add_prefix("c")).rename(columns=str)
+
+    def fit(self, settings: dict[str, Any], seed: int) -> Fitted:
+        import pytabkit
+
+        model = getattr(pytabkit, self.kind)(
+            device="cpu",
+            random_state=seed,
+            n_threads=self._threads,
+            val_metric_name="1-auc_ovr",
+            **self.settings,
+            **settings,
+        )
+        model.fit(
+            self._train,
+            self._labels,
+            cat_col_names=[name for name in self._train if name.startswith("c")],
+        )
+
+        def logits(table: pa.Table) -> np.ndarray:
+            shares = model.predict_proba(self._inputs(table)).astype(np.float64)
+            shares = shares.clip(np.finfo(np.float32).tiny)
+            return np.log(shares[:, 1]) - np.log(shares[:, 0])
+
+        return Fitted(logits, settings)
+
+
+class TabM(RealMLP):
+    """TabM of pytabkit, in the same way."""
+
+    kind = "TabM_D_Classifier"
+    settings: Mapping[str, Any] = {}
+
+
 class Logistic:
     """Logistic regression over values of categorical fields, and over numbers or their bins."""
 
@@ -332,10 +397,16 @@ class Logistic:
 CONTENDERS: dict[str, Any] = {
     "as_it_was": AsItWas,
     "recipe": Recipe,
-    "recipe_packed": RecipePacked,
+    "packed": Packed,
+    "quadratic": Quadratic,
+    "mixed": Mixed,
     "ours": Dlrm,
     "lightgbm": LightGBM,
     "catboost": CatBoost,
+    "realmlp": RealMLP,
+    "tabm": TabM,
     "logistic": Logistic,
 }
-NEEDS = {"lightgbm": "lightgbm", "catboost": "catboost", "logistic": "sklearn"}  # what each imports
+# what each imports
+NEEDS = {"lightgbm": "lightgbm", "catboost": "catboost", "realmlp": "pytabkit", "tabm": "pytabkit"}
+NEEDS["logistic"] = "sklearn"

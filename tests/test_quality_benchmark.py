@@ -51,7 +51,10 @@ def job(quality, contender, test, **others):
     [
         ("as_it_was", {}),
         pytest.param("recipe", {"recipe": "auto"}, marks=pytest.mark.slow),
-        pytest.param("recipe_packed", {"recipe": "auto", "ensemble": 8}, marks=pytest.mark.slow),
+        pytest.param("packed", {"recipe": "auto", "ensemble": 5}, marks=pytest.mark.slow),
+        pytest.param(
+            "mixed", {"recipe": "auto", "ensemble": "dot*3,quadratic*2"}, marks=pytest.mark.slow
+        ),
     ],
 )
 def test_an_untuned_model_is_that_of_fit(quality, name, settings):
@@ -102,6 +105,25 @@ def test_a_logistic_regression_is_scikit_learns(quality):
     auc = roc_auc_score(np.array(test["y"]) == "yes", model.decision_function(inputs(test)))
     assert found["members"][0]["auc"] == pytest.approx(auc, abs=1e-4)
     assert len(found["members"]) == 1
+
+
+def test_the_space_of_ours_is_that_of_the_ids_in_the_rows(quality):
+    epochs = []
+    for shops in (5, 500):
+        names = [f"s{number % shops}" for number in range(2000)]
+        rows = table(2000, 0).set_column(2, "shop", pa.array(names))
+        kind = quality.CONTENDERS["ours"]
+        space = kind.space(quality.Rows(rows, rows, Schema.from_dict(SCHEMA)))
+        epochs.append(space.searched["epochs"].high)
+    assert epochs == [20, 8]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["realmlp", "tabm"])
+def test_other_networks_learn_what_can_be_learned(quality, name):
+    pytest.importorskip("pytabkit", reason="extra peers")
+    found = quality.contend(job(quality, name, table(400, 1), members=1))
+    assert found["members"][0]["auc"] > 0.65
 
 
 @pytest.mark.parametrize("name", ["lightgbm", "catboost"])

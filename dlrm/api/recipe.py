@@ -17,11 +17,14 @@ _FEWEST_ROWS = 100
 _FEW_ROWS = 60_000
 _STEPS_OF_AN_EPOCH, _STEPS = 200, 1000  # at least, where batches of 32 to 32,768 samples allow it
 _SAMPLES, _MOST_EPOCHS = 400_000, 10  # of a run, if the rarer class has a quarter of them or more
+# From this many table rows for each training row on, epochs are fewer: vectors of ids overfit.
+_MANY_IDS, _MOST_EPOCHS_OF_IDS = 0.01, 4
 # --embedding_l2 times rows. On 26,000 rows of UCI Adult, 100,000 of logs in Criteo's format and all
 # 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best value was about this.
 _L2, _MOST_L2 = 350, 0.02
 _MOST_LABELS = 1 << 20  # read for the share of clicks
-_FEW_LR, _PACKED_LR = 0.004, 0.008  # for few rows; docs/guide/tuning.md has the trials
+# for few rows, packed members of few ids; docs/guide/tuning.md has the trials
+_FEW_LR, _PACKED_LR = 0.004, 0.008
 _BIG_ROWS = 30_000_000  # or more: one epoch of NVIDIA's architecture without regularization
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
 _WIDTH = 96  # of the lines that list the settings
@@ -141,7 +144,9 @@ def _of_many_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, An
 def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any]:
     rows, rate = facts.rows, min(facts.click_rate, 1 - facts.click_rate)
     samples = _SAMPLES * min(4 * rate, 1)
-    epochs = given.get("epochs") or min(max(round(samples / rows), 1), _MOST_EPOCHS)
+    many_ids = _table_rows(facts) >= _MANY_IDS * rows
+    most_epochs = _MOST_EPOCHS_OF_IDS if many_ids else _MOST_EPOCHS
+    epochs = given.get("epochs") or min(max(round(samples / rows), 1), most_epochs)
     most = min(rows / _STEPS_OF_AN_EPOCH, epochs * rows / _STEPS)
     chosen = {
         "batch_size": 1 << min(max(int(math.log2(most)), 5), 15),
@@ -156,14 +161,19 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     }
     if rows < _FEW_ROWS:
         ensemble = given.get("ensemble", 1)
-        packed = isinstance(ensemble, int) and ensemble > 1
+        packed = isinstance(ensemble, int) and ensemble > 1 and not many_ids
         chosen["lr"] = _PACKED_LR if packed else _FEW_LR
     if facts.num_numerical:
-        bins = 256 if rows < _FEW_ROWS else 64
+        bins = 64 if many_ids or rows >= _FEW_ROWS else 256
         chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}
     if _looks_rows_up_alone(given):
         chosen["embedding_l2_mode"] = "looked_up"
     return chosen
+
+
+def _table_rows(facts: DatasetFacts) -> int:
+    tables = facts.field_tables or range(len(facts.table_sizes))
+    return sum(dict(zip(tables, facts.table_sizes, strict=True)).values())
 
 
 def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:

@@ -175,13 +175,26 @@ def test_seeds_by_the_recipe_have_a_store_each(train, tmp_path, capsys):
 
 
 def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate():
-    many = FEW._replace(rows=100_000)
-    assert auto(many)["lr"] < auto(FEW)["lr"]
-    packed = auto(FEW, {"ensemble": 8})
-    assert packed == auto(FEW, {"ensemble": 1}) | {"ensemble": 8, "lr": 2 * auto(FEW)["lr"]}
-    assert auto(FEW, {"ensemble": 8, "lr": 0.001})["lr"] == 0.001
+    few, many = FEW._replace(table_sizes=(60, 40)), FEW._replace(rows=100_000)
+    assert auto(many)["lr"] < auto(few)["lr"] == auto(FEW)["lr"]
+    packed = auto(few, {"ensemble": 8})
+    assert packed == auto(few, {"ensemble": 1}) | {"ensemble": 8, "lr": 2 * auto(few)["lr"]}
+    assert auto(few, {"ensemble": 8, "lr": 0.001})["lr"] == 0.001
     assert auto(many, {"ensemble": 8})["lr"] == auto(many)["lr"]
-    assert auto(FEW, {"ensemble": "dot*2,quadratic"})["lr"] == auto(FEW)["lr"]
+    assert auto(FEW, {"ensemble": 8})["lr"] == auto(FEW)["lr"]  # many ids
+    assert auto(few, {"ensemble": "dot*2,quadratic"})["lr"] == auto(few)["lr"]
+
+
+def test_rows_with_many_ids_have_fewer_epochs_and_bins():
+    few = FEW._replace(table_sizes=(60, 40))
+    many = FEW._replace(table_sizes=(20_000, 40))
+    assert [auto(facts)["epochs"] for facts in (few, many)] == [10, 4]
+    assert [auto(facts)["numerical_bins"] for facts in (few, many)] == [256, 64]
+    assert auto(many, {"epochs": 9})["epochs"] == 9
+    assert auto(many._replace(rows=200_000))["epochs"] == 2  # as many samples as with few ids
+    halves = few._replace(table_sizes=(130, 130))
+    assert auto(halves)["epochs"] == 4
+    assert auto(halves._replace(field_tables=(0, 0)))["epochs"] == 10  # a shared table is one
 
 
 def test_big_data_have_one_epoch_and_nvidias_architecture():
