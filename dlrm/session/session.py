@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from dlrm import __version__
 from dlrm.distributed import (
     World,
     agreed,
@@ -123,7 +124,7 @@ class Session:
         # The caches of nodes, and copies, may have other places.
         named = values_with_uris(values.replaced(places))
         shared = {f"--{k}": v for k, v in named.items() if k not in ranks_may_differ}
-        check_same(shared, self.world)
+        check_same({"version of dlrm": __version__, **shared}, self.world)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = values["tf32"]
         self._profiler: StepProfiler | None = None
 

@@ -595,6 +595,20 @@ def test_ranks_that_differ_are_told(start, tmp_path, dataset, by_rank, expected)
     assert "Traceback" not in output, output
 
 
+def test_nodes_with_other_versions_of_the_package_are_told(start, tmp_path):
+    script = tmp_path / "older.py"
+    script.write_text(
+        "import os\n"
+        "from dlrm.scripts import main\n"
+        "from dlrm.session import session\n"
+        "session.__version__ = ['0.2.0', '0.1.9'][int(os.environ['RANK'])]\n"
+        "main.start()\n"
+    )
+    job = start(module=script)
+    assert job.wait() != 0
+    assert "version of dlrm: '0.2.0' on rank 0, '0.1.9' on 1" in job.output()
+
+
 def test_a_damaged_checkpoint_ends_all_ranks_with_one_error(start, tmp_path):
     assert start("--epochs=1", "--save_checkpoint_path=run").wait() == 0
     table = sorted((tmp_path / "run").glob("step-*/tables/3.bin"))[-1]

@@ -104,10 +104,16 @@ class SparkEngine:
                     self.run(START, probe, range(cores))
                     probed = cores
         except TaskError as error:
-            raise EngineError(
-                f"{error}. Every executor needs this directory under the same path, and may write "
-                "in it as the same user or as one of its group (preproc/README.md, Clusters)"
-            ) from error
+            need = (
+                "Every executor needs this directory under the same path, and may write in it as "
+                "the same user or as one of its group"
+            )
+            if any(isinstance(folder, Uri) for folder in folders):
+                need = (
+                    "Executors read and write it with credentials and an endpoint of their own, "
+                    "such as those of --conf spark.executorEnv.AWS_ENDPOINT_URL=URL"
+                )
+            raise EngineError(f"{error}. {need} (preproc/README.md, Clusters)") from error
         except EngineError as error:
             if not late.is_set():
                 if self._is_stopped():  # as when there is no master
