@@ -52,6 +52,7 @@ EXCUSED = {
     "tests/preproc/test_inputs.py": ('"unlabelled"',),
     "tests/systems/documents.json": ("python",),
     "tests/systems/test_translation.py": ("--optimiser",),
+    "tests/data/sources/test_log_lines.py": ("labelled=False",),
     "tests/data/transform/test_numeric_transforms.py": ("standardise",),
     "tests/test_config_flags.py": ("centre_crop", "normalise_input", "standardise"),
 }
