@@ -259,12 +259,13 @@ def ours(
     log: StepLog,
     batches: type[ClickLoader] = ClickLoader,
     optimizer: str = "sgd",
+    embedding_l2: float = 0.0,
 ) -> Callable[[int], object]:
     """The same for this package's trainer, which reports its steps to `log`."""
     world = World(device=data.device)
     task = Recommendation(config, world, dtype)
     datasets = open_datasets(data)
-    chosen = OptimizerConfig(optimizer, OPTIMIZERS[optimizer][0])
+    chosen = OptimizerConfig(optimizer, OPTIMIZERS[optimizer][0], embedding_l2=embedding_l2)
     optimizers = task.optimizers(chosen, one_look_up=True)
 
     def run(steps: int) -> None:

@@ -17,6 +17,7 @@ _FEWEST_ROWS = 100
 _FEW_ROWS = 60_000
 _STEPS_OF_AN_EPOCH, _STEPS = 200, 1000  # at least, where batches of 32 to 32,768 samples allow it
 _SAMPLES, _MOST_EPOCHS = 400_000, 10  # of a run, if the rarer class has a quarter of them or more
+_TWO_EPOCHS = 1_000_000  # rows up to which two epochs were better than one, by .0007 at 612,500
 # From this many table rows for each training row on, epochs are fewer: vectors of ids overfit.
 _MANY_IDS, _MOST_EPOCHS_OF_IDS = 0.01, 4
 # --embedding_l2 times rows. On 26,000 rows of UCI Adult, 100,000 of logs in Criteo's format and all
@@ -143,7 +144,7 @@ def _of_many_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, An
 
 def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any]:
     rows, rate = facts.rows, min(facts.click_rate, 1 - facts.click_rate)
-    samples = _SAMPLES * min(4 * rate, 1)
+    samples = max(_SAMPLES, 2 * rows if rows < _TWO_EPOCHS else 0) * min(4 * rate, 1)
     many_ids = _table_rows(facts) >= _MANY_IDS * rows
     most_epochs = _MOST_EPOCHS_OF_IDS if many_ids else _MOST_EPOCHS
     epochs = given.get("epochs") or min(max(round(samples / rows), 1), most_epochs)

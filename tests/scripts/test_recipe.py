@@ -192,6 +192,10 @@ def test_rows_with_many_ids_have_fewer_epochs_and_bins():
     assert [auto(facts)["numerical_bins"] for facts in (few, many)] == [256, 64]
     assert auto(many, {"epochs": 9})["epochs"] == 9
     assert auto(many._replace(rows=200_000))["epochs"] == 2  # as many samples as with few ids
+    epochs = [auto(many._replace(rows=rows))["epochs"] for rows in (700_000, 1_000_000)]
+    assert epochs == [2, 1]
+    rare = many._replace(rows=700_000, click_rate=0.03)
+    assert auto(rare)["epochs"] == 1
     halves = few._replace(table_sizes=(130, 130))
     assert auto(halves)["epochs"] == 4
     assert auto(halves._replace(field_tables=(0, 0)))["epochs"] == 10  # a shared table is one
