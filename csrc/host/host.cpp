@@ -48,7 +48,7 @@ CellBlock* new_block(int64_t width, const uint8_t* keep) {
 }  // namespace
 
 // Changes with every change of this interface.
-DLRM_EXPORT int64_t dlrm_host_version() { return 3; }
+DLRM_EXPORT int64_t dlrm_host_version() { return 4; }
 
 DLRM_EXPORT int64_t dlrm_count_lines(const char* text, int64_t size) {
   return dlrm::host::count_lines(text, text + size);
@@ -151,10 +151,12 @@ DLRM_EXPORT void dlrm_cells_rows(const CellBlock* block, int64_t* lines, char* n
   std::copy(block->names.begin(), block->names.end(), names);
 }
 
-// Writes the cells of each column, its texts, and their bytes, `[columns, 3]`.
+// Writes the cells of each column, its texts, their bytes, and whether it keeps numbers,
+// `[columns, 4]`.
 DLRM_EXPORT void dlrm_column_facts(const CellBlock* block, int64_t* facts) {
   for (const dlrm::host::CellColumn& column : block->columns) {
     *facts++ = column.codes.size, *facts++ = column.ends.size, *facts++ = column.data.size;
+    *facts++ = column.keep == dlrm::host::Keep::kNumbers;
   }
 }
 
@@ -167,6 +169,12 @@ DLRM_EXPORT void dlrm_copy_column(const CellBlock* block, int64_t column, int32_
   std::copy(cells.ends.begin(), cells.ends.end(), ends);
   std::copy(cells.data.begin(), cells.data.end(), data);
   std::copy(cells.tags.begin(), cells.tags.end(), tags);
+}
+
+// Copies the numbers of a column that keeps them.
+DLRM_EXPORT void dlrm_copy_numbers(const CellBlock* block, int64_t column, double* numbers) {
+  const dlrm::host::CellColumn& cells = block->columns[column];
+  std::copy(cells.numbers.begin(), cells.numbers.end(), numbers);
 }
 
 DLRM_EXPORT void dlrm_free_cells(CellBlock* block) {

@@ -1,14 +1,17 @@
-// Columns of the cells of text files: the texts of a column, or its distinct texts and the index of
-// each cell's.
+// Columns of the cells of text files: the texts of a column, its distinct texts and the index of
+// each cell's, or its numbers.
 #pragma once
 
+#include <limits>
+
 #include "buffer.h"
+#include "number_text.h"
 #include "text_hash.h"
 
 namespace dlrm::host {
 
 // How the cells of a column are kept. dlrm/data/sources/native.py has the same numbers.
-enum class Keep : uint8_t { kNothing = 0, kTexts = 1, kDistinct = 2 };
+enum class Keep : uint8_t { kNothing = 0, kTexts = 1, kDistinct = 2, kNumbers = 3 };
 
 struct CellColumn {
   struct Slot {
@@ -16,9 +19,10 @@ struct CellColumn {
     int64_t index;  // of the text, or -1
   };
 
-  Keep keep;
-  Buffer<int32_t> codes;  // of cells, if distinct texts are kept; -1 for missing ones
-  Buffer<int32_t> ends;   // of the texts in `data`
+  Keep keep;               // of numbers, `kNothing` after a cell that is none
+  Buffer<double> numbers;  // of cells; NaN for missing ones
+  Buffer<int32_t> codes;   // of cells, if distinct texts are kept; -1 for missing ones
+  Buffer<int32_t> ends;    // of the texts in `data`
   Buffer<char> data;
   Buffer<uint8_t> tags;  // of distinct texts
   Buffer<Slot> slots;    // at least twice as many as texts
@@ -29,22 +33,36 @@ struct CellColumn {
       append(text, size);
     } else if (keep == Keep::kDistinct) {
       codes.add(find(text, size, tag));
+    } else if (keep == Keep::kNumbers) {
+      add_number(text, size);
     }
   }
 
   void add_missing() {
     if (keep == Keep::kDistinct) codes.add(-1);
+    if (keep == Keep::kNumbers) add_number(nullptr, 0);
   }
 
   bool failed() const {
-    return codes.failed || ends.failed || data.failed || tags.failed || slots.failed;
+    return codes.failed || ends.failed || data.failed || tags.failed || slots.failed ||
+           numbers.failed;
   }
 
   void release() {
     codes.release(), ends.release(), data.release(), tags.release(), slots.release();
+    numbers.release();
   }
 
  private:
+  void add_number(const char* text, int64_t size) {
+    double number = std::numeric_limits<double>::quiet_NaN();
+    if (size == 0 || read_double(text, text + size, &number)) {
+      numbers.add(number);
+    } else {
+      keep = Keep::kNothing;
+    }
+  }
+
   bool append(const char* text, int64_t size) {
     return data.add(text, size) && ends.add(static_cast<int32_t>(data.size));
   }

@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlrm.data.sources import native
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError, shown_text
@@ -190,6 +191,21 @@ def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
             if texts[-1].encode() != raw:
                 problems[place] = f"expected UTF-8, got {shown_text(raw)}"
         return pa.array(texts, pa.large_string()), problems
+
+
+def floats_of(array: pa.Array) -> pa.Array | None:
+    """Returns texts of numbers as float64, or None if there are others; empty ones are missing."""
+    if pa.types.is_null(array.type) or pa.types.is_float64(array.type):
+        return array.cast(pa.float64())
+    if native.host is None:
+        return None
+    texts = array.fill_null("")
+    column = text_column(texts)
+    there = column.starts < column.ends
+    if not (native.host.are_numbers(*column) | ~there).all():
+        return None
+    floats = pc.if_else(pa.array(there), texts, None).cast(pa.float64())
+    return None if pc.any(pc.is_inf(floats)).as_py() else floats
 
 
 def _is_binary(kind: pa.DataType) -> bool:

@@ -213,7 +213,7 @@ def _copied(
     options: TableOptions = run.options
     columns, folder = _columns(options), run.work.folder("staged")
     cells = Cells.from_schema(options.schema)
-    how = Copying(options.format, columns, options.quarantine, cells)
+    how = Copying(options.format, columns, options.quarantine, cells, _floats(options, cells))
     sizes = [_bytes_of(piece) for piece in pieces]
     with run.stage("stage") as now:
         items = [(piece, str(folder / f"p{i}")) for i, piece in enumerate(pieces)]
@@ -247,6 +247,22 @@ def _copied(
         missing = [name for name in columns if name not in known]
         check_columns(files[0].path, done[0]["names"], missing)
     return list(parts_of_copies(files, copies)), alone
+
+
+def _floats(options: TableOptions, cells: Cells) -> list[str]:
+    """Returns the columns of text that are read as nothing but numbers."""
+    schema, division = options.schema, options.division
+    if options.quarantine or options.format.has_marks:  # whose texts are listed, or changed first
+        return []
+    others: set[str | None] = {schema.label.column, *schema.groups, *cells.separators}
+    others |= {division.split_key, division.split_column}
+    others |= {schema.time.column} if schema.time else set()
+    others |= {
+        field.column
+        for field in schema.numerical
+        if field.type == "decimal" or field.true_values or field.false_values
+    }
+    return [name for name in cells.plain if name not in others]
 
 
 def _bytes_of(piece: Piece) -> int:
