@@ -74,8 +74,10 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     Raises:
         ValueError: no column has that name, or two have.
     """
-    check_columns("", batch.schema.names, [name])
-    array = batch.column(name)
+    place = batch.schema.get_field_index(name)
+    if place < 0:  # no column has the name, or several have it
+        check_columns("", batch.schema.names, [name])
+    array = batch.column(place)
     if isinstance(array, pa.ExtensionArray):
         if array.type.extension_name != "arrow.uuid":
             return array.storage
@@ -156,7 +158,7 @@ def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray
     codes = stored_values(indices)
     codes = codes.astype(np.int64 if codes.itemsize > 4 else np.int32, copy=False)
     if indices.null_count:
-        codes = np.where(are_null(indices), codes.dtype.type(-1), codes)
+        codes = codes | -are_null(indices).view(np.int8)  # -1 for null
     return array.dictionary, codes
 
 
@@ -173,7 +175,9 @@ def are_null(array: pa.Array) -> np.ndarray:
     """Returns a mask of the nulls of an array."""
     if not array.null_count:
         return np.zeros(len(array), bool)
-    return array.is_null().to_numpy(zero_copy_only=False)
+    bits, end = np.frombuffer(array.buffers()[0], np.uint8), array.offset + len(array)
+    valid = np.unpackbits(bits, count=end, bitorder="little")
+    return (valid[array.offset :] ^ 1).view(bool)
 
 
 def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
