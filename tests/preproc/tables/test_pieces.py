@@ -214,3 +214,12 @@ def test_bad_rows_after_other_texts_have_their_lines(row, tmp_path):
     schema = {**SCHEMA, "missing_values": ["NA"], "format": form}
     with pytest.raises(TaskError, match=f"a.csv, line {row + 1}, column x"):
         prepare(schema, [path], tmp_path / "d", **RANGES)
+
+
+@NATIVE
+def test_names_of_json_are_compared_without_their_escapes():
+    text = r'{"a\\b": 1, "c": 2}' + "\n" + r'{"a\b": 3, "\u0063": 4}' + "\n"
+    read = native.host.read_json(text.encode(), ["a\\b", "c"], [native.NUMBERS] * 2)
+    assert read.names == ["a\\b", "c", "a\b"]
+    assert read.columns[1].tolist() == [2, 4]
+    np.testing.assert_equal(read.columns[0], [1, np.nan])
