@@ -7,6 +7,7 @@
 
 #include "csv_block.h"
 #include "fields.h"
+#include "half.h"
 #include "id_lookup.h"
 #include "json_block.h"
 #include "log_parser.h"
@@ -48,7 +49,7 @@ CellBlock* new_block(int64_t width, const uint8_t* keep) {
 }  // namespace
 
 // Changes with every change of this interface.
-DLRM_EXPORT int64_t dlrm_host_version() { return 4; }
+DLRM_EXPORT int64_t dlrm_host_version() { return 5; }
 
 DLRM_EXPORT int64_t dlrm_count_lines(const char* text, int64_t size) {
   return dlrm::host::count_lines(text, text + size);
@@ -112,6 +113,13 @@ DLRM_EXPORT void dlrm_are_numbers(const char* data, int64_t rows, const int64_t*
   for (int64_t i = 0; i < rows; ++i) {
     are[i] = dlrm::host::is_number(data + starts[i], data + ends[i]);
   }
+}
+
+// Rounds numbers to half precision; returns whether this processor can.
+DLRM_EXPORT int64_t dlrm_to_half(const float* values, int64_t size, uint16_t* halves) {
+  if (!dlrm::host::has_half()) return 0;
+  dlrm::host::to_half(values, size, halves);
+  return 1;
 }
 
 // Splits a block of CSV into columns, of which `keep` says what to keep; nullptr without memory.
