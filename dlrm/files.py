@@ -13,6 +13,7 @@ import re
 import shutil
 import stat
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ from dlrm.locks import OwnedDirectory, abandoned, exchange, new_suffix, remove_t
 
 _OLD = "old"  # beside a staging directory: what it replaces, between two renames
 _SYNCED_AT_ONCE = 8  # 2,000 small files take 0.2 s, one at a time 0.9 (ext4)
+_STACK_BYTES = 1 << 18  # of a thread that waits for the disk
 MANIFEST = "manifest.json"  # in every directory that this package has written; see `dlrm.manifest`
 # Flags and keyword arguments that may look like a URI: all others are taken for paths.
 NOT_PATHS = frozenset(
@@ -403,9 +405,13 @@ def sync_tree(directory: Path) -> None:
 
 def sync_files(paths: Sequence[Path]) -> None:
     """Waits until files are on the disk, for many at a time."""
-    with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
-        for _ in pool.map(sync, paths):
-            pass
+    before = threading.stack_size(_STACK_BYTES)  # instead of 8 MiB, which limits of memory count
+    try:
+        with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
+            for _ in pool.map(sync, paths):
+                pass
+    finally:
+        threading.stack_size(before)
 
 
 def link_or_copy(source: str, target: str) -> None:

@@ -11,7 +11,6 @@ import types
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -374,10 +373,12 @@ def version_line() -> str:
 
     An operator that was built for another machine counts; `dlrm doctor` tries them.
     """
+    from importlib import metadata  # which takes 30 ms
+
     folder = Path(__file__).parent
     try:
-        torch = version("torch")
-    except PackageNotFoundError:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
         torch = "missing"
     operators = [name for name in ("cpu", "cuda") if (folder / f"_ops_{name}.so").is_file()]
     parser = (folder / "_host.so").is_file()

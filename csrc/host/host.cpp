@@ -7,6 +7,7 @@
 
 #include "csv_block.h"
 #include "fields.h"
+#include "half.h"
 #include "id_lookup.h"
 #include "json_block.h"
 #include "log_parser.h"
@@ -48,7 +49,7 @@ CellBlock* new_block(int64_t width, const uint8_t* keep) {
 }  // namespace
 
 // Changes with every change of this interface.
-DLRM_EXPORT int64_t dlrm_host_version() { return 3; }
+DLRM_EXPORT int64_t dlrm_host_version() { return 5; }
 
 DLRM_EXPORT int64_t dlrm_count_lines(const char* text, int64_t size) {
   return dlrm::host::count_lines(text, text + size);
@@ -114,6 +115,13 @@ DLRM_EXPORT void dlrm_are_numbers(const char* data, int64_t rows, const int64_t*
   }
 }
 
+// Rounds numbers to half precision; returns whether this processor can.
+DLRM_EXPORT int64_t dlrm_to_half(const float* values, int64_t size, uint16_t* halves) {
+  if (!dlrm::host::has_half()) return 0;
+  dlrm::host::to_half(values, size, halves);
+  return 1;
+}
+
 // Splits a block of CSV into columns, of which `keep` says what to keep; nullptr without memory.
 // The caller frees the block by `dlrm_free_cells`.
 DLRM_EXPORT CellBlock* dlrm_read_csv(const char* text, int64_t size, int64_t delimiter,
@@ -151,10 +159,12 @@ DLRM_EXPORT void dlrm_cells_rows(const CellBlock* block, int64_t* lines, char* n
   std::copy(block->names.begin(), block->names.end(), names);
 }
 
-// Writes the cells of each column, its texts, and their bytes, `[columns, 3]`.
+// Writes the cells of each column, its texts, their bytes, and whether it keeps numbers,
+// `[columns, 4]`.
 DLRM_EXPORT void dlrm_column_facts(const CellBlock* block, int64_t* facts) {
   for (const dlrm::host::CellColumn& column : block->columns) {
     *facts++ = column.codes.size, *facts++ = column.ends.size, *facts++ = column.data.size;
+    *facts++ = column.keep == dlrm::host::Keep::kNumbers;
   }
 }
 
@@ -167,6 +177,12 @@ DLRM_EXPORT void dlrm_copy_column(const CellBlock* block, int64_t column, int32_
   std::copy(cells.ends.begin(), cells.ends.end(), ends);
   std::copy(cells.data.begin(), cells.data.end(), data);
   std::copy(cells.tags.begin(), cells.tags.end(), tags);
+}
+
+// Copies the numbers of a column that keeps them.
+DLRM_EXPORT void dlrm_copy_numbers(const CellBlock* block, int64_t column, double* numbers) {
+  const dlrm::host::CellColumn& cells = block->columns[column];
+  std::copy(cells.numbers.begin(), cells.numbers.end(), numbers);
 }
 
 DLRM_EXPORT void dlrm_free_cells(CellBlock* block) {

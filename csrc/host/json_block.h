@@ -4,11 +4,33 @@
 // besides, is left to the caller, with the whole block.
 #pragma once
 
+#include <bit>
 #include <string_view>
 
 #include "text_cells.h"
 
+#if defined(__SSE2__)
+#include <emmintrin.h>
+#endif
+
 namespace dlrm::host {
+
+// Returns the first quote, backslash or control character of a text, or its end.
+inline const char* find_end_of_plain(const char* p, const char* end) {
+#if defined(__SSE2__)
+  const __m128i quote = _mm_set1_epi8('"'), escape = _mm_set1_epi8('\\');
+  const __m128i control = _mm_set1_epi8(0x1F);
+  for (; end - p >= 16; p += 16) {
+    const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    __m128i found = _mm_or_si128(_mm_cmpeq_epi8(bytes, quote), _mm_cmpeq_epi8(bytes, escape));
+    found = _mm_or_si128(found, _mm_cmpeq_epi8(_mm_min_epu8(bytes, control), bytes));
+    const auto bits = static_cast<uint32_t>(_mm_movemask_epi8(found));
+    if (bits != 0) return p + std::countr_zero(bits);
+  }
+#endif
+  while (p != end && *p != '"' && *p != '\\' && static_cast<uint8_t>(*p) >= 0x20) ++p;
+  return p;
+}
 
 // Tags of values; dlrm/data/sources/native.py has the same numbers.
 enum class JsonTag : uint8_t {
@@ -48,6 +70,7 @@ class JsonReader {
   struct Name {
     int64_t begin, end;  // in the block's names
     int64_t last_row;    // with the column
+    bool plain;          // whether it is written as it is, between quotes
   };
 
   void undecided() {
@@ -63,7 +86,8 @@ class JsonReader {
   void add_name(std::string_view name) {
     const int64_t begin = block_.names.size;
     block_.names.add(name.data(), name.size());
-    names_.add({begin, block_.names.size, -1});
+    const char* last = name.data() + name.size();
+    names_.add({begin, block_.names.size, -1, find_end_of_plain(name.data(), last) == last});
     block_.names.add('\n');
   }
 
@@ -72,7 +96,7 @@ class JsonReader {
   }
 
   void skip_blanks() {
-    while (p_ != end_ && (*p_ == ' ' || *p_ == '\t' || *p_ == '\r')) ++p_;
+    while (p_ != end_ && *p_ <= ' ' && (*p_ == ' ' || *p_ == '\t' || *p_ == '\r')) ++p_;
   }
 
   bool take(char character) {
@@ -87,9 +111,8 @@ class JsonReader {
     if (take('}')) return true;
     int64_t expected = 0;  // the column of the next name, as rows mostly have the same order
     do {
-      std::string_view name;
-      if (!take('"') || !read_string(&name)) return false;
-      const int64_t column = column_of(name, expected);
+      if (!take('"')) return false;
+      const int64_t column = read_name(expected);
       if (column < 0 || !take(':') || !read_value(block_.columns[column])) return false;
       expected = column + 1;
     } while (take(','));
@@ -104,6 +127,19 @@ class JsonReader {
     block_.lines.add(block_.num_lines);
   }
 
+  // Reads a name behind its first quote; returns its column, or -1 as `column_of` does.
+  int64_t read_name(int64_t expected) {
+    if (expected < names_.size && names_[expected].plain) {
+      const int64_t size = names_[expected].end - names_[expected].begin;
+      if (end_ - p_ > size && p_[size] == '"' && is(names_[expected], {p_, size_t(size)})) {
+        p_ += size + 1;
+        return column_in_row(expected);
+      }
+    }
+    std::string_view name;
+    return read_string(&name) ? column_of(name, expected) : -1;
+  }
+
   // Returns the column of a name, which it adds; -1 if the row has it already, or it has two lines.
   int64_t column_of(std::string_view name, int64_t expected) {
     int64_t column = expected;
@@ -116,6 +152,11 @@ class JsonReader {
         if (names_.size != block_.columns.size) return -1;
       }
     }
+    return column_in_row(column);
+  }
+
+  // Returns a column, or -1 if the row has it already.
+  int64_t column_in_row(int64_t column) {
     if (names_[column].last_row == block_.lines.size) return -1;
     names_[column].last_row = block_.lines.size;
     return column;
@@ -189,7 +230,7 @@ class JsonReader {
   // Reads a string behind its first quote.
   bool read_string(std::string_view* text) {
     const char* begin = p_;
-    while (p_ != end_ && *p_ != '"' && *p_ != '\\' && static_cast<uint8_t>(*p_) >= 0x20) ++p_;
+    p_ = find_end_of_plain(p_, end_);
     if (p_ == end_) return false;
     if (*p_ == '"') {
       *text = std::string_view(begin, p_++ - begin);

@@ -49,8 +49,8 @@ class Chunk(NamedTuple):
     Attributes:
         names: names of all columns.
         lines: number of the line on which each row ends.
-        columns: the cells of each column as text, or as indices of distinct texts; None for columns
-            that were not asked for.
+        columns: the cells of each column as text, as indices of distinct texts or as float64; None
+            for columns that were not asked for.
     """
 
     names: list[str]
@@ -60,14 +60,16 @@ class Chunk(NamedTuple):
 
 @dataclass
 class Spans:
-    """Rows that quoted cells extend over several lines.
+    """The lines of a file that are read, and rows that quoted cells extend over several of them.
 
     Attributes:
+        read: number of lines that have been read.
         rows: number of such rows.
         lines: number of their lines.
         first: the line at which the first begins; 0 if there is none.
     """
 
+    read: int = 0
     rows: int = 0
     lines: int = 0
     first: int = 0
@@ -112,6 +114,7 @@ def read_csv(
     spans: Spans | None = None,
     distinct: Collection[str] = (),
     within: ByteRange | None = None,
+    numbers: set[str] | None = None,
 ) -> Iterator[Chunk]:
     """Yields the rows of a CSV, some at a time.
 
@@ -124,10 +127,12 @@ def read_csv(
         problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
             cells are then empty; None raises the first.
         wanted: names of the columns to return; None is all.
-        spans: counts rows of several lines.
+        spans: counts lines, and rows of several lines.
         distinct: names of columns that are returned as indices of distinct texts where this is
             cheap.
         within: the lines to read, of which the first may be a header; None is all.
+        numbers: names of columns that may be float64, from which those with other texts than usual
+            numbers are removed.
 
     Raises:
         FileNotFoundError: no such file.
@@ -137,7 +142,8 @@ def read_csv(
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    rows = _Rows(path, text, problems, spans or Spans(), distinct, within)
+    numbers = set() if numbers is None else numbers
+    rows = _Rows(path, text, problems, spans or Spans(), distinct, within, numbers)
     ends, records = rows.records(1)
     names = [name.strip() for name in text.columns or (records[0] if records else ())]
     if records and not has_header(text):
@@ -153,7 +159,11 @@ def read_csv(
 
 
 def read_together(
-    paths: Sequence[Path], text: TextFormat, wanted: Collection[str], distinct: Collection[str]
+    paths: Sequence[Path],
+    text: TextFormat,
+    wanted: Collection[str],
+    distinct: Collection[str],
+    numbers: set[str],
 ) -> tuple[Chunk, list[int]] | None:
     """Returns the rows of small files with the same header, and the number of each file's rows.
 
@@ -177,7 +187,7 @@ def read_together(
     block = b"".join(bodies)
     if not is_plain(block):
         return None
-    kept = _kept(names, wanted, distinct)
+    kept = _kept(names, wanted, distinct, numbers)
     split = native.host.read_csv(block, delimiter, quote, LONGEST_LINE, kept)
     if split.outcome != native.ROWS:
         return None
@@ -185,7 +195,7 @@ def read_together(
     lines, begins = split.lines, ends - np.diff(ends, prepend=0)
     file = np.searchsorted(ends, lines)
     rows = np.bincount(file, minlength=len(paths)).tolist()
-    columns = [None if column is None else text_array(column) for column in split.columns]
+    columns = _columns_of(split, names, numbers)
     return Chunk(names, lines - begins[file] + 1, columns), rows
 
 
@@ -200,9 +210,10 @@ class _Rows:
         spans: Spans,
         distinct: Collection[str],
         within: ByteRange | None,
+        numbers: set[str],
     ) -> None:
         self._path, self._problems, self._spans = path, problems, spans
-        self._distinct, self._within = distinct, within
+        self._distinct, self._within, self._numbers = distinct, within, numbers
         self._delimiter = delimiter_of(path, text)
         self._quote = None if text.quote == NONE else text.quote or '"'
         self._escape = None if text.escape == NONE else text.escape
@@ -220,14 +231,14 @@ class _Rows:
         if native.host is not None and self._is_plain(block):
             if one_column:
                 self._check_blank_lines(block)
-            quote, kept = self._quote, _kept(names, wanted, self._distinct)
+            quote, kept = self._quote, _kept(names, wanted, self._distinct, self._numbers)
             split = native.host.read_csv(block, self._delimiter, quote, LONGEST_LINE, kept)
             if split.outcome == native.ROWS:
                 self._line += split.num_lines
+                self._spans.read += split.num_lines
                 self._pending = b""
                 lines = self._line - split.num_lines + split.lines
-                columns = [None if c is None else text_array(c) for c in split.columns]
-                return Chunk(names, lines, columns)
+                return Chunk(names, lines, _columns_of(split, names, self._numbers))
             if split.outcome == native.UNDECIDED and self._within is not None:
                 raise UndecidedError
         elif self._within is not None:
@@ -316,6 +327,7 @@ class _Rows:
                 records.append(record)
         self._blank = self._blank if one_column else 0  # those before a header are nothing
         self._line = before + reader.line_num
+        self._spans.read += reader.line_num
         self._pending = "".join(self._left).encode("utf-8", "surrogateescape") + self._rest
         return ends, records
 
@@ -416,6 +428,24 @@ class EscapedReader:
         return text
 
 
+def _columns_of(
+    block: native.TextBlock, names: Sequence[str], numbers: set[str]
+) -> list[pa.Array | None]:
+    """Returns the columns of a block, and removes those of text from `numbers`."""
+    pairs = zip(names, block.columns, strict=True)
+    numbers -= {name for name, column in pairs if isinstance(column, native.Texts)}
+    return [None if column is None else array_of_cells(column) for column in block.columns]
+
+
+def array_of_cells(cells: native.Texts | np.ndarray) -> pa.Array:
+    """Returns a column of cells as numbers, as text, or as indices of distinct texts."""
+    return (
+        text_array(cells)
+        if isinstance(cells, native.Texts)
+        else pa.array(cells, mask=np.isnan(cells))
+    )
+
+
 def text_array(texts: native.Texts) -> pa.Array:
     """Returns a column of cells as text, or as indices of distinct texts."""
     array = pa.StringArray.from_buffers(
@@ -429,12 +459,16 @@ def text_array(texts: native.Texts) -> pa.Array:
 
 
 def _kept(
-    names: Sequence[str], wanted: Collection[str] | None, distinct: Collection[str]
+    names: Sequence[str],
+    wanted: Collection[str] | None,
+    distinct: Collection[str],
+    numbers: Collection[str],
 ) -> list[int]:
     """Returns what to keep of each column."""
     kept = [native.NOTHING] * len(names)
     for i in _places(names, wanted):
         kept[i] = native.DISTINCT if names[i] in distinct else native.TEXTS
+        kept[i] = native.NUMBERS if names[i] in numbers else kept[i]
     return kept
 
 

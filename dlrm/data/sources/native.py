@@ -13,12 +13,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 LIBRARY = Path(__file__).resolve().parents[2] / "_host.so"
-_VERSION = 3  # of the interface, as in csrc/host/host.cpp
-NOTHING, TEXTS, DISTINCT = range(3)  # what to keep of a column of cells: text_cells.h has the same
+_VERSION = 5  # of the interface, as in csrc/host/host.cpp
+NOTHING, TEXTS, DISTINCT, NUMBERS = range(4)  # what to keep of a column, as in text_cells.h
 ROWS, WIDTHS, UNDECIDED, _NO_MEMORY = range(4)  # what is in a block, as in text_cells.h
 NUMBER, OTHER_NUMBER = 1, 2  # tags of JSON's numbers, as in json_block.h
 _Place, _Pointer = ctypes.c_int64, ctypes.c_void_p
 _BOOL, _UINT8, _INT64, _UINT64 = map(np.dtype, (np.bool_, np.uint8, np.int64, np.uint64))
+_FLOAT = np.dtype(np.float32)
 
 
 class _ParsedLines(ctypes.Structure):
@@ -83,14 +84,15 @@ class TextBlock(NamedTuple):
         lines: the line of each row, from 1.
         num_lines: number of lines.
         names: of JSON, the names of all columns, in the order of `columns` and then of others.
-        columns: the columns; None for those that are not kept.
+        columns: the columns: texts; numbers, of which NaN is a missing one; or None if nothing is
+            kept.
     """
 
     outcome: int
     lines: np.ndarray
     num_lines: int
     names: list[str]
-    columns: list[Texts | None]
+    columns: list[Texts | np.ndarray | None]
 
 
 class Tables:
@@ -138,6 +140,7 @@ class Host:
         )
         self._hash_texts = function("hash_texts", None, _Pointer, _Place, *pair, _Pointer)
         self._are_numbers = function("are_numbers", None, _Pointer, _Place, *pair, _Pointer)
+        self._to_half = function("to_half", _Place, _Pointer, _Place, _Pointer)
         text = (ctypes.c_char_p, _Place)
         csv_format = (_Place, _Place, _Place)
         self._read_csv = function("read_csv", _Pointer, *text, *csv_format, _Place, _Pointer)
@@ -147,6 +150,7 @@ class Host:
         self._cells_rows = function("cells_rows", None, *pair, _Pointer)
         self._column_facts = function("column_facts", None, *pair)
         self._copy_column = function("copy_column", None, _Pointer, _Place, *pair, *pair)
+        self._copy_numbers = function("copy_numbers", None, _Pointer, _Place, _Pointer)
         self._free_cells = function("free_cells", None, _Pointer)
 
     def parse_lines(
@@ -244,6 +248,13 @@ class Host:
         )
         return results
 
+    def to_half(self, values: np.ndarray) -> np.ndarray:
+        """Returns float32 as float16, for which numpy takes ten times as long."""
+        values, halves = np.ascontiguousarray(values), np.empty(values.shape, np.float16)
+        if self._to_half(_pointer(values, _FLOAT, values.size), values.size, halves.ctypes.data):
+            return halves
+        return values.astype(np.float16)
+
     def read_csv(
         self, text: bytes, delimiter: str, quote: str | None, longest_line: int, keep: Sequence[int]
     ) -> TextBlock:
@@ -255,12 +266,15 @@ class Host:
             text: the block, without lone returns.
             delimiter, quote: characters of ASCII; `quote` may be None.
             longest_line: bytes of a line that leave the block undecided.
-            keep: what to keep of each column: `NOTHING`, `TEXTS` or `DISTINCT`.
+            keep: what to keep of each column: `NOTHING`, `TEXTS`, `DISTINCT` or `NUMBERS`. The
+                last keeps `TEXTS` if a cell has another text than those of usual numbers.
         """
-        kept = np.array(keep, np.uint8)
         marks = ord(delimiter), -1 if quote is None else ord(quote), longest_line
-        block = self._read_csv(text, len(text), *marks, len(kept), kept.ctypes.data)
-        return self._cells(block, kept)
+
+        def read(kept: np.ndarray) -> int | None:
+            return self._read_csv(text, len(text), *marks, len(kept), kept.ctypes.data)
+
+        return self._read_cells(read, keep, TEXTS)
 
     def read_json(self, text: bytes, names: Sequence[str], keep: Sequence[int]) -> TextBlock:
         """Reads a block of JSON lines, maps of columns to values; missing values have no text.
@@ -268,12 +282,28 @@ class Host:
         Args:
             text: the block, in UTF-8 and without lone returns.
             names: columns, whose names have no line feed; others are found in the text.
-            keep: what to keep of each of these: `NOTHING` or `DISTINCT`.
+            keep: what to keep of each of these: `NOTHING`, `DISTINCT` or `NUMBERS`. The last keeps
+                `DISTINCT` if a cell has another text than those of usual numbers.
         """
-        kept = np.array(keep, np.uint8)
         joined = "".join(f"{name}\n" for name in names).encode()
-        block = self._read_json(text, len(text), joined, len(kept), kept.ctypes.data)
-        return self._cells(block, kept)
+
+        def read(kept: np.ndarray) -> int | None:
+            return self._read_json(text, len(text), joined, len(kept), kept.ctypes.data)
+
+        return self._read_cells(read, keep, DISTINCT)
+
+    def _read_cells(
+        self, read: Callable[[np.ndarray], int | None], keep: Sequence[int], otherwise: int
+    ) -> TextBlock:
+        """Reads a block of cells, once more if columns of `NUMBERS` have others."""
+        kept = np.array(keep, np.uint8)
+        while True:
+            block = self._cells(read(kept), kept)
+            pairs = enumerate(zip(kept.tolist(), block.columns, strict=False))
+            others = [i for i, (kind, column) in pairs if kind == NUMBERS and column is None]
+            if not others:
+                return block
+            kept[others] = otherwise
 
     def _cells(self, block: int | None, kept: np.ndarray) -> TextBlock:
         """Copies a block of cells, and frees it."""
@@ -289,25 +319,33 @@ class Host:
                 return TextBlock(outcome, np.empty(0, np.int64), num_lines, [], [])
             lines, names = np.empty(rows, np.int64), np.empty(name_bytes, np.uint8)
             self._cells_rows(block, lines.ctypes.data, names.ctypes.data)
-            sizes = np.empty((columns, 3), np.int64)
-            self._column_facts(block, sizes.ctypes.data)
-            texts = [
-                self._column(block, i, sizes[i].tolist(), keep == DISTINCT) if keep else None
+            of_columns = np.empty((columns, 4), np.int64)
+            self._column_facts(block, of_columns.ctypes.data)
+            made = [
+                self._column(block, i, rows, keep, of_columns[i].tolist())
                 for i, keep in enumerate(kept.tolist())
             ]
             return TextBlock(
-                outcome, lines, num_lines, names.tobytes().decode().split("\n")[:-1], texts
+                outcome, lines, num_lines, names.tobytes().decode().split("\n")[:-1], made
             )
         finally:
             self._free_cells(block)
 
-    def _column(self, block: int, place: int, sizes: Sequence[int], distinct: bool) -> Texts:
-        rows, texts, size = sizes
-        codes, offsets = np.empty(rows, np.int32), np.zeros(texts + 1, np.int32)
+    def _column(
+        self, block: int, place: int, rows: int, keep: int, facts: Sequence[int]
+    ) -> Texts | np.ndarray | None:
+        cells, texts, size, are_numbers = facts
+        if keep == NUMBERS and are_numbers:
+            numbers = np.empty(rows)
+            self._copy_numbers(block, place, numbers.ctypes.data)
+            return numbers
+        if keep in (NOTHING, NUMBERS):
+            return None
+        codes, offsets = np.empty(cells, np.int32), np.zeros(texts + 1, np.int32)
         data, tags = np.empty(size, np.uint8), np.zeros(texts, np.uint8)
         arrays = (codes, offsets[1:], data, tags)
         self._copy_column(block, place, *(array.ctypes.data for array in arrays))
-        return Texts(codes if distinct else None, offsets, data, tags)
+        return Texts(codes if keep == DISTINCT else None, offsets, data, tags)
 
 
 def _view(hashes: np.ndarray, ids: np.ndarray, directory: np.ndarray) -> _Table:

@@ -227,12 +227,15 @@ def read_blocks(
         line = lambda: lines + rest.count(b"\n")  # noqa: E731
         decoded = _decoded(path, file, block_bytes, other, line, begins)
         for block in decoded:
-            rest += block
-            end = _end_of_lines(rest)
-            if end:
-                yield rest[:end]
-                lines += rest.count(b"\n", 0, end)
-                rest = rest[end:]
+            if end := block.rfind(b"\n") + 1:  # copied once
+                whole, rest = b"".join((rest, memoryview(block)[:end])), block[end:]
+            else:
+                rest += block
+                end = _end_of_lines(rest)
+                whole, rest = rest[:end], rest[end:]
+            if whole:
+                yield whole
+                lines += whole.count(b"\n")
             if len(rest) > LONGEST_LINE:
                 raise too_long(path, lines + 1)
         if rest:

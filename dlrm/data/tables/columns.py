@@ -7,6 +7,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from dlrm.data.sources import native
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError, shown_text
@@ -73,8 +74,10 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
     Raises:
         ValueError: no column has that name, or two have.
     """
-    check_columns("", batch.schema.names, [name])
-    array = batch.column(name)
+    place = batch.schema.get_field_index(name)
+    if place < 0:  # no column has the name, or several have it
+        check_columns("", batch.schema.names, [name])
+    array = batch.column(place)
     if isinstance(array, pa.ExtensionArray):
         if array.type.extension_name != "arrow.uuid":
             return array.storage
@@ -155,7 +158,7 @@ def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray
     codes = stored_values(indices)
     codes = codes.astype(np.int64 if codes.itemsize > 4 else np.int32, copy=False)
     if indices.null_count:
-        codes = np.where(are_null(indices), codes.dtype.type(-1), codes)
+        codes = codes | -are_null(indices).view(np.int8)  # -1 for null
     return array.dictionary, codes
 
 
@@ -172,7 +175,9 @@ def are_null(array: pa.Array) -> np.ndarray:
     """Returns a mask of the nulls of an array."""
     if not array.null_count:
         return np.zeros(len(array), bool)
-    return array.is_null().to_numpy(zero_copy_only=False)
+    bits, end = np.frombuffer(array.buffers()[0], np.uint8), array.offset + len(array)
+    valid = np.unpackbits(bits, count=end, bitorder="little")
+    return (valid[array.offset :] ^ 1).view(bool)
 
 
 def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
@@ -190,6 +195,21 @@ def utf_8(distinct: pa.Array) -> tuple[pa.Array, dict[int, str]]:
             if texts[-1].encode() != raw:
                 problems[place] = f"expected UTF-8, got {shown_text(raw)}"
         return pa.array(texts, pa.large_string()), problems
+
+
+def floats_of(array: pa.Array) -> pa.Array | None:
+    """Returns texts of numbers as float64, or None if there are others; empty ones are missing."""
+    if pa.types.is_null(array.type) or pa.types.is_float64(array.type):
+        return array.cast(pa.float64())
+    if native.host is None:
+        return None
+    texts = array.fill_null("")
+    column = text_column(texts)
+    there = column.starts < column.ends
+    if not (native.host.are_numbers(*column) | ~there).all():
+        return None
+    floats = pc.if_else(pa.array(there), texts, None).cast(pa.float64())
+    return None if pc.any(pc.is_inf(floats)).as_py() else floats
 
 
 def _is_binary(kind: pa.DataType) -> bool:

@@ -19,6 +19,7 @@ from dlrm.data.sources.text_files import (
     other_encoding,
 )
 from dlrm.data.sources.text_format import NONE, TextFormat
+from dlrm.data.tables.columns import floats_of
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.columnar import Columnar
 from dlrm.data.tables.kinds.kind import TableFile
@@ -54,12 +55,16 @@ class Copied(NamedTuple):
 
 
 class Copying(NamedTuple):
-    """The arguments of all tasks that copy; see `Text.stage`."""
+    """The arguments of all tasks that copy; see `Text.stage`.
+
+    `floats` are columns of text that become float64 in copies without other texts than numbers.
+    """
 
     text: TextFormat
     columns: Sequence[str]
     quarantine: bool
     cells: Cells
+    floats: Sequence[str] = ()
 
 
 def pieces_of(
@@ -134,8 +139,8 @@ def _ranges(number: int, file: TableFile, text: TextFormat, piece_bytes: int) ->
 def copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
     """Copies a piece into Arrow files, which appear when they are whole.
 
-    Cells of text stay text. A column `LINE` has their lines, within the range of a piece, and a
-    column `PROBLEM` the problem of a row as a whole.
+    Cells of text stay text, except for those of `how.floats`. A column `LINE` has their lines,
+    within the range of a piece, and a column `PROBLEM` the problem of a row as a whole.
 
     Args:
         piece: the piece.
@@ -194,18 +199,22 @@ class _Copies:
         self._batches: list[pa.RecordBatch] = []
         self._origins: list[tuple[int, int, int]] = []
 
-    def add(self, batch: pa.RecordBatch, origins: Iterable[tuple[int, int, int]]) -> None:
-        """Adds rows, and their origins, of which equal files that follow each other are one."""
+    def add(self, batch: pa.RecordBatch, origins: Iterable[tuple[int, int]]) -> None:
+        """Adds rows, and the rows of each file, by its number."""
         if self._batches and batch.schema != self._batches[0].schema:
             self._write()
         if batch.num_rows:
             self._batches.append(batch)
-        for number, rows, lines in origins:
+        for number, rows in origins:
             if self._origins and self._origins[-1][0] == number:
-                _, before, of_file = self._origins.pop()
-                rows, lines = before + rows, max(of_file, lines)
+                rows += self._origins.pop()[1]
             if rows:
-                self._origins.append((number, rows, lines))
+                self._origins.append((number, rows, 0))
+
+    def count_lines(self, lines: int) -> None:
+        """Notes the lines of the range whose rows were added."""
+        if self._origins:
+            self._origins[-1] = (*self._origins[-1][:2], lines)
 
     def finish(self) -> None:
         """Writes what is left."""
@@ -235,7 +244,7 @@ def _add_columnar(made: _Copies, number: int, file: TableFile, how: Copying) -> 
     for batch, _ in file.kind.batches(file, how.text, how.columns, seen=seen):
         check_columns(file.path, [*seen], how.columns)
         batch = batch.select(list(how.columns)).replace_schema_metadata(None)
-        made.add(batch, [(number, batch.num_rows, 0)])
+        made.add(batch, [(number, batch.num_rows)])
     made.known |= dict.fromkeys(sorted(seen))
 
 
@@ -244,7 +253,7 @@ class _TextPiece:
 
     def __init__(self, piece: Piece, how: Copying, made: _Copies) -> None:
         self._piece, self._how, self._made = piece, how, made
-        self._numbers = set(how.columns)
+        self._numbers, self._floats = set(how.columns), set(how.floats)
 
     def add(self, files: list[tuple[int, TableFile]], partition: dict[str, str | None]) -> None:
         """Adds files of the same partition."""
@@ -252,13 +261,14 @@ class _TextPiece:
         assert isinstance(kind, Text)
         in_file = [name for name in how.columns if name not in partition]
         distinct = {name for name in in_file if name not in how.cells.plain}
-        reading = Reading(how.text, how.cells.separators, in_file, distinct=distinct)
+        lists, floats = how.cells.separators, self._floats
+        reading = Reading(how.text, lists, in_file, distinct=distinct, numbers=floats)
         paths = [file.path for _, file in files]
         together = kind.read_together(paths, reading) if len(files) > 1 else None
         if together is not None:
             names, lines, columns, rows = together
             kind.check_names(paths[0], names, how.text, in_file)
-            origins = [(number, count, 0) for (number, _), count in zip(files, rows, strict=True)]
+            origins = [(number, count) for (number, _), count in zip(files, rows, strict=True)]
             self._add(kind, names, lines, columns, partition, origins)
         else:
             for number, file in files:
@@ -279,11 +289,12 @@ class _TextPiece:
         if names_given and within is not None and within.begin:
             text = replace(reading.text, columns=names_given, header=False)
             reading = reading._replace(text=text)
-        of_range = 0 if within is None else count_lines(file.path, within)
         for names, lines, columns in kind.read(file.path, reading):
             kind.check_names(file.path, names, self._how.text, reading.columns or ())
-            origins = [(number, len(lines), of_range)]
+            origins = [(number, len(lines))]
             self._add(kind, names, lines, columns, partition, origins, problems)
+        if within is not None:
+            self._made.count_lines(spans.read)
         self._made.facts["notes"] += filter(None, [spans.note(file.path, self._how.text)])
 
     def _add(
@@ -293,7 +304,7 @@ class _TextPiece:
         lines: np.ndarray,
         columns: list[Column],
         partition: dict[str, str | None],
-        origins: list[tuple[int, int, int]],
+        origins: list[tuple[int, int]],
         problems: dict[int, str] | None = None,
     ) -> None:
         """Adds rows as `Text.read` yields them."""
@@ -303,20 +314,24 @@ class _TextPiece:
             return
         arrays = {name: kind.array(name, c, cells, self._how.text, numbers) for name, c in columns}
         arrays |= {name: pa.array([value] * rows) for name, value in partition.items()}
-        made = [_typed(name, arrays.get(name, pa.nulls(rows)), cells) for name in self._how.columns]
+        made = [self._typed(name, arrays.get(name, pa.nulls(rows))) for name in self._how.columns]
         wrong = [problems.get(line) for line in lines.tolist()] if problems else pa.nulls(rows)
         made += [pa.array(lines, kind.line_type), pa.array(wrong, pa.string())]
         batch = pa.RecordBatch.from_arrays(made, [*self._how.columns, LINE, PROBLEM])
         self._made.add(batch, origins)
 
-
-def _typed(name: str, array: pa.Array, cells: Cells) -> pa.Array:
-    """Returns a column in the type that it has in every batch."""
-    kind = cells.type_of(name)
-    if pa.types.is_string(kind) and name not in cells.plain:
-        kind = pa.dictionary(pa.int32(), kind)
-    if array.type == kind:
-        return array
-    if pa.types.is_dictionary(kind):
-        return array.cast(kind.value_type).dictionary_encode()
-    return array.cast(kind)
+    def _typed(self, name: str, array: pa.Array) -> pa.Array:
+        """Returns a column in the type that it has in every batch, unless it is of numbers."""
+        cells = self._how.cells
+        if name in self._floats:
+            if (floats := floats_of(array)) is not None:
+                return floats
+            self._floats.remove(name)
+        kind = cells.type_of(name)
+        if pa.types.is_string(kind) and name not in cells.plain:
+            kind = pa.dictionary(pa.int32(), kind)
+        if array.type == kind:
+            return array
+        if pa.types.is_dictionary(kind):
+            return array.cast(kind.value_type).dictionary_encode()
+        return array.cast(kind)

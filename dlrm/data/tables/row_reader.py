@@ -70,7 +70,8 @@ class RowReader:
         known_labels: all labels that are expected; None accepts any.
         inputs_only: leave out weight, groups and time, for scoring.
         fitted: the transform that was fitted to the schema's table; None before it is fitted.
-        counts: whether rows are counted, which also needs their texts, and ids of any size.
+        counts: whether rows are of a table to fit, which may have ids of any size.
+        texts: whether to return texts, which counts need; None is without a fitted transform.
 
     Attributes:
         kinds: for each categorical field, the kinds of its values so far; see
@@ -85,6 +86,7 @@ class RowReader:
         inputs_only: bool = False,
         fitted: Transform | None = None,
         counts: bool = False,
+        texts: bool | None = None,
     ) -> None:
         self.schema, self.labeled, self.inputs_only = schema, labeled, inputs_only
         if schema.time and not inputs_only:
@@ -98,7 +100,7 @@ class RowReader:
             ]
         )
         plain = fitted is not None and fitted.kinds is None
-        self._counts = fitted is None or counts
+        self._texts = fitted is None if texts is None else texts
         self._groups = {
             name: FieldKeys(CategoricalField(name), schema.missing_values, plain=plain)
             for name in schema.groups
@@ -208,7 +210,7 @@ class RowReader:
                 column = text_column(_texts(of_texts, distinct))
                 kind = NUMBER if numbers else kind
                 (keys, missing), column = of_texts.of_texts(column, problems, kind)
-                if field.type == "string" and self._counts:
+                if field.type == "string" and self._texts:
                     texts = array_of(column)
             problems |= not_utf_8
             earlier = self._earlier[name] = _Keyed(raw, numbers, keys, missing, problems, texts)
@@ -354,6 +356,8 @@ def _numbers(
     if markers := schema.missing_of(field):
         missing = missing | np.isin(values, missing_numbers(markers))
     finite = np.isfinite(values)
+    if finite.all() and whole is None and not markers:
+        return Parsed(values, missing)
     if not finite.all():
         bad = ~finite
         if "nan" in (text.lower() for text in markers):

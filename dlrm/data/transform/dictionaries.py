@@ -66,7 +66,7 @@ def _merged_texts(
     import pyarrow.compute as pc
 
     texts = pa.concat_arrays([part.texts for part in parts]).take(pa.array(order))
-    kept = texts.take(pa.array(first))
+    kept = texts if len(first) == len(keys) else texts.take(pa.array(first))
     if len(first) < len(keys):
         of_key = np.cumsum(np.r_[True, keys[1:] != keys[:-1]]) - 1
         other = pc.not_equal(texts, kept.take(pa.array(of_key))).to_numpy(zero_copy_only=False)

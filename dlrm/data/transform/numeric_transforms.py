@@ -12,6 +12,7 @@ import numpy as np
 
 from dlrm.data import choices
 from dlrm.data.clicks import layout
+from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted, Sums
 
@@ -61,7 +62,10 @@ class NumericTransform:
         """
         results, clamped = self.results(numbers, fitted)
         with _WARNING if self.bounded else np.errstate(over="ignore"):  # which takes a microsecond
-            return results.astype(np.float32).astype(dtype, copy=False), clamped
+            single = results.astype(np.float32)
+            if dtype == np.float16 and native.host is not None:
+                return native.host.to_half(single), clamped
+            return single.astype(dtype, copy=False), clamped
 
     def results(self, numbers: Parsed, fitted: Fitted) -> tuple[np.ndarray, int]:
         """Returns what `apply` does, in float64."""

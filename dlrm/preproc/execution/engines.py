@@ -122,11 +122,13 @@ def skip_pandas() -> None:
     Arrow looks for pandas at the first list that becomes an array, and remembers that there is
     none. Nothing changes if the program has imported it.
     """
+    import numpy as np
     import pyarrow as pa
 
     sys.meta_path.insert(0, _NoPandas)  # type: ignore[arg-type]
     try:
         pa.array([0])
+        pa.array(np.zeros(1))  # imports numpy.ma, which copies then have
     finally:
         sys.meta_path.remove(_NoPandas)  # type: ignore[arg-type]
 

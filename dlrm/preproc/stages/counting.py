@@ -291,8 +291,7 @@ class _FieldCounts:
         there = np.flatnonzero(self._occurrences)
         if len(there):
             texts = None if self._texts is None else self._texts.take(there)
-            pending = Counts(self._keys[there], self._occurrences[there], texts)
-            _append(counts, merge_counts([pending]))
+            _append(counts, Counts(self._keys[there], self._occurrences[there], texts))
 
 
 def _list_fields(schema: Schema) -> list[tuple[int, int]]:

@@ -260,7 +260,7 @@ def transform(
         str(work.output),
         options.output_format,
         targets,
-        str(work.folder(f"{name}.rows")),
+        str(work.folder(f"{name}.columns")),
         _shuffle_buckets(run, name, targets),
         options.seed,
         options.quarantine,
@@ -274,7 +274,9 @@ def transform(
         create_files(job)
         counts, sizes = [part.rows for part in parts], [part.size for part in parts]
         task = partial(transform_split, job=job)
-        summaries = stage.tasks(name, task, list(enumerate(parts)), sizes, counts)
+        # Not "name" alone, whose results in unfinished runs of earlier versions are other files.
+        items = list(enumerate(parts))
+        summaries = stage.tasks(f"{name}.columns", task, items, sizes, counts)
         stage.rows, stage.size = sum(counts), sum(sizes)
     names = [target.name for target in targets]
     totals = {name: _sum([summary.get(name, {}) for summary in summaries]) for name in names}

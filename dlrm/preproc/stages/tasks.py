@@ -23,7 +23,6 @@ from dlrm.preproc.stages.source import Part, Read, Rejected, Target
 
 _HELD_ROWS = 1 << 17  # 14 MB of Criteo's rows
 _HELD_IDS = 1 << 22  # of list fields: 50 MB with weights
-_PACKED_ROWS = 1 << 14
 
 
 def create_files(job: TransformJob) -> None:
@@ -183,9 +182,9 @@ def _summary(labels: np.ndarray, rows: Transformed, missing: np.ndarray) -> dict
     }
 
 
-def _packed_dtype(target: Target, job: TransformJob) -> np.dtype:
-    """Returns the dtype of a row in the shuffle: its hash, and its fields by file name."""
-    return np.dtype([("key", np.uint64), *job.files(target).items()])
+def _shuffled_dtypes(target: Target, job: TransformJob) -> dict[str, np.dtype]:
+    """Returns the dtypes of a row in the shuffle: of its hash, and of its fields by file name."""
+    return {"key": np.dtype(np.uint64), **job.files(target)}
 
 
 def _write_to_buckets(
@@ -193,37 +192,33 @@ def _write_to_buckets(
 ) -> None:
     """Writes rows into buckets, which are ranges of a hash of seed and row number.
 
-    The rows of a bucket are followed by the values and weights of their lists, field by field.
-    `blocks` is emptied, so that the rows are in memory once.
+    A bucket has its rows column by column, and then the values and weights of their lists, field
+    by field. `blocks` is emptied, so that the rows are in memory once.
     """
-    dtype, lists, columns = _packed_dtype(target, job), job.lists(target), {}
+    lists, columns = job.lists(target), {}
     for name in list(blocks[0]):
         columns[name] = np.concatenate([block.pop(name) for block in blocks])
     owners = bucket_of(columns["key"], job.buckets)
     rows = np.bincount(owners, minlength=job.buckets)
     narrow = np.uint16 if job.buckets < 1 << 16 else np.uint32  # the former is sorted by digits
     order = np.argsort(owners.astype(narrow), kind="stable")
-    counts, sizes = [rows], rows * dtype.itemsize
-    payload: list[tuple[np.ndarray, np.ndarray]] = []  # in the order of the buckets, and their ends
+    edges = np.cumsum(np.r_[0, rows])
+    counts, sizes = [rows], np.zeros(job.buckets, np.int64)
+    payload: list[tuple[np.ndarray, np.ndarray]] = []  # in the order of the buckets, and edges
     for field in lists:
         places, lengths = places_of(columns[field.lengths], order)
-        ends = np.cumsum(np.r_[0, lengths])[np.cumsum(rows)]
-        counts.append(np.diff(ends, prepend=0))
-        for name in field.payload:
-            payload.append((columns.pop(name)[places], ends))
-            sizes = sizes + counts[-1] * field.dtypes[name].itemsize
+        ends = np.cumsum(np.r_[0, lengths])[edges]
+        counts.append(np.diff(ends))
+        payload += [(columns.pop(name)[places], ends) for name in field.payload]
+    for name, dtype in reversed(_shuffled_dtypes(target, job).items()):
+        payload.insert(0, (columns.pop(name)[order].astype(dtype.base, copy=False), edges))
+    for values, ends in payload:
+        sizes += np.diff(ends) * values[:1].nbytes
 
     def packed() -> Iterator[memoryview]:
-        last = np.cumsum(rows).tolist() if lists else [len(order)]  # without lists, buckets as one
-        for bucket, (first, end) in enumerate(zip([0, *last], last, strict=False)):
-            for begin in range(first, end, _PACKED_ROWS):
-                some = order[begin : min(begin + _PACKED_ROWS, end)]
-                records = np.empty(len(some), dtype)
-                for name in dtype.names or ():
-                    records[name] = columns[name][some]
-                yield records.view(np.uint8).data
+        for bucket in range(job.buckets):
             for values, ends in payload:
-                yield values[ends[bucket - 1] if bucket else 0 : ends[bucket]].view(np.uint8).data
+                yield values[ends[bucket] : ends[bucket + 1]].reshape(-1).view(np.uint8).data
 
     write_buckets(path, packed(), np.stack(counts, 1), sizes)
 
@@ -240,25 +235,25 @@ def write_bucket(
     """
     bucket, first_row, first_ids = item
     (target,) = (target for target in job.targets if target.shuffled)
-    dtype, lists = _packed_dtype(target, job), job.lists(target)
-    parts: list[np.ndarray] = []
-    payload: dict[str, list[np.ndarray]] = {name: [] for field in lists for name in field.payload}
+    dtypes, lists = _shuffled_dtypes(target, job), job.lists(target)
+    columns: dict[str, list[np.ndarray]] = {}
     for content, counts in read_bucket([Path(source) for source in sources], bucket):
         rows, *num_ids = counts.tolist()
-        parts.append(np.frombuffer(content, dtype, rows))
-        place = rows * dtype.itemsize
+        sized = [(name, dtype, rows) for name, dtype in dtypes.items()]
         for field, number in zip(lists, num_ids, strict=True):
-            for name in field.payload:
-                payload[name].append(np.frombuffer(content, field.dtypes[name], number, place))
-                place += payload[name][-1].nbytes
-    order = np.argsort(np.concatenate([part["key"] for part in parts]))
+            sized += [(name, field.dtypes[name], number) for name in field.payload]
+        place = 0
+        for name, dtype, number in sized:
+            values = np.frombuffer(content, dtype, number, place)
+            columns.setdefault(name, []).append(values)
+            place += values.nbytes
+    order = np.argsort(np.concatenate(columns.pop("key")))
     for field, first_id in zip(lists, first_ids, strict=True):
-        before = np.concatenate([part[field.lengths] for part in parts])
-        places, lengths = places_of(before, order)
-        in_order = {name: [np.concatenate(payload.pop(name))[places]] for name in field.payload}
+        places, lengths = places_of(np.concatenate(columns[field.lengths]), order)
+        in_order = {name: [np.concatenate(columns.pop(name))[places]] for name in field.payload}
         field.write(job.dataset, first_row, first_id, lengths, in_order)
     for name in job.files(target):  # one at a time, so that the rows are in memory once
-        column = np.concatenate([part[name] for part in parts])[order]
+        column = np.concatenate(columns.pop(name))[order]
         write_rows(job.dataset, first_row, {name: [column]})
     job.sync(target)
     return {"rows": len(order)}

@@ -16,9 +16,10 @@ import numpy as np
 
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.data.tables.files import FRAME, PARQUET, TableFile
+from dlrm.data.tables.files import FRAME, JSON_LINES, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
 from dlrm.data.tables.kinds.cells import Cells
+from dlrm.data.tables.kinds.kind import Kind
 from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.parts import FilePart, in_order, parts_of, parts_of_copies, parts_of_file
 from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, pieces_of
@@ -35,6 +36,7 @@ from dlrm.preproc.tables.source import TableSource
 from dlrm.remote import task_files
 
 _PART_BYTES = (1 << 20, 16 << 20)  # smallest and largest, unless the user sets it
+_OF_JSON = 32 << 20  # the largest of JSON lines, whose copies lack the names on each line
 _LEAST_PIECE = 1 << 12  # of text, whatever the user sets
 _PARTS_PER_CORE = 2
 _COUNT_BUCKET_BYTES = 128 << 20  # of Parquet
@@ -153,10 +155,11 @@ def _parts(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
     return [FilePart.from_list(part) for part in stored]
 
 
-def _part_bytes(run: PreparationRun, size: int) -> int:
-    """Returns the approximate maximum size of a part, given that of all input."""
+def _part_bytes(run: PreparationRun, size: int, kind: Kind | None = None) -> int:
+    """Returns the approximate maximum size of a part, given that of all input and its kind."""
     options: TableOptions = run.options
     smallest, largest = _PART_BYTES
+    largest = _OF_JSON if kind is JSON_LINES else largest
     if options.split_bytes and size > MAX_TASKS * options.split_bytes:
         raise ValueError(
             f"--split_bytes {options.split_bytes}: expected {-(-size // MAX_TASKS)} or more, "
@@ -177,7 +180,8 @@ def _staged(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
             for i, file in enumerate(files)
         ]
         return parts_of(staged, _part_bytes(run, sum(path.stat().st_size for path, _ in staged)))
-    part_bytes = _part_bytes(run, sum(file.path.stat().st_size for file in files))
+    size = sum(file.path.stat().st_size for file in files)
+    part_bytes = _part_bytes(run, size, files[0].kind)
     groups = list(zip(inputs.splits or [0] * len(files), _slices(options, files), strict=True))
     piece_bytes = max(part_bytes, _LEAST_PIECE)
     pieces: list[Piece] = []
@@ -213,7 +217,7 @@ def _copied(
     options: TableOptions = run.options
     columns, folder = _columns(options), run.work.folder("staged")
     cells = Cells.from_schema(options.schema)
-    how = Copying(options.format, columns, options.quarantine, cells)
+    how = Copying(options.format, columns, options.quarantine, cells, _floats(options, cells))
     sizes = [_bytes_of(piece) for piece in pieces]
     with run.stage("stage") as now:
         items = [(piece, str(folder / f"p{i}")) for i, piece in enumerate(pieces)]
@@ -247,6 +251,22 @@ def _copied(
         missing = [name for name in columns if name not in known]
         check_columns(files[0].path, done[0]["names"], missing)
     return list(parts_of_copies(files, copies)), alone
+
+
+def _floats(options: TableOptions, cells: Cells) -> list[str]:
+    """Returns the columns of text that are read as nothing but numbers."""
+    schema, division = options.schema, options.division
+    if options.quarantine or options.format.has_marks:  # whose texts are listed, or changed first
+        return []
+    others: set[str | None] = {schema.label.column, *schema.groups, *cells.separators}
+    others |= {division.split_key, division.split_column}
+    others |= {schema.time.column} if schema.time else set()
+    others |= {
+        field.column
+        for field in schema.numerical
+        if field.type == "decimal" or field.true_values or field.false_values
+    }
+    return [name for name in cells.plain if name not in others]
 
 
 def _bytes_of(piece: Piece) -> int:

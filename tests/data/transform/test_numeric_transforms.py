@@ -10,6 +10,7 @@ import pytest
 import dlrm
 from dlrm.data.choices import described
 from dlrm.data.clicks import layout
+from dlrm.data.sources import native
 from dlrm.data.sources.columns import Parsed
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.numeric_transforms import CRITEO_TRANSFORMS, NUMERIC_TRANSFORMS
@@ -43,6 +44,18 @@ def test_known_answers(name):
     results, clamped = NUMERIC_TRANSFORMS[name].apply(parsed(X), FITTED)
     assert results.dtype == np.float16
     assert (results.tolist(), clamped) == ([half(one) for one in KNOWN[name][0]], KNOWN[name][1])
+
+
+@pytest.mark.skipif(native.host is None, reason="the native library is not built")
+@pytest.mark.parametrize("size", [0, 7, 100_003])
+def test_native_halves_are_those_of_numpy(size):
+    bits = np.random.default_rng(0).integers(0, 1 << 32, size, np.uint32)
+    bits[::2] = (bits[::2] & 0x8FFFFFFF) | 0x30000000  # near the smallest halves, and above
+    bits[1::7] = bits[1::7] & 0xFFFFF000 | 0x1000  # halfway between two
+    singles = np.nan_to_num(bits.view(np.float32))
+    with np.errstate(over="ignore"):
+        expected = singles.astype(np.float16)
+    assert native.host.to_half(singles).tobytes() == expected.tobytes()
 
 
 def test_the_rule_of_logs_is_log_of_a_schema():

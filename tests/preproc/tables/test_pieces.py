@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -153,3 +154,72 @@ def test_native_json_is_that_of_python_or_undecided(rows, end):
         found = [None if c < 0 else (texts[c], bool(column.tags[c])) for c in column.codes]
         assert found == [row.get(name) for row in expected]
     assert len(read.lines) == len(rows)
+
+
+@NATIVE
+def test_native_numbers_are_those_of_python():
+    random = np.random.default_rng(0)
+    texts = [repr(float(value)) for value in random.lognormal(0, 3, 20_000)]
+    digits = random.integers(1, 1 << random.integers(1, 63, 20_000))
+    powers = random.integers(-27, 28, 20_000)
+    texts += [f"{a}e{b}" for a, b in zip(digits.tolist(), powers.tolist(), strict=True)]
+    for odd in range(1, 10_000, 2):  # halfway between two doubles, and beside it
+        halfway = ((1 << 53) + odd) * 125
+        texts += [f"-{halfway}E-3", f"{halfway - 1}e-3", f"{halfway + 1}e-3", f"{(1 << 53) + odd}"]
+    texts += ["0", "-0", "-0.0e+5", "1.50", f"{'0' * 30}1.5"]
+    block = "".join(f"{text},{text}\n" for text in ["", *texts])
+    numbers, other = native.host.read_csv(
+        block.encode(), ",", '"', 99, [native.NUMBERS] * 2
+    ).columns
+    assert np.isnan(numbers[0])
+    assert numbers[1:].tobytes() == np.array(texts).astype(float).tobytes()
+    assert numbers.tobytes() == other.tobytes()
+
+
+@NATIVE
+@pytest.mark.parametrize("text", ["nan", "inf", "+1", " 1", "1.", ".5", "1e", "-", "1_0", "0x1"])
+def test_other_texts_are_no_native_numbers(text):
+    keep = [native.NUMBERS, native.NUMBERS]
+    column, other = native.host.read_csv(f"{text},1\n".encode(), ",", '"', 99, keep).columns
+    assert column.data.tobytes() == text.encode()
+    assert other.tolist() == [1]
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
+def test_numbers_in_text_are_those_of_texts_in_parquet(suffix, tmp_path):
+    rows = rows_of()
+    texts = ["1e3", "-0", "1.50", "", "0.1", "0001234567890123456789.5e-19"]
+    for i, row in enumerate(rows):
+        row["x"] = texts[i % len(texts)]
+    for row in rows[1200:1300]:
+        row["x"] = "NA"
+    schema = {**SCHEMA, "missing_values": ["NA"]}
+    for form in (suffix, ".parquet"):
+        path = small_files(tmp_path / form, form, rows, ROWS)
+        prepare(schema, [path], tmp_path / f"d{form}", **RANGES)
+    names = ("numerical.bin", "label.bin", "cat_0.bin")
+    for name in (f"{split}/{name}" for split in ("train", "test") for name in names):
+        assert (tmp_path / f"d{suffix}" / name).read_bytes() == (
+            tmp_path / "d.parquet" / name
+        ).read_bytes()
+
+
+@pytest.mark.parametrize("row", [120, 1700])
+def test_bad_rows_after_other_texts_have_their_lines(row, tmp_path):
+    rows = rows_of()
+    rows[100]["x"], rows[row]["x"] = "NA", "one"
+    text = csv_of(rows).partition("\n")[2]  # whose first row is read on its own, as numbers
+    path = write(tmp_path / "a.csv", text)
+    form = {"columns": ["y", "x", "c"], "header": False}
+    schema = {**SCHEMA, "missing_values": ["NA"], "format": form}
+    with pytest.raises(TaskError, match=f"a.csv, line {row + 1}, column x"):
+        prepare(schema, [path], tmp_path / "d", **RANGES)
+
+
+@NATIVE
+def test_names_of_json_are_compared_without_their_escapes():
+    text = r'{"a\\b": 1, "c": 2}' + "\n" + r'{"a\b": 3, "\u0063": 4}' + "\n"
+    read = native.host.read_json(text.encode(), ["a\\b", "c"], [native.NUMBERS] * 2)
+    assert read.names == ["a\\b", "c", "a\b"]
+    assert read.columns[1].tolist() == [2, 4]
+    np.testing.assert_equal(read.columns[0], [1, np.nan])

@@ -38,9 +38,9 @@ class Csv(Text):
         self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields the rows of a file; see `Text.read`."""
-        text, _, columns, problems, spans, _, distinct, within = reading
+        text, _, columns, problems, spans, _, distinct, within, numbers = reading
         try:
-            rows = read_csv(path, text, problems, columns, spans, distinct, within)
+            rows = read_csv(path, text, problems, columns, spans, distinct, within, numbers)
             for names, lines, cells in rows:
                 there = [(n, c) for n, c in zip(names, cells, strict=True) if c is not None]
                 yield names, lines, there
@@ -53,8 +53,8 @@ class Csv(Text):
         self, paths: Sequence[Path], reading: Reading
     ) -> tuple[list[str], np.ndarray, list[Column], list[int]] | None:
         """Returns the rows of small files; see `Text.read_together`."""
-        columns = reading.columns or ()
-        if (read := read_together(paths, reading.text, columns, reading.distinct)) is None:
+        columns, distinct, numbers = reading.columns or (), reading.distinct, reading.numbers
+        if (read := read_together(paths, reading.text, columns, distinct, numbers)) is None:
             return None
         (names, lines, cells), rows = read
         there = [(n, c) for n, c in zip(names, cells, strict=True) if c is not None]

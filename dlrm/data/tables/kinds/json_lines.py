@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources import native
-from dlrm.data.sources.csv_rows import text_array
+from dlrm.data.sources.csv_rows import Spans, array_of_cells
 from dlrm.data.sources.text_files import (
     LONGEST_LINE,
     ByteRange,
@@ -57,8 +57,8 @@ class JsonLines(Text):
         self, path: Path, reading: Reading
     ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
         """Yields the rows of a file; see `Text.read`."""
-        text, lists, columns, problems, _, nested, distinct, within = reading
-        rows = _Rows(path, problems, lists, columns, nested)
+        text, lists, columns, problems, spans, nested, distinct, within, numbers = reading
+        rows = _Rows(path, problems, lists, columns, nested, spans, numbers)
         if other_encoding(text.encoding) is not None:
             blocks: Iterator[JsonRows | native.TextBlock] = rows.of_file(text)
         else:
@@ -76,10 +76,7 @@ class JsonLines(Text):
             columns_of_block = _cells_of(block, distinct)
             for begin in range(0, len(block.lines), text.chunk_rows):
                 some = slice(begin, begin + text.chunk_rows)
-                cells = [
-                    (name, column._replace(array=column.array[some]))
-                    for name, column in columns_of_block.items()
-                ]
+                cells = [(name, column.rows(some)) for name, column in columns_of_block.items()]
                 yield block.names, block.lines[some], cells
 
     def read_together(
@@ -88,7 +85,8 @@ class JsonLines(Text):
         """Returns the rows of small files; see `Text.read_together`."""
         if (contents := read_plain(paths)) is None:
             return None
-        rows = _Rows(paths[0], reading.problems, reading.lists, reading.columns)
+        wanted, numbers = reading.columns, reading.numbers
+        rows = _Rows(paths[0], reading.problems, reading.lists, wanted, numbers=numbers)
         if (block := rows.read_block(b"".join(contents))) is None:
             return None
         ends = np.cumsum([content.count(b"\n") for content in contents])
@@ -107,7 +105,7 @@ class JsonLines(Text):
         numbers: set[str],
     ) -> pa.Array:
         """Returns the cells of a column; see `Text.array`."""
-        if isinstance(column, JsonTexts):
+        if isinstance(column, JsonCells):
             return column.plain(name, numbers, cells.earlier)
         plain = plain_numbers(column, name, numbers)
         return cells.array(name, column if cells.earlier else plain)
@@ -135,18 +133,22 @@ class Number(str):
     """The text of a number, which was no text in JSON."""
 
 
-class JsonTexts(NamedTuple):
-    """The cells of a column as indices of distinct texts.
+class JsonCells(NamedTuple):
+    """The cells of a column as indices of distinct texts, or as numbers.
 
     Attributes:
         array: the cells.
         tags: those of the texts; see `native.Texts`.
-        distinct: whether the column may stay indices.
+        distinct: whether the column may stay as it is.
     """
 
-    array: pa.DictionaryArray
+    array: pa.Array
     tags: np.ndarray
     distinct: bool
+
+    def rows(self, some: slice) -> "JsonCells":
+        """Returns the cells of some rows."""
+        return self._replace(array=self.array[some])
 
     def plain(self, name: str, numbers: set[str], earlier: bool) -> pa.Array:
         """Returns the cells; see `plain_numbers`. Numbers keep their texts if it is `earlier`."""
@@ -162,13 +164,15 @@ class JsonTexts(NamedTuple):
         return array if self.distinct else array.dictionary_decode()
 
 
-def _cells_of(block: native.TextBlock, distinct: Collection[str]) -> dict[str, JsonTexts]:
+def _cells_of(block: native.TextBlock, distinct: Collection[str]) -> dict[str, JsonCells]:
     """Returns the columns that were kept, of which some may stay indices."""
-    return {
-        name: JsonTexts(text_array(texts), texts.tags, name in distinct)
-        for name, texts in zip(block.names, block.columns, strict=False)
-        if texts is not None
-    }
+    cells = {}
+    for name, column in zip(block.names, block.columns, strict=False):
+        if isinstance(column, native.Texts):
+            cells[name] = JsonCells(array_of_cells(column), column.tags, name in distinct)
+        elif column is not None:
+            cells[name] = JsonCells(array_of_cells(column), np.empty(0), True)
+    return cells
 
 
 class JsonRows(NamedTuple):
@@ -190,6 +194,8 @@ class _Rows:
         wanted: columns whose cells are read, others being None; None is all.
         nested: receives columns of maps and of lists of them, which have no cells, with the first
             line of each; None refuses them.
+        spans: counts lines.
+        numbers: see `Reading`.
     """
 
     def __init__(
@@ -199,9 +205,12 @@ class _Rows:
         lists: Collection[str] | None = None,
         wanted: Collection[str] | None = None,
         nested: dict[str, str] | None = None,
+        spans: Spans | None = None,
+        numbers: set[str] | None = None,
     ) -> None:
         self._path, self._problems, self._lists = path, problems, lists
         self._wanted, self._nested = wanted, nested
+        self._spans, self._numbers = spans or Spans(), set() if numbers is None else numbers
         self._names: dict[str, int] = {}
         self._line = 0  # lines that have been read
 
@@ -251,13 +260,20 @@ class _Rows:
         while True:
             names = list(self._names)
             kept = [native.DISTINCT if name in wanted else native.NOTHING for name in names]
+            of_numbers = [i for i, name in enumerate(names) if name in self._numbers]
+            for i in of_numbers:
+                kept[i] = native.NUMBERS
             read = native.host.read_json(block, names, kept)
             if read.outcome != native.ROWS:
                 return None
             self._names |= dict.fromkeys(read.names, 0)
             if set(read.names[len(names) :]).isdisjoint(wanted):
                 break
+        for i in of_numbers:
+            if isinstance(read.columns[i], native.Texts):
+                self._numbers.discard(names[i])
         before, self._line = self._line, self._line + read.num_lines
+        self._spans.read += read.num_lines
         return read._replace(lines=before + read.lines)
 
     def _of_lines(self, lines: Iterable[str], chunk_rows: int) -> Iterator[JsonRows]:
@@ -266,6 +282,7 @@ class _Rows:
         path, problems = self._path, self._problems
         for line in lines:
             self._line += 1
+            self._spans.read += 1
             number = self._line
             if len(line) == LONGEST_LINE and not line.endswith("\n"):
                 raise too_long(path, number)

@@ -32,10 +32,12 @@ class Reading(NamedTuple):
         columns: the columns to read; None is all. Missing ones are left out.
         problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
             cells are then empty; None raises the first.
-        spans: counts rows of several lines.
+        spans: counts lines, and rows of several lines.
         nested: receives columns that are neither values nor lists; see `JsonLines`.
         distinct: the columns that may be indices of distinct texts.
         within: the lines to read; None is all.
+        numbers: the columns that may be float64, from which those with other texts than usual
+            numbers are removed.
     """
 
     text: TextFormat
@@ -46,6 +48,7 @@ class Reading(NamedTuple):
     nested: dict[str, str] | None = None
     distinct: Collection[str] = ()
     within: ByteRange | None = None
+    numbers: set[str] = set()  # of none, which nothing is removed from
 
 
 class Text(Kind):
