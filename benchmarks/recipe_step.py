@@ -64,7 +64,9 @@ def main() -> None:
         config = dataclasses.replace(SMALL, **fields)
         logs[name] = ProcessorLog()
         data = synthetic(config, BATCH, options.steps)
-        runs[name] = ours(config, data, torch.float32, logs[name], optimizer="adam", embedding_l2=l2)
+        runs[name] = ours(
+            config, data, torch.float32, logs[name], optimizer="adam", embedding_l2=l2
+        )
     found: dict[str, list[float]] = {name: [] for name in runs}
     for turn in range(options.rounds + 1):
         for name, run in runs.items():
