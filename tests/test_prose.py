@@ -26,7 +26,7 @@ BRITISH = (
 )
 # Lines, by a part, whose spelling is that of other programs, of data, or of earlier versions.
 EXCUSED = {
-    "CHANGELOG.md": ("`--centre_crop`",),
+    "CHANGELOG.md": ("`--centre_crop`", "labelled=", "`Judgement`", "`dlrm.published.catalogue`"),
     "benchmarks/reproduce.py": ("BARS: Towards Open Benchmarking",),
     "dlrm/data/sources/text_format.py": ("labelled",),
     "dlrm/data/tables/names.py": ("neighbourhood", "color colour"),

@@ -21,6 +21,27 @@ def test_the_navigation_has_every_page_of_docs_once(root):
     assert {path.relative_to(docs).as_posix() for path in docs.rglob("*.md")} <= set(named)
 
 
+LIFE = ["Install", "First model", "Own data", "Train", "Judge", "Serve", "Every day", "Scale"]
+
+
+def test_the_first_paragraph_of_a_guide_page_links_to_the_next_page(root):
+    nav = yaml.safe_load((root / "mkdocs.yml").read_text())["nav"]
+    assert [title for entry in nav for title in entry][1:10] == [*LIFE, "Change the code"]
+    pages = [
+        root / place if (root / place).is_file() else root / "docs" / place
+        for place in pages_of(nav[1:10])
+    ]
+    last = pages.index(root / "CONTRIBUTING.md")
+    assert last > 15
+    wrong = []
+    for page, following in zip(pages[:last], pages[1:], strict=False):
+        first = page.read_text().split("\n\n")[1]
+        links = re.findall(r"Next:\s[^.]*?\]\(([^)#]+)\)", first)
+        if not links or (page.parent / links[0]).resolve() != following:
+            wrong.append(f"{page.name}: {links}, expected {following}")
+    assert not wrong
+
+
 @pytest.mark.slow
 def test_the_site_builds_strictly_and_its_links_lead_to_files(root, tmp_path):
     pytest.importorskip("material", reason="no mkdocs-material: pip install -e '.[docs]' has it")
