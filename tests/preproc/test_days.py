@@ -386,8 +386,12 @@ def changed(schema, **entries):
             {"schema": changed(TEXTS, categorical=["item"])},
             r"another one: categorical item: encodings: .* in the transform and the default in the",
         ),
+        (
+            {"schema": changed(TEXTS, categorical=TEXTS["categorical"][::-1])},
+            r"another one: categorical: another order",
+        ),
     ],
-    ids=["twice", "backwards", "kind of day", "same rows", "no click", "rule", "field"],
+    ids=["twice", "backwards", "kind of day", "same rows", "no click", "rule", "field", "order"],
 )
 def test_a_day_that_does_not_follow_is_refused(options, message, two, tmp_path):
     before = contents(two / "2")

@@ -26,7 +26,7 @@ from dlrm.files import link_or_copy
 from dlrm.flags import Values
 from dlrm.locks import OwnedDirectory, new_suffix, remove_abandoned
 from dlrm.manifest import JoinedChecksum
-from dlrm.preproc.execution.engines import Engine
+from dlrm.preproc.execution.engines import Engine, TaskError
 from dlrm.preproc.execution.work_folder import (
     FACTS,
     KIND,
@@ -377,7 +377,19 @@ def open_stored_work(
         if record is None:
             text = json.dumps({"kind": KIND, "name": name, "facts": facts})
             store.write(place.key, text.encode())
-        yield StoredWork(uri, files, name, record is not None, version, lease)
+        with _advice_on_objects(uri.below(f"{RUN}/{name}"), record is not None):
+            yield StoredWork(uri, files, name, record is not None, version, lease)
+
+
+@contextmanager
+def _advice_on_objects(run: Uri, resumed: bool) -> Iterator[None]:
+    """Says in errors about objects of a resumed run, such as a lost one, how to begin anew."""
+    try:
+        yield
+    except (TaskError, FileNotFoundError) as error:
+        if not resumed or str(run) not in str(error):
+            raise
+        raise type(error)(f"{error}; --restart begins the run anew") from error
 
 
 def _record(uri: Uri) -> dict[str, Any] | None:

@@ -21,6 +21,7 @@ from dlrm.preproc.stages.options import IncrementConfig, day_number, kind_of_day
 from dlrm.preproc.stages.stage import PreparationRun
 
 _KINDS = (layout.KIND, "checkpoint")
+_OF_FIELDS = ("numerical", "categorical", "crosses")
 _OF_VALUES = ("frequency_limit", "max_ids")  # which a day may change
 
 
@@ -204,8 +205,6 @@ def schema_differences(parent: Schema, day: Schema) -> Iterator[str]:
     first, second = ({k: v for k, v in s.to_dict().items() if k != "format"} for s in (parent, day))
     for name in dict.fromkeys([*first, *second]):
         sides = [_entries(facts.get(name)) for facts in (first, second)]
-        if sides[0] == sides[1]:
-            continue
         for entry in dict.fromkeys([*sides[0], *sides[1]]):
             values: list[Any] = [side.get(entry) for side in sides]
             where, absent = f"{name} {entry}".strip(), "nothing"
@@ -217,7 +216,7 @@ def schema_differences(parent: Schema, day: Schema) -> Iterator[str]:
             if values[0] != values[1]:
                 shown = [absent if value is None else brief(value) for value in values]
                 yield f"{where}: {shown[0]} in the transform and {shown[1]} in the schema"
-        if list(sides[0]) != list(sides[1]):
+        if name in _OF_FIELDS and [*sides[0]] != [*sides[1]]:  # which numbers the columns
             yield f"{name}: another order"
 
 

@@ -17,6 +17,7 @@ from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.daily.days import Day, order_of
 
 RECORD, LOG, FOLDER, LOCK = "daily.json", "daily.log", "days", ".lock"
+BEGUN = "begun.json"  # in the directory of a day: the facts for which it was begun
 _CLOCK = 60  # seconds that a clock may go back
 
 
@@ -73,8 +74,12 @@ class Chain:
         self._difference = difference
         self.days: list[LearnedDay] = []
 
-    def load(self) -> None:
+    def load(self, last_is_whole: bool = True) -> None:
         """Reads the record, if there is one.
+
+        Args:
+            last_is_whole: whether to check the dataset, the checkpoint and the schema of the last
+                day.
 
         Raises:
             ValueError: it is damaged, has another schema, or a day does not follow the one before.
@@ -93,6 +98,8 @@ class Chain:
                 f"{path}: was written {seconds:.0f} s after the present time of this machine, "
                 "whose clock has gone back; set it first"
             )
+        if not last_is_whole:
+            return
         self._check_last()
         if found.get("schema") != self.schema and (why := self._difference(self.last_dataset)):
             raise ValueError(
@@ -148,14 +155,19 @@ class Chain:
             last = self.days[-1].name if self.days else "none"
             raise ValueError(f"--undo {name}: expected the last day that was learned, {last}")
         *left, removed = self.days
-        if not left or digest_of(self.dataset_of(left[-1].name)) != left[-1].dataset:
+        if not left:
+            raise ValueError(
+                f"--undo {name}: it is the only day; name another --output and begin again"
+            )
+        if digest_of(self.dataset_of(left[-1].name)) != left[-1].dataset:
             raise ValueError(
                 f"--undo {name}: expected the dataset of the day before it, got none (--keep); "
                 "name another --output and begin again"
             )
-        self.days = left
+        self.days, folder = left, self.path_of(removed.name)
+        (folder / BEGUN).unlink(missing_ok=True)  # so that a part of the directory is not resumed
         self._write()
-        shutil.rmtree(self.path_of(removed.name), ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
     def _write(self) -> None:
         entries = {"schema": self.schema, "days": [asdict(one) for one in self.days]}
@@ -211,11 +223,13 @@ def open_chain(
     schema: str,
     dataset: str = "dataset",
     difference: Callable[[Path], str | None] = lambda _: "another file",
+    last_is_whole: bool = True,
 ) -> Iterator[Chain]:
     """Opens the chain of a directory, and keeps others from changing it meanwhile.
 
     Args:
         folder, schema, dataset, difference: see `Chain`.
+        last_is_whole: see `Chain.load`.
 
     Raises:
         FileExistsError: another process is at work there, or it is something else.
@@ -231,7 +245,7 @@ def open_chain(
         except BlockingIOError:
             raise FileExistsError(f"{folder}: another dlrm daily is at work here") from None
         chain = Chain(folder, schema, dataset, difference)
-        chain.load()
+        chain.load(last_is_whole)
         yield chain
     finally:
         os.close(lock)

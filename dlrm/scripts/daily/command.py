@@ -19,7 +19,7 @@ from dlrm.remote.cache import Cache
 from dlrm.remote.edges import show_uris
 from dlrm.remote.uri import is_uri
 from dlrm.scripts.common.steps import StepError, run_step
-from dlrm.scripts.daily.chain import LOG, Chain, LearnedDay, digest_of, open_chain
+from dlrm.scripts.daily.chain import BEGUN, LOG, Chain, LearnedDay, digest_of, open_chain
 from dlrm.scripts.daily.days import Day, date_of, find_days
 from dlrm.scripts.daily.drift import alarms_of, psi_by_field
 from dlrm.scripts.daily.flags import CONTINUED, FROZEN, RETRAINED, AlarmConfig, DailyConfig
@@ -30,7 +30,7 @@ DRIFTED = 3  # exit code: all days are learned, and a new one or the last one ra
 PAGE = "daily.html"
 _FLAGS = "train.flags"  # in the directory of the first day, if it was trained with some
 _TIME = "%Y-%m-%dT%H:%M:%S%z"
-_BEGUN, _TRAINED = "begun.json", "trained"
+_TRAINED = "trained"
 _RETRAINED, _RECALIBRATED = "retrained", "recalibrated"  # folders of a day, until it is learned
 _METRICS = ("auc", "log_loss", "calibration", "normalized_entropy", "gauc_by_impressions")
 
@@ -47,7 +47,9 @@ def run(values: Values) -> int:
         show_uris()
         cache = Cache.of_flags(values)
     with (
-        open_chain(output, rows.digest, rows.dataset, rows.difference) as chain,
+        open_chain(
+            output, rows.digest, rows.dataset, rows.difference, last_is_whole=own.undo is None
+        ) as chain,
         open(output / LOG, "a", buffering=1, encoding="utf-8") as log,
     ):
         if own.undo is not None:
@@ -144,7 +146,8 @@ class _Follower:
         content = day.digest_at(path)
         self._chain.check_new(day, content)
         folder = self._chain.path_of(day.name)
-        self._begin(folder, {"content": content, "parent": before.digest if before else ""})
+        facts = {"content": content, "parent": before.digest if before else ""}
+        self._begin(folder, facts | {"schema": self._chain.schema})
         judged: dict[str, dict[str, float | None]] = {}
         fields: dict[str, dict[str, float]] = {}
         if before is not None:
@@ -178,7 +181,7 @@ class _Follower:
 
     def _begin(self, folder: Path, facts: dict[str, str]) -> None:
         """Makes the directory of a day, without what was begun from other rows."""
-        path = folder / _BEGUN
+        path = folder / BEGUN
         if path.exists() and {n: read_sealed(path).get(n) for n in facts} == facts:
             return
         if folder.exists():

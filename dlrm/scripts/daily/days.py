@@ -96,6 +96,8 @@ def find_days(folder: Path, say: Callable[[str], object], cache: Cache | None = 
             raise ValueError(
                 f"{day.place}: expected one entry for a day, got {other.place} as well"
             )
+        if "," in day.name:  # which separates names in flags
+            raise ValueError(f"{day.place}: expected the name of a day without a comma")
         if not day.files:
             raise ValueError(f"{day.place}: expected files in the folder of a day, got none")
     if not days:
@@ -154,8 +156,11 @@ def _day(name: str, place: Path | Uri, files: Mapping[str, list[Any]], is_folder
 
 
 def order_of(name: str) -> tuple[list[tuple[int, int | str]], str]:
-    """Returns a key that sorts names, with numbers by their value: day_9 is before day_10."""
-    parts = re.split(r"(\d+)", name)
+    """Returns a key that sorts names by their dates, and numbers by their value.
+
+    day_9 is before day_10, and day=2026-11-20 before 2026-11-21.
+    """
+    parts = re.split(r"(\d+)", date_of(name) or name)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts if part], name
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import time
 
 import pytest
@@ -52,10 +53,18 @@ def test_days_are_in_the_order_of_their_numbers(tmp_path, capsys):
     assert "no days: README.md, day_4.csv.part, day_5.csv~" in capsys.readouterr().out
 
 
+def test_days_with_dates_are_in_the_order_of_these(tmp_path):
+    days = rows_of(
+        tmp_path / "raw", "2026-11-21T01.csv", "day=2026-11-20/a.csv", "2026-11-21_00.csv"
+    )
+    assert [day.name for day in days] == ["day=2026-11-20", "2026-11-21_00", "2026-11-21T01"]
+
+
 @pytest.mark.parametrize(
     ("names", "expected"),
     [
         (("day_1.csv", "day_1.parquet"), "expected one entry for a day"),
+        (("tag 1,a.csv",), "expected the name of a day without a comma"),
         (("2026-11-20.csv", "copy of 2026-11-20.csv"), "expected one entry for a day"),
         (("README.md",), "no entry with a number"),
         (("day_1/.hidden",), "expected files in the folder of a day"),
@@ -184,8 +193,28 @@ def test_the_last_day_can_be_removed(chain_of_two):
     assert [path.name for path in (chain_of_two / "days").iterdir()] == ["day_9"]
     with open_chain(chain_of_two, SCHEMA) as chain:
         assert [day.name for day in chain.days] == ["day_9"]
-        with pytest.raises(ValueError, match="expected the dataset of the day before it"):
+        with pytest.raises(ValueError, match="--undo day_9: it is the only day"):
             chain.remove_last("day_9")
+
+
+def test_a_day_whose_checkpoint_is_gone_can_be_removed(tmp_path, chain_of_two):
+    (chain_of_two / "days/day_10/run/step-1/manifest.json").unlink()
+    with open_chain(chain_of_two, SCHEMA, last_is_whole=False) as chain:
+        chain.remove_last("day_10")
+    with open_chain(chain_of_two, SCHEMA) as chain:
+        learn(chain, *rows_of(tmp_path / "more", "day_11.csv"))
+        (chain_of_two / "days/day_9/dataset/manifest.json").unlink()
+        with pytest.raises(ValueError, match="expected the dataset of the day before it"):
+            chain.remove_last("day_11")
+
+
+def test_a_removal_that_is_killed_leaves_nothing_to_resume(chain_of_two, monkeypatch):
+    begun = chain_of_two / "days/day_10/begun.json"
+    begun.write_text("{}")
+    monkeypatch.setattr(shutil, "rmtree", lambda *_, **__: None)
+    with open_chain(chain_of_two, SCHEMA) as chain:
+        chain.remove_last("day_10")
+    assert not begun.exists()
 
 
 def test_one_process_at_a_time_changes_a_chain(chain_of_two):
