@@ -16,8 +16,10 @@ from dlrm.remote.uri import Uri, is_uri
 
 _BLOCK = 1 << 22
 # Names under which programs write a file that is not complete, or keep a copy of it.
-_INCOMPLETE = ("~", ".part", ".partial", ".filepart", ".crdownload", ".download", ".tmp", ".temp")
-_INCOMPLETE += (".swp", ".bak", ".old", ".orig")
+_INCOMPLETE = (
+    *("~", ".part", ".partial", ".filepart", ".crdownload", ".download", ".tmp", ".temp"),
+    *(".swp", ".bak", ".old", ".orig"),
+)
 
 
 class Day(NamedTuple):
