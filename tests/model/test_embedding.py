@@ -14,6 +14,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.model.dlrm import DLRM
 from dlrm.model.tables.initial import Initial
 from dlrm.model.tables.joint import JointEmbedding
+from dlrm.model.tables.layout import Held
 from dlrm.model.tables.multi_table import MultiTableEmbedding
 
 LARGE = DLRMConfig(  # the first table has four million values and the last has no rows
@@ -64,7 +65,7 @@ def test_rows_of_a_large_table_have_streams_of_their_own(layout, threads, monkey
 
 
 def held(tables):
-    return {n: Piece(n, (0, rows), (0, 3), 0, (rows, 3)) for n, rows in tables.items()}
+    return Held({n: Piece(n, (0, rows), (0, 3), 0, (rows, 3)) for n, rows in tables.items()}, 3)
 
 
 def drawn(name):
@@ -98,16 +99,16 @@ def test_no_more_than_a_part_of_a_table_is_on_the_host(layout, monkeypatch):
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_number_of_threads(layout):
-    expected = layout(held({0: 700, 3: 5, 1: 31}), 3, Initial(seed=3)).tables()
+    expected = layout(held({0: 700, 3: 5, 1: 31}), Initial(seed=3)).tables()
     torch.set_num_threads(3)
-    tables = layout(held({0: 700, 3: 5, 1: 31}), 3, Initial(seed=3)).tables()
+    tables = layout(held({0: 700, 3: 5, 1: 31}), Initial(seed=3)).tables()
     assert all(map(torch.equal, tables, expected))
 
 
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize("layout", [JointEmbedding, MultiTableEmbedding])
 def test_initial_values_do_not_depend_on_the_default_device(layout):
-    expected = layout(held({0: 7, 1: 5}), 3, Initial(seed=3)).tables()
+    expected = layout(held({0: 7, 1: 5}), Initial(seed=3)).tables()
     with torch.device("meta"):  # like a GPU's: a CPU generator cannot fill its tensors
-        tables = layout(held({0: 7, 1: 5}), 3, Initial(seed=3)).tables()
+        tables = layout(held({0: 7, 1: 5}), Initial(seed=3)).tables()
     assert all(map(torch.equal, tables, expected))

@@ -367,7 +367,7 @@ def test_an_input_that_changes_between_two_stages_is_named(source, store_uri, tm
 
     class Changing(Inline):
         def run(self, stage, task, items):
-            if stage == "transform":
+            if stage == "transform.columns":
                 other = {**table, "number": [0.5] * ROWS}
                 pq.write_table(pa.table(other), tmp_path / "other", row_group_size=400)
                 open_store(uri).write(uri.key, tmp_path / "other")
