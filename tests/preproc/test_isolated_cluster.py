@@ -115,7 +115,8 @@ def test_nodes_see_no_folder_of_each_other_or_the_driver(cluster, start, expecte
         assert cluster.files_of(number, nodes.ROOT / "dlrm") == []
         others = {f"node-{1 - number}", *os.listdir("/tmp")}
         assert f"node-{number}" in (seen := cluster.files_of(number, "/tmp"))
-        assert not others & {*seen}
+        both = others & {*seen}
+        assert not {name for name in both if not name.startswith("hsperfdata_")}  # of any Java
     assert ended(run, request) == expected
 
 
