@@ -166,6 +166,8 @@ def test_native_numbers_are_those_of_python():
     for odd in range(1, 10_000, 2):  # halfway between two doubles, and beside it
         halfway = ((1 << 53) + odd) * 125
         texts += [f"-{halfway}E-3", f"{halfway - 1}e-3", f"{halfway + 1}e-3", f"{(1 << 53) + odd}"]
+    # Quotients of 65 bits that are halfway between two doubles but for their remainders.
+    texts += ["7498340508754701484e-27", "3482006258135674425e-27", "7836102110467355340e-27"]
     texts += ["0", "-0", "-0.0e+5", "1.50", f"{'0' * 30}1.5"]
     block = "".join(f"{text},{text}\n" for text in ["", *texts])
     numbers, other = native.host.read_csv(
