@@ -17,14 +17,14 @@ _FEWEST_ROWS = 100
 _FEW_ROWS = 60_000
 _STEPS_OF_AN_EPOCH, _STEPS = 200, 1000  # at least, where batches of 32 to 32,768 samples allow it
 _SAMPLES, _MOST_EPOCHS = 400_000, 10  # of a run, if the rarer class has a quarter of them or more
-_TWO_EPOCHS = 1_000_000  # rows up to which two epochs were better than one, by .0007 at 612,500
+_TWO_EPOCHS = 1_000_000  # rows below which there are two; measured at 612,500, .0007 above one
 # From this many table rows for each training row on, epochs are fewer: vectors of ids overfit.
 _MANY_IDS, _MOST_EPOCHS_OF_IDS = 0.01, 4
 # --embedding_l2 times rows. On 26,000 rows of UCI Adult, 100,000 of logs in Criteo's format and all
 # 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best value was about this.
 _L2, _MOST_L2 = 350, 0.02
 _MOST_LABELS = 1 << 20  # read for the share of clicks
-# for few rows, packed members of few ids; docs/guide/tuning.md has the trials
+# For few rows: of one model, and of packed members with few ids; docs/guide/tuning.md has trials.
 _FEW_LR, _PACKED_LR = 0.004, 0.008
 _BIG_ROWS = 30_000_000  # or more: one epoch of NVIDIA's architecture without regularization
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule

@@ -383,7 +383,7 @@ def open_stored_work(
 
 @contextmanager
 def _advice_on_objects(run: Uri, resumed: bool) -> Iterator[None]:
-    """Says in errors about objects of a resumed run, such as a lost one, how to begin anew."""
+    """Adds to errors about objects of a resumed run, such as a lost one, how to begin anew."""
     try:
         yield
     except (TaskError, FileNotFoundError) as error:

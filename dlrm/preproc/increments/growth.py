@@ -216,7 +216,7 @@ def schema_differences(parent: Schema, day: Schema) -> Iterator[str]:
             if values[0] != values[1]:
                 shown = [absent if value is None else brief(value) for value in values]
                 yield f"{where}: {shown[0]} in the transform and {shown[1]} in the schema"
-        if name in _OF_FIELDS and [*sides[0]] != [*sides[1]]:  # which numbers the columns
+        if name in _OF_FIELDS and [*sides[0]] != [*sides[1]]:  # columns are numbered by it
             yield f"{name}: another order"
 
 

@@ -93,8 +93,11 @@ def _note_other_flags(file: Path | None, chain: Chain) -> None:
     if file is None or not chain.days:
         return
     first = chain.days[0].name
-    kept = chain.path_of(first) / _FLAGS
-    if not kept.exists() or kept.read_text("utf-8") != file.read_text("utf-8"):
+    asked, kept = (
+        path.read_text("utf-8") if path.is_file() else None
+        for path in (file, chain.path_of(first) / _FLAGS)
+    )
+    if kept is None or asked != kept:
         say(
             f"note: --train_flags {file} is not the file with which {first} was trained, and has "
             "no effect: later days have the settings of the first"
