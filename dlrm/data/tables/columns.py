@@ -172,7 +172,7 @@ def stored_values(array: pa.Array) -> np.ndarray:
 
 
 def are_null(array: pa.Array) -> np.ndarray:
-    """Returns a mask of the nulls of an array with a bitmap, which types but null and unions have."""
+    """Returns a mask of the nulls of an array whose type is neither null nor a union."""
     if not array.null_count:
         return np.zeros(len(array), bool)
     bits, end = np.frombuffer(array.buffers()[0], np.uint8), array.offset + len(array)
