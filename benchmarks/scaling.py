@@ -30,17 +30,18 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from train import DTYPES, WORKLOADS
+from train import DTYPES, WORKLOADS, StepLog
 
-import dlrm.distributed as distributed
 from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.distributed import World, exchange
+from dlrm.distributed.exchange import _Transfer
 from dlrm.pages.pictures import write_picture
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
 from dlrm.train.gradient_sum import GradientSum
+from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
 
@@ -69,18 +70,20 @@ class Training:
             schedule=lambda step: 0.01,
             config=settings,
             world=world,
+            log=RunLog(console=StepLog()),
         )
-        self.trainer.log.quiet = True
-        self._count_waiting(distributed._Transfer)
+        self._count_waiting(_Transfer)
         self._count_waiting(GradientSum)
 
     def _count_waiting(self, kind: type) -> None:
         wait = kind.wait
 
-        def timed(waiting):
+        def timed(*arguments):
             began = time.perf_counter()
-            wait(waiting)
-            self.exposed += time.perf_counter() - began
+            try:
+                return wait(*arguments)
+            finally:
+                self.exposed += time.perf_counter() - began
 
         kind.wait = timed
 
