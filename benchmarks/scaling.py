@@ -35,12 +35,12 @@ from train import DTYPES, WORKLOADS, StepLog
 from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.distributed import World, exchange
-from dlrm.distributed.exchange import _Transfer
+from dlrm.distributed import World, exchange, start_sum
+from dlrm.distributed.shared_memory import share_memory
 from dlrm.pages.pictures import write_picture
+from dlrm.step_clock import EXCHANGE
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
 from dlrm.train.config import TrainConfig
-from dlrm.train.gradient_sum import GradientSum
 from dlrm.train.log import RunLog
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.trainer import Trainer
@@ -61,8 +61,8 @@ class Training:
         )
         shard = Shard(world, tuple(task.model.fields_by_rank[world.rank]))
         self.batches = ClickLoader(open_datasets(data, shard).train)
-        self.task, self.exposed = task, 0.0
-        settings = TrainConfig(max_steps=1, print_freq=1_000_000)
+        self.task = task
+        settings = TrainConfig(max_steps=1, print_freq=1_000_000, verdict=False)
         optimizers = task.optimizers(OptimizerConfig(), one_look_up=True)
         self.trainer = Trainer(
             task,
@@ -71,33 +71,20 @@ class Training:
             config=settings,
             world=world,
             log=RunLog(console=StepLog()),
+            accumulate=task.accumulate,
         )
-        self._count_waiting(_Transfer)
-        self._count_waiting(GradientSum)
-
-    def _count_waiting(self, kind: type) -> None:
-        wait = kind.wait
-
-        def timed(*arguments):
-            began = time.perf_counter()
-            try:
-                return wait(*arguments)
-            finally:
-                self.exposed += time.perf_counter() - began
-
-        kind.wait = timed
 
     def run(self, steps: int) -> tuple[float, float]:
         """Seconds of a step, and those of it that communication was waited for."""
         nothing = type("Nothing", (), {"num_samples": 0})()
         done = self.trainer.progress.step
         self.trainer.config = replace(self.trainer.config, max_steps=done + steps)
-        self.exposed = 0.0
         if self.world.size > 1:
             dist.barrier()
         began = self.trainer._clock.seconds()
         self.trainer.fit(self.batches, nothing)
-        return (self.trainer._clock.seconds() - began) / steps, self.exposed / steps
+        seconds, waited = self.trainer._clock.seconds() - began, self.trainer._parts.lap()[EXCHANGE]
+        return seconds / steps, waited / steps
 
     def communicate(self, steps: int) -> tuple[float, float]:
         """Seconds that a step's communication takes with nothing beside it."""
@@ -115,7 +102,7 @@ class Training:
             received = exchange(vectors, model.fields_by_rank, self.world)()
             received.backward(received.detach())
             vectors.grad = None
-            dist.all_reduce(dense)
+            start_sum(dense, self.world, gradients=True).wait()
         return (time.perf_counter() - began) / steps, 0.0
 
 
@@ -150,6 +137,7 @@ def _serve(pipe, core, world, store, workload, dtype, batch):
         dist.init_process_group(
             "gloo", init_method=store, rank=world.rank, world_size=world.size, timeout=limit
         )
+        world = replace(world, memory=share_memory(world.rank, world.size))
     training = Training(world, workload, dtype, batch)
     with contextlib.suppress(EOFError):
         while True:

@@ -10,6 +10,7 @@ from dlrm.distributed.collectives import (
     gather_rows,
     gather_to_first,
     rank_names,
+    start_sum,
 )
 from dlrm.distributed.exchange import exchange
 from dlrm.distributed.world import (
@@ -45,5 +46,6 @@ __all__ = [
     "pipelines",
     "rank_names",
     "shutdown",
+    "start_sum",
     "start_transfers",
 ]

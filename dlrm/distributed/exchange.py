@@ -1,6 +1,7 @@
 """The exchange of looked-up vectors, from the ranks that hold tables to those that hold samples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -37,17 +38,14 @@ def exchange(
     if world.size == 1:
         assert list(tables_by_rank[0]) == list(range(vectors.shape[1]))
         return lambda: vectors
-    transfer = _Transfer(vectors, tables_by_rank, world, samples_by_rank)
+    kind = _Sockets if world.memory is None else _Memory
+    transfer = kind(vectors, tables_by_rank, world, samples_by_rank)
     started = _Start.apply(vectors, transfer)
     return lambda: _Finish.apply(started, transfer)
 
 
 class _Transfer:
-    """One exchange: destinations, pending transfers, and the order in which rows arrive.
-
-    In both directions a rank has one tensor of rows `[n, dim]`. Rows from or to other ranks are
-    stored by rank, then sample, then table of that rank.
-    """
+    """One exchange: who holds which tables and samples."""
 
     def __init__(
         self,
@@ -64,22 +62,53 @@ class _Transfer:
             samples_by_rank = [p.stop - p.start for p in parts]
         self.samples_by_rank = samples_by_rank
         self.num_samples = samples_by_rank[world.rank]
-        self.landing = vectors  # receives the pending transfer
-        self._on_its_way: Any = None
 
-    def order(self, device: torch.device) -> tuple[Tensor, Tensor]:
+
+class _Sockets(_Transfer):
+    """An exchange by torch's transfers, which run in the background.
+
+    In both directions a rank has one tensor of rows `[n, dim]`. Rows from or to other ranks are
+    stored by rank, then sample, then table of that rank.
+    """
+
+    _landing: Tensor  # receives the pending transfer
+    _pending: tuple[list[Any], list[Tensor]]
+
+    def send_vectors(self, vectors: Tensor) -> None:
+        rows = vectors.reshape(-1, self.dim)
+        self._landing = rows.new_empty(self.num_samples * self.num_tables, self.dim)
+        self._send(self._whole_batch(rows), self._own_samples(self._landing))
+
+    def receive_vectors(self) -> Tensor:
+        self._wait()
+        order, self._inverse = self._order()
+        rows = self._landing.index_select(0, order)
+        del self._landing
+        return rows.view(self.num_samples, self.num_tables, self.dim)
+
+    def send_gradients(self, grad: Tensor) -> None:
+        rows = grad.reshape(-1, self.dim).index_select(0, self._inverse)
+        self._landing = rows.new_empty(self.batch * self.own_tables, self.dim)
+        self._send(self._own_samples(rows), self._whole_batch(self._landing))
+
+    def receive_gradients(self) -> Tensor:
+        self._wait()
+        return self._landing.view(self.batch, self.own_tables, self.dim)
+
+    def _order(self) -> tuple[Tensor, Tensor]:
         """Returns the arrival row of each vector, by own sample and table, and the inverse."""
-        return _order(self.num_samples, tuple(map(tuple, self.tables_by_rank)), device)
+        tables = tuple(map(tuple, self.tables_by_rank))
+        return _order(self.num_samples, tables, self._landing.device)
 
-    def whole_batch(self, rows: Tensor) -> list[Tensor]:
+    def _whole_batch(self, rows: Tensor) -> list[Tensor]:
         """Splits the rows of this rank's tables into those of each rank's samples."""
         return list(rows.split([count * self.own_tables for count in self.samples_by_rank]))
 
-    def own_samples(self, rows: Tensor) -> list[Tensor]:
+    def _own_samples(self, rows: Tensor) -> list[Tensor]:
         """Splits the rows of this rank's samples into those of each rank's tables."""
         return list(rows.split([self.num_samples * len(t) for t in self.tables_by_rank]))
 
-    def send(self, to_rank: list[Tensor], from_rank: list[Tensor]) -> None:
+    def _send(self, to_rank: list[Tensor], from_rank: list[Tensor]) -> None:
         """Starts to send `to_rank[r]` to each rank r and to receive `from_rank[r]` from it."""
         me, transfers = self.world.rank, []
         for rank in range(self.world.size):
@@ -89,15 +118,77 @@ class _Transfer:
                         data, group = rows.view(torch.uint8), self.world.group
                         transfers.append(dist.P2POp(way, data, group=group, group_peer=rank))
         pending = dist.batch_isend_irecv(transfers) if transfers else []
-        self._on_its_way = pending, to_rank  # `to_rank` must live until it is sent
+        self._pending = pending, to_rank  # `to_rank` must live until it is sent
         from_rank[me].copy_(to_rank[me])
 
-    def wait(self) -> None:
-        pending, _ = self._on_its_way
+    def _wait(self) -> None:
+        pending, _ = self._pending
         with step_clock.part(step_clock.EXCHANGE):
             for work in pending:
                 work.wait()
-        self._on_its_way = None
+        del self._pending
+
+
+class _Memory(_Transfer):
+    """An exchange through memory that the ranks share: each reads what the others have posted."""
+
+    def send_vectors(self, vectors: Tensor) -> None:
+        self._like = vectors.detach()
+        self._send(self._like.split(self.samples_by_rank))
+
+    def receive_vectors(self) -> Tensor:
+        vectors = self._like.new_empty(self.num_samples, self.num_tables, self.dim)
+        for rank, places in enumerate(self._places()):
+            count = len(self.tables_by_rank[rank])
+            with self._received(rank, (self.num_samples, count, self.dim)) as part:
+                if isinstance(places, slice):
+                    vectors[:, places] = part
+                else:
+                    vectors.index_copy_(1, places, part)
+        return vectors
+
+    def send_gradients(self, grad: Tensor) -> None:
+        self._send([grad[:, places] for places in self._places()])
+
+    def receive_gradients(self) -> Tensor:
+        grad = self._like.new_empty(self.batch, self.own_tables, self.dim)
+        for rank, samples in enumerate(grad.split(self.samples_by_rank)):
+            with self._received(rank, samples.shape) as part:
+                samples.copy_(part)
+        return grad
+
+    def _places(self) -> tuple[slice | Tensor, ...]:
+        return _places(tuple(map(tuple, self.tables_by_rank)))
+
+    def _send(self, to_rank: Sequence[Tensor]) -> None:
+        assert self.world.memory is not None
+        self._own, self._channel = to_rank[self.world.rank], self.world.memory.vectors
+        others = [part if r != self.world.rank else part[:0] for r, part in enumerate(to_rank)]
+        self._post = self._channel.post(others)
+
+    @contextmanager
+    def _received(self, rank: int, shape: Sequence[int]) -> Iterator[Tensor]:
+        """Waits for the part of a rank, and tells it afterwards that it was read."""
+        if rank == self.world.rank:
+            yield self._own
+            del self._own
+            return
+        with step_clock.part(step_clock.EXCHANGE):
+            part = self._channel.read(rank, self._post, self._like.dtype, shape)
+        yield part
+        self._channel.done(rank, self._post)
+
+
+@cache
+def _places(tables_by_rank: tuple[tuple[int, ...], ...]) -> tuple[slice | Tensor, ...]:
+    """Returns what selects the tables of each rank among all: a slice where one does."""
+    found: list[slice | Tensor] = []
+    for tables in tables_by_rank:
+        step = tables[1] - tables[0] if len(tables) > 1 else 1
+        even = range(tables[0], tables[-1] + 1, step) if tables and step > 0 else range(0)
+        same = tuple(even) == tables
+        found.append(slice(even.start, even.stop, step) if same else torch.tensor(tables))
+    return tuple(found)
 
 
 @cache  # never evicted: a recorded step reads these at their addresses
@@ -121,36 +212,25 @@ class _Start(torch.autograd.Function):
     """Sends the vectors; its backward pass waits for their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, transfer: _Transfer) -> Tensor:
+    def forward(ctx: Any, vectors: Tensor, transfer: _Sockets | _Memory) -> Tensor:
         ctx.transfer = transfer
-        rows = vectors.reshape(-1, transfer.dim)
-        transfer.landing = rows.new_empty(transfer.num_samples * transfer.num_tables, transfer.dim)
-        transfer.send(transfer.whole_batch(rows), transfer.own_samples(transfer.landing))
+        transfer.send_vectors(vectors)
         return vectors.new_empty(0)  # carries nothing: it ties `_Finish` to this in the graph
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        transfer: _Transfer = ctx.transfer
-        transfer.wait()
-        return transfer.landing.view(transfer.batch, transfer.own_tables, transfer.dim), None
+        return ctx.transfer.receive_gradients(), None
 
 
 class _Finish(torch.autograd.Function):
     """Waits for the vectors and puts them in order; its backward pass sends their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, started: Tensor, transfer: _Transfer) -> Tensor:
+    def forward(ctx: Any, started: Tensor, transfer: _Sockets | _Memory) -> Tensor:
         ctx.transfer = transfer
-        transfer.wait()
-        rows, transfer.landing = transfer.landing, started
-        order, ctx.inverse = transfer.order(rows.device)
-        rows = rows.index_select(0, order)
-        return rows.view(transfer.num_samples, transfer.num_tables, transfer.dim)
+        return transfer.receive_vectors()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
-        transfer: _Transfer = ctx.transfer
-        rows = grads[0].reshape(-1, transfer.dim).index_select(0, ctx.inverse)
-        transfer.landing = rows.new_empty(transfer.batch * transfer.own_tables, transfer.dim)
-        transfer.send(transfer.own_samples(rows), transfer.whole_batch(transfer.landing))
+        ctx.transfer.send_gradients(grads[0])
         return grads[0].new_empty(0), None

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm.distributed.mpi import mpi_variables
+from dlrm.distributed.shared_memory import SharedMemory, share_memory
 from dlrm.distributed.slurm import slurm_variables
 
 T = TypeVar("T")
@@ -35,6 +36,7 @@ class World:
         group: the process group; None is torch's default one.
         gradients: the group in which gradients of dense weights are summed, so that they do not
             queue behind other transfers; None is `group`.
+        memory: memory that all processes share, if they are on one machine and compute on its CPU.
     """
 
     rank: int = 0
@@ -42,6 +44,7 @@ class World:
     device: str = "cpu"
     group: dist.ProcessGroup | None = None
     gradients: dist.ProcessGroup | None = None
+    memory: SharedMemory | None = None
 
     def part(self, count: int) -> slice:
         """Returns this rank's share of `count` consecutive items; sizes differ by at most one."""
@@ -203,7 +206,10 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
         where = ":".join(_address())
         reason = str(error).splitlines()[0]
         raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
-    world = World(found.rank, found.size, device, gradients=gradients)
+    memory = None
+    if device == "cpu" and found.local_size == found.size:
+        memory = share_memory(found.rank, found.size, seconds=patience.total_seconds())
+    world = World(found.rank, found.size, device, gradients=gradients, memory=memory)
     own = device != "cpu" and backend == "nccl"  # NCCL hangs unless each process has its device
     start_transfers(world, _name_of(device) if own else None)
     return world

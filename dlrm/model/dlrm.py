@@ -288,10 +288,10 @@ class DLRM(nn.Module):
     def _parameters_of_one_call(self, device: torch.device) -> "NetworkParameters | None":
         """Returns the parameters for `ops.network`; None if the parts have to run one by one.
 
-        With several processes they do: the bottom MLP runs while vectors are exchanged.
+        Over sockets they do: the bottom MLP runs while vectors are exchanged.
         """
         bottom, score, *_ = self._parts
-        if self.world.size > 1:
+        if self.world.size > 1 and self.world.memory is None:
             return None
         if not isinstance(bottom, MLP) or not isinstance(score, Score):
             return None

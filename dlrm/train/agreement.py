@@ -4,7 +4,8 @@ import torch
 import torch.distributed as dist
 
 from dlrm import ops
-from dlrm.distributed import World, agreed
+from dlrm.distributed import World, agreed, start_sum
+from dlrm.distributed.shared_memory import Sum
 
 
 def raise_device_errors(world: World) -> None:
@@ -30,7 +31,7 @@ class Agreement:
 
     def __init__(self, world: World):
         self._world = world
-        self._pending: tuple[dist.Work, torch.Tensor] | None = None
+        self._pending: tuple[dist.Work | Sum, torch.Tensor] | None = None
 
     def exchange(self, stop: bool, written: bool) -> tuple[bool, bool]:
         """Reports whether this rank wants to stop and whether its files are written.
@@ -42,7 +43,7 @@ class Agreement:
             return stop, written
         any_stop, all_written = self.finish()
         said = torch.tensor([int(stop), int(written)])
-        self._pending = dist.all_reduce(said, group=self._world.group, async_op=True), said
+        self._pending = start_sum(said, self._world), said
         return any_stop, all_written
 
     def finish(self) -> tuple[bool, bool]:

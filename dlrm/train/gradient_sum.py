@@ -8,10 +8,9 @@ ranks a resumed run would sum in another order than the run that it continues.
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlrm.distributed import World, all_sum
+from dlrm.distributed import World, all_sum, start_sum
 from dlrm.step_clock import EXCHANGE, part
 
 _BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start early
@@ -44,6 +43,8 @@ def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 class GradientSum:
     """Sums gradients over the ranks, bucket by bucket, as soon as a bucket is complete.
 
+    Through shared memory, where nothing travels in the background, all are sent at the end.
+
     Every rank has the same parameters in the same order. Buckets are filled from the last parameter
     on, since its gradient comes first, and sent in that order on every rank. The last bucket waits
     for the end of the backward pass, and carries the other numbers that the update needs from all
@@ -65,7 +66,8 @@ class GradientSum:
                 last = _Bucket(parameter.dtype, world)
                 self._buckets.append(last)
             last.add(parameter)
-            parameter.register_post_accumulate_grad_hook(self._arrived)
+            if world.memory is None:
+                parameter.register_post_accumulate_grad_hook(self._arrived)
         if not self._buckets or self._buckets[-1].dtype != torch.float32:
             self._buckets.append(_Bucket(torch.float32, world))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
@@ -110,7 +112,7 @@ class _Bucket:
 
     def __init__(self, dtype: torch.dtype, world: World):
         self.dtype, self.bytes, self.missing = dtype, 0, 0
-        self._group = world.gradients or world.group
+        self._world = world
         self.parameters: list[Tensor] = []
 
     def add(self, parameter: Tensor) -> None:
@@ -123,7 +125,7 @@ class _Bucket:
         self._sizes = [part.numel() for part in parts]
         if parts:
             self._sum = torch.cat(parts)
-            self._pending = dist.all_reduce(self._sum, group=self._group, async_op=True)
+            self._pending = start_sum(self._sum, self._world, gradients=True)
 
     def receive(self) -> Tensor | None:
         """Waits for the sums, sets the gradients, and returns the sums of the rest, if any."""
