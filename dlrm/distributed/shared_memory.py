@@ -204,11 +204,18 @@ class Sum:
         self._channel, self._number, self._tensor = channel, number, tensor
 
     def wait(self) -> None:
-        """Adds the posts of all ranks, in the order of the ranks."""
-        channel, total = self._channel, self._tensor
+        """Adds the parts of all ranks, in the order of the ranks."""
+        channel, total, before = self._channel, self._tensor, None
         for rank in range(channel.size):
-            one = channel.read(rank, self._number, total.dtype, total.shape)
-            total.copy_(one) if rank == 0 else total.add_(one)
+            if rank == channel.rank:
+                total = total if before is None else total.add_(before)
+                continue
+            part = channel.read(rank, self._number, total.dtype, total.shape)
+            if rank > channel.rank:
+                total.add_(part)
+            else:
+                before = part if before is None else before + part
+        for rank in range(channel.size):
             if rank != channel.rank:
                 channel.done(rank, self._number)
 

@@ -450,7 +450,8 @@ class DLRM(nn.Module):
                 kept.enter_context(layers.keep_rounded())
             parameters = self._parameters_of_one_call(self.table_rows.device)
             if parameters is not None and not self.training:
-                alone = self.wide is None and self.numerical_embedding is None
+                alone = self.world.size == 1 and self.wide is None
+                alone = alone and self.numerical_embedding is None
                 self._unchanged = parameters, self.embeddings.operands() if alone else None
             try:
                 yield

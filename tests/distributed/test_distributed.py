@@ -25,9 +25,7 @@ CASES = [(size, tables) for size, several in PLACES.items() for tables in severa
 def exchanged(world, tables_by_rank, batch, dtype, counts):
     """Returns whether vectors and gradients arrive, through sockets and through shared memory."""
     sockets = replace(world, memory=None)
-    return [
-        exchanged_in(one, tables_by_rank, batch, dtype, counts) for one in (sockets, world)
-    ]
+    return [exchanged_in(one, tables_by_rank, batch, dtype, counts) for one in (sockets, world)]
 
 
 def exchanged_in(world, tables_by_rank, batch, dtype, counts):
@@ -101,9 +99,7 @@ def moved_by_passes(world, tables_by_rank):
     found = []
     for batch in (23, 23, 27):
         with Copies() as copies:
-            exchanged_in(
-                replace(world, memory=None), tables_by_rank, batch, torch.float32, None
-            )
+            exchanged_in(replace(world, memory=None), tables_by_rank, batch, torch.float32, None)
         found.append(copies.seen)
     return found
 
