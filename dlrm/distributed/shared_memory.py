@@ -149,7 +149,7 @@ class Channel:
             dtype, shape: those of the part.
 
         Raises:
-            RuntimeError: the rank has ended, or did not post within the limit.
+            ConnectionError, TimeoutError: the rank has ended, or did not post within the limit.
         """
         control, slot = self._controls[rank], number % _PENDING
         if not control.wait(slot, number, _PATIENCE):
@@ -175,9 +175,9 @@ class Channel:
         limit, slot = time.monotonic() + self.seconds, number % _PENDING
         while not control.wait(slot, number, _PATIENCE):
             if _start_of(pid) != start and not control.wait(slot, number, 0):
-                raise RuntimeError(f"rank {rank} (process {pid}) has ended")
+                raise ConnectionError(f"rank {rank} (process {pid}) has ended")
             if time.monotonic() > limit:
-                raise RuntimeError(f"rank {rank} (process {pid}): no data in {self.seconds:g} s")
+                raise TimeoutError(f"rank {rank} (process {pid}): no data in {self.seconds:g} s")
 
     def _free_file(self, size: int) -> int:
         """Returns the index of an own file with so many bytes that no rank may read."""
