@@ -1,9 +1,10 @@
 """Writes a dataset and a model with a shared table and attention, for later versions to read.
 
-    python tests/compatibility/make_shape_fixtures.py OUTPUT [widths]
+    python tests/compatibility/make_shape_fixtures.py OUTPUT [widths|quadratic|mixed]
 
-With "widths", the table has fewer columns than the interaction, there is no attention, and FTRL
-updates the wide term. `make_fixtures` describes OUTPUT and OUTPUT.tar.xz. `data` is a dataset of
+With another kind there is no attention, and the table has fewer columns than the interaction.
+FTRL updates the wide term of "widths", quadratic layers with dropout make the loss of two passes
+of "quadratic", and members of two kinds are those of "mixed". `make_fixtures` describes OUTPUT and OUTPUT.tar.xz. `data` is a dataset of
 simulated histories, `run` is a training run on it that was stopped halfway, and `models` is the
 export of its last checkpoint. `expected.json` has the ids of the first rows, and the scores of the
 checkpoint and of an uninterrupted run.
@@ -38,6 +39,8 @@ TRAIN = [
 FURTHER = {
     "attention": ["--attention_hidden=5"],
     "widths": ["--wide_optimizer=ftrl", "--ftrl_beta=0.01", "--ftrl_l1=0.001"],
+    "quadratic": ["--interaction_op=quadratic", "--self_ensemble", "--dropout=0.1"],
+    "mixed": ["--ensemble=dot,quadratic", "--quadratic_layers=1"],
 }
 
 
@@ -79,7 +82,7 @@ def main(output: Path, kind: str = "attention") -> None:
     os.chdir(output)
     history = ["--history=3", f"--rows={ROWS}", "--days=2", "--output=raw"]
     call("-m", "dlrm.scripts.simulate_logs", *history)
-    if kind == "widths":
+    if kind != "attention":
         narrow(Path("raw/schema.yaml"))
     days = ["--schema=raw/schema.yaml", "--input=raw/day_0.parquet"]
     call("-m", "dlrm.scripts.prepare", *days, "--output=data", "--engine=local", "--noreport")
