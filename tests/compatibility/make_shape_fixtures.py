@@ -4,10 +4,12 @@
 
 With another kind there is no attention, and the table has fewer columns than the interaction.
 FTRL updates the wide term of "widths", quadratic layers with dropout make the loss of two passes
-of "quadratic", and members of two kinds are those of "mixed". `make_fixtures` describes OUTPUT and OUTPUT.tar.xz. `data` is a dataset of
-simulated histories, `run` is a training run on it that was stopped halfway, and `models` is the
-export of its last checkpoint. `expected.json` has the ids of the first rows, and the scores of the
-checkpoint and of an uninterrupted run.
+of "quadratic", and members of two kinds are those of "mixed".
+
+`make_fixtures` describes OUTPUT and OUTPUT.tar.xz. `data` is a dataset of simulated histories,
+`run` is a training run on it that was stopped halfway, and `models` is the export of its last
+checkpoint. `expected.json` has the ids of the first rows, and the scores of the checkpoint and of
+an uninterrupted run.
 """
 
 import json
