@@ -151,7 +151,12 @@ def ours(config: DLRMConfig, datasets: Datasets, optimizer: str, dtype) -> Calla
     def run(steps: int) -> None:
         training = TrainConfig(max_steps=steps, print_freq=10**9, epochs=steps, test_after=steps)
         trainer = Trainer(
-            task, optimizers=optimizers, schedule=lambda step: LR, config=training, log=log
+            task,
+            optimizers=optimizers,
+            schedule=lambda step: LR,
+            config=training,
+            log=log,
+            accumulate=task.accumulate,
         )
         trainer.fit(ClickLoader(datasets.train), ClickLoader(datasets.test))
 

@@ -2,10 +2,11 @@
 
     python benchmarks/scaling.py [--processes 2] [--rounds 7] [--steps 4] [--dtype fp32]
 
-Every process has one thread and a core of its own, also the single process for comparison. Weak
-scaling keeps the batch of each process, strong scaling the global batch. "apart" is the same number
-of processes that train without communication: they lose only to shared memory and clocks, which
-software cannot change. All take turns; medians over rounds are compared.
+Every process has one thread and a core of its own, also the single process for comparison;
+"threads" is one process with as many threads as the others are processes. Weak scaling keeps the
+batch of each process, strong scaling the global batch. "apart" is the same number of processes
+that train without communication: they lose only to shared memory and clocks, which software cannot
+change. All take turns; medians over rounds are compared.
 
 Communication is measured twice: by itself, with the same shapes on an otherwise idle machine, and
 as the time for which training waits for it ("exposed"); the rest is overlapped.
@@ -109,7 +110,9 @@ class Training:
 class Team:
     """Processes that train together, each with a core of its own, or each by itself."""
 
-    def __init__(self, size: int, together: bool, workload: str, dtype: str, batch: int):
+    def __init__(
+        self, size: int, together: bool, workload: str, dtype: str, batch: int, threads: int = 1
+    ):
         spawning = multiprocessing.get_context("spawn")
         self._folder = tempfile.TemporaryDirectory()
         self._pipes = []
@@ -117,7 +120,7 @@ class Team:
             here, there = spawning.Pipe()
             world = World(rank, size) if together else World()
             store = Path(self._folder.name, "store").as_uri()
-            arguments = (there, rank, world, store, workload, dtype, batch)
+            arguments = (there, rank, world, store, workload, dtype, batch, threads)
             spawning.Process(target=_serve, args=arguments, daemon=True).start()
             self._pipes.append(here)
 
@@ -129,9 +132,10 @@ class Team:
         return max(s for s, _ in results), statistics.mean(waited for _, waited in results)
 
 
-def _serve(pipe, core, world, store, workload, dtype, batch):
-    os.sched_setaffinity(0, [sorted(os.sched_getaffinity(0))[core % os.cpu_count()]])
-    torch.set_num_threads(1)
+def _serve(pipe, core, world, store, workload, dtype, batch, threads):
+    cores = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, [cores[(core + i) % len(cores)] for i in range(threads)])
+    torch.set_num_threads(threads)
     if world.size > 1:
         limit = timedelta(seconds=600)
         dist.init_process_group(
@@ -151,6 +155,7 @@ def measure(options, dtype: str) -> list[str]:
     size = options.processes
     teams = {
         "alone": Team(1, True, options.workload, dtype, batch),
+        "threads": Team(1, True, options.workload, dtype, batch, threads=size),
         "apart": Team(size, False, options.workload, dtype, batch),
         "weak": Team(size, True, options.workload, dtype, batch * size),
         "strong": Team(size, True, options.workload, dtype, batch),
@@ -168,9 +173,9 @@ def measure(options, dtype: str) -> list[str]:
     lines = []
     for name in teams:
         samples = batch * (size if name in ("apart", "weak") else 1)
-        count = 1 if name == "alone" else size
+        count = 1 if name in ("alone", "threads") else size
         step, one = seconds[name], seconds["alone"]
-        efficiency = samples / step / (batch / one * count)
+        efficiency = samples / step / (batch / one * (size if name == "threads" else count))
         line = f"| {dtype} | {name} | {count} | {samples:,} | {step * 1e3:,.0f} | "
         line += f"{samples / step:,.0f} | {efficiency:.3f} |"
         if name in alone:
@@ -209,7 +214,7 @@ def main() -> None:
     lines = []
     for dtype in options.dtype or ["fp32", "bf16"]:
         lines += measure(options, dtype)
-        print("\n".join(lines[-4:]), flush=True)
+        print("\n".join(lines[-5:]), flush=True)
     draw = partial(_draw, lines)
     if options.plot and (problem := write_picture(options.plot, draw)):
         sys.exit(f"no picture: {problem}")
