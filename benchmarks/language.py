@@ -22,6 +22,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
+from train import StepLog
 from vision import declared_operators
 
 from dlrm.language.bert import BertConfig
@@ -38,11 +39,6 @@ from dlrm.train.trainer import Trainer
 
 LR, CLIP = 2e-5, 1.0
 WINDOW = 8  # batches whose rows are sorted by length; a round of the second line
-
-
-class _Quiet(RunLog):
-    def line(self, text: str) -> None:
-        pass
 
 
 def ours(dtype: str, source: TextSource, batch_size: int) -> Callable[[int, bool], float]:
@@ -65,7 +61,7 @@ def ours(dtype: str, source: TextSource, batch_size: int) -> Callable[[int, bool
             optimizers=optimizers,
             schedule=lambda step: LR,
             config=config,
-            log=_Quiet(),
+            log=RunLog(console=StepLog()),
             scaler=scaler,
         )
         began = time.perf_counter()

@@ -13,6 +13,7 @@ COMMANDS = {
     "train.py": [*TINY, "--batch=64", "--steps=3", "--rounds=1"],
     "breakdown.py": [*TINY, "--batch=64", "--steps=12"],
     "scaling.py": [*TINY, "--steps=2", "--rounds=1"],
+    "overhead.py": ["--rounds=1", "--steps=20"],
     "lists.py": [*TINY, "--optimizer=sgd", "--steps=2", "--rounds=1"],
     "attention.py": ["--length=5", "--batch_size=64", "--optimizer=sgd", "--steps=2", "--rounds=1"],
 }
