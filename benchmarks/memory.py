@@ -27,6 +27,7 @@ categorical: [word 0, word 1, word 2, word 3, word 4, word 5]
 COMMANDS = {
     "prepare": "prepare --input rows.parquet --schema schema.yaml --output dataset --engine local",
     "train": "train --dataset dataset --save_checkpoint_path run --epochs 1 --base_device cpu "
+    "--batch_size 8192 --test_batch_size 8192 "
     "--max_steps 200",
     "predict": "predict --checkpoint run --input rows.parquet --output scores.npy",
 }
