@@ -168,7 +168,7 @@ class _Memory(_Transfer):
 
     @contextmanager
     def _received(self, rank: int, shape: Sequence[int]) -> Iterator[Tensor]:
-        """Waits for the part of a rank, and tells it afterwards that it was read."""
+        """Waits for the part of a rank, and then tells the rank that it was read."""
         if rank == self.world.rank:
             yield self._own
             del self._own
