@@ -36,17 +36,11 @@ class Readable(Protocol[BatchT_co]):
 
 
 def batch_order(num_batches: int, epoch: int, seed: int, shuffle: bool) -> np.ndarray:
-    """Returns the order in which an epoch takes its batches.
+    """Returns the order in which an epoch takes its batches; a random one moves whole batches.
 
     It depends only on the arguments, so a resumed run can start in the middle of an epoch. A
     shuffled order sorts random keys, since numpy guarantees those across versions, but not its
     permutations.
-
-    Args:
-        num_batches: length of the training set.
-        epoch: counted from 0; each has an order of its own.
-        seed: 0 or more.
-        shuffle: whether the order is random; whole batches move, not rows.
     """
     if not shuffle:
         return np.arange(num_batches)
@@ -71,9 +65,7 @@ def prefetch(
     captured meanwhile needs `capture_error_mode="thread_local"`.
 
     Args:
-        dataset: batches to read.
         indices: batches to read; consumed as reading advances.
-        device: device of the batches.
         depth: number of reads that are done, or under way, ahead of the batch in use.
         at_once: batches of one read. Waking a reader costs more than reading a small batch.
     """
@@ -175,8 +167,6 @@ class BatchedRows:
     """Divides rows into batches; the base of the datasets.
 
     Args:
-        num_rows: number of rows.
-        batch_size: rows of a batch.
         subset: use only this fraction of the batches, in (0, 1], rounded up.
         part: use only the rows between these two shares of all of them.
     """

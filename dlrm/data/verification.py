@@ -34,7 +34,6 @@ class CheckedFile:
     In a manifest of version 1 a file has one checksum, and is one block.
 
     Args:
-        path: the file.
         checksum: eight digits for each block; see `dlrm.manifest.Checksum`.
         entry: the recorded entry of the file, if any.
     """
@@ -117,8 +116,6 @@ class Verifier:
     are streamed are touched in every mode, since their bytes are not there before.
 
     Args:
-        directory: the dataset.
-        kind: kind of dataset in its manifest.
         mode: "first" compares what is not recorded, "always" everything again, "never" nothing.
         allow_links: whether files may be symbolic links out of the directory.
 

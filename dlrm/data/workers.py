@@ -57,7 +57,6 @@ def process_pool(processes: int, forked: bool = False) -> ProcessPoolExecutor:
     Ctrl-C, which a terminal sends to all of them, is for this process alone to handle.
 
     Args:
-        processes: number of processes.
         forked: whether all processes may be copies of this one at the first task, which saves their
             start and imports. A program may say so that has used no threads of its own, of torch
             or of Arrow; others of Python are noticed, and processes are then started anew.

@@ -85,7 +85,8 @@ def export_model(options: "ExportConfig") -> None:
     """
     model_directory = options.save_dir / options.triton_model_name
     version = _version(options, model_directory)
-    loaded = _load(options)
+    with checkpoint_in_use(options.checkpoint) as path, unreplaced(path):
+        loaded = _load(path, options)
     write = _write_update if options.update else _write_new
     lines = write(options, loaded, version)
     print(f"{model_directory / str(version)}: {options.platform}, {options.output_kind}")
@@ -127,13 +128,8 @@ def _version(options: "ExportConfig", directory: Path) -> int:
     return asked or last + 1
 
 
-def _load(options: "ExportConfig") -> Export:
+def _load(path: Path, options: "ExportConfig") -> Export:
     """Loads the checkpoint and the rows to compare on, which must match the model."""
-    with checkpoint_in_use(options.checkpoint) as path, unreplaced(path):
-        return _load_from(path, options)
-
-
-def _load_from(path: Path, options: "ExportConfig") -> Export:
     dataset, kind = _rows_to_compare(path, options)
     predictor = load(path, dataset, options.allow_other_transform, print, options.allow_links)
     serving = Serving(

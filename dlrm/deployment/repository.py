@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 from google.protobuf import text_format
-from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelEnsembling, ModelInstanceGroup
+from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInstanceGroup
 
 import dlrm
 from dlrm.data.sources import native
@@ -114,22 +114,11 @@ def ensemble_config(name: str, serving: Serving) -> ModelConfig:
     _add_raw(config, serving, optional=False)
     _add_output(config, serving)
     between = {name: name for name, _, _ in _tensors(0, 0, serving)}
-    config.ensemble_scheduling.step.extend(
-        [
-            ModelEnsembling.Step(
-                model_name=f"{name}_transform",
-                model_version=-1,
-                input_map={"raw__0": "raw__0"},
-                output_map=between,
-            ),
-            ModelEnsembling.Step(
-                model_name=name,
-                model_version=-1,
-                input_map=between,
-                output_map={"output__0": "output__0"},
-            ),
-        ]
-    )
+    raw, output = {"raw__0": "raw__0"}, {"output__0": "output__0"}
+    for model, inputs, outputs in ((f"{name}_transform", raw, between), (name, between, output)):
+        config.ensemble_scheduling.step.add(
+            model_name=model, model_version=-1, input_map=inputs, output_map=outputs
+        )
     return config
 
 

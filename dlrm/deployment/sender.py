@@ -94,7 +94,8 @@ def _run(options: "ClientConfig") -> list[Figures]:
             flush=True,
         )
     if labels is not None:
-        print(f"AUC {_auc(scores, labels):.6f}")
+        metrics = click_metrics(torch.from_numpy(scores), torch.from_numpy(labels))
+        print(f"AUC {metrics['auc']:.6f}")
     if options.output:
         path = options.output.with_suffix(options.output.suffix or ".npy")
         with errors_named(path):
@@ -261,10 +262,6 @@ def _of_log(options: "ClientConfig") -> Iterator[Batch]:
             width = max(padded.dtype.itemsize, 1)
             yield Batch(padded.view(np.uint8).reshape(len(rows), width), labels)
             first_line += len(rows)
-
-
-def _auc(scores: np.ndarray, labels: np.ndarray) -> float:
-    return click_metrics(torch.from_numpy(scores), torch.from_numpy(labels))["auc"]
 
 
 def _draw(measured: list[Figures], options: "ClientConfig", figure: Any) -> None:

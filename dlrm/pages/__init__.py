@@ -81,7 +81,6 @@ def document(
     Control characters are escaped, except line breaks, which HTML shows as a space.
 
     Args:
-        title: its heading.
         lead: paragraphs below the heading.
         tiles: figures that sum the page up.
         sections: its sections, which a table of contents lists.

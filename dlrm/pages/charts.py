@@ -51,8 +51,6 @@ def chart(
     """Returns a chart of lines.
 
     Args:
-        title: title of the chart.
-        x_name, y_name: names of the axes.
         lines: lines to draw, in this order; those without points still use up a color.
         told: description of the chart for screen readers.
         limits: least and greatest x, least and greatest y; by default those of the lines.

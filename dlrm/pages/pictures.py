@@ -23,7 +23,6 @@ def write_picture(path: Path, draw: Callable[["Figure"], object]) -> str | None:
     """Writes a picture as PNG, whole or not at all.
 
     Args:
-        path: the file.
         draw: draws on an empty figure, whose size it sets.
 
     Returns:

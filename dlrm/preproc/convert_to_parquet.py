@@ -9,7 +9,7 @@ them. Columns have the names of the source; a weight, group or time that is also
 `weight`, `group_<column>` or `time`.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import first_problem
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.list_columns import ListColumn
-from dlrm.data.transform.dictionaries import Dictionary
+from dlrm.data.transform.dictionaries import Dictionary, text_array
 from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
@@ -36,6 +36,7 @@ KIND = layout.CONVERTED  # kind in its manifest
 _PART = "part-0.parquet"
 _GROUP_ROWS = 1 << 16
 _FEWEST_DIGITS = 8  # digits of a hexadecimal value, as in Criteo's logs
+_BYTE = np.dtype(np.uint8)
 _TIME = pa.timestamp("us", "UTC")
 Decode = Callable[[np.ndarray], pa.Array]
 
@@ -72,11 +73,11 @@ def convert_to_parquet(
     verifier = Verifier(dataset, layout.KIND, verify_data, allow_links)
     fitted = _fitted(dataset, spec, verifier, values)
     with staged_directory(output, KIND if replace else False) as staging:
-        rows = {}
+        rows = {split: spec.num_rows(split) for split in spec.splits}
         for split in spec.splits:
             (staging / split).mkdir()
             columns = _columns(spec, split, fitted, values, verifier)
-            rows[split] = _write_split(staging / split / _PART, columns, verifier)
+            _write_split(staging / split / _PART, columns, rows[split], verifier)
         if values == "ids" and not spec.lists:
             layout.write_model_size(staging, spec.cardinalities)
         write_manifest(staging, KIND, values=values, rows=rows)
@@ -117,14 +118,17 @@ class _Column(NamedTuple):
         names: names of the columns.
         dtype: dtype of a row of the file.
         kind: type of the columns.
-        make: converts rows, given the index of the first, into an array for each column.
+        decode: converts values of a column.
+        expected: a value's description, if it is a whole number from 0 to `most`.
     """
 
     path: Path
     names: list[str]
     dtype: np.dtype
     kind: pa.DataType
-    make: Callable[[np.ndarray, int], list[pa.Array]]
+    decode: Decode
+    expected: str | None = None
+    most: int = 1
 
     @property
     def kinds(self) -> list[pa.DataType]:
@@ -167,7 +171,7 @@ def _columns(
 ) -> list[_Column | _Lists]:
     label = spec.file(split, spec.label)
     columns: list[_Column | _Lists] = [
-        _Column(label, [spec.label], np.dtype(np.uint8), pa.bool_(), partial(_labels, label))
+        _Column(label, [spec.label], _BYTE, pa.bool_(), _booleans, "a label of 0 or 1")
     ]
     if spec.numerical:
         path, row = spec.file(split, spec.numerical[0]), (len(spec.numerical),)
@@ -188,8 +192,8 @@ def _columns(
             column = ListColumn(spec, split, feature, spec.num_rows(split), verifier)
             columns.append(_Lists(column, columns_of, kinds, size, decode))
             continue
-        make = partial(_ids, path, size, decode)
-        columns.append(_Column(path, [names[i]], dtype, kind, make))
+        expected = f"an id within 0-{size - 1}"
+        columns.append(_Column(path, [names[i]], dtype, kind, decode, expected, size - 1))
     if fitted is not None:
         sources = _extra_sources(fitted.schema)
         taken = {name for column in columns for name in column.names}
@@ -200,7 +204,7 @@ def _columns(
             while name in taken:
                 name += "_"
             taken.add(name)
-            columns.append(_Column(path, [name], dtype, kind, partial(_extra, kind)))
+            columns.append(_Column(path, [name], dtype, kind, partial(_cast, kind)))
     return columns
 
 
@@ -220,42 +224,23 @@ def _without_endings(spec: FeatureSpec) -> list[str]:
     return spec.categorical if {spec.label, *spec.numerical} & set(short) else short
 
 
-def _write_split(path: Path, columns: Sequence[_Column | _Lists], verifier: Verifier) -> int:
+def _write_split(
+    path: Path, columns: Sequence[_Column | _Lists], rows: int, verifier: Verifier
+) -> None:
     names = [name for column in columns for name in column.names]
     schema = pa.schema(list(zip(names, [k for c in columns for k in c.kinds], strict=True)))
-    label = columns[0]
-    assert isinstance(label, _Column)
-    rows = label.path.stat().st_size
+    readers = []
     for column in columns:
         if isinstance(column, _Column):
-            _check_size(column, rows)
+            layout.check_rows(column.path, rows, column.dtype.itemsize)
+            readers.append(_reader(column, verifier))
+        else:
+            readers.append(column.read)
     with pq.ParquetWriter(path, schema) as writer:
-        for arrays in _row_groups(columns, rows, verifier):
+        for begin in range(0, rows, _GROUP_ROWS):
+            end = min(begin + _GROUP_ROWS, rows)
+            arrays = [array for read in readers for array in read(begin, end)]
             writer.write_table(pa.Table.from_arrays(arrays, schema=schema), _GROUP_ROWS)
-    return rows
-
-
-def _check_size(column: _Column, rows: int) -> None:
-    if not column.path.is_file():
-        raise FileNotFoundError(f"{column.path}: missing")
-    expected, size = rows * column.dtype.itemsize, column.path.stat().st_size
-    if size != expected:
-        raise ValueError(
-            f"{column.path}: expected {expected} bytes ({rows} rows, as the label file has, of "
-            f"{column.dtype.itemsize} bytes), got {size}"
-        )
-
-
-def _row_groups(
-    columns: Sequence[_Column | _Lists], rows: int, verifier: Verifier
-) -> Iterator[list[pa.Array]]:
-    readers = [
-        column.read if isinstance(column, _Lists) else _reader(column, verifier)
-        for column in columns
-    ]
-    for begin in range(0, rows, _GROUP_ROWS):
-        end = min(begin + _GROUP_ROWS, rows)
-        yield [array for read in readers for array in read(begin, end)]
 
 
 def _reader(column: _Column, verifier: Verifier) -> Callable[[int, int], list[pa.Array]]:
@@ -267,35 +252,26 @@ def _reader(column: _Column, verifier: Verifier) -> Callable[[int, int], list[pa
         if check is not None:
             check.touch(begin * width, end * width)
         rows = np.frombuffer(content[begin * width : end * width].data, column.dtype)
-        return column.make(rows, begin)
+        if column.expected and (wrong := (rows < 0) | (rows > column.most)).any():
+            row = int(wrong.argmax())
+            raise ValueError(
+                f"{column.path}: row {begin + row}: expected {column.expected}, got {rows[row]}"
+            )
+        return [column.decode(values) for values in rows.reshape(len(rows), -1).T]
 
     return read
 
 
-def _labels(path: Path, labels: np.ndarray, first_row: int) -> list[pa.Array]:
-    if (wrong := labels > 1).any():
-        row = int(wrong.argmax())
-        raise ValueError(
-            f"{path}: row {first_row + row}: expected a label of 0 or 1, got {labels[row]}"
-        )
-    return [pa.array(labels.view(bool))]
+def _booleans(labels: np.ndarray) -> pa.Array:
+    return pa.array(labels.view(bool))
 
 
-def _numbers(numbers: np.ndarray, first_row: int) -> list[pa.Array]:
-    return [pa.array(column) for column in np.ascontiguousarray(numbers.T).astype(np.float32)]
+def _numbers(numbers: np.ndarray) -> pa.Array:
+    return pa.array(numbers.astype(np.float32))
 
 
-def _ids(path: Path, size: int, decode: Decode, ids: np.ndarray, first_row: int) -> list[pa.Array]:
-    if (wrong := (ids < 0) | (ids >= size)).any():
-        row = int(wrong.argmax())
-        raise ValueError(
-            f"{path}: row {first_row + row}: expected an id within 0-{size - 1}, got {ids[row]}"
-        )
-    return [decode(ids)]
-
-
-def _extra(kind: pa.DataType, values: np.ndarray, first_row: int) -> list[pa.Array]:
-    return [pa.array(values).cast(kind)]
+def _cast(kind: pa.DataType, values: np.ndarray) -> pa.Array:
+    return pa.array(values).cast(kind)
 
 
 def _decoder(fitted: Transform, table: int) -> tuple[pa.DataType, Decode]:
@@ -344,10 +320,7 @@ def _integers(dictionary: Dictionary, ids: np.ndarray) -> pa.Array:
 def _texts(dictionary: Dictionary, column: str, ids: np.ndarray) -> pa.Array:
     """Returns texts of ascending ids; those after the first are taken from the mapped files."""
     ends: Any = dictionary.ends
-    later = pa.array([], pa.large_binary())
-    if len(ends) > 1:
-        buffers = [None, pa.py_buffer(ends), pa.py_buffer(dictionary.texts)]
-        later = pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends) - 1, buffers)
+    later = text_array(ends, dictionary.texts) if len(ends) else pa.array([], pa.large_binary())
     texts = later.take(pa.array(ids[ids > 1] - 2))
     if len(ids) and ids[0] == 1:
         first = dictionary.texts[: ends[0]].tobytes()  # type: ignore[index]

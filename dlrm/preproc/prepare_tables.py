@@ -56,15 +56,13 @@ def prepare_tables(
         EngineError: tasks could not be run.
     """
     began = time.perf_counter()
-    growth = open_growth(options.increment, options.schema)
     inputs = _inputs(options, tables) if query is None else InputFiles([], query=query)
+    growth = open_growth(options.increment, options.schema, say)
     in_memory = any(file.kind == FRAME for file in inputs.files)
     in_memory |= query is not None and query.frame is not None
     on_disk = [] if in_memory else [path for file in inputs.files for path in file.paths]
     facts = options.facts() | input_facts(on_disk)
     facts |= {} if growth is None else growth.facts()
-    for note in [] if growth is None else growth.notes():
-        say(note)
     for split, files in tables.items():
         named = [f"{file.path.resolve()} ({file.kind})" for file in files]
         facts[f"--{split}_input"] = len(files) if in_memory else named

@@ -52,7 +52,6 @@ def transcode_csv(
     """Writes a split-binary dataset from CSV files, or nothing.
 
     Args:
-        config: the files and columns.
         cores, restart: see `prepare_preset`.
         options: further fields of `TableOptions`.
 

@@ -28,6 +28,7 @@ from dlrm.manifest import BLOCK_BYTES, damaged
 from dlrm.remote.cache import STREAMS, Cache
 from dlrm.remote.publish import Published
 from dlrm.remote.store import Entry, Store, open_store
+from dlrm.remote.transfer import write_at
 
 _IN_FLIGHT = 16  # requests of a block each
 _AHEAD_BLOCKS, _AHEAD_BATCHES = 128, 2048  # half a GiB, or less of a small cache
@@ -48,8 +49,6 @@ def streamed_directory(
     Within the block `find_streamed` returns it. The other files are fetched before.
 
     Args:
-        cache: the cache to keep files in.
-        found: the published directory.
         streamed: names of the files to stream, with a checksum for each of their blocks.
         limit: bytes of blocks that stay. More stay only while readers use them at one time.
 
@@ -58,12 +57,11 @@ def streamed_directory(
             freed.
     """
     uri, entries = found.uri, found.entries
-    whole = {name: entry for name, entry in entries.items() if name not in streamed}
-    names = {entry.key: f"{uri.folder}{name}" for name, entry in whole.items()}
+    whole = [name for name in entries if name not in streamed]
     place, parent = replace(uri, key=uri.folder), cache.folder / STREAMS
     parent.mkdir(exist_ok=True)
     remove_abandoned(parent, "")
-    with cache.fetched(place, [*whole.values()], names, found.checksums) as fetched:
+    with cache.fetched(place, found.listing(without=streamed)) as fetched:
         owned = OwnedDirectory(parent, "")
         path = cache.path_in(owned.path, place)
         for name in entries:
@@ -101,7 +99,6 @@ class StreamedDirectory:
     stay than it allows.
 
     Args:
-        store: the bucket.
         limit: bytes of blocks that stay.
     """
 
@@ -208,9 +205,6 @@ class StreamedFile:
     """A file of a `StreamedDirectory`; takes the place of `dlrm.data.verification.CheckedFile`.
 
     Args:
-        directory: the directory.
-        path: the local file.
-        entry: its object.
         checksum: checksum of each block; see `dlrm.manifest.Checksum`.
     """
 
@@ -257,12 +251,9 @@ class StreamedFile:
 
     def write(self, store: Store, block: int, content: Any) -> None:
         """Writes the bytes of a block, which readers see in their maps at once."""
-        left, place = memoryview(content), block * BLOCK_BYTES
         try:
             with open(self.path, "r+b", buffering=0) as file:
-                while left:
-                    written = os.pwrite(file.fileno(), left, place)
-                    left, place = left[written:], place + written
+                write_at(file.fileno(), content, block * BLOCK_BYTES)
         except OSError as error:
             raise OSError(
                 f"{self._uri(store)}: cannot be written to the cache ({error.strerror}); name a "

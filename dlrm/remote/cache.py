@@ -17,8 +17,9 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from fnmatch import fnmatch
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
 
 from dlrm.files import check_owned, make_directories
 from dlrm.locks import in_use, remove_unused
@@ -33,6 +34,34 @@ _SHARE = 0.5  # of the free space of the disk, if no limit is given
 STREAMS = "streams"
 NO_HOST = "-"  # in paths of `task_files`, of hdfs:// without a host
 _VIEW = rf"/(?:views|outputs|{STREAMS})/[0-9a-f]{{16}}/([a-z0-9]+)/"
+
+
+class Listing(NamedTuple):
+    """Objects, and the files that show them.
+
+    Attributes:
+        entries: the objects.
+        names: key -> path below the bucket, where it is not the key itself.
+        checksums: key -> checksum, where a manifest has it; see `dlrm.manifest.Checksum`.
+        hollow: objects that are not needed, whose files have their size and no content.
+    """
+
+    entries: list[Entry]
+    names: dict[str, str] = {}
+    checksums: dict[str, str] = {}
+    hollow: Sequence[Entry] = ()
+
+    def only(self, patterns: Sequence[str]) -> "Listing":
+        """Returns the same with those hollow whose file has a name of none of the patterns."""
+        parts: tuple[list[Entry], list[Entry]] = [], []
+        for entry in self.entries:
+            name = PurePosixPath(entry.key).name
+            parts[not any(fnmatch(name, pattern) for pattern in patterns)].append(entry)
+        return self._replace(entries=parts[0], hollow=parts[1])
+
+    def name_of(self, entry: Entry) -> str:
+        """Returns the path of an object below the bucket."""
+        return self.names.get(entry.key, entry.key)
 
 
 @dataclass(frozen=True)
@@ -53,7 +82,6 @@ class Cache:
 
         Args:
             folder: the folder; None is `default_folder()`.
-            limit: see `Cache.limit`.
 
         Raises:
             OSError: the folder cannot be made, or belongs to another user.
@@ -73,69 +101,52 @@ class Cache:
     def fetched(
         self,
         uri: Uri,
-        entries: Sequence[Entry] | None = None,
-        names: Mapping[str, str] | None = None,
-        checksums: Mapping[str, str] | None = None,
-        hollow: Sequence[Entry] = (),
+        listing: Listing | None = None,
         done: Callable[[int], object] = lambda size: None,
     ) -> Iterator[Path]:
         """Yields the file, or the folder, with the objects of a URI; it stays within the block.
 
         Args:
             uri: an object, a prefix or a pattern, for which the folder above its matches is given.
-            entries: its objects; None lists them.
-            names: key -> path in the folder, where it is not the key itself.
-            checksums: key -> checksum, see `dlrm.manifest.Checksum`.
-            hollow: objects that are not fetched; their files have their size and no content.
+            listing: its objects; None lists them.
             done: called with the bytes of each object that is there.
 
         Raises:
             OSError: an object cannot be read, or the disk is full; the message has URI and path.
             ValueError: an object is damaged.
         """
-        entries = find_entries(uri) if entries is None else entries
-        _check_folders(uri, entries)
-        view = self._view(uri, entries, hollow)
+        listing = Listing(find_entries(uri)) if listing is None else listing
+        _check_folders(uri, listing.entries)
+        lines = [str(uri), *(f"{e.key}\0{e.size}\0{e.version}" for e in listing.entries)]
+        lines += (f"{e.key}\0{e.size}\0" for e in listing.hollow)
+        view = self.folder / "views" / _digest("\n".join(lines))[:16]
         make_directories(view)
         while True:
             with in_use(view) as stays:
                 if stays:
-                    self._fill(view, uri, entries, names or {}, checksums or {}, hollow, done)
+                    self._fill(view, uri, listing, done)
                     yield self.path_in(view, uri)
                     return
             make_directories(view)
-
-    def _view(self, uri: Uri, entries: Sequence[Entry], hollow: Sequence[Entry]) -> Path:
-        listing = [str(uri), *(f"{e.key}\0{e.size}\0{e.version}" for e in entries)]
-        listing += (f"{e.key}\0{e.size}\0" for e in hollow)
-        return self.folder / "views" / _digest("\n".join(listing))[:16]
 
     def path_in(self, view: Path, uri: Uri) -> Path:
         """Returns the place of a URI's object, or of the folder of its objects, in a view."""
         return view / uri.scheme / uri.authority / uri.before_pattern()
 
-    def _fill(
-        self,
-        view: Path,
-        uri: Uri,
-        entries: Sequence[Entry],
-        names: Mapping[str, str],
-        checksums: Mapping[str, str],
-        hollow: Sequence[Entry],
-        done: Callable[[int], object],
-    ) -> None:
+    def _fill(self, view: Path, uri: Uri, listing: Listing, done: Callable[[int], object]) -> None:
         """Makes a view complete, once for all processes that want it."""
+        entries = listing.entries
         with _flock(view.with_name(f"{view.name}.lock"), fcntl.LOCK_EX):
             os.utime(view)
             root = view / uri.scheme / uri.authority
-            paths = [f"{root}/{names.get(entry.key, entry.key)}" for entry in entries]
+            paths = [f"{root}/{listing.name_of(entry)}" for entry in entries]
             if (view / _COMPLETE).exists() and all(map(_has, paths, entries)):
                 done(total_bytes(entries))
                 return
             store = open_store(uri)
             places = [*self._places(store, entries)]
             every = [
-                Wanted(entry, place, checksums.get(entry.key), path)
+                Wanted(entry, place, listing.checksums.get(entry.key), path)
                 for entry, path, place in zip(entries, paths, places, strict=True)
             ]
             absent = [one.entry for one in every if not _has(one.path, one.entry)]
@@ -151,8 +162,8 @@ class Cache:
                         missing.append(one)
                 done(total_bytes(entries) - total_bytes([one.entry for one in missing]))
                 download(store, missing, done)
-                for entry in hollow:
-                    empty = root / names.get(entry.key, entry.key)
+                for entry in listing.hollow:
+                    empty = root / listing.name_of(entry)
                     empty.parent.mkdir(parents=True, exist_ok=True)
                     empty.touch()
                     os.truncate(empty, entry.size)
@@ -171,11 +182,9 @@ class Cache:
         Raises:
             OSError: they do not fit; the message has both sizes and the remedy.
         """
-        views = self.folder / "views"
-        unused = sorted(_children(views), key=_changed)
-        while self._lacks(needed):
-            if not unused:
-                break
+        views = (path for path in (self.folder / "views").glob("*") if path.name[0] != ".")
+        unused = sorted(filter(Path.is_dir, views), key=lambda view: _status(view, "st_mtime"))
+        while unused and self._lacks(needed):
             with suppress(FileNotFoundError):
                 remove_unused(unused.pop(0))
             self._drop_unlinked()
@@ -202,7 +211,7 @@ class Cache:
         return int((self._used() + shutil.disk_usage(self.folder).free) * _SHARE)
 
     def _used(self) -> int:
-        return sum(_size(path) for path in self._objects())
+        return sum(_status(path, "st_size") for path in self._objects())
 
     def _objects(self) -> Iterable[Path]:
         return (self.folder / "objects").glob("*")
@@ -299,17 +308,8 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _children(folder: Path) -> list[Path]:
-    return [path for path in folder.glob("*") if path.is_dir() and path.name[0] != "."]
-
-
-def _changed(path: Path) -> float:
+def _status(path: Path, name: str) -> Any:
+    """Returns a field of a file's status; 0 of one that another process has removed."""
     with suppress(FileNotFoundError):
-        return path.stat().st_mtime
-    return 0.0
-
-
-def _size(path: Path) -> int:
-    with suppress(FileNotFoundError):
-        return path.stat().st_size
+        return getattr(path.stat(), name)
     return 0

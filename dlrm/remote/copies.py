@@ -38,10 +38,6 @@ class Copies:
     def path_of(self, path: str | os.PathLike, name: str) -> Path:
         """Returns the path of a local file or folder, or of the copy of a URI.
 
-        Args:
-            path: a path or a URI.
-            name: the argument that holds it, for messages.
-
         Raises:
             OSError, ValueError: a URI cannot be read; the message has it.
         """
@@ -65,7 +61,6 @@ def check_path(path: Any, name: str) -> None:
 
     Args:
         path: a path or a URI; other values pass.
-        name: the argument that holds it, for the message.
 
     Raises:
         ValueError: it is refused.
@@ -103,8 +98,6 @@ def output_at(
     """Yields the path of output within a block, at whose end what is for a URI is published.
 
     Args:
-        path: a path or a URI.
-        name: the argument that holds it, for messages.
         replace: content of a URI that may be replaced, see `Output`.
         folder: directory for output that is published; by default one that ends with the block.
 

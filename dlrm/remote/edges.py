@@ -9,9 +9,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from dlrm.remote.cache import Cache, with_uris
+from dlrm.remote.cache import Cache, Listing, with_uris
 from dlrm.remote.output import TOLD_SECONDS, Addition, Output
-from dlrm.remote.publish import Listing, listing_of
+from dlrm.remote.publish import listing_of
 from dlrm.remote.runs import checkpoint_among
 from dlrm.remote.uri import Uri, is_uri
 
@@ -57,7 +57,6 @@ def uris_among(values: Mapping[str, Any], roles: Mapping[str, str]) -> dict[str,
     """Returns the URIs among values, by name.
 
     Args:
-        values: flags or keyword arguments.
         roles: names of those that may be URIs, with the texts of `Role`.
 
     Raises:
@@ -158,8 +157,6 @@ def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Pa
     yields the newest, and other patterns the files that they name.
 
     Args:
-        cache: the cache that it is fetched to.
-        uri: the URI.
         patterns: names of the files that are wanted; all, if there are none.
 
     Raises:
@@ -174,12 +171,12 @@ def fetched(cache: Cache, uri: Uri, patterns: Sequence[str] = ()) -> Iterator[Pa
     with ExitStack() as stack:
         listing, place = _listing(uri, patterns)
         try:
-            path = stack.enter_context(cache.fetched(place, *listing, done=done))
+            path = stack.enter_context(cache.fetched(place, listing, done))
         except FileNotFoundError:
             if place == uri:
                 raise
             listing, place = _listing(uri, patterns)  # a better one is there, and that one pruned
-            path = stack.enter_context(cache.fetched(place, *listing, done=done))
+            path = stack.enter_context(cache.fetched(place, listing, done))
         if (seconds := time.monotonic() - began) >= TOLD_SECONDS:
             print(f"{uri}: {size:,} bytes fetched in {seconds:.1f} s", file=sys.stderr, flush=True)
         yield path

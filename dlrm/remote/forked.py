@@ -19,11 +19,7 @@ _PROGRAM = "from dlrm.remote.forked import serve; serve()"
 
 
 class ForkedStore:
-    """A bucket, through a process of its own; see `Store`.
-
-    Args:
-        root: URI of the bucket.
-    """
+    """A bucket, through a process of its own; see `Store`."""
 
     def __init__(self, root: Uri) -> None:
         self.root, self._lock = root, threading.Lock()

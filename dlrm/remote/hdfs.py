@@ -23,8 +23,6 @@ class ArrowStore:
     """Files of one of pyarrow's file systems; see `Store`.
 
     Args:
-        root: URI for messages.
-        files: the file system.
         base: the folder that keys are below.
     """
 

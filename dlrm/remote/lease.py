@@ -29,10 +29,6 @@ _TRIES = 3  # against others that write it at the same time
 class Lease:
     """The right of this process to write below a URI, until `release`.
 
-    Args:
-        uri: the URI.
-        store: its bucket.
-
     Attributes:
         lost: who has taken it over, in a few words, if somebody has.
 

@@ -314,8 +314,6 @@ def mirrored(
     directory is removed.
 
     Args:
-        cache: the cache that holds the local directory.
-        uri: place of the checkpoints.
         keep: number of last checkpoints to keep there besides the best.
         resume: fetch the newest and the best checkpoint of the URI first.
         saved: errors after which a training has saved its state, such as a request to stop.

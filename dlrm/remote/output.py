@@ -14,7 +14,7 @@ from dlrm.remote.publish import (
     publish,
     publish_plain,
 )
-from dlrm.remote.store import NEW, open_store
+from dlrm.remote.store import condition, open_store
 from dlrm.remote.transfer import Wanted, download, upload
 from dlrm.remote.uri import Uri
 
@@ -26,8 +26,6 @@ class Output:
     """Output that is written to a local path and published under a URI.
 
     Args:
-        uri: its destination.
-        path: the local path.
         replace: whether it may replace what is there, see `check_publishable`; None lets a file
             replace a file.
         plain: whether other programs read the directory, see `publish_plain`.
@@ -102,7 +100,6 @@ class Addition:
     writer may have written, and `config.pbtxt`, without which there is no model, is the last one.
 
     Args:
-        uri: the repository.
         path: a local folder, which gets its folders and the files that an export compares.
 
     Raises:
@@ -154,8 +151,8 @@ class Addition:
         store = open_store(self.uri)
         for key in keys:
             before = self._there.get(key)
-            only_if = (NEW if before is None else before.version) if store.protects else None
-            store.write(key, files[key].read_bytes(), only_if)
+            version = None if before is None else before.version
+            store.write(key, files[key].read_bytes(), condition(store, version))
 
 
 def _key(output: Output | Addition, path: Path) -> str:

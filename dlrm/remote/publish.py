@@ -17,18 +17,17 @@ Readers have them as one file.
 import hashlib
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from fnmatch import fnmatch
-from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any
 
 from dlrm.documents import brief, parse_json
 from dlrm.files import MANIFEST, check_relative
 from dlrm.manifest import files_of, parse_sealed, read_manifest, sealed_json
-from dlrm.remote.cache import Cache
-from dlrm.remote.store import NEW, Entry, Slice, Store, find_entries, open_store
+from dlrm.remote.cache import Cache, Listing
+from dlrm.remote.store import Entry, Slice, Store, condition, find_entries, open_store
 from dlrm.remote.transfer import remove_all, upload
 from dlrm.remote.uri import Uri
 
@@ -62,6 +61,12 @@ class Published:
         """Key -> checksum of each object that the manifest lists."""
         files = self.manifest["files"]
         return {e.key: files[name]["crc32"] for name, e in self.entries.items() if name in files}
+
+    def listing(self, without: Container[str] = ()) -> Listing:
+        """Returns the objects of its files, except some, as files below its place."""
+        own = {entry.key: name for name, entry in self.entries.items() if name not in without}
+        names = {key: f"{self.uri.folder}{name}" for key, name in own.items()}
+        return Listing([self.entries[name] for name in own.values()], names, self.checksums)
 
 
 def find_published(uri: Uri) -> Published | None:
@@ -105,13 +110,7 @@ def _checked(uri: Uri, manifest: dict[str, Any], entry: Entry) -> Published:
 
 
 def _in_slices(store: Store, base: str, name: Any, listed: dict[str, Entry]) -> dict[str, Entry]:
-    """Returns the files in slices of a folder.
-
-    Args:
-        store: the bucket.
-        base: the folder.
-        name: the object that lists the slices.
-        listed: name -> object in the folder.
+    """Returns the files in slices of a folder, given the name of the object that lists them.
 
     Raises:
         OSError: an object is missing, or is shorter than its slices.
@@ -169,30 +168,6 @@ class StrangersError(FileExistsError):
     """There are objects where nothing was published."""
 
 
-class Listing(NamedTuple):
-    """Objects, and the files that show them.
-
-    Attributes:
-        entries: the objects.
-        names: key -> path below the bucket, where it is not the key itself.
-        checksums: key -> checksum, where a manifest has it.
-        hollow: objects that are not needed, whose files have their size and no content.
-    """
-
-    entries: list[Entry]
-    names: dict[str, str]
-    checksums: dict[str, str]
-    hollow: Sequence[Entry] = ()
-
-    def only(self, patterns: Sequence[str]) -> "Listing":
-        """Returns the same with those hollow whose file has a name of none of the patterns."""
-        parts: tuple[list[Entry], list[Entry]] = [], []
-        for entry in self.entries:
-            name = PurePosixPath(entry.key).name
-            parts[not any(fnmatch(name, pattern) for pattern in patterns)].append(entry)
-        return self._replace(entries=parts[0], hollow=parts[1])
-
-
 def listing_of(uri: Uri) -> Listing:
     """Returns the content of a URI: an object, a published directory, or many objects.
 
@@ -203,12 +178,12 @@ def listing_of(uri: Uri) -> Listing:
         OSError, ValueError: see `find_published` and `find_entries`.
     """
     if uri.has_pattern or uri.scheme in ("http", "https"):
-        return Listing(find_entries(uri), {}, {})
+        return Listing(find_entries(uri))
     if uri.key and not uri.key.endswith("/"):  # first, as others may not be permitted
         with suppress(FileNotFoundError):
-            return Listing([open_store(uri).entry(uri.key)], {}, {})
+            return Listing([open_store(uri).entry(uri.key)])
     if (found := find_published(uri)) is not None:
-        return _listing(found)
+        return found.listing()
     listing, bases = Listing([], {}, {}), set()
     for entry in find_entries(uri):
         if inside := _DATA.match(entry.key):
@@ -222,18 +197,13 @@ def listing_of(uri: Uri) -> Listing:
         found = find_published(replace(uri, key=base))
         assert found is not None
         listing.entries[:] = [e for e in listing.entries if e.key != pointer]
-        more = _listing(found)
+        more = found.listing()
         listing.entries.extend(more.entries)
         listing.names.update(more.names)
         listing.checksums.update(more.checksums)
     if not listing.entries:
         raise FileNotFoundError(f"{uri}: has nothing that is complete, only what a run has begun")
     return listing
-
-
-def _listing(found: Published) -> Listing:
-    names = {entry.key: f"{found.uri.folder}{name}" for name, entry in found.entries.items()}
-    return Listing([*found.entries.values()], names, found.checksums)
 
 
 @contextmanager
@@ -247,7 +217,7 @@ def fetched_directory(cache: Cache, uri: Uri) -> Iterator[Path]:
     found = find_published(uri)
     if found is None:
         raise FileNotFoundError(f"{uri.below(MANIFEST)}: no such object, so {uri} is not complete")
-    with cache.fetched(replace(uri, key=uri.folder), *_listing(found)) as path:
+    with cache.fetched(replace(uri, key=uri.folder), found.listing()) as path:
         yield path
 
 
@@ -257,7 +227,6 @@ def check_publishable(uri: Uri, replace: bool | str) -> str | None:
     Call it before any work: `publish` refuses to replace another version.
 
     Args:
-        uri: the destination.
         replace: whether to replace a published directory; a kind, as in a manifest, allows only
             directories of that kind.
 
@@ -277,8 +246,8 @@ def check_publishable(uri: Uri, replace: bool | str) -> str | None:
             )
         return entry.version
     folder = uri.folder
-    others = [e.key for e in open_store(uri).entries(folder) if not _is_ours(e.key, folder)]
-    if others:
+    keys = (entry.key for entry in open_store(uri).entries(folder))
+    if others := [key for key in keys if not key.removeprefix(folder).startswith(PREFIX)]:
         raise _strangers(uri, others[0])
     return None
 
@@ -293,13 +262,7 @@ def _strangers(uri: Uri, key: str) -> StrangersError:
 def check_folder(uri: Uri, replace: bool | str) -> dict[str, str]:
     """Returns the versions of published directories in a folder, which are all that it has.
 
-    Args:
-        uri: the folder.
-        replace: see `check_publishable`.
-
-    Raises:
-        FileExistsError: there is something that may not be replaced.
-        OSError: the store cannot be read.
+    For `replace` and errors see `check_publishable`.
     """
     entries = (e for e in open_store(uri).entries(uri.folder) if not _DATA.match(e.key))
     keys = [entry.key.removeprefix(uri.folder) for entry in entries]
@@ -312,19 +275,11 @@ def check_folder(uri: Uri, replace: bool | str) -> dict[str, str]:
     return {name: version for name, version in found.items() if version is not None}
 
 
-def publish(
-    directory: Path,
-    uri: Uri,
-    version: str | None,
-    done: Callable[[int], object] = lambda size: None,
-) -> None:
+def publish(directory: Path, uri: Uri, version: str | None) -> None:
     """Publishes a finished directory with a manifest.
 
     Args:
-        directory: the directory.
-        uri: its destination.
         version: result of `check_publishable`.
-        done: called with the bytes of each object that is there.
 
     Raises:
         FileExistsError: another process has published there meanwhile.
@@ -344,8 +299,7 @@ def publish(
     }
     left = {key: path for key, path in files.items() if there.get(key) != path.stat().st_size}
     left.pop(f"{base}{MANIFEST}", None)
-    done(sum(path.stat().st_size for path in files.values()) - sum(map(_size, left.values())))
-    upload(store, left, done)
+    upload(store, left)
     store.write(f"{base}{MANIFEST}", content)  # makes the folder complete in itself
     _point_to(store, uri, {**manifest, _STORED_IN: name}, version)
     _tidy(store, uri, name, before)
@@ -357,8 +311,6 @@ def write_slices(
     """Writes the list of the files in slices of a folder, for `publish_folder`.
 
     Args:
-        store: the bucket.
-        folder: the folder.
         objects: name of an object in the folder -> its slices: file, place in it, and size.
     """
     lines = {key: [" ".join(map(str, one)) for one in own] for key, own in objects.items()}
@@ -370,7 +322,6 @@ def publish_folder(uri: Uri, name: str, version: str | None) -> None:
     """Publishes what is in a folder below a URI already, with its manifest and `write_slices`.
 
     Args:
-        uri: its destination.
         name: the folder: `PREFIX` and 16 hexadecimal digits.
         version: see `publish`.
 
@@ -392,26 +343,15 @@ def read_object(store: Store, key: str) -> bytes:
 
 
 def _point_to(store: Store, uri: Uri, manifest: dict[str, Any], version: str | None) -> None:
-    only_if = (NEW if version is None else version) if store.protects else None
-    store.write(uri.below(MANIFEST).key, sealed_json(manifest).encode(), only_if)
+    content = sealed_json(manifest).encode()
+    store.write(uri.below(MANIFEST).key, content, condition(store, version))
 
 
-def publish_plain(
-    directory: Path,
-    uri: Uri,
-    version: str | None,
-    done: Callable[[int], object] = lambda size: None,
-) -> None:
+def publish_plain(directory: Path, uri: Uri, version: str | None) -> None:
     """Publishes a finished directory as objects with the names of its files.
 
     What it replaces cannot be read from the first object on until the last; a killed one leaves a
-    manifest which says so, and the next one replaces it.
-
-    Args:
-        directory, uri, version, done: see `publish`.
-
-    Raises:
-        FileExistsError, OSError: see `publish`.
+    manifest which says so, and the next one replaces it. For arguments and errors see `publish`.
     """
     store = open_store(uri)
     content = (directory / MANIFEST).read_bytes()
@@ -421,9 +361,8 @@ def publish_plain(
     old = {f"{folder}/{name}" if folder else name for name in before.get("files", {})}
     old |= {*before.get(_UNFINISHED, ()), *([f"{folder}/{MANIFEST}"] if folder else [])}
     text = sealed_json({**manifest, _UNFINISHED: sorted(old)})
-    only_if = (NEW if version is None else version) if store.protects else None
-    claim = store.write(place, text.encode(), only_if)
-    upload(store, {uri.below(name).key: directory / name for name in manifest["files"]}, done)
+    claim = store.write(place, text.encode(), condition(store, version))
+    upload(store, {uri.below(name).key: directory / name for name in manifest["files"]})
     store.write(place, content, claim if store.protects else None)
     remove_all(store, [uri.below(name).key for name in sorted(old - manifest["files"].keys())])
 
@@ -442,11 +381,3 @@ def _tidy(store: Store, uri: Uri, current: str, before: Published | None) -> Non
         if folder != current and newest < time.time() - _ABANDONED_SECONDS:
             gone += [entry.key for entry in entries]
     remove_all(store, gone)
-
-
-def _is_ours(key: str, folder: str) -> bool:
-    return key.removeprefix(folder).startswith(PREFIX)
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size

@@ -28,8 +28,6 @@ def checkpoint_among(
     """Returns the URI of a run's best checkpoint, or else of its newest.
 
     Args:
-        uri: the URI.
-        entries: the objects below it.
         names: key -> key of the file that it shows, see `dlrm.remote.publish.Listing`.
         newest: the newest, even if another is the best.
 
@@ -61,11 +59,6 @@ def best_step(store: Store, uri: Uri, steps: dict[str, Entry]) -> str:
 
     As in a directory, the progress of the newest decides, and `best.json` only where the newest was
     saved before its test.
-
-    Args:
-        store: the bucket.
-        uri: place of the run.
-        steps: result of `whole_steps`, not empty.
 
     Raises:
         OSError: an object cannot be read.

@@ -123,8 +123,6 @@ class Store(Protocol):
         """Writes an object whole, and returns its version.
 
         Args:
-            key: its key.
-            content: its bytes, or the file with them.
             only_if: `NEW`, or the version that it must have now; None replaces any.
         """
 
@@ -136,7 +134,6 @@ def open_store(uri: Uri, patient: bool = True) -> Store:
     """Returns the store of a URI's bucket; connections are kept within a process, not over forks.
 
     Args:
-        uri: the URI.
         patient: whether failed requests are repeated for minutes, with a note; otherwise for
             seconds.
 
@@ -366,7 +363,8 @@ class _ObjectStore:
     def _error(self, uri: Uri, error: Exception, reading: bool) -> Exception:
         errors = self._ops.exceptions
         if isinstance(error, FileNotFoundError) or _lacks_bucket(error):
-            return _missing(uri, error)
+            lacking = f"{uri.root}: no such bucket" if _lacks_bucket(error) else None
+            return FileNotFoundError(lacking or f"{uri}: no such object")
         if isinstance(error, errors.AlreadyExistsError | errors.PreconditionError):
             if reading:
                 return OSError(f"{uri}: was replaced by another object while it was read")
@@ -374,7 +372,11 @@ class _ObjectStore:
         refused = isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError)
         if isinstance(error, errors.BaseError):
             if refused or _has_expired(error) or re.search(_REFUSED, str(error), re.IGNORECASE):
-                return _refused(uri, error)
+                sought = _SOUGHT[_STORES.get(uri.scheme, uri.scheme)]
+                return PermissionError(
+                    f"{uri}: no permission ({_reason(error)}); credentials were looked for in "
+                    f"{sought}"
+                )
             return OSError(f"{uri}: {_reason(error)}")
         return error if str(uri) in str(error) else type(error)(f"{uri}: {_reason(error)}")
 
@@ -415,19 +417,6 @@ def _lacks_bucket(error: BaseException) -> bool:
     return any(word in str(error) for word in _NO_BUCKET)
 
 
-def _missing(uri: Uri, error: BaseException) -> FileNotFoundError:
-    if _lacks_bucket(error):
-        return FileNotFoundError(f"{uri.root}: no such bucket")
-    return FileNotFoundError(f"{uri}: no such object")
-
-
-def _refused(uri: Uri, error: BaseException) -> PermissionError:
-    sought = _SOUGHT[_STORES.get(uri.scheme, uri.scheme)]
-    return PermissionError(
-        f"{uri}: no permission ({_reason(error)}); credentials were looked for in {sought}"
-    )
-
-
 def _reason(error: BaseException) -> str:
     """Returns why a request failed, without addresses, which may be signed, and keys."""
     text = str(error)
@@ -440,6 +429,11 @@ def _reason(error: BaseException) -> str:
     first = re.sub(r", max_retries: \d+, retry_timeout: \d+s *-?", ":", first)
     first = re.sub(r"(https?://[^\s?]*)\?\S*", r"\1", first)
     return one_line(first.partition("Debug source")[0]).rstrip(": ")[:300]
+
+
+def condition(store: Store, version: str | None) -> str | None:
+    """Returns `only_if` of a write over a version, or over nothing; None if nothing holds it."""
+    return (NEW if version is None else version) if store.protects else None
 
 
 def total_bytes(entries: Sequence[Entry]) -> int:

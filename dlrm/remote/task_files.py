@@ -27,7 +27,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from fcntl import LOCK_EX, flock
 from functools import cache
-from itertools import chain, islice
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -110,13 +110,7 @@ def shared(folder: str) -> str:
 
 
 def write_slice(path: Path, place: int, parts: Iterable[memoryview]) -> bool:
-    """Writes bytes of a file of the dataset; returns False for a local one, which is not written.
-
-    Args:
-        path: the file.
-        place: the first of these bytes in it.
-        parts: the bytes.
-    """
+    """Writes bytes of a file of the dataset; returns False, and writes none, of a local one."""
     if (files := _active.get()) is None:
         return False
     files.write_slice(path, place, parts)
@@ -145,7 +139,6 @@ class NodeFiles:
     """The files of a task, or of the driver, in a directory that stands for those of stores.
 
     Args:
-        root: the directory.
         common: directory for the files that all tasks of this machine read; None for the driver,
             whose directory stays.
         entries: path relative to `root` -> object, of inputs, which must not change.
@@ -288,12 +281,7 @@ class NodeFiles:
                 place += len(part)
 
     def upload(self, told: RunFiles, task: str) -> dict[str, Any]:
-        """Uploads what the task has written; returns the facts of its slices.
-
-        Args:
-            told: the run.
-            task: names the object with the slices.
-        """
+        """Uploads what a task has written; returns the facts of its slices, in an object `task`."""
         from dlrm.remote.transfer import upload
 
         files: dict[str, Path] = {}
@@ -319,31 +307,25 @@ class NodeFiles:
 def _in_order(act: Any, items: Iterable[Any]) -> Iterator[Any]:
     """Yields the results for items, with some of them at work ahead."""
     items = iter(items)
-    first = list(islice(items, 2))
+    first = list(islice(items, _AHEAD))
     if len(first) < 2:  # without threads
         yield from map(act, first)
         return
-    waiting: deque[Future[Any]] = deque()
-    items = chain(first, items)
     with ThreadPoolExecutor(_AHEAD) as pool:
+        waiting = deque(pool.submit(act, item) for item in first)
         try:
-            for item in items:
-                waiting.append(pool.submit(act, item))
-                if len(waiting) > _AHEAD:
-                    yield waiting.popleft().result()
             while waiting:
-                yield waiting.popleft().result()
+                result = waiting.popleft().result()
+                waiting.extend(pool.submit(act, item) for item in islice(items, 1))
+                yield result
         finally:
-            for future in waiting:
-                future.cancel()
+            pool.shutdown(cancel_futures=True)
 
 
 class _Object(io.RawIOBase):
     """An object as a file that is read in ranges, the next of which is fetched meanwhile.
 
     Args:
-        files: the files of the task.
-        path: its path.
         end: expected end of reading; data behind it are read in small ranges.
     """
 
@@ -432,7 +414,6 @@ def packed(work: Any, root: str, entries: "Mapping[str, Entry]") -> "tuple[bytes
     """Returns a task or an item for `unpacked`, and the inputs that it names, by path.
 
     Args:
-        work: an object that can be pickled.
         root: directory of whose paths there are others on each machine.
         entries: see `NodeFiles`.
     """
@@ -445,11 +426,8 @@ def packed(work: Any, root: str, entries: "Mapping[str, Entry]") -> "tuple[bytes
 def run_task(told: RunFiles, stage: str, task: bytes, item: "tuple[int, bytes, dict]") -> None:
     """Runs a task of a run on this machine, uploads what it writes, and last its result.
 
-    Args:
-        told: the run.
-        stage: the stage.
-        task: a packed function of one argument that returns JSON.
-        item: its number, packed argument, and inputs.
+    `task` is a packed function that returns JSON, and `item` a number, its packed argument, and
+    inputs.
     """
     import json
 
@@ -462,13 +440,7 @@ def run_task(told: RunFiles, stage: str, task: bytes, item: "tuple[int, bytes, d
 
 
 def run_function(told: RunFiles, task: bytes, argument: Any) -> Any:
-    """Calls a function on this machine, uploads what it writes, and returns its result.
-
-    Args:
-        told: the run.
-        task: the packed function, which reads no files.
-        argument: its argument.
-    """
+    """Returns the result of a packed function that reads no files, and uploads what it writes."""
     with attempt(told, {}) as files:
         result = _Unpacking(task, files.root).load()(argument)
         files.upload(told, "")

@@ -42,7 +42,6 @@ def download(
     Nothing waits until they are on the disk: after a power failure a file may be shorter.
 
     Args:
-        store: the bucket.
         wanted: objects and files, whose folders exist.
         done: called with the bytes of objects that are there.
 
@@ -175,12 +174,7 @@ def upload(
     files: Mapping[str, Path],
     done: Callable[[int], object] = lambda size: None,
 ) -> None:
-    """Writes files as objects, several at a time.
-
-    Args:
-        store: the bucket.
-        files: key -> file.
-        done: called with the bytes of each object that is there.
+    """Writes files, by key, as objects, several at a time; calls `done` with the bytes of each.
 
     Raises:
         OSError: an object cannot be written; the message has its URI.

@@ -34,7 +34,6 @@ class ExportedModel(Scoring):
 
     Args:
         path: a version in a model repository.
-        batch_size: rows scored at a time.
 
     Raises:
         ModuleNotFoundError: ONNX Runtime is not installed; the message has the command.
@@ -78,19 +77,14 @@ class ExportedModel(Scoring):
             ValueError: their shapes, types or values do not match the model.
             RowError: a row's logit is not finite.
         """
-        parts = [np.empty(0, np.float32)]
-        for begin in range(0, len(inputs.numerical), self.batch_size):
-            try:
-                parts.append(self._part(inputs.part(begin, begin + self.batch_size)))
-            except RowError as error:
-                error.row += begin
-                raise
-        return np.concatenate(parts)
-
-    def _part(self, inputs: Inputs) -> np.ndarray:
         from dlrm.serving.server.reader import named
 
-        (answer,) = self._score([named(inputs)])
-        if isinstance(answer, ValueError):
-            raise answer
-        return answer[:, 0]
+        parts: list[np.ndarray] = [np.empty(0, np.float32)]
+        for begin in range(0, len(inputs.numerical), self.batch_size):
+            (answer,) = self._score([named(inputs.part(begin, begin + self.batch_size))])
+            if isinstance(answer, RowError):
+                answer.row += begin
+            if isinstance(answer, ValueError):
+                raise answer
+            parts.append(answer[:, 0])
+        return np.concatenate(parts)

@@ -63,10 +63,8 @@ def permutation_importance(
     unchanged.
 
     Args:
-        predictor: the model.
         inputs: inputs of rows that it was not trained on.
         labels: `[rows]`, 0 or 1.
-        seed: seed of the permutations.
     """
     before = RankedRows(predictor.logits_of(inputs), labels)
     loss = before.metrics()["log_loss"]

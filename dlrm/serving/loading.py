@@ -106,14 +106,13 @@ def _loaded(
 def load_model(path: Path, device: str = "cpu") -> DLRM | Ensemble:
     """Makes the network or networks that a checkpoint describes, and loads the weights."""
     if members := member_checkpoints(path):  # which compare the files of their own manifests
-        read_manifest(path, "checkpoint", True, _is_of_ensemble)
+
+        def own(name: str) -> bool:  # or the manifest of a member
+            return not name.startswith(f"{MEMBERS}/") or name.endswith(f"/{MANIFEST}")
+
+        read_manifest(path, "checkpoint", True, own)
         return Ensemble([load_one(member, device) for member in members]).eval()
     return load_one(path, device)
-
-
-def _is_of_ensemble(name: str) -> bool:
-    """Returns whether a file is the ensemble's own, or the manifest of a member."""
-    return not name.startswith(f"{MEMBERS}/") or name.endswith(f"/{MANIFEST}")
 
 
 def load_one(path: Path, device: str = "cpu") -> DLRM:

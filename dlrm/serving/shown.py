@@ -111,10 +111,9 @@ def _columns(model: "Predictor") -> list[tuple[str, str]]:
     if model.transform is None:
         return []
     schema = model.transform.schema
-    label, positive = schema.label.column, schema.label.positive
-    if positive is not None:
-        several = positive if isinstance(positive, list | tuple) else [positive]
-        label += f" ({' or '.join(map(str, several))} is 1)"
+    label = schema.label.column
+    if schema.label.positives:
+        label += f" ({' or '.join(schema.label.positives)} is 1)"
     by_role: dict[str, Any] = {
         "label": [label],
         "numerical": [_told(schema, name) for name in schema.numerical_names],

@@ -14,7 +14,7 @@ from dlrm.command_line import say
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.sources.csv_rows import Spans, delimiter_hint, read_csv
+from dlrm.data.sources.csv_rows import Reading, Spans, delimiter_hint, read_csv
 from dlrm.data.sources.row_error import RowError
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import TableFile, find_tables, kind_of
@@ -68,8 +68,6 @@ def taken(
     Args:
         predictor: applies its transform to raw rows.
         source: a log, a table, the directory of a dataset, or - for standard input.
-        config: how to read it.
-        shares: counts the values that the transform knows.
         take: function of a block, such as scoring it.
         schema: for tables, the model's schema, to read its weight, groups and time as well.
 
@@ -271,7 +269,7 @@ def _text_format(given: TextFormat, file: TableFile, table: Transform) -> TextFo
     if not file.kind.delimited or not table.columns or text.columns or text.header:
         return text
     plain = replace(text, header=False, chunk_rows=1)
-    first = next((c for c in read_csv(file.path, plain) if len(c.lines)), None)
+    first = next((c for c in read_csv(file.path, Reading(plain)) if len(c.lines)), None)
     if first is None:
         return text
     cells = {str(column[0]).strip() for column in first.columns if column is not None}

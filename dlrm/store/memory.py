@@ -40,9 +40,7 @@ def memory_of(slots: int, row_bytes: int, records: int) -> int:
     """Returns the bytes of memory that a store takes.
 
     Args:
-        slots: rows in memory.
         row_bytes: bytes of a row and its optimizer's state.
-        records: rows in all.
     """
     places = 1 << max((2 * slots - 1).bit_length(), 4)
     return slots * (row_bytes + _SLOT_BYTES) + places * _PLACE_BYTES + records // 8 + _BUFFERS
@@ -50,7 +48,7 @@ def memory_of(slots: int, row_bytes: int, records: int) -> int:
 
 def slots_within(memory: int, row_bytes: int, records: int) -> int:
     """Returns the most slots whose store takes no more than `memory` bytes."""
-    return _most(records, lambda slots: memory_of(slots, row_bytes, records) <= memory)
+    return greatest(records, lambda slots: memory_of(slots, row_bytes, records) <= memory)
 
 
 def slots_of(kinds: Sequence[RowKind], memory: int) -> list[int]:
@@ -60,7 +58,7 @@ def slots_of(kinds: Sequence[RowKind], memory: int) -> list[int]:
     """
     if len(kinds) < 2:
         return [slots_within(memory, kind.row_bytes, kind.records) for kind in kinds]
-    samples = _most(_samples_of_all(kinds), lambda one: _memory_of_samples(kinds, one) <= memory)
+    samples = greatest(_most_samples(kinds), lambda one: _memory_of_samples(kinds, one) <= memory)
     return [kind.most_rows(samples) for kind in kinds]
 
 
@@ -73,10 +71,10 @@ def least_memory(kinds: Sequence[RowKind], rows: Sequence[int]) -> int:
     def lacks(samples: int) -> bool:
         return any(k.most_rows(samples) < own for k, own in zip(kinds, rows, strict=True))
 
-    return _memory_of_samples(kinds, _most(_samples_of_all(kinds), lambda one: lacks(one - 1)))
+    return _memory_of_samples(kinds, greatest(_most_samples(kinds), lambda one: lacks(one - 1)))
 
 
-def _samples_of_all(kinds: Sequence[RowKind]) -> int:
+def _most_samples(kinds: Sequence[RowKind]) -> int:
     return max((rows for kind in kinds for rows in kind.tables.values()), default=0)
 
 
@@ -85,7 +83,7 @@ def _memory_of_samples(kinds: Sequence[RowKind], samples: int) -> int:
     return sum(memory_of(*store) for store in stores)
 
 
-def _most(limit: int, holds: Callable[[int], bool]) -> int:
+def greatest(limit: int, holds: Callable[[int], bool]) -> int:
     """Returns the greatest number up to `limit` for which it holds, as for all smaller; or 0."""
     low, high = 0, limit
     while low < high:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from dlrm.store.config import shown
 from dlrm.store.layout import ROWS, Layout, RowBlock
-from dlrm.store.memory import memory_of
+from dlrm.store.memory import greatest, memory_of
 from dlrm.store.native import DamagedError, DiskError, FullError, native_store
 from dlrm.store.undo import HEADER, entries, undo_path
 
@@ -139,14 +139,13 @@ class RowSlots:
         """
         if self._pinned is not None or self.slots == self.records or not self.slots:
             return
-        low, high = 0, max(self.tables.values())
-        while low < high:  # the most rows of every table
-            middle = (low + high + 1) // 2
-            fits = sum(min(rows, middle) for rows in self.tables.values()) <= self.slots // 2
-            low, high = (middle, high) if fits else (low, middle - 1)
-        begins = self.layout.begins
+
+        def fit(most: int) -> bool:
+            return sum(min(rows, most) for rows in self.tables.values()) <= self.slots // 2
+
+        most, begins = greatest(max(self.tables.values()), fit), self.layout.begins
         places = [
-            begins[number] + np.arange(min(rows, low), dtype=np.int64)
+            begins[number] + np.arange(min(rows, most), dtype=np.int64)
             for number, rows in self.tables.items()
         ]
         pinned = np.concatenate(places)
@@ -204,21 +203,16 @@ class RowSlots:
         try:
             return work()
         except DamagedError as error:
-            raise self._damaged(error) from None
+            row, file = self.layout.row(error.record), self.directory / ROWS
+            place = f"{self.directory}: {row} in an undo file" if error.undo else f"{file}: {row}"
+            raise ValueError(
+                f"{place}: damaged: its checksum differs, or it is newer than the checkpoint"
+            ) from None
         except DiskError as error:
             path = self.directory / ROWS
             if error.undo and self._generation:
                 path = undo_path(self.directory, self._generation)
             raise OSError(error.error, os.strerror(error.error), str(path)) from None
-
-    def _damaged(self, error: DamagedError) -> ValueError:
-        file = "an undo file" if error.undo else str(self.directory / ROWS)
-        where = self.directory if error.undo else file
-        what = f" in {file}" if error.undo else ""
-        return ValueError(
-            f"{where}: {self.layout.row(error.record)}{what}: damaged: its checksum differs, or it "
-            "is newer than the checkpoint"
-        )
 
     def _unpin(self) -> None:
         if self._pinned is not None:

@@ -65,7 +65,6 @@ class RowStore(RowSlots):
 
         Args:
             fields: the tensors whose rows are stored, `[slots, ...]`, by name.
-            blocks: blocks of all rows.
 
         Raises:
             ValueError: the directory has a store of another run.

@@ -22,7 +22,6 @@ class RowStores:
 
     Args:
         parts: the store of the tables of each width, by width, in ascending order.
-        directory: that of the store, or their common one.
 
     Attributes:
         parts: `parts` of the arguments; a view may replace a store.
@@ -135,9 +134,7 @@ def limited_stores(
     """Returns the stores of a process's tables, with as many slots as its memory has room for.
 
     Args:
-        config: directory and memory limit.
         kinds: the tables of each width, in ascending order.
-        rank, size: rank and number of processes.
         checkpoints: see `RowStore`.
 
     Raises:

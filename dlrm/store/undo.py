@@ -78,21 +78,12 @@ def remove_undo(directory: Path, numbers: list[int]) -> None:
         sync(directory)
 
 
-def token_of(path: Path, store: str) -> str:
-    """Returns the token of an undo file's generation.
-
-    Raises:
-        ValueError: the file is damaged, or belongs to another store.
-    """
-    return str(_header(path, store)["token"])
-
-
 def undo_since(directory: Path, store: str, generation: Generation) -> list[int]:
     """Returns the generations from a given one on, all of which have undo files."""
     path = undo_path(directory, generation.number)
     numbers = [n for n in undo_numbers(directory) if n >= generation.number]
     whole = numbers == list(range(generation.number, generation.number + len(numbers)))
-    if not numbers or not whole or token_of(path, store) != generation.token:
+    if not numbers or not whole or str(_header(path, store)["token"]) != generation.token:
         raise ValueError(
             f"{path}: expected what undoes the changes since checkpoint {generation.number} of the "
             "store, got none: its rows are gone"

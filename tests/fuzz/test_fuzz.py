@@ -24,7 +24,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.layout import read_model_size
 from dlrm.data.clicks.list_columns import ListColumn
 from dlrm.data.clicks.writer import SplitWriter
-from dlrm.data.sources.csv_rows import read_csv
+from dlrm.data.sources.csv_rows import Reading, read_csv
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
@@ -53,7 +53,7 @@ def log_lines(path):
 
 
 def csv_rows(path):
-    list(read_csv(path, TextFormat(header=True)))
+    list(read_csv(path, Reading(TextFormat(header=True))))
 
 
 def manifest(path):

@@ -554,7 +554,8 @@ def test_logs_are_extended(tmp_path):
         options = LogOptions(
             log_format=LogFormat(2, 2), frequency_limit="3", increment=IncrementConfig(**before)
         )
-        growth, output = open_growth(options.increment, options.schema), tmp_path / str(day)
+        growth = open_growth(options.increment, options.schema, print)
+        output = tmp_path / str(day)
         with open_work_folder(output, options.facts() | growth.facts(), False, False) as work:
             run = PreparationRun(Inline(), work, options, lambda line: None, growth)
             prepare_logs(run, find_days(logs))

@@ -76,6 +76,13 @@ def places_of(lengths: np.ndarray, rows: np.ndarray) -> tuple[np.ndarray, np.nda
     return np.repeat(starts - before, chosen) + np.arange(chosen.sum()), lengths[rows]
 
 
+def row_of(lengths: np.ndarray, place: int) -> tuple[int, int]:
+    """Returns the row of a value and its index in the row, from its index among all values."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    row = int(np.searchsorted(ends, place, side="right"))
+    return row, int(place - ends[row] + lengths[row])
+
+
 Ids = np.ndarray | Jagged  # of a table: one per row, or several
 
 
@@ -101,8 +108,6 @@ def interleave(
 
     Args:
         columns: for each table its ids `[num_rows]`, or bags of ids.
-        num_rows: number of samples.
-        dtype: dtype of the returned ids.
 
     Returns:
         Ids `[total]`, lengths `[num_rows, tables]`, and the weights of the ids, float32 `[total]`,
@@ -241,11 +246,9 @@ def first_problem(bags: Jagged, field: ListField, cardinality: int) -> tuple[int
     infinite = np.zeros(0, bool) if bags.weights is None else ~np.isfinite(bags.weights)
     if not outside.any() and not infinite.any():
         return None
-    ends = np.cumsum(lengths, dtype=np.int64)
     places = [int(np.argmax(bad)) if bad.any() else total for bad in (outside, infinite)]
-    place = min(places)
-    row = int(np.searchsorted(ends, place, side="right"))
-    where = f"place {place - (ends[row] - lengths[row])} of the list"
+    row, of_row = row_of(lengths, place := min(places))
+    where = f"place {of_row} of the list"
     if place == places[0]:
         return row, f"{where}: expected an id in [0, {cardinality}), got {bags.values[place]}"
     assert bags.weights is not None

@@ -71,27 +71,19 @@ class Batch(NamedTuple):
             bounds = [
                 (o.start + c.start, o.start + c.stop) for o, c in zip(slices, cuts, strict=True)
             ]
-            categorical, lengths, id_weights = self._ids_of(bounds)
-            mine = cuts[world.rank]
             counts = tuple(end - begin for begin, end in bounds)
-            result.append(
-                Batch(
-                    self.numerical[mine],
-                    categorical,
-                    self.labels[mine],
-                    lengths,
-                    self.global_size or whole,
-                    counts,
-                    id_weights,
-                    None if self.weights is None else self.weights[mine],
-                    self.total_weight,
-                )
-            )
+            own = self._part(cuts[world.rank], bounds)
+            size = self.global_size or whole
+            result.append(own._replace(global_size=size, samples_by_rank=counts))
         return result
 
     def samples(self, own: slice) -> "Batch":
         """Returns some samples of a whole batch, with their ids, as a batch of one process."""
-        categorical, lengths, id_weights = self._ids_of([(own.start, own.stop)])
+        return self._part(own, [(own.start, own.stop)])
+
+    def _part(self, own: slice, bounds: Sequence[tuple[int, int]]) -> "Batch":
+        """Returns own samples, and the ids of those from `begin` to `end` for each pair."""
+        categorical, lengths, id_weights = self._ids_of(bounds)
         return self._replace(
             numerical=self.numerical[own],
             categorical=categorical,
@@ -170,16 +162,11 @@ class Shard:
         return batch._replace(categorical=ids[of_ids], lengths=lengths * wanted, id_weights=weights)
 
 
-class Sharded:
-    """A dataset of which one process reads its shard; other attributes are those of the dataset.
+class Derived:
+    """The base of datasets whose batches are made of those of another, with the same fields."""
 
-    Args:
-        dataset: makes whole batches.
-        shard: part to take of each batch.
-    """
-
-    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
-        self._dataset, self._shard = dataset, shard
+    def __init__(self, dataset: "ClickDataset") -> None:
+        self.dataset = dataset
         self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
         self.categorical_names = dataset.categorical_names
         self.num_samples, self.batch_size = dataset.num_samples, dataset.batch_size
@@ -188,19 +175,27 @@ class Sharded:
         self.field_dims = dataset.field_dims
 
     def __len__(self) -> int:
-        return len(self._dataset)
-
-    def batch(self, index: int) -> Batch:
-        """Returns this process's shard of a batch."""
-        return self._shard.take(self._dataset.batch(index))
+        return len(self.dataset)
 
     def ahead(self, order: Sequence[int]) -> Iterable[int]:
         """Returns an order in which batches will be read; see `ClickDataset.ahead`."""
-        return self._dataset.ahead(order)
+        return self.dataset.ahead(order)
+
+
+class Sharded(Derived):
+    """A dataset of which one process reads its shard."""
+
+    def __init__(self, dataset: "ClickDataset", shard: Shard) -> None:
+        super().__init__(dataset)
+        self._shard = shard
+
+    def batch(self, index: int) -> Batch:
+        """Returns this process's shard of a batch."""
+        return self._shard.take(self.dataset.batch(index))
 
     def check_files(self) -> None:
         """Checks the dataset's files; see `ClickDataset.check_files`."""
-        self._dataset.check_files()
+        self.dataset.check_files()
 
 
 class ClickDataset(Protocol):

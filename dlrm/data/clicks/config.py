@@ -191,18 +191,19 @@ class DataConfig:
     @property
     def synthetic_sizes(self) -> tuple[int, ...]:
         """Rows of each synthetic table."""
-        named, limit = (
-            SHAPES.get(self.synthetic_dataset or ""),
-            self.synthetic_dataset_max_table_size,
-        )
+        named, limit = self._named_shape, self.synthetic_dataset_max_table_size
         sizes = named.table_sizes if named else self.synthetic_dataset_table_sizes
         return sizes if limit is None else tuple(min(size, limit) for size in sizes)
 
     @property
     def synthetic_hotness(self) -> tuple[int, ...] | None:
         """Returns the maximum ids of a synthetic sample, like `synthetic_dataset_hotness`."""
-        named = SHAPES.get(self.synthetic_dataset or "")
+        named = self._named_shape
         return named.hotness if named else self.synthetic_dataset_hotness
+
+    @property
+    def _named_shape(self) -> NamedShape | None:
+        return SHAPES.get(self.synthetic_dataset or "")
 
     @property
     def has_clicks(self) -> bool:

@@ -21,7 +21,6 @@ class Distilled:
             since the teacher needs the ids of all tables.
         teacher: returns the probabilities of the samples of a batch, `[samples]`.
         weight: weight of the teacher, in (0, 1].
-        world: the processes.
     """
 
     def __init__(

@@ -85,15 +85,7 @@ class FeatureSpec:
         splits: Sequence[str] = ("train", "test"),
         metadata: dict[str, Any] | None = None,
     ) -> "FeatureSpec":
-        """Describes a dataset with NVIDIA's default feature and file names.
-
-        Args:
-            directory: the dataset's directory (nothing is written; see `save`).
-            num_numerical: numerical features of a sample.
-            cardinalities: rows of each table.
-            splits: "train" and "test", and possibly "validation".
-            metadata: stored as it is.
-        """
+        """Describes a dataset with NVIDIA's default feature and file names; see `named`."""
         check_features("--num_numerical_features", num_numerical)
         check_features("number of tables", len(cardinalities))
         return cls.named(
@@ -305,13 +297,10 @@ class FeatureSpec:
             ValueError: a file does not have as many rows as the label file.
         """
         rows = _size(self.file(split, self.label))
-        for name, width in self._row_bytes(split).items():
-            size = _size(self._within(name))
-            if size != rows * width:
-                raise ValueError(
-                    f"{self.directory / name}: expected {rows * width} bytes ({rows} rows, as the "
-                    f"label file has, of {width} bytes), got {size}"
-                )
+        for chunk in self.source_spec[split]:
+            if chunk["type"] != bags.CHUNK:
+                width = sum(self.dtype(name).itemsize for name in chunk["features"])
+                layout.check_rows(self._within(chunk["files"][0]), rows, width)
         for name in self.lists:
             self._check_list(split, name, rows)
         return rows
@@ -344,14 +333,6 @@ class FeatureSpec:
 
     def _within(self, name: str) -> Path:
         return within(self.directory, name, self.path, self.allow_links)
-
-    def _row_bytes(self, split: str) -> dict[str, int]:
-        """Returns file -> bytes of a row, for features with rows of one size."""
-        return {
-            chunk["files"][0]: sum(self.dtype(name).itemsize for name in chunk["features"])
-            for chunk in self.source_spec[split]
-            if chunk["type"] != bags.CHUNK
-        }
 
 
 def read_sections(path: Path) -> dict[str, Any]:

@@ -66,6 +66,22 @@ def row_dtypes(num_numerical: int, cardinalities: Sequence[int]) -> dict[str, np
     return files | {categorical_name(i): id_dtype(n) for i, n in enumerate(cardinalities)}
 
 
+def check_rows(path: Path, rows: int, width: int) -> None:
+    """Checks that a file has a number of bytes for each row of the label file.
+
+    Raises:
+        FileNotFoundError: the file is missing.
+        ValueError: it has another size.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"{path}: missing")
+    if (size := path.stat().st_size) != rows * width:
+        raise ValueError(
+            f"{path}: expected {rows * width} bytes ({rows} rows, as the label file has, of "
+            f"{width} bytes), got {size}"
+        )
+
+
 def one_class_note(split: str, rows: int, clicks: int) -> str | None:
     """Returns a note that a split with only one label has no AUC; None if it has both labels."""
     if not rows or 0 < clicks < rows:
@@ -105,7 +121,6 @@ def write_dataset_manifest(
     """Writes `manifest.json`, last: a dataset without it is unfinished and refused by readers.
 
     Args:
-        directory: the dataset.
         rows: number of samples of each split.
         cardinalities: rows of each table, in feature order.
         transform: options of preprocessing that affect the data, such as the frequency limit.

@@ -18,9 +18,6 @@ class ListColumn:
     """A list field of one split, memory-mapped; see `dlrm.data.clicks.bags` for the files.
 
     Args:
-        spec: the dataset's features.
-        split: "train", "test" or "validation".
-        name: name of the field, one of `spec.lists`.
         rows: rows of the split, which match the sizes of the files (`FeatureSpec.num_rows`).
         verifier: compares data that are read with the dataset's checksums; None compares nothing.
 
@@ -132,35 +129,23 @@ class ListColumn:
     def _check_weights(self, weights: np.ndarray, lengths: np.ndarray, first_row: int) -> None:
         if not np.isfinite(weights).all():
             place = int((~np.isfinite(weights)).argmax())
-            ends = np.cumsum(lengths, dtype=np.int64)
-            row = int(np.searchsorted(ends, place, side="right"))
+            row, of_row = bags.row_of(lengths, place)
             raise ValueError(
-                f"{self.files.weights}: row {first_row + row}, place "
-                f"{place - (ends[row] - lengths[row])} of the list: expected a finite weight, got "
-                f"{weights[place]}"
+                f"{self.files.weights}: row {first_row + row}, place {of_row} of the list: "
+                f"expected a finite weight, got {weights[place]}"
             )
 
 
 class SampleWeights:
-    """The sample weights of one split, memory-mapped.
-
-    Args:
-        path: `weight.bin`.
-        rows: rows of the split.
-        verifier: compares data that are read with the dataset's checksums; None compares nothing.
+    """The sample weights of one split, memory-mapped; see `ListColumn`.
 
     Raises:
         ValueError: the file has another size than the rows need, or all weights are 0.
     """
 
     def __init__(self, path: Path, rows: int, verifier: Verifier | None) -> None:
-        dtype, size = layout.WEIGHT_DTYPE, path.stat().st_size
-        if size != rows * dtype.itemsize:
-            raise ValueError(
-                f"{path}: expected {rows * dtype.itemsize} bytes ({rows} rows, as the label file "
-                f"has, of {dtype.itemsize} bytes), got {size}"
-            )
-        self.path, self._weights = path, map_file(path, dtype, (rows,))
+        layout.check_rows(path, rows, layout.WEIGHT_DTYPE.itemsize)
+        self.path, self._weights = path, map_file(path, layout.WEIGHT_DTYPE, (rows,))
         self._checked = verifier.open(path) if verifier else None
         blocks = range(0, rows, _ROWS_AT_ONCE)
         if rows and not any(self._are_any(row, min(row + _ROWS_AT_ONCE, rows)) for row in blocks):

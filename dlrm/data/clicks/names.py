@@ -33,12 +33,7 @@ def field_names(num_numerical: int, num_categorical: int) -> tuple[list[str], li
 
 
 def field_of(feature: str, index: int) -> str:
-    """Returns the name of a field for a message, with its file if that has the default name.
-
-    Args:
-        feature: name of the feature in the dataset.
-        index: its index among the numerical or the categorical features.
-    """
+    """Returns the name of a field for a message, with its file if that has the default name."""
     if feature == categorical_name(index):
         return f"categorical {index} ({feature})"
     return f"numerical {index}" if feature == numerical_name(index) else feature

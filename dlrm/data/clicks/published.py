@@ -26,8 +26,6 @@ def local_dataset(
     readers with a `Verifier` fetch blocks as they read them.
 
     Args:
-        cache: the cache.
-        uri: the dataset.
         processes: processes of this machine that share the cache.
         say: called with the line that says which, and why.
 

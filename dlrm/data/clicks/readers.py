@@ -34,8 +34,6 @@ class SplitDataset(BatchedRows):
 
     Args:
         spec: the dataset's features; `FeatureSpec.load(directory)`.
-        split: "train", "test" or "validation".
-        batch_size: samples of a batch.
         subset: fraction of the batches to use.
         shard: part that this process reads; by default everything.
         verifier: compares data that are read with the dataset's checksums; by default nothing is.
@@ -205,10 +203,7 @@ class BinaryDataset(BatchedRows):
     numericals as float32 (already transformed), the ids as int32.
 
     Args:
-        path: the file.
         num_numerical: numerical features of a row, which the file does not state.
-        table_sizes: rows of each table.
-        batch_size: samples of a batch.
         subset: fraction of the batches to use.
         verifier: compares data that are read with the dataset's checksums; by default nothing is.
         part: see `BatchedRows`.

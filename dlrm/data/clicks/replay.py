@@ -1,11 +1,9 @@
 """Batches of which a share of the rows is of earlier datasets, such as those of older days."""
 
-from collections.abc import Iterable, Sequence
-
 import torch
 from torch import Tensor
 
-from dlrm.data.clicks.batch import Batch, ClickDataset
+from dlrm.data.clicks.batch import Batch, ClickDataset, Derived
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.prefetch import batch_order
 from dlrm.remote.cache import with_uris
@@ -37,7 +35,7 @@ def replay_note(config: DataConfig) -> str | None:
     )
 
 
-class Replayed:
+class Replayed(Derived):
     """The batches of a dataset, each with some rows of earlier ones at its end.
 
     Batch i has the rows of one of the earlier datasets' batches, which take turns in a random
@@ -47,7 +45,6 @@ class Replayed:
         dataset: the dataset, whose batches leave room for the rows.
         earlier: the training rows of the earlier datasets, in batches of as many rows as are
             replayed.
-        seed: seed of the order.
 
     Raises:
         ValueError: an earlier dataset has other fields, more ids or too few rows.
@@ -56,7 +53,8 @@ class Replayed:
     def __init__(
         self, dataset: ClickDataset, earlier: dict[str, ClickDataset], seed: int = 0
     ) -> None:
-        self._dataset, self._earlier = dataset, [*earlier.values()]
+        super().__init__(dataset)
+        self._earlier = [*earlier.values()]
         for name, one in earlier.items():
             _check(name, one, dataset)
         self._rows = self._earlier[0].batch_size
@@ -66,44 +64,26 @@ class Replayed:
             for index in range(one.num_samples // self._rows)
         ]
         self._order = batch_order(len(self._places), 0, seed, True)
-        self.table_sizes, self.num_numerical = dataset.table_sizes, dataset.num_numerical
-        self.categorical_names = dataset.categorical_names
-        self.batch_size = dataset.batch_size + self._rows
-        self.num_samples = dataset.num_samples + len(dataset) * self._rows
-        self.one_id_each, self.poolings = dataset.one_id_each, dataset.poolings
-        self.field_tables, self.targets = dataset.field_tables, dataset.targets
-        self.field_dims = dataset.field_dims
-
-    @property
-    def dataset(self) -> ClickDataset:
-        """Returns the dataset alone."""
-        return self._dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
+        self.batch_size += self._rows
+        self.num_samples += len(dataset) * self._rows
 
     def batch(self, index: int) -> Batch:
         """Returns a batch; see `ClickDataset.batch`."""
         number, place = self._places[self._order[index % len(self._places)]]
-        return _joined(self._dataset.batch(index), self._earlier[number].batch(place))
+        return _joined(self.dataset.batch(index), self._earlier[number].batch(place))
 
     def row_text(self, row: int) -> str:
         """Returns the words for a row of all batches."""
         index, place = divmod(row, self.batch_size)
-        own = min(
-            self._dataset.batch_size, self._dataset.num_samples - index * self._dataset.batch_size
-        )
+        first = index * self.dataset.batch_size
+        own = min(self.dataset.batch_size, self.dataset.num_samples - first)
         if place < own:
-            return f"train row {index * self._dataset.batch_size + place}"
+            return f"train row {first + place}"
         return f"row {place - own} of those replayed in batch {index}"
-
-    def ahead(self, order: Sequence[int]) -> Iterable[int]:
-        """Returns an order in which batches will be read; see `ClickDataset.ahead`."""
-        return self._dataset.ahead(order)
 
     def check_files(self) -> None:
         """Checks the files of all datasets; see `ClickDataset.check_files`."""
-        for one in (self._dataset, *self._earlier):
+        for one in (self.dataset, *self._earlier):
             one.check_files()
 
 
@@ -131,26 +111,23 @@ def _check(name: str, earlier: ClickDataset, dataset: ClickDataset) -> None:
 def _joined(first: Batch, second: Batch) -> Batch:
     """Returns the samples of two whole batches as one."""
 
-    def both(one: Tensor | None, other: Tensor | None, like: str) -> Tensor | None:
+    def both(name: str, like: str) -> Tensor | None:
         """Joins factors, of which a batch that has none has 1."""
-        if one is None and other is None:
+        pairs = [(getattr(batch, name), getattr(batch, like)) for batch in (first, second)]
+        if all(factors is None for factors, _ in pairs):
             return None
-        parts = [
-            torch.ones(len(getattr(batch, like))) if tensor is None else tensor
-            for batch, tensor in ((first, one), (second, other))
-        ]
-        return torch.cat(parts)
+        return torch.cat([torch.ones(len(one)) if f is None else f for f, one in pairs])
 
     lengths = None
     if first.lengths is not None and second.lengths is not None:
         lengths = torch.cat([first.lengths, second.lengths])
-    weights = both(first.weights, second.weights, "labels")
+    weights = both("weights", "labels")
     return Batch(
         torch.cat([first.numerical, second.numerical]),
         torch.cat([first.categorical, second.categorical]),
         torch.cat([first.labels, second.labels]),
         lengths,
-        id_weights=both(first.id_weights, second.id_weights, "categorical"),
+        id_weights=both("id_weights", "categorical"),
         weights=weights,
         total_weight=None if weights is None else weights.sum(dtype=torch.float64),
     )

@@ -36,16 +36,12 @@ class SyntheticDataset(BatchedRows):
 
     Args:
         spec: table sizes, feature names and number of numerical features.
-        split: "train", "test" or "validation".
-        num_samples: samples of the split.
-        batch_size: samples of a batch.
         seed: 0 or more.
         ids: "uniform" or "power_law".
         hotness: maximum ids of a bag, one number for all tables or one per table; None: those of
             the specification's lists or, if it has none, batches without lengths, with one id for
             each table.
         fixed_lengths: whether every bag has the maximum number of ids.
-        device: device on which batches are made.
         subset: fraction of the batches to use.
 
     Raises:
@@ -234,7 +230,6 @@ def write_synthetic_dataset(
     Args:
         directory: directory to write, which appears when the dataset is complete.
         spec: features and splits; names, dtypes and files are kept. Weights of ids are 1.
-        num_samples: samples of each split.
         seed: 0 or more.
         ids: "uniform" or "power_law".
         fixed_lengths: every row of a list has the maximum number of ids, not 1 to that many.
@@ -250,11 +245,7 @@ def write_synthetic_dataset(
     check_disk(directory, needed, f"--synthetic_dataset_num_entries {num_samples}")
     check_owned(Path(directory))
     with staged_directory(directory, replace_existing) as staging:
-        staged = replace(
-            spec,
-            path=staging / layout.FEATURE_SPEC,
-            metadata={},
-        )
+        staged = replace(spec, path=staging / layout.FEATURE_SPEC, metadata={})
         for split in staged.splits:
             samples = SyntheticDataset(
                 staged,

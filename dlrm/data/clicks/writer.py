@@ -18,7 +18,6 @@ class SplitWriter:
 
     Args:
         spec: names, dtypes and files; `spec.path` is in the directory to write to.
-        split: the split to write.
     """
 
     def __init__(self, spec: FeatureSpec, split: str) -> None:

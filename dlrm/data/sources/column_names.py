@@ -20,8 +20,6 @@ def check_columns(
 
     Args:
         where: the file, frame or flag, for the message; "" is none.
-        names: all columns.
-        wanted: those that are needed.
         hint: end of the message for a missing column.
 
     Raises:

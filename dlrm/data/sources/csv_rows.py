@@ -92,6 +92,35 @@ class Spans:
         return note
 
 
+class Reading(NamedTuple):
+    """Columns to read of a file of text, and what is noted meanwhile.
+
+    Attributes:
+        text: format of the file.
+        lists: the columns of lists, where cells can be lists; None allows lists anywhere.
+        columns: the columns to read; None is all. Missing ones are left out.
+        problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
+            cells are then empty; None raises the first.
+        spans: counts lines, and rows of several lines.
+        nested: receives the columns of JSON that are neither values nor lists, which have no cells,
+            with the first line of each; None refuses them.
+        distinct: the columns that may be indices of distinct texts, where this is cheap.
+        within: the lines to read, of which the first may be a header; None is all.
+        numbers: the columns that may be float64, from which those with other texts than usual
+            numbers are removed.
+    """
+
+    text: TextFormat
+    lists: Collection[str] | None = None
+    columns: Collection[str] | None = None
+    problems: dict[int, str] | None = None
+    spans: Spans | None = None
+    nested: dict[str, str] | None = None
+    distinct: Collection[str] = ()
+    within: ByteRange | None = None
+    numbers: set[str] = set()  # of none, which nothing is removed from
+
+
 class UndecidedError(Exception):
     """Lines need not be rows, so that the file must be read from its beginning."""
 
@@ -106,33 +135,11 @@ def has_header(text: TextFormat) -> bool:
     return not text.columns if text.header is None else text.header
 
 
-def read_csv(
-    path: Path,
-    text: TextFormat,
-    problems: dict[int, str] | None = None,
-    wanted: Collection[str] | None = None,
-    spans: Spans | None = None,
-    distinct: Collection[str] = (),
-    within: ByteRange | None = None,
-    numbers: set[str] | None = None,
-) -> Iterator[Chunk]:
-    """Yields the rows of a CSV, some at a time.
+def read_csv(path: Path, reading: Reading) -> Iterator[Chunk]:
+    """Yields the rows of a CSV, plain or compressed, some at a time.
 
     A file without rows yields its names once, with no rows, if they are known. Blank lines are no
     rows.
-
-    Args:
-        path: plain or compressed.
-        text: its format.
-        problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
-            cells are then empty; None raises the first.
-        wanted: names of the columns to return; None is all.
-        spans: counts lines, and rows of several lines.
-        distinct: names of columns that are returned as indices of distinct texts where this is
-            cheap.
-        within: the lines to read, of which the first may be a header; None is all.
-        numbers: names of columns that may be float64, from which those with other texts than usual
-            numbers are removed.
 
     Raises:
         FileNotFoundError: no such file.
@@ -142,33 +149,27 @@ def read_csv(
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file")
-    numbers = set() if numbers is None else numbers
-    rows = _Rows(path, text, problems, spans or Spans(), distinct, within, numbers)
+    text, rows = reading.text, _Rows(path, reading)
     ends, records = rows.records(1)
     names = [name.strip() for name in text.columns or (records[0] if records else ())]
     if records and not has_header(text):
         names = names if text.columns else list(map(str, range(len(records[0]))))
     else:
         ends, records = [], []
-    first = [rows.chunk_of(names, wanted, ends, records)] if names else []
-    for chunk in itertools.chain(first, iter(partial(rows.chunk, names, wanted), None)):
+    first = [rows.chunk_of(names, ends, records)] if names else []
+    for chunk in itertools.chain(first, iter(partial(rows.chunk, names), None)):
         for begin in range(0, max(len(chunk.lines), 1), text.chunk_rows):
             part = slice(begin, begin + text.chunk_rows)
             columns = [None if column is None else column[part] for column in chunk.columns]
             yield Chunk(names, chunk.lines[part], columns)
 
 
-def read_together(
-    paths: Sequence[Path],
-    text: TextFormat,
-    wanted: Collection[str],
-    distinct: Collection[str],
-    numbers: set[str],
-) -> tuple[Chunk, list[int]] | None:
+def read_together(paths: Sequence[Path], reading: Reading) -> tuple[Chunk, list[int]] | None:
     """Returns the rows of small files with the same header, and the number of each file's rows.
 
-    None if they have to be read one by one. For the other arguments see `read_csv`.
+    None if they have to be read one by one.
     """
+    text = reading.text
     delimiters = {delimiter_of(path, text) for path in paths}
     escaped = text.escape not in (None, NONE)
     if native.host is None or escaped or len(delimiters) > 1 or not has_header(text):
@@ -187,33 +188,24 @@ def read_together(
     block = b"".join(bodies)
     if not is_plain(block):
         return None
-    kept = _kept(names, wanted, distinct, numbers)
-    split = native.host.read_csv(block, delimiter, quote, LONGEST_LINE, kept)
+    split = native.host.read_csv(block, delimiter, quote, LONGEST_LINE, _kept(names, reading))
     if split.outcome != native.ROWS:
         return None
     ends = np.cumsum([body.count(b"\n") for body in bodies])  # lines before those of the next file
     lines, begins = split.lines, ends - np.diff(ends, prepend=0)
     file = np.searchsorted(ends, lines)
     rows = np.bincount(file, minlength=len(paths)).tolist()
-    columns = _columns_of(split, names, numbers)
+    columns = _columns_of(split, names, reading.numbers)
     return Chunk(names, lines - begins[file] + 1, columns), rows
 
 
 class _Rows:
     """Reads rows block by block, each in the fastest way that gives every row its line."""
 
-    def __init__(
-        self,
-        path: Path,
-        text: TextFormat,
-        problems: dict[int, str] | None,
-        spans: Spans,
-        distinct: Collection[str],
-        within: ByteRange | None,
-        numbers: set[str],
-    ) -> None:
-        self._path, self._problems, self._spans = path, problems, spans
-        self._distinct, self._within, self._numbers = distinct, within, numbers
+    def __init__(self, path: Path, reading: Reading) -> None:
+        text, within = reading.text, reading.within
+        self._path, self._reading, self._problems = path, reading, reading.problems
+        self._spans, self._in_range = reading.spans or Spans(), within is not None
         self._delimiter = delimiter_of(path, text)
         self._quote = None if text.quote == NONE else text.quote or '"'
         self._escape = None if text.escape == NONE else text.escape
@@ -222,7 +214,7 @@ class _Rows:
         self._line = 0 if within is None else within.lines  # that have been read
         self._blank = 0  # a blank line, if no row has followed it yet
 
-    def chunk(self, names: list[str], wanted: Collection[str] | None) -> Chunk | None:
+    def chunk(self, names: list[str]) -> Chunk | None:
         """Returns the rows of the next block; None at the end."""
         block = self._pending = self._pending or next(self._blocks, b"")
         if not block:
@@ -231,27 +223,21 @@ class _Rows:
         if native.host is not None and self._is_plain(block):
             if one_column:
                 self._check_blank_lines(block)
-            quote, kept = self._quote, _kept(names, wanted, self._distinct, self._numbers)
-            split = native.host.read_csv(block, self._delimiter, quote, LONGEST_LINE, kept)
+            marks, kept = (self._delimiter, self._quote), _kept(names, self._reading)
+            split = native.host.read_csv(block, *marks, LONGEST_LINE, kept)
             if split.outcome == native.ROWS:
                 self._line += split.num_lines
                 self._spans.read += split.num_lines
                 self._pending = b""
                 lines = self._line - split.num_lines + split.lines
-                return Chunk(names, lines, _columns_of(split, names, self._numbers))
-            if split.outcome == native.UNDECIDED and self._within is not None:
+                return Chunk(names, lines, _columns_of(split, names, self._reading.numbers))
+            if split.outcome == native.UNDECIDED and self._in_range:
                 raise UndecidedError
-        elif self._within is not None:
+        elif self._in_range:
             raise UndecidedError
-        return self.chunk_of(names, wanted, *self.records(one_column=one_column))
+        return self.chunk_of(names, *self.records(one_column=one_column))
 
-    def chunk_of(
-        self,
-        names: list[str],
-        wanted: Collection[str] | None,
-        ends: list[int],
-        records: list[list[str]],
-    ) -> Chunk:
+    def chunk_of(self, names: list[str], ends: list[int], records: list[list[str]]) -> Chunk:
         """Returns records as a chunk, after checking their lengths."""
         for i, (line, record) in enumerate(zip(ends, records, strict=True)):
             if len(record) != len(names):
@@ -261,9 +247,8 @@ class _Rows:
                 self._problems[line] = f"{problem}\t{self._delimiter.join(record)}"
                 records[i] = [""] * len(names)
         columns: list[pa.Array | None] = [None] * len(names)
-        for i in _places(names, wanted):
-            cells = [record[i] for record in records]
-            columns[i] = pa.array(cells, pa.string())
+        for i in _places(names, self._reading.columns):
+            columns[i] = pa.array([record[i] for record in records], pa.string())
         return Chunk(names, np.array(ends, np.int64), columns)
 
     def _check_blank_lines(self, block: bytes) -> None:
@@ -377,10 +362,6 @@ class EscapedReader:
     Within quotes, or anywhere if there are none, it makes a quote, a delimiter or itself that
     follows a part of the cell; before other characters it is one itself.
 
-    Args:
-        lines: the lines with their ends.
-        delimiter, quote, escape: the characters; `quote` may be None.
-
     Attributes:
         line_num: number of lines that were read.
     """
@@ -439,36 +420,22 @@ def _columns_of(
 
 def array_of_cells(cells: native.Texts | np.ndarray) -> pa.Array:
     """Returns a column of cells as numbers, as text, or as indices of distinct texts."""
-    return (
-        text_array(cells)
-        if isinstance(cells, native.Texts)
-        else pa.array(cells, mask=np.isnan(cells))
-    )
-
-
-def text_array(texts: native.Texts) -> pa.Array:
-    """Returns a column of cells as text, or as indices of distinct texts."""
-    array = pa.StringArray.from_buffers(
-        len(texts.offsets) - 1, pa.py_buffer(texts.offsets), pa.py_buffer(texts.data)
-    )
-    if texts.codes is None:
+    if not isinstance(cells, native.Texts):
+        return pa.array(cells, mask=np.isnan(cells))
+    buffers = pa.py_buffer(cells.offsets), pa.py_buffer(cells.data)
+    array = pa.StringArray.from_buffers(len(cells.offsets) - 1, *buffers)
+    if (codes := cells.codes) is None:
         return array
-    missing = None if texts.codes.size == 0 or texts.codes.min() >= 0 else texts.codes < 0
-    indices = pa.array(texts.codes, mask=missing)
-    return pa.DictionaryArray.from_arrays(indices, array)
+    missing = None if codes.size == 0 or codes.min() >= 0 else codes < 0
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=missing), array)
 
 
-def _kept(
-    names: Sequence[str],
-    wanted: Collection[str] | None,
-    distinct: Collection[str],
-    numbers: Collection[str],
-) -> list[int]:
+def _kept(names: Sequence[str], reading: Reading) -> list[int]:
     """Returns what to keep of each column."""
     kept = [native.NOTHING] * len(names)
-    for i in _places(names, wanted):
-        kept[i] = native.DISTINCT if names[i] in distinct else native.TEXTS
-        kept[i] = native.NUMBERS if names[i] in numbers else kept[i]
+    for i in _places(names, reading.columns):
+        kept[i] = native.DISTINCT if names[i] in reading.distinct else native.TEXTS
+        kept[i] = native.NUMBERS if names[i] in reading.numbers else kept[i]
     return kept
 
 

@@ -47,7 +47,6 @@ def open_bytes(path: Path, compression: str | None = None) -> BinaryIO:
     """Opens a file, unpacked.
 
     Args:
-        path: the file.
         compression: one of `text_format.COMPRESSIONS`; None is that of its content.
 
     Raises:
@@ -73,12 +72,7 @@ def open_bytes(path: Path, compression: str | None = None) -> BinaryIO:
 
 
 class _Streams(io.RawIOBase):
-    """The content of one or more compressed streams; Python's readers ignore damaged later ones.
-
-    Args:
-        path: the file.
-        make: makes the decompressor of a stream.
-    """
+    """The content of one or more compressed streams; Python's readers ignore damaged later ones."""
 
     def __init__(self, path: Path, make: Callable[[], Any]) -> None:
         self._file, self._make = open(path, "rb"), make  # noqa: SIM115
@@ -122,7 +116,6 @@ def open_text(
     """Opens a text file, plain or compressed; bytes that are not UTF-8 become surrogates.
 
     Args:
-        path: the file.
         encoding: its encoding; None is UTF-8, with or without a mark at its beginning.
         compression: see `open_bytes`.
     """
@@ -211,7 +204,6 @@ def read_blocks(
     """Yields a text file in UTF-8, in blocks of whole lines.
 
     Args:
-        path: the file.
         block_bytes: approximate size of a block, which has at least one line.
         encoding, compression: see `open_text`; bytes that are not UTF-8 stay as they are.
         within: the lines to read; None is all.
@@ -244,12 +236,7 @@ def read_blocks(
 
 @contextmanager
 def archive_named(path: Path, line: Any) -> Iterator[None]:
-    """Raises errors of a damaged archive within the block as ValueError with its name.
-
-    Args:
-        path: the file.
-        line: returns the number of lines that were read.
-    """
+    """Raises errors of a damaged archive as ValueError with its name and the lines before."""
     try:
         yield
     except BROKEN as error:

@@ -13,6 +13,7 @@ from dlrm.data.sources.columns import TextColumn
 from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.tables.kinds.text import NUMBERS, PROBLEM
 from dlrm.data.tables.kinds.types import is_text
+from dlrm.data.transform.dictionaries import text_array
 from dlrm.data.transform.fields import TIME_UNITS
 from dlrm.data.transform.lists import move_to_row
 from dlrm.data.transform.values import (
@@ -48,12 +49,7 @@ class Faults:
             self.add(column, wrong[codes], lambda row: problems[int(codes[row]) % (missing + 1)])
 
     def add_lists(self, inner: "Faults", lengths: np.ndarray) -> None:
-        """Adds the problems of lists' values, whose rows are indices among all values.
-
-        Args:
-            inner: the problems.
-            lengths: number of values in each row.
-        """
+        """Adds the problems of lists' values, whose rows are indices among all values."""
         for bad in inner.in_order():
             move_to_row(bad, lengths)
             self._by_row.setdefault(bad.row, bad)
@@ -310,9 +306,7 @@ def array_of(column: TextColumn) -> pa.Array:
     else:
         places = np.repeat(column.starts - ends[:-1], lengths) + np.arange(ends[-1])
         data = column.data[places] if len(places) else np.empty(0, np.uint8)
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), len(lengths), [None, pa.py_buffer(ends), pa.py_buffer(data.tobytes())]
-    )
+    return text_array(ends, data.tobytes())
 
 
 def row_text(batch: pa.RecordBatch, row: int) -> str:

@@ -126,10 +126,12 @@ class Drafter:
             )
         field, note = TimeField(summary.name), ""
         if summary.is_number and not _has_format(summary):
-            unit = _unit(summary) or _relative_unit(summary)
-            field, note = TimeField(summary.name, unit=unit), f"; unit {unit} by its size"
-            if _unit(summary) is None:
-                note = f"; counts from another moment than 1970, in {unit} by its range"
+            unit, note = _unit(summary), "; unit {} by its size"
+            if unit is None:  # seconds of at most 2 years
+                span = summary.numbers.most - summary.numbers.least
+                unit = "s" if span <= _LONG else "ms"
+                note = "; counts from another moment than 1970, in {} by its range"
+            field, note = TimeField(summary.name, unit=unit), note.format(unit)
         elif not summary.is_time and _has_format(summary):
             field, note = _formatted(summary)
         elif not summary.is_time:
@@ -372,11 +374,6 @@ def _unit(summary: Summary) -> str | None:
         if numbers.count and first <= numbers.least and numbers.most <= last:
             return unit
     return None
-
-
-def _relative_unit(summary: Summary) -> str:
-    """Returns the unit of times from another beginning: seconds of at most 2 years."""
-    return "s" if summary.numbers.most - summary.numbers.least <= _LONG else "ms"
 
 
 def _unit_of_epoch(summary: Summary) -> bool:

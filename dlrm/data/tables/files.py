@@ -96,13 +96,13 @@ def find_tables(
 
 def _of_folder(folder: Path, kind: Kind | None, left_out: list[Path]) -> list[TableFile]:
     """Returns the files of a folder, and adds those that are left out."""
-    files = sorted(_files_below(folder, frozenset()))
-    documents = [path for path in files if kind_of(path) is None and _is_document(path)]
-    if kind is None:
+    tables = sorted(_files_below(folder, frozenset()))
+    if kind is None:  # otherwise the user knows better
+        suffixes = [Path(unpacked_name(path.name)).suffix for path in tables]
+        pairs = zip(tables, suffixes, strict=True)
+        documents = [p for p, end in pairs if kind_of(p) is None and end in _NO_TABLES]
         left_out += documents
-    else:  # which the user knows better
-        documents = []
-    tables = [path for path in files if path not in set(documents)]
+        tables = [path for path in tables if path not in set(documents)]
     if not tables:
         usual = ", ".join(f"*{kind.suffixes[0]}" for kind in KINDS.values())
         raise FileNotFoundError(f"{folder}: no {usual} or the like in it (--input)")
@@ -141,10 +141,6 @@ def _root_of(folder: Path, otherwise: Path | None) -> Path | None:
     while "=" in folder.name:
         root = folder = folder.parent
     return root
-
-
-def _is_document(path: Path) -> bool:
-    return Path(unpacked_name(path.name)).suffix in _NO_TABLES
 
 
 def _left_out_line(paths: Sequence[Path]) -> str:

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.tables.columns import array_of_values
+from dlrm.data.tables.kinds.columnar import first_line
 from dlrm.data.tables.kinds.types import plain_array, plain_field
 from dlrm.files import staged_file
 
@@ -71,7 +72,7 @@ def open_frame(
         column = _unreadable_column(frame)
         what = "a table of columns" if column is None else f"a type of Arrow in column {column!r}"
         hint = "" if column is None else "; cast it to another, or drop it"
-        raise ValueError(f"{name}: expected {what} ({_first_line(error)}){hint}") from error
+        raise ValueError(f"{name}: expected {what} ({first_line(error)}){hint}") from error
     places = _places(stream.schema.names, columns, name)
     schema = pa.schema([plain_field(stream.schema.field(place)) for place in places])
     return pa.RecordBatchReader.from_batches(schema, _chosen(stream, places, schema, name))
@@ -105,7 +106,7 @@ def _of_pandas(series: Any, column: str, name: str) -> pa.ChunkedArray:
             array = pa.array(series, from_pandas=True)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         raise ValueError(
-            f"{name}: column {column!r}: expected values of one type ({_first_line(error)}); "
+            f"{name}: column {column!r}: expected values of one type ({first_line(error)}); "
             "convert it, with .astype(str) for instance, or drop it"
         ) from None
     return array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
@@ -124,7 +125,7 @@ def _chosen(
     except (pa.ArrowException, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        raise ValueError(f"{name}: cannot be read ({_first_line(error)})") from error
+        raise ValueError(f"{name}: cannot be read ({first_line(error)})") from error
 
 
 def write_frame(
@@ -151,7 +152,7 @@ def write_frame(
                 w.write_table(table, GROUP_ROWS)
                 rows += table.num_rows
     except (pa.ArrowException, NotImplementedError) as error:
-        raise ValueError(f"{name}: cannot be written as Parquet ({_first_line(error)})") from error
+        raise ValueError(f"{name}: cannot be written as Parquet ({first_line(error)})") from error
     return rows
 
 
@@ -188,7 +189,3 @@ def _in_groups(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
             batches, rows = table.slice(whole).to_batches(), rows - whole
     if rows:
         yield pa.Table.from_batches(batches)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).partition("\n")[0][:200]

@@ -87,25 +87,18 @@ class FilePart(NamedTuple):
             if LINE in opened.schema.names:
                 batches = kind.read(opened, self.source, self.begin, [LINE], {})
                 line = pa.Table.from_batches(batches).column(0)[of_part].as_py()
+                if isinstance(line, str):  # with the files of a specification
+                    return f"{Path(origin.source).parent}/{line}"
                 return f"{origin.source}, line {origin.lines + line}"
             of_file = kind_named(origin.kind)
             assert isinstance(of_file, Columnar), "text has lines"
             opened = of_file.open(origin.source, origin.source)
-            return _where_in(of_file, opened, origin.source, row)
-        for group in range(self.begin, self.end):
-            rows = opened.group(group).rows
-            if row < rows:
-                break
-            row -= rows
-        if not self.staged:
-            return kind.where(self.source, group, 0, row)
-        if LINE not in opened.schema.names:
+            group, row = _group_of(opened, 0, row)
+            return of_file.where(origin.source, group, 0, row)
+        group, row = _group_of(opened, self.begin, row)
+        if self.staged:
             return f"{self.source}, row {self.first_of_file + of_part}"
-        batches = kind.read(opened, self.source, group, [LINE], {})
-        lines = pa.Table.from_batches(batches).column(0)
-        line = lines[row].as_py()
-        named = isinstance(line, str)  # with the files of a specification
-        return f"{Path(self.source).parent}/{line}" if named else f"{self.source}, line {line}"
+        return kind.where(self.source, group, 0, row)
 
     def checksum(self) -> int:
         """Returns the CRC-32 of the bytes of the groups."""
@@ -171,12 +164,11 @@ class Origin(NamedTuple):
     kind: str
 
 
-def _where_in(kind: Columnar, opened: Groups, source: str, row: int) -> str:
-    """Returns the location of a row of a file."""
-    group = 0
+def _group_of(opened: Groups, group: int, row: int) -> tuple[int, int]:
+    """Returns the group of a row, and its number there, from that after the begin of a group."""
     while row >= (rows := opened.group(group).rows):
         group, row = group + 1, row - rows
-    return kind.where(source, group, 0, row)
+    return group, row
 
 
 def parts_of(files: Sequence[tuple[Path, TableFile]], part_bytes: int) -> list[FilePart]:
@@ -219,10 +211,12 @@ def parts_of_file(number: int, path: Path, file: TableFile, part_bytes: int) -> 
             begin, size, rows = group + 1, 0, 0
 
 
-def parts_of_copies(files: Sequence[TableFile], copies: Iterable[Copied]) -> Iterator[FilePart]:
+def parts_of_copies(
+    files: Sequence[TableFile], copies: Iterable[tuple[str, Copied]]
+) -> Iterator[FilePart]:
     """Yields a part for each copy, in the order of their rows, with 0 rows before all."""
     lines: dict[int, int] = {}
-    for copy in copies:
+    for path, copy in copies:
         origins = []
         for number, rows, of_range in copy.origins:
             before, file = lines.get(number, 0), files[number]
@@ -230,5 +224,4 @@ def parts_of_copies(files: Sequence[TableFile], copies: Iterable[Copied]) -> Ite
             lines[number] = before + of_range
         first = origins[0]
         place = (first.file, 0, 1, 0, 0, copy.rows, copy.size)
-        named = copy.path, first.source
-        yield FilePart(*named, *place, {}, True, kind=ARROW.name, origins=origins)
+        yield FilePart(path, first.source, *place, {}, True, kind=ARROW.name, origins=origins)

@@ -6,25 +6,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources import native
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.sources.csv_rows import Spans, UndecidedError
-from dlrm.data.sources.text_files import (
-    ByteRange,
-    compression_of,
-    count_lines,
-    other_encoding,
-)
+from dlrm.data.sources.csv_rows import Reading, Spans, UndecidedError
+from dlrm.data.sources.text_files import ByteRange, compression_of, count_lines, other_encoding
 from dlrm.data.sources.text_format import NONE, TextFormat
 from dlrm.data.tables.columns import floats_of
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.columnar import Columnar
 from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import LINE, PROBLEM, Column, Reading, Text
+from dlrm.data.tables.kinds.text import LINE, PROBLEM, Rows, Text
 from dlrm.files import staged_file, sync
+from dlrm.remote import task_files
 
 _MOST_SMALL = 1 << 18  # bytes of a columnar file that is copied with others
 _MANY_FILES = 64  # columnar files from which small ones are copied
@@ -46,40 +41,41 @@ class Piece(NamedTuple):
 
 
 class Copied(NamedTuple):
-    """A copy: its path, rows and size, and for each file its number, rows and lines."""
+    """A copy: its rows, its size, and for each file its number, rows and lines."""
 
-    path: str
     rows: int
     size: int
     origins: list[tuple[int, int, int]]
 
 
 class Copying(NamedTuple):
-    """The arguments of all tasks that copy; see `Text.stage`.
+    """The arguments of all tasks that copy.
 
-    `floats` are columns of text that become float64 in copies without other texts than numbers.
+    Attributes:
+        text: the format of text.
+        columns: the columns to copy.
+        quarantine: whether to accept rows of text that cannot be read.
+        cells: the columns of lists and of numbers in text.
+        floats: columns of text that become float64 in copies without other texts than numbers.
+        copy_bytes: approximate maximum size of a copy of a whole file.
     """
 
     text: TextFormat
     columns: Sequence[str]
     quarantine: bool
     cells: Cells
-    floats: Sequence[str] = ()
+    floats: Sequence[str]
+    copy_bytes: int
 
 
 def pieces_of(
     files: Sequence[TableFile], text: TextFormat, piece_bytes: int, groups: Sequence[Any]
 ) -> tuple[list[Piece], list[int]]:
-    """Returns pieces of files, and the numbers of the files that are in none.
+    """Returns pieces of files of one kind, and the numbers of the files that are in none.
 
-    The pieces of a file follow each other. The others are large files that have to be read from
-    their beginning, and columnar ones with groups of their own.
-
-    Args:
-        files: files of one kind.
-        text: their format, if they are text.
-        piece_bytes: approximate maximum size of a piece.
-        groups: a value for each file; a piece has files of one.
+    The pieces of a file follow each other, and whole files in one have the same of `groups`. The
+    others are large files that have to be read from their beginning, and columnar ones with groups
+    of their own.
     """
     pieces: list[Piece] = []
     alone: list[int] = []
@@ -137,15 +133,12 @@ def _ranges(number: int, file: TableFile, text: TextFormat, piece_bytes: int) ->
 
 
 def copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
-    """Copies a piece into Arrow files, which appear when they are whole.
+    """Copies a piece into Arrow files, at `path_of_copy`, which appear when they are whole.
 
     Cells of text stay text, except for those of `how.floats`. A column `LINE` has their lines,
     within the range of a piece, and a column `PROBLEM` the problem of a row as a whole.
 
-    Args:
-        piece: the piece.
-        target: begin of the paths; files whose columns have other types get a file of their own.
-        how: what to copy.
+    Rows whose columns have other types get a file of their own.
 
     Returns:
         The `copies`, which are `Copied`; the `names` of the files' columns, those of `numbers` in
@@ -167,8 +160,16 @@ def copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
         return _copy(piece._replace(within=piece.within._replace(lines=lines)), target, how)
 
 
+def path_of_copy(target: str, number: int) -> str:
+    """Returns the path of a copy of a piece."""
+    return f"{target}.{number}.arrow"
+
+
 def _copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
-    made = _Copies(target)
+    is_whole = piece.within is None and len(piece.files) == 1
+    made = _Copies(target, how.copy_bytes if is_whole else None)
+    for _, file in piece.files:
+        task_files.fetch(file.path)
     if not isinstance(piece.files[0][1].kind, Text):
         for number, file in piece.files:
             _add_columnar(made, number, file, how)
@@ -183,7 +184,7 @@ def _copy(piece: Piece, target: str, how: Copying) -> dict[str, Any]:
 
 
 class _Copies:
-    """Batches of rows that become files.
+    """Batches of rows that become files, of about `most` bytes if that is given.
 
     Attributes:
         copies: the files.
@@ -191,11 +192,11 @@ class _Copies:
         facts: other facts about the rows.
     """
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, most: int | None) -> None:
         self.copies: list[Copied] = []
         self.known: dict[str, None] = {}
         self.facts: dict[str, Any] = {"names": [], "numbers": [], "notes": []}
-        self._target = target
+        self._target, self._most, self._size = target, most, 0
         self._batches: list[pa.RecordBatch] = []
         self._origins: list[tuple[int, int, int]] = []
 
@@ -205,11 +206,14 @@ class _Copies:
             self._write()
         if batch.num_rows:
             self._batches.append(batch)
+            self._size += batch.nbytes
         for number, rows in origins:
             if self._origins and self._origins[-1][0] == number:
                 rows += self._origins.pop()[1]
             if rows:
                 self._origins.append((number, rows, 0))
+        if self._most is not None and self._size >= self._most:
+            self._write()
 
     def count_lines(self, lines: int) -> None:
         """Notes the lines of the range whose rows were added."""
@@ -223,9 +227,9 @@ class _Copies:
 
     def _write(self) -> None:
         if self._batches:
-            path = f"{self._target}.{len(self.copies)}.arrow"
-            self.copies.append(Copied(path, *_write(self._batches, path), self._origins))
-        self._batches, self._origins = [], []
+            path = path_of_copy(self._target, len(self.copies))
+            self.copies.append(Copied(*_write(self._batches, path), self._origins))
+        self._batches, self._origins, self._size = [], [], 0
 
 
 def _write(batches: list[pa.RecordBatch], path: str) -> tuple[int, int]:
@@ -259,6 +263,7 @@ class _TextPiece:
         """Adds files of the same partition."""
         how, kind = self._how, files[0][1].kind
         assert isinstance(kind, Text)
+        self._numbers -= partition.keys()
         in_file = [name for name in how.columns if name not in partition]
         distinct = {name for name in in_file if name not in how.cells.plain}
         lists, floats = how.cells.separators, self._floats
@@ -266,10 +271,10 @@ class _TextPiece:
         paths = [file.path for _, file in files]
         together = kind.read_together(paths, reading) if len(files) > 1 else None
         if together is not None:
-            names, lines, columns, rows = together
-            kind.check_names(paths[0], names, how.text, in_file)
+            read, rows = together
+            kind.check_names(paths[0], read[0], how.text, in_file)
             origins = [(number, count) for (number, _), count in zip(files, rows, strict=True)]
-            self._add(kind, names, lines, columns, partition, origins)
+            self._add(kind, read, partition, origins)
         else:
             for number, file in files:
                 self._add_file(number, file, kind, reading, partition)
@@ -289,10 +294,10 @@ class _TextPiece:
         if names_given and within is not None and within.begin:
             text = replace(reading.text, columns=names_given, header=False)
             reading = reading._replace(text=text)
-        for names, lines, columns in kind.read(file.path, reading):
-            kind.check_names(file.path, names, self._how.text, reading.columns or ())
-            origins = [(number, len(lines))]
-            self._add(kind, names, lines, columns, partition, origins, problems)
+        in_file = [*(reading.columns or ())]
+        for read in kind.read(file.path, reading):
+            kind.check_names(file.path, read[0], self._how.text, in_file)
+            self._add(kind, read, partition, [(number, len(read[1]))], problems)
         if within is not None:
             self._made.count_lines(spans.read)
         self._made.facts["notes"] += filter(None, [spans.note(file.path, self._how.text)])
@@ -300,14 +305,13 @@ class _TextPiece:
     def _add(
         self,
         kind: Text,
-        names: Sequence[str],
-        lines: np.ndarray,
-        columns: list[Column],
+        read: Rows,
         partition: dict[str, str | None],
         origins: list[tuple[int, int]],
         problems: dict[int, str] | None = None,
     ) -> None:
         """Adds rows as `Text.read` yields them."""
+        names, lines, columns = read
         cells, rows, numbers = self._how.cells, len(lines), self._numbers
         self._made.known |= dict.fromkeys([*names, *partition])
         if not rows:

@@ -65,13 +65,11 @@ class RowReader:
     """Reads batches of an Arrow table by a schema.
 
     Args:
-        schema: the meaning of the columns.
-        labeled: whether there are labels to read.
         known_labels: all labels that are expected; None accepts any.
         inputs_only: leave out weight, groups and time, for scoring.
         fitted: the transform that was fitted to the schema's table; None before it is fitted.
-        counts: whether rows are of a table to fit, which may have ids of any size.
-        texts: whether to return texts, which counts need; None is without a fitted transform.
+        texts: for rows of a table to fit, which may have ids of any size: whether to return texts,
+            which counts need. None is for other rows, and returns texts without a transform.
 
     Attributes:
         kinds: for each categorical field, the kinds of its values so far; see
@@ -85,20 +83,17 @@ class RowReader:
         known_labels: Iterable[str] | None = None,
         inputs_only: bool = False,
         fitted: Transform | None = None,
-        counts: bool = False,
         texts: bool | None = None,
     ) -> None:
         self.schema, self.labeled, self.inputs_only = schema, labeled, inputs_only
         if schema.time and not inputs_only:
             schema.time.check_zone()
-        self._keys_of = (
-            [FieldKeys(field, schema.missing_of(field)) for field in schema.categorical]
-            if fitted is None
-            else [
-                FieldKeys(field, schema.missing_of(field)) if counts and field.type == "id" else own
-                for field, own in zip(schema.categorical, fitted.keys, strict=True)
-            ]
-        )
+        self._keys_of = [
+            FieldKeys(field, schema.missing_of(field))
+            if fitted is None or (texts is not None and field.type == "id")
+            else fitted.keys[place]
+            for place, field in enumerate(schema.categorical)
+        ]
         plain = fitted is not None and fitted.kinds is None
         self._texts = fitted is None if texts is None else texts
         self._groups = {
@@ -147,7 +142,7 @@ class RowReader:
                 faults.add(number.column, parsed.missing, lambda row: NO_NUMBER)
             if number.rule.checked_in_readers:
                 large = np.isinf(number.rule.apply(parsed)[0])
-                faults.add(number.column, large, partial(_too_large, number, parsed.values))
+                faults.add(number.column, large, partial(_overflow, number, parsed.values))
         categorical: list[Column] = []
         texts = []
         for place, field in enumerate(schema.categorical):
@@ -261,7 +256,9 @@ class RowReader:
         if schema.weight:
             field = NumericalField(schema.weight, "none", required=True)
             weights = _numbers(field, column_of(batch, schema.weight), schema, faults)
-            bad = weights.missing | (weights.values < 0) | _is_infinite(weights.values)
+            with np.errstate(over="ignore"):
+                bad = weights.missing | np.isinf(weights.values.astype(np.float32))
+            bad |= weights.values < 0
             most = ""
             if schema.weighs_targets:
                 bad |= weights.values >= MAX_WEIGHT
@@ -306,20 +303,14 @@ def _greatest(floats: pa.Array) -> float:
     return float(values[np.isfinite(values)].max(initial=0.0))
 
 
+def _overflow(field: NumericalField, values: np.ndarray, row: int) -> str:
+    return field.rule.overflow(values[row])
+
+
 def _bad_weight(weights: Parsed, row: int, most: str) -> str:
     got = "no value" if weights.missing[row] else f"{weights.values[row]}"
     expected = (most or "that float32 has") if weights.values[row] > 0 else "of 0 or more"
     return f"expected a weight {expected}, got {got}"
-
-
-def _is_infinite(values: np.ndarray) -> np.ndarray:
-    """Returns a mask of numbers that are too large for float32."""
-    with np.errstate(over="ignore"):
-        return np.isinf(values.astype(np.float32))
-
-
-def _too_large(field: NumericalField, values: np.ndarray, row: int) -> str:
-    return field.rule.overflow(values[row])
 
 
 def _numbers(

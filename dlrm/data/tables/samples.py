@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 
 from dlrm.data.sources.column_names import check_columns
-from dlrm.data.sources.csv_rows import Spans
+from dlrm.data.sources.csv_rows import Reading, Spans
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell
 from dlrm.data.tables.kinds.json_lines import plain_numbers
 from dlrm.data.tables.kinds.kind import TableFile
-from dlrm.data.tables.kinds.text import Reading, Text
+from dlrm.data.tables.kinds.text import Text
 
 
 @dataclass
@@ -54,8 +54,7 @@ def batches_of(
     """Yields the rows of files with all their columns, those of folders included.
 
     Args:
-        files: files of one kind.
-        text: format of CSV.
+        files, text: files of one kind, and the format of CSV.
         needed: columns that every CSV file must have.
         seen: receives what is not in the batches.
 

@@ -32,11 +32,7 @@ class Sniffed(NamedTuple):
 
 
 def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
-    """Returns the format of files: the given part, and the rest as their beginnings show it.
-
-    Args:
-        files: files of one kind; only those of text have a format.
-        given: the entries that a user names.
+    """Returns the format of files of text: the given part, and the rest as their beginnings show.
 
     Raises:
         ValueError: the files are of a form that is no table, such as that of libsvm.
@@ -52,7 +48,10 @@ def sniff(files: Sequence[TableFile], given: TextFormat) -> Sniffed:
         text_format = replace(text_format, encoding=_encoding(samples))
     if files[0].kind.delimited:
         encoding = given.encoding or text_format.encoding or "utf-8-sig"
-        text = _Text.from_parts([_decoded(sample, encoding) for sample in samples])
+        decode = codecs.getincrementaldecoder(encoding)
+        decoded = [decode("replace").decode(sample).removeprefix("\ufeff") for sample in samples]
+        lines = [line for line in decoded[0].splitlines()[:_MOST_LINES] if line.strip()]
+        text = _Text(decoded, lines)
         text_format = _of_csv(files[0], text, given, text_format)
     return Sniffed(given.over(text_format), _line(given, text_format))
 
@@ -91,21 +90,12 @@ def _encoding(samples: Sequence[bytes]) -> str | None:
     return None
 
 
-def _decoded(sample: bytes, encoding: str) -> str:
-    return codecs.getincrementaldecoder(encoding)("replace").decode(sample).removeprefix("\ufeff")
-
-
 @dataclass(frozen=True)
 class _Text:
     """The beginnings of files as text, and their first lines."""
 
     parts: list[str]
     lines: list[str]
-
-    @classmethod
-    def from_parts(cls, parts: list[str]) -> "_Text":
-        lines = [line for line in parts[0].splitlines()[:_MOST_LINES] if line.strip()]
-        return cls(parts, lines)
 
     def __contains__(self, text: str) -> bool:
         return any(text in part for part in self.parts)

@@ -70,7 +70,6 @@ class Summary:
         empty: number of lists without values, excluding null lists.
 
     Args:
-        name: name of the column.
         text: format of the text, whose numbers may have marks.
     """
 

@@ -33,7 +33,8 @@ def times(field: TimeField, array: pa.Array, faults: Faults) -> np.ndarray:
         if pa.types.is_date(kind):
             array = array.cast(pa.timestamp("s" if pa.types.is_date32(kind) else "ms"))
         local = field.zone if zone is None else None
-        return _of_counts(name, array.cast(pa.int64()), _unit(array.type), local, faults)
+        unit = TIME_UNITS[array.type.unit]
+        return _of_counts(name, array.cast(pa.int64()), unit, local, faults)
     if pa.types.is_floating(kind) or pa.types.is_decimal(kind):
         array, kind = as_text(array), pa.large_string()  # of which the fraction is exact
     if pa.types.is_integer(kind) and field.format is not None:  # such as 20261120
@@ -50,23 +51,10 @@ def times(field: TimeField, array: pa.Array, faults: Faults) -> np.ndarray:
     raise ValueError(f"column {name!r}: expected timestamps, got the type {kind}")
 
 
-def _unit(kind: pa.TimestampType) -> int:
-    """Returns the nanoseconds of a type's unit."""
-    return TIME_UNITS[kind.unit]
-
-
 def _of_counts(
     name: str, array: pa.Array, unit: int, local: str | None, faults: Faults
 ) -> np.ndarray:
-    """Returns microseconds from integers that count units of time, in UTC or in a local zone.
-
-    Args:
-        name: name of the column.
-        array: the integers.
-        unit: nanoseconds of the unit.
-        local: the local zone; None is UTC.
-        faults: receives the bad rows.
-    """
+    """Returns microseconds from counts of units of some nanoseconds, in UTC or in a local zone."""
     missing = array.is_null().to_numpy(zero_copy_only=False)
     faults.add(name, missing, lambda row: "expected a time, got no value")
     counts = array.fill_null(0).to_numpy(zero_copy_only=False)

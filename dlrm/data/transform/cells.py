@@ -39,7 +39,6 @@ class FieldKeys:
     """The keys of a categorical field's values, on every route.
 
     Args:
-        field: the field.
         missing_values: texts that mean "missing", besides empty ones.
         known: the texts that a string field had in training; None before it is fitted.
         plain: whether texts are used as they are, without a canonical form, as in earlier versions.
@@ -251,13 +250,9 @@ def numbers_of_texts(
     missing_values: Collection[str],
     problems: dict[int, str] | None = None,
 ) -> Parsed:
-    """Returns the numbers of cells; missing cells give 0.
+    """Returns the numbers of cells; missing cells give 0, and blanks around a number are ignored.
 
-    Args:
-        field: the field of the cells.
-        cells: the text; blanks around a number are ignored.
-        missing_values: texts that mean "missing", besides empty ones.
-        problems: receives the problem with a cell, by row; None raises the first.
+    `problems` receives the problem with a cell, by row; None raises the first.
 
     Raises:
         RowError: the first cell that is not a finite number.
@@ -308,12 +303,7 @@ def _without_words(field: NumericalField, cells: list[str]) -> list[str]:
 
 
 def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
-    """Returns a parser of labels.
-
-    Args:
-        schema: the schema with the label.
-        known: all values that are expected; None accepts any value.
-    """
+    """Returns a parser of labels, of which `known` are all that are expected; None accepts any."""
     label, missing = schema.label, {"", *schema.missing_values}
     if not label.positives:
         return _zero_or_one

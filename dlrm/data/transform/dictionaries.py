@@ -31,6 +31,11 @@ class Counts(NamedTuple):
     counts: np.ndarray
     texts: Any = None
 
+    def take(self, chosen: np.ndarray) -> "Counts":
+        """Returns the counts of the values that a mask selects."""
+        texts = None if self.texts is None else self.texts.take(np.flatnonzero(chosen))
+        return Counts(self.keys[chosen], self.counts[chosen], texts)
+
 
 def count_values(numbers: Parsed) -> Counts:
     """Counts the values of a column that are not missing."""
@@ -80,11 +85,27 @@ def _merged_texts(
     return kept
 
 
+def text_array(ends: np.ndarray, content: Any) -> Any:
+    """Returns texts as an Arrow array over a buffer; `ends`, int64, begin with 0."""
+    import pyarrow as pa
+
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(content)]
+    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), len(ends) - 1, buffers)
+
+
+def bytes_of_texts(texts: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the ends, int64, and the bytes of an Arrow array of texts; None has neither."""
+    if texts is None or not len(texts):
+        return np.empty(0, np.int64), np.empty(0, np.uint8)
+    _, offsets, data = texts.buffers()
+    places = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
+    content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
+    return places[1:] - places[0], content[places[0] : places[-1]]
+
+
 def frequent(counts: Counts, limit: int) -> Counts:
     """Returns the counts of the values that occur `limit` times or more."""
-    kept = counts.counts >= limit
-    texts = None if counts.texts is None else counts.texts.take(np.flatnonzero(kept))
-    return Counts(counts.keys[kept], counts.counts[kept], texts)
+    return counts.take(counts.counts >= limit)
 
 
 @dataclass(frozen=True)
@@ -168,11 +189,15 @@ def reserve(path: Path) -> None:
         os.posix_fallocate(file.fileno(), 0, os.fstat(file.fileno()).st_size)
 
 
-def load_dictionary(path: Path, size: int) -> np.ndarray:
+def _mapped(path: Path) -> np.ndarray:
     try:
-        dictionary = map_npy(path)
+        return map_npy(path)
     except FileNotFoundError as error:
         raise FileNotFoundError(f"{path}: missing") from error
+
+
+def load_dictionary(path: Path, size: int) -> np.ndarray:
+    dictionary = _mapped(path)
     if dictionary.shape != (size,) or dictionary.dtype not in (np.uint32, np.uint64):
         raise ValueError(
             f"{path}: expected {size} numbers of type uint32 or uint64, got shape "
@@ -223,14 +248,7 @@ class Dictionary:
     def load(
         cls, directory: Path, place: int, size: int, kind: str, segments: Sequence[int] = ()
     ) -> "Dictionary":
-        """Maps the files of a dictionary.
-
-        Args:
-            directory: directory of the transform.
-            place: index of the dictionary in it.
-            size: number of its values.
-            kind: the type of its fields.
-            segments: numbers of the values of its segments; none if it is one.
+        """Maps the files of dictionary `place` of a transform, which is one segment by default.
 
         Raises:
             FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
@@ -269,9 +287,6 @@ class Segmented(Dictionary):
     """A dictionary that was extended: parts with consecutive ids, each in files of its own.
 
     Arrays over all values are made whenever they are asked for, as they need memory.
-
-    Args:
-        segments: the parts, in the order of their ids.
     """
 
     def __init__(self, segments: Sequence[Dictionary]) -> None:
@@ -345,10 +360,7 @@ def load_array(path: Path, dtype: np.dtype, shape: tuple[int, ...] | None = None
     Raises:
         FileNotFoundError, ValueError: the file is missing or damaged; the message names it.
     """
-    try:
-        array = map_npy(path)
-    except FileNotFoundError as error:
-        raise FileNotFoundError(f"{path}: missing") from error
+    array = _mapped(path)
     fits = array.ndim == 1 if shape is None else array.shape == shape
     if not fits or array.dtype != dtype:
         expected = "one dimension" if shape is None else f"shape {list(shape)}"

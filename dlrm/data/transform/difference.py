@@ -18,6 +18,10 @@ from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.verification import Verifier
 
+_ENTRIES = (
+    *("table", "embedding_dim", "max_length", "kept"),
+    *("ordered", "weights", "pooling", "target"),
+)
 _MOST_FIELDS, _MOST_IDS = 3, 2  # named in a message
 _BLOCK = 1 << 20  # numbers of a dictionary that are compared at once
 
@@ -35,7 +39,6 @@ def compare_transforms(
     Dictionaries with equal checksums are not read.
 
     Args:
-        checkpoint: the model's checkpoint.
         dataset: the dataset to use it with; None is data without files.
         allowed: continue in spite of differences.
         verify_data: when to verify the checksums of the dataset's transform; see `Verifier`.
@@ -80,8 +83,6 @@ def check_extends(
     Then every id of the checkpoint means the same in the dataset, and new values have new ids.
 
     Args:
-        checkpoint: the model's checkpoint.
-        dataset: the dataset with the longer dictionaries.
         source_kind: kind of `checkpoint` in its manifest; `layout.KIND` of an earlier dataset.
 
     Returns:
@@ -218,17 +219,7 @@ def _of_schemas(model: Transform, here: Transform) -> Iterator[str]:
             name = _name("categorical", field.column)
             yield from _unequal(f"{name}: type", field.type, other.type)
             yield from _unequal(f"{name}: hash buckets", field.hash_buckets, other.hash_buckets)
-            entries = (
-                "table",
-                "embedding_dim",
-                "max_length",
-                "kept",
-                "ordered",
-                "weights",
-                "pooling",
-                "target",
-            )
-            for entry in entries:
+            for entry in _ENTRIES:
                 values = getattr(field, entry), getattr(other, entry)
                 yield from _unequal(f"{name}: {entry}", *values)
 

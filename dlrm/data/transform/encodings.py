@@ -54,13 +54,7 @@ class Encoded:
 
     @classmethod
     def load(cls, directory: Path, place: int, size: int, encodings: int) -> "Encoded":
-        """Maps the files of a transform.
-
-        Args:
-            directory: directory of the transform.
-            place: index of the field among those with encodings.
-            size: number of keys.
-            encodings: number of encodings.
+        """Maps the files of a transform, of number `place` of its fields with encodings.
 
         Raises:
             FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
@@ -90,8 +84,6 @@ class Encoded:
         """Returns each encoding of the rows, float64.
 
         Args:
-            encodings: encodings of the field.
-            column: keys.
             hashes: hashes of training rows, which select their folds, if the encodings were fitted
                 to these rows; None for other rows.
         """
@@ -180,7 +172,6 @@ class EncodingSums(NamedTuple):
         Args:
             cells: cells of some rows, `[..., channels]`.
             totals: sums over all such rows, of any value.
-            smoothing: smoothing of the encoding.
         """
         rows, weights, positives = self._sums(totals)
         with np.errstate(divide="ignore", invalid="ignore"):
@@ -196,7 +187,6 @@ class EncodingSums(NamedTuple):
         """Returns the encodings of values.
 
         Args:
-            encodings: encodings of the field.
             counts: sums of the values, `[values, size]`.
             totals: sums of all training rows, `[size]`.
 

@@ -1,5 +1,6 @@
 """Fields of a schema: the label, numbers, categories and times, and those derived from others."""
 
+import itertools
 import math
 import re
 from collections.abc import Collection, Iterable
@@ -10,6 +11,7 @@ from zoneinfo import ZoneInfo
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.bags import ATTENTION, MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
+from dlrm.data.transform.values import SPELLINGS
 from dlrm.documents import brief
 from dlrm.settings import FORMER
 
@@ -280,18 +282,11 @@ class CategoricalField:
                 f"{where}: dictionary: expected none beside table {self.table!r}, whose fields "
                 f"share the dictionary of that name, got {self.dictionary!r}"
             )
-        if self.embedding_dim is not None and self.embedding_dim < 1:
-            raise ValueError(
-                f"{where}: embedding_dim: expected 1 or more, got {self.embedding_dim}"
-            )
         if self.type == "hexadecimal" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type string or integer")
-        if self.frequency_limit < 1:
-            raise ValueError(
-                f"{where}: frequency_limit: expected 1 or more, got {self.frequency_limit}"
-            )
-        if self.max_ids is not None and self.max_ids < 0:
-            raise ValueError(f"{where}: max_ids: expected 0 or more, got {self.max_ids}")
+        for name, least in {"embedding_dim": 1, "frequency_limit": 1, "max_ids": 0}.items():
+            if (value := getattr(self, name)) is not None and value < least:
+                raise ValueError(f"{where}: {name}: expected {least} or more, got {value}")
         if not 0 <= self.hash_buckets <= _MAX_BUCKETS:
             raise ValueError(
                 f"{where}: hash_buckets: expected 0 to {_MAX_BUCKETS}, got {self.hash_buckets}"
@@ -438,24 +433,21 @@ class TimeField:
 
 _DIRECTIVE = re.compile(r"%([A-Za-z%])")
 _DAYS = "djcxsDF"  # directives of which a format has at least one
-_SPELLINGS = {**dict.fromkeys(("true", "True", "TRUE"), True)}
-_SPELLINGS |= dict.fromkeys(("false", "False", "FALSE"), False)
 
 
 def _check_spellings(where: str, field: Any) -> None:
     """Raises ValueError if a text means two of true, false and missing in a field."""
-    true, false, missing = (set(getattr(field, f"{name}_values") or ()) for name in _MEANINGS)
-    for texts, other, got in ((true, false, "both"), (true, missing, "true and missing")):
-        if both := sorted(texts & other):
+    said = {name: set(getattr(field, f"{name}_values") or ()) for name in _MEANINGS}
+    for one, other in itertools.combinations(_MEANINGS, 2):
+        if both := sorted(said[one] & said[other]):
+            got = f"{one} and {other}" if other == "missing" else "both"
             raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got {got}")
-    if both := sorted(false & missing):
-        raise ValueError(f"{where}: expected one meaning of {both[0]!r}, got false and missing")
-    for text, meaning in _SPELLINGS.items():
-        if text in (false if meaning else true):
+    for text, meaning in SPELLINGS.items():
+        if text in said[_OPPOSITES[meaning]]:
             raise ValueError(
-                f"{where}: {str(not meaning).lower()}_values: expected no {text!r}, which means "
-                f"{str(meaning).lower()}"
+                f"{where}: {_OPPOSITES[meaning]}_values: expected no {text!r}, which means "
+                f"{meaning}"
             )
 
 
-_MEANINGS = ("true", "false", "missing")
+_MEANINGS, _OPPOSITES = ("true", "false", "missing"), {"true": "false", "false": "true"}

@@ -31,20 +31,11 @@ def missing_features(
 ) -> np.ndarray:
     """Returns a mask of features with no value, or an empty list, bool `[features, rows]`.
 
-    Args:
-        numerical, categorical: the columns.
-        num_numerical: numerical features; those without a column are encodings, never missing.
+    Numerical features without a column are encodings, which are never missing.
     """
     absent, of_tables = ([c.missing for c in columns] for columns in (numerical, categorical))
     present = [np.zeros_like(missing) for missing in [*absent, *of_tables][:1]]
     return np.array(absent + present * (num_numerical - len(numerical)) + of_tables)
-
-
-def row_of(lengths: np.ndarray, place: int) -> tuple[int, int]:
-    """Returns the row of a value and its index in the row, from its index among all values."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    row = int(np.searchsorted(ends, place, side="right"))
-    return row, int(place - ends[row] + lengths[row])
 
 
 def in_list(place: int, problem: str) -> str:
@@ -74,12 +65,7 @@ def too_long(field: CategoricalField, lengths: np.ndarray) -> np.ndarray:
 
 
 def bags_of(field: CategoricalField, ids: np.ndarray, column: Jagged) -> Jagged:
-    """Returns the ids of lists as a dataset stores them: sorted if need be, and truncated.
-
-    Args:
-        field: the list field.
-        ids: ids of the values of `column`.
-        column: the lists.
+    """Returns the ids of the values of lists as a dataset stores them: sorted, and truncated.
 
     Raises:
         RowError: a list is too long and may not be truncated.
@@ -119,13 +105,7 @@ def lists_of_texts(
     weights: Sequence[str] | None,
     missing_values: Collection[str],
 ) -> Jagged:
-    """Returns the lists of cells of text.
-
-    Args:
-        keys: the keys of the list field.
-        cells: cells of the values.
-        weights: cells of their weights; None if the field has none.
-        missing_values: texts that mean "missing", besides empty ones.
+    """Returns the lists of cells of text, of which those with `missing_values` are empty.
 
     Raises:
         RowError: the first unreadable value, or list with a wrong number of weights.
@@ -159,7 +139,7 @@ def lists_of_texts(
 
 def move_to_row(error: RowError, lengths: np.ndarray) -> None:
     """Makes the row of an error that of the list; it was the index of the value among all."""
-    error.row, place = row_of(lengths, error.row)
+    error.row, place = bags.row_of(lengths, error.row)
     error.problem = in_list(place, error.problem)
 
 

@@ -134,13 +134,7 @@ class SegmentLookup:
 def lookup_in(
     directory: str | os.PathLike, index: int, sizes: Sequence[int]
 ) -> IdLookup | SegmentLookup:
-    """Maps the lookup of a dictionary from a directory; see `IdLookup.load`.
-
-    Args:
-        directory: the directory.
-        index: index of the dictionary.
-        sizes: number of the values of each segment.
-    """
+    """Maps the lookup of a dictionary with segments of these sizes; see `IdLookup.load`."""
     ends = np.cumsum(sizes).tolist()
     lookups = [
         IdLookup.load(directory, segment_name(index, k), layout.id_dtype(end + 1))

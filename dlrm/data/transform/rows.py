@@ -51,12 +51,7 @@ def extra_dtypes(schema: Schema) -> dict[str, np.dtype]:
 
 
 def cross_columns(schema: Schema, columns: Sequence[Column]) -> list[Parsed | Coded]:
-    """Returns the columns of a schema's crosses.
-
-    Args:
-        schema: the schema with the crosses.
-        columns: columns of the categorical fields.
-    """
+    """Returns the columns of a schema's crosses, given those of the categorical fields."""
     by_name = dict(zip((field.column for field in schema.categorical), columns, strict=True))
     return [combined([by_name[name] for name in cross.fields]) for cross in schema.crosses]
 

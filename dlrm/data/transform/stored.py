@@ -89,13 +89,7 @@ def facts_file(directory: Path) -> Path:
 
 
 def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]]) -> None:
-    """Writes `table.json`, or `transform.json` for logs, after the dictionaries.
-
-    Args:
-        directory: directory of the transform.
-        transform: the transform.
-        crcs: checksums of each dictionary, then encodings.
-    """
+    """Writes `table.json`, or `transform.json` for logs, after the dictionaries."""
     if transform.is_log:
         text = json.dumps(_log_facts(transform, crcs), indent=2)
         write_atomically(directory / LOG, f"{text}\n")

@@ -201,18 +201,6 @@ class Transform:
         return {i: field for i, field in fields.items() if field is not None}
 
     @property
-    def shared_tables(self) -> dict[int, str]:
-        """Returns the fields whose table others have, too, with the table's name."""
-        shared = self.schema.shared_tables
-        return {i: shared[f.column] for i, f in enumerate(self.fields) if f.column in shared}
-
-    @property
-    def embedding_dims(self) -> dict[int, int]:
-        """Returns the columns of the tables of fields for which the schema says them."""
-        said = self.schema.embedding_dims
-        return {i: said[f.column] for i, f in enumerate(self.fields) if f.column in said}
-
-    @property
     def longest(self) -> dict[int, int]:
         """Returns the maximum ids per row of each table of lists."""
         return {table: field.max_length for table, field in self.lists.items()}

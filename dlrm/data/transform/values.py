@@ -6,6 +6,7 @@ but each writes them in its own way: true and True, 12 and 12.0, 2026-11-20 and 
 number 1, with the texts that a field had in training, such as true.
 """
 
+import itertools
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -159,13 +160,7 @@ _T, _F = (np.frombuffer(letters, np.uint8) for letters in (b"Tt", b"Ff"))
 def replaced(
     column: TextColumn, rows: np.ndarray, replace: Callable[[str], str] | Mapping[str, str]
 ) -> TextColumn:
-    """Returns texts of which those of some rows are replaced.
-
-    Args:
-        column: the texts, encoded in UTF-8.
-        rows: indices of the rows.
-        replace: function of a text, or a mapping of those that change.
-    """
+    """Returns texts of which those of some rows are replaced; a mapping has those that change."""
     data, starts, ends = column
     first, of_distinct = rows, np.arange(len(rows))
     if len(rows) > _FEW:  # each text once, as values mostly repeat
@@ -230,7 +225,6 @@ class KnownTexts:
     """The texts that a field had in training, and values of other kinds that mean them.
 
     Args:
-        column: name of the column, for messages.
         dictionary: its texts, in canonical form.
         typed: whether the training data had numbers, and not texts of them.
     """
@@ -296,8 +290,7 @@ class KnownTexts:
 
     @cached_property
     def _seen(self) -> list[str]:
-        most = min(len(self._dictionary), _MOST_SEEN)
-        return [str(self._dictionary.value(id)) for id in range(1, most + 1)]
+        return list(itertools.islice(self._every, _MOST_SEEN))
 
     def _texts_where(self, chosen: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> list[str]:
         """Returns the texts that a function of the first bytes and lengths selects."""
@@ -328,8 +321,7 @@ class KnownTexts:
         dictionary, spellings = self._dictionary, dict[str, list[str]]()
         if dictionary.texts is None or not np.isin(dictionary.texts, _MARKS).any():
             return {}
-        for id in range(1, min(len(dictionary), _MOST_WRITTEN) + 1):
-            text = str(dictionary.value(id))
+        for text in self._every:
             spellings.setdefault(number_text(text), []).append(text)
         return {plain: texts for plain, texts in spellings.items() if texts != [plain]}
 
@@ -367,10 +359,8 @@ class KnownTexts:
         padded = self._padded if kind == NUMBER and not self._typed else None
         if not seen or (padded is None and any(map(tests[kind], self._every))):
             return
-        hint = {BOOLEAN: "; true_values in the schema names a text that means true"}.get(kind, "")
-        hint = (
-            "; a number has no zeros at its beginning: read the column as text" if padded else hint
-        )
+        hint = "; true_values in the schema names a text that means true" * (kind == BOOLEAN)
+        hint += "; a number has no zeros at its beginning: read the column as text" * bool(padded)
         raise ValueError(
             f"column {self.column!r}: expected values such as {padded or seen[0]!r}, as in the "
             f"training data, got the {kind} {got}{hint}"

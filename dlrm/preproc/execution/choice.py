@@ -3,7 +3,7 @@
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,7 @@ from dlrm.settings import setting
 ENGINES = ("spark", "local")
 
 # Queries run in the JVM and need its optimizing compiler; tasks alone do not.
-_COMPILED = {
-    f"spark.{who}.defaultJavaOptions": "-XX:+UseSerialGC" for who in ("driver", "executor")
-}
+_COMPILED = [f"spark.{who}.defaultJavaOptions=-XX:+UseSerialGC" for who in ("driver", "executor")]
 
 
 @dataclass(frozen=True)
@@ -49,10 +47,9 @@ class SparkConfig:
                 "Connect, whose sessions dlrm.preproc.run takes in Python"
             )
 
-    def settings(self, of_query: bool = False) -> dict[str, str]:
-        """Returns the settings of a session, with an optimizing compiler for a query."""
-        settings = dict(_COMPILED) if of_query else {}
-        return settings | dict(item.split("=", 1) for item in self.conf)
+    def for_queries(self) -> "SparkConfig":
+        """Returns the same with an optimizing compiler, unless settings say otherwise."""
+        return replace(self, conf=(*_COMPILED, *self.conf))
 
 
 @dataclass(frozen=True)
@@ -91,9 +88,7 @@ def open_engine(
     name: str,
     cores: int,
     log: Path,
-    master: str | None = None,
-    memory_gib: int = 4,
-    settings: Mapping[str, str] | None = None,
+    spark: SparkConfig | None = None,
     folders: Sequence[Path | Uri] = (),
     say: Callable[[str], None] = print,
 ) -> Iterator[Engine]:
@@ -102,12 +97,8 @@ def open_engine(
     Args:
         name: "local" for processes of this machine, or "spark".
         cores: number of cores of this machine, for either engine.
-        log: file for Spark's messages.
-        master: Spark's master; None is that of spark-submit, or else this machine.
-        memory_gib: memory of Spark, in GiB.
-        settings: settings of Spark.
-        folders: directories and URIs that every executor of Spark must be able to write in.
-        say: called with a line about Spark's pages.
+        spark: the session of Spark; None is one with the defaults.
+        log, folders, say: see `spark_engine`.
 
     Raises:
         ValueError: too many cores.
@@ -119,6 +110,8 @@ def open_engine(
             yield engine
         return
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ  # by spark-submit, which knows the master
-    chosen = master or (None if submitted else f"local[{cores}]")
-    with spark_engine(chosen, memory_gib, log, dict(settings or {}), folders, say) as spark:
-        yield spark
+    spark = spark or SparkConfig()
+    master = spark.master or (None if submitted else f"local[{cores}]")
+    settings = dict(item.split("=", 1) for item in spark.conf)
+    with spark_engine(master, spark.memory_gib, log, settings, folders, say) as started:
+        yield started

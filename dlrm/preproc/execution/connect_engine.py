@@ -17,6 +17,7 @@ from dlrm.preproc.execution.spark_engine import (
     SparkEngine,
     is_on_cluster,
     quiet_errors,
+    started,
     umask,
 )
 from dlrm.remote.uri import Uri
@@ -135,16 +136,11 @@ def session_engine(
     Args:
         session: a session of Spark 4, also of Spark Connect.
         folders: directories that every executor must be able to write in.
-        say: called with a line about Spark's pages.
 
     Raises:
         EngineError: the session does not run tasks; see `SparkEngine.start`.
     """
-    engine = _engine_of(session)
-    if engine.address:
-        say(f"Spark UI: {engine.address}")
-    engine.start(folders)
-    yield engine
+    yield started(_engine_of(session), folders, None, say)
 
 
 def shares_folders(session: "SparkSession") -> bool:

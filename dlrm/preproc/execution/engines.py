@@ -135,12 +135,7 @@ def skip_pandas() -> None:
 
 @contextmanager
 def local_engine(cores: int, forked: bool = False) -> Iterator[LocalEngine]:
-    """Starts one process per core, and ends them with the block, or with this process.
-
-    Args:
-        cores: number of processes.
-        forked: see `process_pool`.
-    """
+    """Starts one process per core, and ends them with the block, or with this process."""
     return_memory()
     pool = process_pool(cores, forked)
     for _ in range(cores):

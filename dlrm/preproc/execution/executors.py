@@ -31,7 +31,7 @@ def checked(task: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
     content, mark, send, needed = cloudpickle.dumps(task), _MARK, _SEND, _NEEDED
     expected = {
-        "Python": _minor_version(),
+        "Python": ".".join(map(str, sys.version_info[:2])),
         "architecture": platform.machine(),
         "dlrm": __version__,
     }
@@ -77,7 +77,3 @@ def executor_error(text: str) -> str | None:
         f"{where} has Python {versions[1]}, and the driver {versions[2]}; both need the same: "
         "PYSPARK_PYTHON or --conf spark.pyspark.python names that of the executors"
     )
-
-
-def _minor_version() -> str:
-    return ".".join(map(str, sys.version_info[:2]))

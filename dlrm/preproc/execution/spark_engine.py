@@ -47,6 +47,7 @@ _OWN_CLUSTER = {
 }
 
 
+_LOG4J = Path(__file__).with_name("log4j2.properties")
 START = "dlrm start"  # the first stage
 DEADLINE = "spark.dlrm.startTimeout"
 
@@ -174,9 +175,7 @@ class SparkEngine:
         """Calls a task with the batches of each partition of a data frame, maybe more than once.
 
         Args:
-            stage: name of the stage.
             task: a function of an iterator of Arrow batches that returns one. It can be pickled.
-            frame: the data frame.
             columns: names and types of the columns that the task returns.
 
         Returns:
@@ -231,11 +230,7 @@ def quiet_errors() -> None:
 
 
 def is_on_cluster(master: str | None) -> bool:
-    """Returns whether Spark's tasks will run on other machines.
-
-    Args:
-        master: see `spark_engine`.
-    """
+    """Returns whether Spark's tasks will run on other machines; see `spark_engine`."""
     if "pyspark" in sys.modules:
         from pyspark import SparkContext
 
@@ -438,7 +433,7 @@ def spark_engine(
             f"note: uses the Spark session of this process ({running.master}), so --master, "
             "--memory_gib and --conf have no effect"
         )
-        yield _started(running, folders, None, say)
+        yield started(SparkEngine(running), folders, None, say)
         return
     os.environ["PYSPARK_PYTHON"] = os.environ.get("PYSPARK_PYTHON") or sys.executable
     root = str(Path(__file__).resolve().parents[3])
@@ -467,20 +462,17 @@ def spark_engine(
                 raise EngineError(f"Spark did not start: {shown}") from error
             spark.pythonExec = spark.getConf().get("spark.pyspark.python", spark.pythonExec)
             try:
-                yield _started(spark, folders, log if starts_jvm else None, say)
+                yield started(SparkEngine(spark), folders, log if starts_jvm else None, say)
             finally:
                 _stop(spark)
     except EngineError as error:
         raise EngineError(f"{error}{hint}") from error
 
 
-def _started(
-    spark: "SparkContext",
-    folders: Sequence[Path | Uri],
-    log: Path | None,
-    say: Callable[[str], None],
+def started(
+    engine: SparkEngine, folders: Sequence[Path | Uri], log: Path | None, say: Callable[[str], None]
 ) -> SparkEngine:
-    engine = SparkEngine(spark)
+    """Names the address of Spark's pages, and starts an engine; see `SparkEngine.start`."""
     if engine.address:
         say(f"Spark UI: {engine.address}")
         sys.stdout.flush()  # executors may be long in coming
@@ -506,7 +498,7 @@ def configuration(
         "spark.hadoop.fs.permissions.umask-mode": f"{umask():03o}",  # of files of the JVM
         "spark.ui.showConsoleProgress": "false",
         "spark.ui.retainedTasks": "1000",  # of a stage, which the driver keeps for Spark's pages
-        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_log4j()}",
+        "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile={_LOG4J}",
         **place,
         **(_OWN_CLUSTER if re.match("local|spark://", master or "") else {}),
         **settings,
@@ -556,10 +548,6 @@ def own_local_folders() -> Iterator[None]:
         for folder in made:
             with suppress(OSError):
                 folder.rmdir()
-
-
-def _log4j() -> Path:
-    return Path(__file__).with_name("log4j2.properties")
 
 
 @contextmanager

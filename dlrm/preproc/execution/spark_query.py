@@ -83,9 +83,6 @@ def read_query(
     that fails or runs twice leaves its rows once.
 
     Args:
-        engine: Spark.
-        query: query or table to read.
-        columns: columns to read.
         folder: directory for the files, on storage that every node mounts; its content is replaced.
         optional: columns to read if the query has them.
         packed: lets a task write into `folder` where nodes do not mount it; the folder then may
@@ -109,7 +106,7 @@ def read_query(
         frame = _frame(session, query, version)
         wanted = [*columns, *(name for name in optional if name in frame.columns)]
         check_columns(query.flag, frame.columns, wanted)
-        frame = frame.select(*map(_quoted, wanted))
+        frame = frame.select(*("`" + name.replace("`", "``") + "`" for name in wanted))
         if packed is not None:
             write = packed(partial(_write_partition, folder=folder))
             rows = sorted(engine.collect("spark", write, frame, _WRITTEN))  # by partition
@@ -219,7 +216,3 @@ def _version(session: "SparkSession", table: str) -> int | None:
     newest = _VERSIONS.get(providers[-1].lower()) if providers else None
     rows = session.sql(newest.format(table)).collect() if newest else []
     return int(rows[0][0]) if rows else None
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"

@@ -36,14 +36,13 @@ from dlrm.preproc.execution.work_folder import (
     has_results,
 )
 from dlrm.remote import task_files
-from dlrm.remote.cache import STREAMS, Cache, with_uris
+from dlrm.remote.cache import STREAMS, Cache, Listing, with_uris
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.edges import show_uris
 from dlrm.remote.lease import Lease
 from dlrm.remote.publish import (
     PREFIX,
     RUN,
-    Listing,
     check_publishable,
     find_published,
     listing_of,
@@ -67,11 +66,7 @@ class StoredWork(WorkFolder):
 
     Args:
         uri: place of the finished output.
-        files: the driver's files.
-        name: the name of the run.
-        resumed: whether the run continues an earlier one.
         version: version of the published manifest that the output replaces.
-        lease: the right to write.
     """
 
     watched_seconds = 5.0  # as each look lists objects
@@ -126,19 +121,6 @@ class StoredWork(WorkFolder):
         content = json.dumps(result).encode().replace(self._files.root.encode(), _ROOT)
         self._store.write(key, content)
         self._there.add(f"{stage}.done")
-
-    def run(
-        self,
-        engine: Engine,
-        stage: str,
-        task: Callable[[Any], dict[str, Any]],
-        items: Sequence[Any],
-        on_progress: Callable[[list[int]], None] = lambda done: None,
-    ) -> list[dict[str, Any]]:
-        """Runs a task on every unfinished item; returns all results. See `WorkFolder.run`."""
-        self._lease.check()
-        self._flush(stage)
-        return super().run(engine, stage, task, items, on_progress)
 
     def _run(
         self,
@@ -199,8 +181,9 @@ class StoredWork(WorkFolder):
         with ThreadPoolExecutor(16) as pool:
             return list(pool.map(read, entries))
 
-    def _flush(self, stage: str) -> None:
+    def _begin(self, stage: str) -> None:
         """Uploads the slices that the driver itself has written before a stage."""
+        self._lease.check()
         if self._files.slices:
             pack = Path(self._files.root, "pack")
             self._store.write(self._data.below(f"{stage}.driver").key, pack)
@@ -231,7 +214,7 @@ class StoredWork(WorkFolder):
         """Has the sizes and the ends of such files; see `WorkFolder.outline`."""
         _, key = self._files.store_of(str(folder))
         uri = Uri.parse(f"{self.uri.root}{key}/")
-        outline(self._files, uri, Listing(open_store(uri).entries(uri.folder), {}, {}))
+        outline(self._files, uri, Listing(open_store(uri).entries(uri.folder)))
 
     def lend(self, name: str, folder: Path) -> Path:
         """Returns where tasks read a folder, which is uploaded once; see `WorkFolder.lend`."""
@@ -340,13 +323,8 @@ def open_stored_work(
 ) -> Iterator[StoredWork]:
     """Opens a new or resumed run at a URI, on which no other driver works.
 
-    It needs the driver's files, see `driver_folder`.
-
-    Args:
-        uri: output of the run.
-        facts: see `open_work_folder`; paths below the driver's files count as their URIs.
-        replace: whether an earlier output of ours may be replaced, other than this run's.
-        restart: whether to discard an unfinished run.
+    It needs the driver's files, see `driver_folder`. In `facts` paths below them count as their
+    URIs. The other arguments are those of `open_work_folder`.
 
     Raises:
         FileExistsError: the output may not be replaced.
@@ -456,12 +434,7 @@ def outlined_inputs(values: Values, names: Sequence[str]) -> Iterator[Values]:
 
 
 def outlined(files: NodeFiles, value: Any, flag: str) -> Any:
-    """Returns a value with paths in place of URIs, whose files have their sizes and their ends.
-
-    Args:
-        files: the driver's files.
-        value: a URI, or several.
-        flag: its name, for messages.
+    """Returns a flag's value with paths in place of URIs; see `outlined_inputs`.
 
     Raises:
         OSError, ValueError: an object cannot be read; or a value is a path of this machine.
@@ -489,8 +462,8 @@ def outline(files: NodeFiles, uri: Uri, listing: Listing) -> list[str]:
     """Makes files of the size of objects, with their first and last bytes; returns their paths."""
 
     def make(entry: Entry) -> str:
-        shown = listing.names.get(entry.key, entry.key)
-        path = f"{files.root}/{task_files.path_of(Uri(uri.scheme, uri.authority, shown))}"
+        own = Uri(uri.scheme, uri.authority, listing.name_of(entry))
+        path = f"{files.root}/{task_files.path_of(own)}"
         files.entries[os.path.relpath(path, files.root)] = entry
         files.fetch_ends(path)
         with open(path, "rb") as file:

@@ -89,6 +89,13 @@ class WorkFolder:
         """Marks a stage as finished; call it last."""
         _write(self._marker(stage), result)
 
+    def once(self, stage: str, make: Callable[[], Any]) -> Any:
+        """Returns the result of a stage, which is made unless an earlier run finished it."""
+        if (result := self.result(stage)) is None:
+            result = make()
+            self.finish(stage, result)
+        return result
+
     def finish_output(self, result: Any) -> None:
         """Marks the output as complete, as `result("described")`, once it is on disk."""
         sync_tree(self.output)
@@ -130,12 +137,12 @@ class WorkFolder:
         """Runs a task on every unfinished item; returns all results.
 
         Args:
-            engine: engine to run them on.
             stage: name of the directory of the results, which are JSON.
             task: a function that can be pickled.
             items: numbered by their order, which must be the same when a run is resumed.
             on_progress: called from time to time with the indices of finished items.
         """
+        self._begin(stage)
         done = self._done(stage)
         if left := [(i, item) for i, item in enumerate(items) if i not in done]:
             with self._watched(stage, on_progress):
@@ -143,6 +150,9 @@ class WorkFolder:
         results = self._results(stage)
         assert len(results) == len(items), stage
         return results
+
+    def _begin(self, stage: str) -> None:
+        """Prepares a stage of tasks."""
 
     def _run(
         self,
@@ -242,12 +252,7 @@ def _write(path: Path, result: Any, one_of_many: bool = False) -> None:
 
 
 def check_memory(place: str, sizes: Collection[int]) -> None:
-    """Raises OSError if results of tasks are more than the memory of this process holds.
-
-    Args:
-        place: their place.
-        sizes: the bytes of each.
-    """
+    """Raises OSError if results of tasks are more than the memory of this process holds."""
     needed, memory = sum(sizes) * _OBJECT_BYTES, host_memory()
     if memory is not None and needed > memory[0]:
         raise OSError(
@@ -327,11 +332,7 @@ def _what_is_there(final: Path) -> str:
 def opened_work(
     output: Path | Uri, facts: dict[str, Any], replace: bool | str, restart: bool
 ) -> AbstractContextManager[WorkFolder]:
-    """Opens the folders of a run, beside its output, or in the store of its URI.
-
-    Args:
-        output, facts, replace, restart: see `open_work_folder` and `open_stored_work`.
-    """
+    """Opens the folders of a run, beside its output, or in the store of its URI."""
     if not isinstance(output, Uri):
         return open_work_folder(output, facts, replace, restart)
     from dlrm.preproc.execution.stored_work import open_stored_work
@@ -430,13 +431,7 @@ os.register_at_fork(after_in_child=_close_locks)
 
 
 def check_same(place: object, record: Any, facts: dict[str, Any]) -> None:
-    """Raises ValueError if an unfinished run has other facts than those of this one.
-
-    Args:
-        place: the file with the facts of the run.
-        record: its content.
-        facts: options and input of this run.
-    """
+    """Raises ValueError if an unfinished run, recorded at a place, has other facts than this."""
     try:
         earlier = dict(record["facts"]) if record["kind"] == KIND else {}
     except (ValueError, KeyError, TypeError) as error:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.transform.dictionaries import Counts, merge_counts
+from dlrm.data.transform.dictionaries import Counts, bytes_of_texts, merge_counts, text_array
 from dlrm.data.transform.lookup import spread, unspread
 from dlrm.files import staged_file, write_array
 from dlrm.mapped_files import map_npy
@@ -94,12 +94,6 @@ class Candidates:
     ) -> tuple[Counts, "Candidates"]:
         """Adds a day's counts of values without an id.
 
-        Args:
-            counts: the counts.
-            admission: the values that get ids.
-            day: the day.
-            half_life: see `IncrementConfig`.
-
         Returns:
             The values that get ids, with counts in units of 1/256, and the other candidates.
         """
@@ -109,19 +103,14 @@ class Candidates:
         own = counts._replace(counts=counts.counts * UNIT)
         total = merge_counts([own, Counts(keys, before.on(day, half_life), before.texts)])
         enough = admission.of(total)
-        made = _chosen(total, enough)
-        left = _chosen(total, ~enough)
+        made, left = total.take(enough), total.take(~enough)
         days = np.full(len(left.keys), day, np.int32)
         return made, joined([rest, Candidates(spread(left.keys), left.counts, days, left.texts)])
 
     def kept(self, room: int, day: int, half_life: float | None) -> "Candidates":
-        """Returns those that fit: the greatest counts first, then the latest, then in order.
+        """Returns those that fit in `room` bytes by `bytes_of`, of the greatest counts on a day.
 
-        The order is that of ids, by key or by text.
-
-        Args:
-            room: bytes for them; see `bytes_of`.
-            day, half_life: the day of the counts that are compared.
+        Then the latest come first, and then the order is that of ids, by key or by text.
         """
         sizes = np.full(len(self), _VALUE_BYTES, np.int64)
         if self.texts is not None:
@@ -168,38 +157,15 @@ class Candidates:
         chosen = None
         if texts:
             ends, content = (map_npy(_path(directory, name, index)) for name in ("ends", "texts"))
-            chosen = _texts_within(content, ends, begin, end)
+            places = np.r_[ends[begin - 1] if begin else 0, ends[begin:end]].astype(np.int64)
+            content = np.array(content[places[0] : places[-1]])
+            chosen = text_array(places - places[0], content)
         own = slice(begin, end)
         return cls(np.array(hashes[own]), np.array(counts[own]), np.array(days[own]), chosen)
 
 
 def _path(directory: Path, name: str, index: int) -> Path:
     return directory / f"candidate_{name}_{index}.npy"
-
-
-def _chosen(counts: Counts, mask: np.ndarray) -> Counts:
-    texts = None if counts.texts is None else counts.texts.take(np.flatnonzero(mask))
-    return Counts(counts.keys[mask], counts.counts[mask], texts)
-
-
-def bytes_of_texts(texts: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the ends, int64, and the bytes of an Arrow array of texts."""
-    if not len(texts):
-        return np.empty(0, np.int64), np.empty(0, np.uint8)
-    _, offsets, data = texts.buffers()
-    places = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts) + 1]
-    content = np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    return places[1:] - places[0], content[places[0] : places[-1]]
-
-
-def _texts_within(content: np.ndarray, ends: np.ndarray, begin: int, end: int) -> Any:
-    import pyarrow as pa
-
-    first = int(ends[begin - 1]) if begin else 0
-    last = int(ends[end - 1]) if end else 0
-    places = np.concatenate([[first], ends[begin:end]]).astype(np.int64) - first
-    buffers = [None, pa.py_buffer(places.tobytes()), pa.py_buffer(content[first:last].tobytes())]
-    return pa.LargeBinaryArray.from_buffers(pa.large_binary(), end - begin, buffers)
 
 
 def bytes_of(values: int, text_bytes: int | None) -> int:

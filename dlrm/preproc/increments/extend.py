@@ -11,6 +11,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.transform import stored
 from dlrm.data.transform.dictionaries import Dictionary, checksum, segments_of
 from dlrm.data.transform.encodings import Encoded
+from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.transform import Transform
 from dlrm.data.transform.values import canonical_text
@@ -61,14 +62,7 @@ def extend(
     directory: Path,
     facts: TransformFacts,
 ) -> Transform:
-    """Writes the transform of a day, and what the next day needs.
-
-    Args:
-        growth: the place in the chain.
-        run: the engine, the folder and the options.
-        counted: the results of `count`.
-        directory: directory of the transform.
-        facts: what else the transform holds.
+    """Writes the transform of a day, and what the next day needs; see `dlrm.preproc.stages.fit`.
 
     Raises:
         ValueError: no row is positive, or the rows are those of an earlier day.
@@ -98,9 +92,7 @@ def extend(
         for place, column in enumerate(kept)
     ]
     grown, lookups = run.work.folder("grown"), run.work.folder("lookups")
-    results = fit_counted(
-        run, range(len(counted)), num_rows, made_of, grown, known=known, lookups=grown
-    )
+    results = fit_counted(run, len(counted), num_rows, made_of, grown, known)
     merged = run.work.result("merged")
     content = _content([num_rows, positives], merged)
     for day in growth.parent.days if growth.parent else ():
@@ -114,9 +106,10 @@ def extend(
         run.say(f"note: day {growth.day} has {num_rows:,} training rows, the last had {before:,}")
     directory.mkdir(parents=True, exist_ok=True)
     chain.mkdir(parents=True, exist_ok=True)
-    job = _segment_job(growth, known, [fields[0].type for fields in places], results, merged)
-    job = job._replace(grown=str(grown), transform=str(directory), chain=str(chain))
-    job = job._replace(lookups=str(lookups))
+    folders = map(str, (grown, directory, chain, lookups))
+    kinds = [fields[0].type for fields in places]
+    new = [results[place] or 0 for place in range(len(places))]
+    job = _segment_job(growth, known, kinds, new, merged, [*folders])
     with run.stage("segments") as stage:
         parts = stage.tasks(
             "segments", partial(write_segments, job=job), shared_out(range(len(places)))
@@ -129,7 +122,10 @@ def extend(
     linked |= _link_encodings(run, growth, grown, directory, lookups)
     run.work.share(lookups, keep=False)
     run.work.finish("linked", _checksums(growth, linked))
-    return _transform(run, growth, counted, directory, facts, results, made, content, num_rows)
+    for one, result in zip(made, results, strict=False):
+        one["greatest"] = result  # of ids
+    fitted = None if growth.keeps_numerics else numbers_of(run, counted, results, directory)
+    return _transform(run, growth, facts, made, fitted, {"rows": num_rows, "content": content})
 
 
 def _check_labels(growth: "Growth", schema: Schema, negatives: Sequence[str] | None) -> None:
@@ -198,29 +194,19 @@ def _segment_job(
     growth: "Growth",
     known: KnownValues,
     kinds: list[str],
-    results: Sequence[Any],
+    new: list[int],
     merged: Sequence[dict[str, Any]],
+    folders: Sequence[str],
 ) -> SegmentJob:
     left = [bucket["left"] for bucket in merged]
     needs = []
     for place in range(len(kinds)):
         values, size = (sum(bucket[place][i] for bucket in left) for i in range(2))
         needs.append(bytes_of(values, size if known.texts[place] else None))
-    new = [results[place] or 0 for place in range(len(kinds))]
     parent = growth.parent
-    return SegmentJob(
-        kinds,
-        "" if parent is None else str(parent.transform),
-        [] if parent is None else parent.fitted.checksums(),
-        known,
-        "",
-        new,
-        left,
-        quotas(needs, growth.config.candidates),
-        "",
-        "",
-        "",
-    )
+    of_parent = ("", []) if parent is None else (str(parent.transform), parent.fitted.checksums())
+    rooms = quotas(needs, growth.config.candidates)
+    return SegmentJob(kinds, *of_parent, known, new, left, rooms, *folders)
 
 
 def _link_encodings(
@@ -261,40 +247,42 @@ def _checksums(growth: "Growth", linked: dict[str, str]) -> dict[str, str]:
 def _transform(
     run: PreparationRun,
     growth: "Growth",
-    counted: Sequence[dict[str, Any]],
-    directory: Path,
     facts: TransformFacts,
-    results: Sequence[Any],
     made: Sequence[dict[str, Any]],
-    content: str,
-    num_rows: int,
+    fitted: tuple[list[Fitted], list[Encoded]] | None,
+    own: dict[str, Any],
 ) -> Transform:
-    """Makes and saves the transform, and the file that is last in `chain/`."""
+    """Makes and saves the transform, and the file that is last in `chain/`.
+
+    Without `fitted` numbers, those of the parent are kept.
+    """
     schema, parent = run.options.schema, growth.parent
+    directory = run.work.output / layout.TRANSFORM
     before = [0] * len(made)
     if parent is not None:
         before = list(map(len, parent.fitted.dictionaries))
     merged, new, dictionaries = run.work.result("merged"), [], []
     for place, (one, fields) in enumerate(zip(made, schema.dictionaries().values(), strict=True)):
         kind, segments = fields[0].type, one["segments"]
-        size = max(before[place], results[place]) if kind == "id" else sum(segments)
+        size = max(before[place], one["greatest"]) if kind == "id" else sum(segments)
         dictionaries.append(Dictionary.load(directory, place, size, kind, segments))
         new.append(size - before[place])
         enough = sum(bucket["kept"][place][0] for bucket in merged)
         if kind != "id" and not any(field.hash_buckets for field in fields):
             one["forgotten"] += max(enough - new[-1], 0)  # beyond max_ids
     crcs = [one["crcs"] for one in made]
-    if parent is not None and growth.keeps_numerics:
+    if fitted is not None:
+        numbers, encoded = fitted
+        crcs += [[checksum(array) for array in one.arrays.values()] for one in encoded]
+    else:
+        assert parent is not None
         numbers = parent.fitted.numerical
         crcs += parent.fitted.checksums()[len(made) :]
         encoded = [
             Encoded.load(directory, place, len(one.keys), one.values.shape[1])
             for place, one in enumerate(parent.fitted.encoded)
         ]
-    else:
-        numbers, encoded = numbers_of(run, counted, results, directory)
-        crcs += [[checksum(array) for array in one.arrays.values()] for one in encoded]
-    own: dict[str, Any] = {"rows": num_rows, "content": content, "new": new}
+    own |= {"new": new}
     own |= {name: [one[name] for one in made] for name in ("candidates", "forgotten")}
     if chance := growth.config.admission_probability:
         own["admission_probability"] = chance

@@ -1,6 +1,6 @@
 """The place of a day in a chain: its parent, whose dictionaries it extends, and what it kept."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -115,21 +115,13 @@ class Growth:
             "admission_probability": config.admission_probability,
         }
 
-    def notes(self) -> Iterator[str]:
-        """Yields lines about what the parent lacks."""
-        if self.parent is not None and self.parent.state is None:
-            yield (
-                f"note: {self.parent.directory} has no counts of values below their frequency "
-                "limit (--day keeps them), so those of this day begin at 0"
-            )
 
+def open_growth(
+    config: IncrementConfig, schema: Schema, say: Callable[[str], object]
+) -> Growth | None:
+    """Returns the place of rows in a chain of days, and says what the parent lacks.
 
-def open_growth(config: IncrementConfig, schema: Schema) -> Growth | None:
-    """Returns the place of rows in a chain of days; None if they are in none.
-
-    Args:
-        config: the options.
-        schema: the schema of the rows.
+    None if the rows are in no chain.
 
     Raises:
         FileNotFoundError: the parent, or a file of it, is missing.
@@ -147,7 +139,13 @@ def open_growth(config: IncrementConfig, schema: Schema) -> Growth | None:
             f"--extend {config.extend}: expected the schema of its transform, got another one: "
             f"{difference}"
         )
-    return Growth(config, _day(config, parent), parent)
+    growth = Growth(config, _day(config, parent), parent)
+    if parent.state is None:
+        say(
+            f"note: {parent.directory} has no counts of values below their frequency limit (--day "
+            "keeps them), so those of this day begin at 0"
+        )
+    return growth
 
 
 def _open_parent(directory: Path) -> Parent:

@@ -90,7 +90,9 @@ def inspect_chain(path: Path) -> dict[str, Any]:
             f"{path}: expected the transform of a day (prepare --day or --extend), got one that is "
             "in no chain"
         )
-    beside = [own, *(link for link in _links_beside(path) if _same_start(link, own))]
+    start = own.days[0]["transform"]
+    others = (link for link in _links_beside(path) if link.days[0]["transform"] == start)
+    beside = [own, *others]
     by_digest = {link.digest: link for link in reversed(beside)}
     files, faults = _Files(), list(_of_order(own))
     for link in beside:
@@ -101,10 +103,10 @@ def inspect_chain(path: Path) -> dict[str, Any]:
         found = by_digest.get(day["transform"])
         if found is not None and found.days != own.days[: len(found.days)]:
             faults.append(f"{found.path}: its days are not those that {path} has of it")
-        others = [link for link in beside if link.days[-1]["day"] == day["day"]]
-        if found is None and others:
+        same = [link for link in beside if link.days[-1]["day"] == day["day"]]
+        if found is None and same:
             faults.append(
-                f"{others[0].path}: day {day['day']} has another transform than the one that "
+                f"{same[0].path}: day {day['day']} has another transform than the one that "
                 f"{path} extends: it was prepared again since"
             )
         sums = {name: sum(day[name]) for name in ("new", "candidates", "forgotten")}
@@ -157,11 +159,6 @@ def _of_order(own: _Link) -> Iterator[str]:
     state = own.path / layout.CHAIN / DAY
     if state.exists() and read_json(state).get("transform") != own.digest:
         yield f"{state}: belongs to another transform, so it is left over from another run"
-
-
-def _same_start(other: _Link, own: _Link) -> bool:
-    """Returns whether two chains have the same first day."""
-    return other.days[0]["transform"] == own.days[0]["transform"]
 
 
 def _dictionaries(own: _Link) -> Iterator[dict[str, Any]]:

@@ -8,10 +8,10 @@ from typing import Any, BinaryIO, NamedTuple
 import numpy as np
 
 from dlrm.data.sources.columns import Parsed
-from dlrm.data.transform.dictionaries import Counts, frequent
+from dlrm.data.transform.dictionaries import Counts, bytes_of_texts, frequent
 from dlrm.data.transform.lookup import lookup_in, spread
 from dlrm.files import staged_file
-from dlrm.preproc.increments.candidates import Admission, Candidates, bytes_of_texts
+from dlrm.preproc.increments.candidates import Admission, Candidates
 from dlrm.preproc.stages.dictionary_merge import texts_of
 from dlrm.remote.task_files import read_ranges, shared
 
@@ -56,12 +56,7 @@ class KnownValues(NamedTuple):
             yield _Divided(self, bucket, file)
 
     def left(self, column: int, facts: list[list[list[int]]]) -> list[Candidates]:
-        """Returns the candidates of a column, by bucket.
-
-        Args:
-            column: the column.
-            facts: `left` of `_Divided.facts` of each bucket.
-        """
+        """Returns the candidates of a column, given `left` of `_Divided.facts` of each bucket."""
         ranges, found, own = [], [], self.texts[column]
         for bucket, sizes in enumerate(facts):
             before = zip(sizes, self.texts[:column], strict=False)
@@ -103,12 +98,12 @@ class _Divided:
             self._left.append([0, 0])
             return None
         texts = known.texts[column]
-        made, left = _empty(merged), Candidates.none(texts)
+        made, left = merged.take(np.zeros(len(merged.keys), bool)), Candidates.none(texts)
         if role == GROWS:
             new = merged
             if sizes := known.sizes[column]:
                 lookup = lookup_in(shared(known.lookups), column, sizes)
-                new = _take(merged, lookup(Parsed.present(merged.keys)) == 0)
+                new = merged.take(lookup(Parsed.present(merged.keys)) == 0)
             before = Candidates.none(texts)
             if known.state is not None:
                 state = Path(shared(known.state))
@@ -123,11 +118,9 @@ class _Divided:
     def _write(self, left: Candidates) -> None:
         for array in (left.hashes, left.counts, left.days):
             self._file.write(np.ascontiguousarray(array).data)
-        content = np.empty(0, np.uint8)
-        if left.texts is not None:
-            ends, content = bytes_of_texts(left.texts)
-            self._file.write(np.diff(ends, prepend=0).astype(np.int32).data)
-            self._file.write(content.data)
+        ends, content = bytes_of_texts(left.texts)
+        self._file.write(np.diff(ends, prepend=0).astype(np.int32).data)
+        self._file.write(content.data)
         self._left.append([len(left), len(content)])
 
     def facts(self) -> dict[str, Any]:
@@ -140,13 +133,3 @@ def _content(counts: Counts) -> int:
     hashes = spread(counts.keys)
     mixed = (hashes ^ (hashes >> np.uint64(31))) * _DIGEST
     return int((mixed * counts.counts.astype(np.uint64)).sum(dtype=np.uint64))
-
-
-def _empty(counts: Counts) -> Counts:
-    texts = None if counts.texts is None else counts.texts.slice(0, 0)
-    return Counts(counts.keys[:0], np.empty(0, np.int64), texts)
-
-
-def _take(counts: Counts, mask: np.ndarray) -> Counts:
-    texts = None if counts.texts is None else counts.texts.take(np.flatnonzero(mask))
-    return Counts(counts.keys[mask], counts.counts[mask], texts)

@@ -41,10 +41,10 @@ class SegmentJob(NamedTuple):
         parent: directory of the parent's transform; "" without a parent.
         crcs: checksums of the parent's dictionaries.
         known: what is known of earlier days.
-        grown: folder of the dictionaries of new values, and of their lookups.
         new: number of the new values of each dictionary.
         left: candidates of each bucket and dictionary; see `KnownValues.left`.
         rooms: bytes for the candidates of each dictionary.
+        grown: folder of the dictionaries of new values, and of their lookups.
         transform, chain: directories to write to.
         lookups: the folder of the run's lookups, which get links to those of `chain`.
     """
@@ -53,10 +53,10 @@ class SegmentJob(NamedTuple):
     parent: str
     crcs: list[list[str]]
     known: KnownValues
-    grown: str
     new: list[int]
     left: list[list[list[int]]]
     rooms: list[int]
+    grown: str
     transform: str
     chain: str
     lookups: str
@@ -89,12 +89,7 @@ def write_segments(places: Sequence[int], job: SegmentJob) -> dict[str, Any]:
 
 
 def groups_of(sizes: Sequence[int], new: int) -> list[list[int]]:
-    """Returns the segments that become one, by index; the last index is that of new values.
-
-    Args:
-        sizes: sizes of the segments.
-        new: number of new values.
-    """
+    """Returns the segments that become one, by index; the last index is that of new values."""
     if not sizes:
         return [[0]]
     groups = [[k] for k in range(len(sizes))]
@@ -207,14 +202,7 @@ def _concatenate(path: Path, parts: Sequence[np.ndarray], more: Sequence[int] = 
 
 
 def _write_lookup(sources: list[_Source], last: int, size: int, name: str, folder: str) -> None:
-    """Writes the lookup of a segment, some hashes at a time.
-
-    Args:
-        sources: what it is made of.
-        last: the greatest id.
-        size: number of its values.
-        name, folder: name and folder of its files.
-    """
+    """Writes the lookup of a segment of `size` values up to id `last`, some hashes at a time."""
     dtype = layout.id_dtype(last + 1)
     with ExitStack() as stack:
         hashes, ids, directory = (

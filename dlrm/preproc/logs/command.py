@@ -4,7 +4,7 @@ import re
 import time
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ from dlrm.data.transform.transform import Transform
 from dlrm.flags import UsageError, Values
 from dlrm.limits import check_processes
 from dlrm.preproc.execution.choice import SparkConfig, goes_through_store, open_engine
-from dlrm.preproc.execution.engines import Engine, EngineError, TaskError
+from dlrm.preproc.execution.engines import EngineError, TaskError
 from dlrm.preproc.execution.work_folder import opened_work, shared_folders, spark_log
 from dlrm.preproc.increments.growth import open_growth
 from dlrm.preproc.logs import pipeline
@@ -169,17 +169,17 @@ def _opened(
 ) -> Iterator[PreparationRun]:
     """Opens the work folder of an output, and starts the engine."""
     options = _options(values)
-    growth = open_growth(options.increment, options.schema)
+    growth = open_growth(options.increment, options.schema, say)
     replace = values["write_mode"] == "overwrite"
     facts = options.facts() | facts | input_facts(files)
     facts |= {} if growth is None else growth.facts()
-    for note in [] if growth is None else growth.notes():
-        say(note)
     with opened_work(output, facts, replace, values["restart"]) as work:
         if work.resumed:
             say(f"continuing with what {work.shown} has")
+        spark, cores = values.config(SparkConfig), values.config(RunConfig).num_cores
+        place = spark_log(output), spark, shared_folders(output)
         try:
-            with _engine(values, output) as engine:
+            with open_engine(values["engine"], cores, *place, say) as engine:
                 yield PreparationRun(engine, work, options, say, growth and growth.lent(work))
         except (TaskError, EngineError) as error:
             hint = f"what is done is kept in {work.shown}: the same command resumes it"
@@ -192,20 +192,6 @@ _MODES = {
     "generate_models": _generate_models,
     "transform": _transform,
 }
-
-
-def _engine(values: Values, output: Path | Uri) -> AbstractContextManager[Engine]:
-    spark = values.config(SparkConfig)
-    return open_engine(
-        values["engine"],
-        values.config(RunConfig).num_cores,
-        spark_log(output),
-        spark.master,
-        spark.memory_gib,
-        spark.settings(),
-        shared_folders(output),
-        say,
-    )
 
 
 def _options(values: Values) -> LogOptions:

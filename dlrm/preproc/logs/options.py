@@ -72,11 +72,6 @@ class LogOptions(PreparationOptions):
         return log_schema(numbers[0], limit.each(numbers[1]), self.numeric_transform)
 
     @property
-    def remembered_schema(self) -> "Schema":
-        """Returns the schema, which later readers know."""
-        return self.schema
-
-    @property
     def feature_spec_out(self) -> str:
         """Returns the name of the specification to write."""
         return dataset_names.FEATURE_SPEC

@@ -17,7 +17,6 @@ import numpy as np
 
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.transform.transform import Transform
-from dlrm.limits import MAX_TASKS
 from dlrm.manifest import write_manifest
 from dlrm.preproc.logs.options import LogOptions
 from dlrm.preproc.logs.raw_log import (
@@ -32,9 +31,17 @@ from dlrm.preproc.logs.raw_log import (
 )
 from dlrm.preproc.logs.source import LogSource
 from dlrm.preproc.stages.dictionary_merge import write_lookups
-from dlrm.preproc.stages.division import DROPPED, TEST, TRAIN, VALIDATION, Divider, Ranges
+from dlrm.preproc.stages.division import (
+    DROPPED,
+    TEST,
+    TRAIN,
+    VALIDATION,
+    Divided,
+    Divider,
+    Ranges,
+)
 from dlrm.preproc.stages.fitting import facts_of, fit, shared_out
-from dlrm.preproc.stages.pipeline import Divided, count, quarantine, transform, write_dataset
+from dlrm.preproc.stages.pipeline import count, part_bytes, quarantine, transform, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.shuffle_files import remove_unfinished
 from dlrm.preproc.stages.source import Target
@@ -81,11 +88,11 @@ def prepare(
     divider = Ranges((0, all_rows), (TRAIN,))
     if run.options.hold_out:
         divider = Ranges((0, train_rows, half, all_rows), (TRAIN, TEST, VALIDATION))
-    divided = _divided(run, run.options.log_format, divider, splits)
+    divided = _divided(run, run.options.log_format, divider, splits)._replace(counted=counted)
     note = _NOTE if run.options.hold_out else _ALL
     days = Files([f"day {day}" for day in range(last_day + 1)], "day", note)
     more = None if unlabeled is None else partial(_transform_unlabeled, run, unlabeled)
-    return write_dataset(run, divided, counted, days, more=more)
+    return write_dataset(run, divided, days, more=more)
 
 
 def _counted_days(
@@ -177,21 +184,13 @@ def _count_lines(split: Split) -> dict[str, Any]:
 
 def _splits(run: PreparationRun, name: str, days: Sequence[Day]) -> list[Split]:
     """Cuts days into splits: those of a resumed run, or new ones."""
-    stored = run.work.result(f"{name}.splits")
-    if stored is None:
-        smallest, largest = _SPLIT_BYTES
+
+    def cut() -> list[dict[str, Any]]:
         text = sum(day.end - day.begin for day in days)
-        if run.options.split_bytes and text > MAX_TASKS * run.options.split_bytes:
-            least = -(-text // MAX_TASKS)
-            raise ValueError(
-                f"--split_bytes {run.options.split_bytes}: expected {least} or more, "
-                f"which cuts {text} bytes of logs into {MAX_TASKS} tasks"
-            )
-        even = text // (_SPLITS_PER_CORE * run.engine.cores)
-        split_bytes = run.options.split_bytes or min(max(even, smallest), largest)
-        stored = [asdict(split) for split in split_days(days, split_bytes)]
-        run.work.finish(f"{name}.splits", stored)
-    return [Split(**split) for split in stored]
+        split_bytes = part_bytes(run, text, _SPLIT_BYTES, _SPLITS_PER_CORE, " of logs")
+        return [asdict(split) for split in split_days(days, split_bytes)]
+
+    return [Split(**split) for split in run.work.once(f"{name}.splits", cut)]
 
 
 def _transform_unlabeled(run: PreparationRun, path: Path) -> dict[str, dict[str, int]]:
@@ -211,10 +210,10 @@ def _divided(
     return Divided(source, divider, splits, rows, np.zeros((*rows.shape, 0), np.int64))
 
 
-def fit_days(run: PreparationRun, files: Sequence[Path], num_days: int | None = None) -> None:
+def fit_days(run: PreparationRun, files: Sequence[Path]) -> None:
     """Fits a transform only, as `--mode generate_models` does."""
     if run.work.result("described") is None:
-        splits, counted = _counted_days(run, files, num_days)
+        splits, counted = _counted_days(run, files, None)
         fit(run, counted, run.work.output, facts_of(run, counted))
         remove_unfinished(run.work.output)
         rows = sum(split.rows for split in splits)

@@ -219,8 +219,7 @@ def read_blocks(
     """Yields lines of a split, a few megabytes at a time, and the index of the first one.
 
     Args:
-        split: split to read.
-        log_format: the columns of a line.
+        split, log_format: what to read.
         rejected: receives unreadable lines, which are left out.
         crcs: receives the CRC-32 of all lines once they are read.
 
@@ -329,8 +328,6 @@ def unpack(source: str, target: str) -> dict[str, Any]:
 def _open_compressed(source: str) -> Any:
     if source.endswith(".gz"):
         return gzip.open(source, "rb")
-    try:
-        import pyarrow
-    except ImportError as error:
-        raise ValueError(f"{source}: pyarrow is needed to read .zst, got {error}") from error
-    return pyarrow.CompressedInputStream(source, "zstd")
+    import pyarrow as pa
+
+    return pa.CompressedInputStream(source, "zstd")

@@ -251,11 +251,7 @@ class Counted:
         return stability_index(histogram(part), histogram(self.train))
 
     def tenths(self, i: int) -> Histogram:
-        """Returns a function that counts rows by tenths of the training rows, and missing ones.
-
-        Args:
-            i: the numerical field.
-        """
+        """Returns a function that counts rows by tenths of the training rows, and missing ones."""
         cumulated = np.cumsum(self.train.numbers[i])
         edges = np.searchsorted(cumulated, cumulated[-1] * np.arange(1, 10) / 10) + 1
         begins = np.r_[0, np.unique(edges)]
@@ -273,12 +269,7 @@ class Counted:
         return _quantile_bins(self.train.numbers[i])
 
     def lists(self, i: int, names: Sequence[str]) -> dict[str, Any]:
-        """Describes the lists of a list field: lengths in training rows, and shares.
-
-        Args:
-            i: the number of the list field.
-            names: names of the splits.
-        """
+        """Describes the lists of a list field: lengths in training rows, and shares in splits."""
         parts, train = {name: self.split(name) for name in names}, self.train
         lengths: dict[str, Any] = dict.fromkeys(map(str, QUANTILES))
         if (bins := _quantile_bins(train.lengths[i])) is not None:
@@ -308,12 +299,9 @@ def share(part: Any, whole: Any) -> float | None:
 
 
 def stability_index(histogram: np.ndarray, usual: np.ndarray) -> float:
-    """Returns the population stability index of rows against usual ones, with four decimals.
+    """Returns the population stability index of histograms `[bins]`, with four decimals.
 
     It is the sum of (p - q) ln(p / q) over bins, with p and q their shares of both.
-
-    Args:
-        histogram, usual: rows in each bin, `[bins]`.
     """
     p, q = _shares(histogram), _shares(usual)
     return round(float(((p - q) * np.log(p / q)).sum()), 4)

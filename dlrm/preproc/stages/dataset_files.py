@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -61,13 +61,7 @@ class ListColumns(NamedTuple):
         return by_file
 
     def create(self, dataset: str, rows: int, num_ids: int) -> None:
-        """Creates all files except the lengths, at full size, and writes the end of the starts.
-
-        Args:
-            dataset: the directory.
-            rows: rows of the split.
-            num_ids: values of all rows.
-        """
+        """Creates all files except the lengths, at full size, and writes the end of the starts."""
         starts = bags.num_starts(rows)
         for name in [*self.payload, self.starts]:
             count = starts if name == self.starts else num_ids
@@ -87,7 +81,6 @@ class ListColumns(NamedTuple):
         """Writes consecutive rows to all files except the lengths.
 
         Args:
-            dataset: the directory.
             first_row: the first row in the split.
             first_value: the index of its first value in the split.
             lengths: lengths of all these rows.
@@ -117,14 +110,10 @@ def write_rows(dataset: str, first_row: int, columns: dict[str, list[np.ndarray]
             with open(path, "r+b", buffering=0) as file:
                 file.seek(first_row * width)
                 for content in contents:
-                    _write_all(file, content)
+                    while len(content):
+                        content = content[file.write(content) :]
         except OSError as error:
             raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def _write_all(file: Any, data: memoryview) -> None:
-    while len(data):
-        data = data[file.write(data) :]
 
 
 class TransformJob(NamedTuple):
@@ -196,10 +185,8 @@ class TransformJob(NamedTuple):
 
     def columns(self, target: Target, read: Read, rows: Transformed) -> dict[str, np.ndarray]:
         """Returns file -> its rows, or values of their lists; numericals have `numerical_dtype`."""
-        labels, ids = (
-            read.labels,
-            {i: c for i, c in enumerate(rows.ids) if isinstance(c, np.ndarray)},
-        )
+        labels = read.labels
+        ids = {i: c for i, c in enumerate(rows.ids) if isinstance(c, np.ndarray)}
         if self.output_format == "binary":
             words = [labels[:, None].astype(_WORD), rows.numerical.view(_WORD)]
             words += [column[:, None] for column in ids.values()]

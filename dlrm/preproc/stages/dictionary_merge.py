@@ -18,12 +18,14 @@ import numpy as np
 from dlrm.data.clicks import layout
 from dlrm.data.transform.dictionaries import (
     Counts,
+    bytes_of_texts,
     frequent,
     merge_counts,
     open_dictionary,
     reserve,
     segment_name,
     segments_of,
+    text_array,
 )
 from dlrm.data.transform.lookup import IdLookup, directory_parts, spread
 from dlrm.data.transform.numbers import bin_edges
@@ -86,11 +88,9 @@ def merge_bucket(
     """Adds up a bucket's counts of all splits, and keeps the values that are frequent enough.
 
     Args:
-        bucket: its number.
         sources: files of the splits' counts.
         limits: for each counted column, the minimum count of a value.
-        folder: folder of the result.
-        known: values of earlier days, of which none is kept; None if there are none.
+        known: values of earlier days, of which none is kept.
     """
     parts = [_read_counts(*entry) for entry in read_bucket([Path(s) for s in sources], bucket)]
     distinct, kept = [], []
@@ -106,37 +106,27 @@ def merge_bucket(
             distinct.append(len(merged.keys))
             order = np.argsort(spread(enough.keys))
             lengths, texts = _text_bytes(enough.texts, order)
-            kept.append([len(enough.keys), len(lengths) + len(texts)])
+            kept.append([len(enough.keys), lengths.nbytes + len(texts)])
             file.write(enough.keys[order].astype(np.uint64).data)
             file.write(enough.counts[order].astype(np.int64).data)
-            file.write(lengths)
-            file.write(texts)
+            file.write(lengths.data)
+            file.write(texts.data)
         facts = {} if divide is None else divide.facts()
     return {"distinct": distinct, "kept": kept} | facts
 
 
-def _text_bytes(texts: Any, order: np.ndarray) -> tuple[bytes, bytes]:
+def _text_bytes(texts: Any, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Returns the lengths, int32, and the bytes of some texts; nothing for no texts."""
-    if texts is None:
-        return b"", b""
-    chosen = texts.take(order)
-    _, offsets, data = chosen.buffers()
-    ends = np.frombuffer(offsets, np.int64)[: len(chosen) + 1]
-    content = b"" if data is None else data.to_pybytes()[ends[0] : ends[-1]]
-    return np.diff(ends).astype(np.int32).tobytes(), content
+    ends, content = bytes_of_texts(None if texts is None else texts.take(order))
+    return np.diff(ends, prepend=0).astype(np.int32), content
 
 
 def texts_of(contents: bytes, entries: int, place: int, size: int) -> Any:
     """Returns the texts whose lengths begin at `place` and have `size` bytes themselves."""
-    import pyarrow as pa
-
     lengths = np.frombuffer(contents, np.int32, entries, place)
     ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
     begin = place + 4 * entries
-    data = pa.py_buffer(contents[begin : begin + size])
-    return pa.LargeBinaryArray.from_buffers(
-        pa.large_binary(), entries, [None, pa.py_buffer(ends), data]
-    )
+    return text_array(ends, contents[begin : begin + size])
 
 
 def _read_counts(contents: bytes, counts: np.ndarray) -> list[Counts]:
@@ -313,10 +303,9 @@ class _Values:
                 size += len(keys)
                 if texts is not None:
                     has_texts = True
-                    lengths, content = _text_bytes(texts, np.arange(len(texts)))
-                    own = np.cumsum(np.frombuffer(lengths, np.int32), dtype=np.int64)
+                    own, content = bytes_of_texts(texts)
                     others[2].write((own + text_bytes).data)
-                    others[3].write(content)
+                    others[3].write(content.data)
                     text_bytes += len(content)
         keys, counts = _mapped(paths[0], np.uint64, size), _mapped(paths[1], np.int64, size)
         if not has_texts:
@@ -345,12 +334,7 @@ class _Values:
     @cached_property
     def texts(self) -> Any:
         """Returns an Arrow array over the file of the texts; None for numbers."""
-        if self.ends is None or self.content is None:
-            return None
-        import pyarrow as pa
-
-        buffers = [None, pa.py_buffer(self.ends), pa.py_buffer(self.content)]
-        return pa.LargeBinaryArray.from_buffers(pa.large_binary(), self.size, buffers)
+        return None if self.ends is None else text_array(self.ends, self.content)
 
     def number(self, targets: Sequence[Path], ids: np.ndarray) -> None:
         """Writes the dictionary, the values in the order of their ids, and fills in the ids."""
@@ -366,9 +350,9 @@ class _Values:
             dictionary[own] = self.keys[places]
             ids[places] = np.arange(done + 1, done + len(places) + 1)
             if self.content is not None:
-                lengths, texts = _text_bytes(self.texts, places)
-                content[end : end + len(texts)] = np.frombuffer(texts, np.uint8)
-                ends[own] = np.cumsum(np.frombuffer(lengths, np.int32), dtype=np.int64) + end
+                own_ends, texts = bytes_of_texts(self.texts.take(places))
+                content[end : end + len(texts)] = texts
+                ends[own] = own_ends + end
                 end += len(texts)
             done += len(places)
         assert done == self.size
@@ -448,15 +432,11 @@ def _merged(column: int, job: FitJob) -> Iterator[tuple[np.ndarray, np.ndarray, 
         (kept[column] for kept in job.kept), read_ranges(_places(column, job)), strict=True
     ):
         keys = np.frombuffer(content, np.uint64, entries)
-        counts, texts = (
-            np.frombuffer(content, np.int64, (width // 8 - 1) * entries, 8 * entries),
-            None,
-        )
+        counts = np.frombuffer(content, np.int64, (width // 8 - 1) * entries, 8 * entries)
         if job.columns[column].encoded is not None:
             counts = counts.reshape(entries, width // 8 - 1)
-        if is_text:
-            texts = texts_of(content, entries, width * entries, text_bytes - 4 * entries)
-        yield keys, counts, texts
+        place = width * entries, text_bytes - 4 * entries
+        yield keys, counts, texts_of(content, entries, *place) if is_text else None
 
 
 def _places(column: int, job: FitJob) -> Iterator[tuple[str, int, int]]:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.options import SplitConfig
-from dlrm.preproc.stages.source import Part, Read, Rejected, Source
+from dlrm.preproc.stages.source import Part, Read, Rejected, Source, Target
 
 TRAIN, TEST, VALIDATION = range(3)  # places in layout.SPLITS
 DROPPED = -1
@@ -27,8 +27,6 @@ class Divider:
     """Assigns rows to splits.
 
     Args:
-        division: the way of dividing.
-        schema: schema of the rows.
         num_rows: number of rows in the files.
         file_splits: for each file, the split of all its rows; empty if files do not determine it.
     """
@@ -71,12 +69,7 @@ class Divider:
         return sorted(splits | ({TEST} if division.split_column else set()))
 
     def __call__(self, read: Read, file: int) -> tuple[np.ndarray, list[RowError]]:
-        """Returns the split of each row, int8 `[rows]`, and rows whose split is unknown.
-
-        Args:
-            read: the rows.
-            file: the number of their file.
-        """
+        """Returns the split of each row, int8 `[rows]`, and rows whose split is unknown."""
         rows, numbers = read.rows, read.numbers
         splits: np.ndarray = np.zeros(len(numbers), np.int8)
         bad: list[RowError] = []
@@ -146,6 +139,37 @@ class Ranges:
         return counts
 
 
+class Divided(NamedTuple):
+    """Rows that are divided into splits.
+
+    Attributes:
+        source: reads the parts.
+        divider: assigns rows to splits.
+        parts: the parts, with the checksums of the first reading.
+        rows: rows of each part in each split, int `[parts, 3]`.
+        ids: ids of each part, split and list field, int `[parts, 3, lists]`.
+        counted: the results of `count`; none of rows that nothing is fitted to.
+    """
+
+    source: Source
+    divider: Divider | Ranges
+    parts: Sequence[Any]
+    rows: np.ndarray
+    ids: np.ndarray
+    counted: Sequence[dict[str, Any]] = ()
+
+    @property
+    def splits(self) -> list[int]:
+        """Returns the splits of the dataset: train, test, and those wanted or with rows."""
+        return sorted({0, 1, *self.divider.splits, *np.flatnonzero(self.rows.sum(axis=0)).tolist()})
+
+    def target(self, split: int, shuffled: bool) -> Target:
+        """Returns a split as a part of the dataset."""
+        num_ids = tuple(self.ids[:, split].sum(axis=0).tolist())
+        rows = int(self.rows[:, split].sum())
+        return Target(layout.SPLITS[split], rows, split, shuffled, num_ids=num_ids)
+
+
 def readable(
     source: Source,
     divider: Divider | Ranges,
@@ -156,11 +180,9 @@ def readable(
     """Yields the rows of a part that can be read, with their splits.
 
     Args:
-        source: reads the part.
+        source, part, facts: see `Source.read`.
         divider: assigns rows to splits.
-        part: the part.
         rejected: receives the other rows, which are left out; None raises the first.
-        facts: see `Source.read`.
 
     Raises:
         RowError: a row cannot be read.

@@ -43,14 +43,10 @@ def fit_encodings(
     transform: str,
     lookups: str,
 ) -> dict[str, Any]:
-    """Writes the encodings of a field, some values at a time.
+    """Writes the encodings of a field with `size` values, some at a time.
 
-    Args:
-        column: the field.
-        size: number of its values.
-        parts: keys, in the order of their `spread`, and the sums for each.
-        transform: directory of the transform.
-        lookups: directory of the files for training rows.
+    `parts` are keys, in the order of their `spread`, and the sums for each. Files for training rows
+    are written to `lookups`.
 
     Returns:
         `size`, and for each encoding the facts of what is fitted to the numbers of training rows.

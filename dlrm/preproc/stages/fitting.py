@@ -47,14 +47,7 @@ def facts_of(
     columns: Sequence[str] = (),
     negatives: Sequence[str] | None = None,
 ) -> TransformFacts:
-    """Returns what the transform of counted rows holds besides what is fitted.
-
-    Args:
-        run: the engine, the folder and the options.
-        counted: the results of `count`.
-        columns: names of all columns of a CSV; none for others.
-        negatives: the labels that count as 0, if they are known.
-    """
+    """Returns what the transform of counted rows holds besides what is fitted."""
     options = run.options
     schema = options.remembered_schema if columns else options.schema  # of a CSV
     kept = options.division.keep_negatives
@@ -64,18 +57,11 @@ def facts_of(
 def fit(
     run: PreparationRun, counted: Sequence[dict[str, Any]], directory: Path, facts: TransformFacts
 ) -> Transform:
-    """Fits dictionaries, bins, means and deviations to the training rows, and writes them.
-
-    Args:
-        run: the engine, the folder and the options.
-        counted: the results of `count`.
-        directory: directory of the transform.
-        facts: what else it holds.
-    """
+    """Fits dictionaries, bins, means and deviations to the training rows, and writes them."""
     schema: Schema = run.options.schema
     num_rows = sum(result["rows"][TRAIN] for result in counted)
     made_of = with_totals(counted_columns(schema), counted)
-    results = fit_counted(run, range(len(counted)), num_rows, made_of, directory)
+    results = fit_counted(run, len(counted), num_rows, made_of, directory)
     dictionaries = [
         Dictionary.load(directory, place, results[place], fields[0].type)
         for place, fields in enumerate(schema.dictionaries().values())
@@ -103,11 +89,7 @@ def numbers_of(
 ) -> tuple[list[Fitted], list[Encoded]]:
     """Returns the fitted statistics of numerical features, and the encodings.
 
-    Args:
-        run: the engine, the folder and the options.
-        counted: the results of `count`.
-        results: the results of `fit_counted`.
-        directory: directory of the transform.
+    `counted` and `results` are what `count` and `fit_counted` return.
     """
     schema: Schema = run.options.schema
     first = len(schema.dictionaries())
@@ -116,7 +98,8 @@ def numbers_of(
     fitted = []
     for i, field in enumerate(schema.numerical):
         total = sum((Sums.from_list(result["sums"][i]) for result in counted), Sums())
-        edges = map(_array, next(bins)) if field.fitted_bins else ()
+        found = next(bins) if field.fitted_bins else ()
+        edges = [np.array([float.fromhex(value) for value in values]) for values in found]
         try:
             fitted.append(field.rule.fit(total, *edges))
         except OverflowError as error:
@@ -187,29 +170,23 @@ def with_totals(
     return made
 
 
-def _array(values: Sequence[str]) -> np.ndarray:
-    return np.array([float.fromhex(value) for value in values])
-
-
 def fit_counted(
     run: PreparationRun,
-    counted: Sequence[int],
+    parts: int,
     rows: int,
     columns: Sequence[CountedColumn],
     directory: Path,
     known: Known | None = None,
-    lookups: Path | None = None,
 ) -> list[Any]:
     """Makes dictionaries and bins from counts; returns the results of `fit_columns` for each.
 
     Args:
-        run: the engine and the folder, which has the counts in `count_buckets`.
-        counted: numbers of the parts whose counts are added up.
-        rows: number of their rows.
+        run: the engine and the folder, which has the counts.
+        parts: number of the parts whose counts are added up.
         columns: the product of each column.
-        directory: directory of the dictionaries.
+        directory: directory of the dictionaries, and of the lookups if there are `known` values,
+            which otherwise are in a folder of the run.
         known: values of earlier days; see `merge_bucket`.
-        lookups: folder of the lookups; by default that of the run.
     """
     work = run.work
     directory.mkdir(parents=True, exist_ok=True)
@@ -218,53 +195,34 @@ def fit_counted(
         counts = work.folder("counts")
         merge = partial(
             merge_bucket,
-            sources=[str(counts / str(i)) for i in counted],
+            sources=[str(counts / str(i)) for i in range(parts)],
             limits=[column.limit for column in columns],
             folder=str(work.folder("merged")),
             known=known,
         )
-        if (merged := work.result("merged")) is None:
-            merged = stage.tasks("merge", merge, range(work.result("count.buckets")))
-            work.finish("merged", merged)
-        remove_folder(counts)
+        buckets = range(work.result("count.buckets"))
+        merged = work.once("merged", lambda: stage.tasks("merge", merge, buckets))
+        shutil.rmtree(counts, ignore_errors=True)
         job = FitJob(
             str(work.folder("merged")),
             [result["kept"] for result in merged],
             str(directory),
-            str(lookups or work.folder("lookups")),
+            str(work.folder("lookups") if known is None else directory),
             columns,
         )
-        if (fitted := work.result("fitted")) is None:
+
+        def fit_all() -> list[Any]:
             groups = shared_out(range(len(columns)))
-            parts = stage.tasks("fit", partial(fit_columns, job=job), groups)
-            by_column = {int(i): outcome for part in parts for i, outcome in part.items()}
-            fitted = [by_column[i] for i in range(len(columns))]
-            work.finish("fitted", fitted)
-        remove_folder(work.folder("merged"))
+            found = stage.tasks("fit", partial(fit_columns, job=job), groups)
+            by_column = {int(i): outcome for part in found for i, outcome in part.items()}
+            return [by_column[i] for i in range(len(columns))]
+
+        fitted = work.once("fitted", fit_all)
+        shutil.rmtree(work.folder("merged"), ignore_errors=True)
         work.fetch(directory)
     return fitted
-
-
-def count_buckets(run: PreparationRun, size: int, bucket_bytes: int) -> int:
-    """Returns the number of buckets of values, such that one task can merge a bucket's counts.
-
-    Args:
-        run: remembers the number, since a resumed run may have other cores.
-        size: bytes of the input.
-        bucket_bytes: bytes of input whose counts one task can merge, whatever repeats.
-    """
-    buckets = run.work.result("count.buckets")
-    if buckets is None:
-        buckets = max(run.engine.cores, -(-size // bucket_bytes))
-        run.work.finish("count.buckets", buckets)
-    return buckets
 
 
 def shared_out(items: Sequence[Any]) -> list[list[Any]]:
     """Distributes small items among tasks, since each task has overhead on Spark."""
     return [part for i in range(_GROUPS) if (part := list(items[i::_GROUPS]))]
-
-
-def remove_folder(folder: Path) -> None:
-    """Removes intermediate files of tasks, once the stage that reads them is finished."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -9,10 +9,11 @@
 Every finished task leaves a file, and every finished stage a marker, in a `WorkFolder`.
 """
 
+import shutil
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -20,20 +21,19 @@ from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.transform.rows import extra_dtypes
 from dlrm.data.transform.transform import Transform
+from dlrm.limits import MAX_TASKS
 from dlrm.manifest import checksum
 from dlrm.preproc.execution.engines import TaskError
 from dlrm.preproc.stages import report
 from dlrm.preproc.stages.column_statistics import Periods
 from dlrm.preproc.stages.counting import CountJob, count_part
 from dlrm.preproc.stages.dataset_files import TransformJob
-from dlrm.preproc.stages.division import TRAIN, Divider, Ranges
+from dlrm.preproc.stages.division import TRAIN, Divided, Divider, Ranges
 from dlrm.preproc.stages.fitting import (
-    count_buckets,
     facts_of,
     fit,
     label_counts,
     negatives_of,
-    remove_folder,
     shared_out,
 )
 from dlrm.preproc.stages.shuffle_files import INDEX, bucket_files, remove_unfinished, total_counts
@@ -55,6 +55,27 @@ def input_facts(files: Sequence[Path]) -> dict[str, str]:
     return facts
 
 
+def part_bytes(
+    run: PreparationRun, size: int, limits: tuple[int, int], per_core: int, of: str = ""
+) -> int:
+    """Returns the approximate bytes of a part of the input, which one task reads.
+
+    Args:
+        run: has the flag `--split_bytes`, which decides.
+        limits: the smallest and the largest part otherwise.
+        per_core: parts for each core, as far as these limits allow.
+        of: words about the input, for messages.
+    """
+    given = run.options.split_bytes
+    if given and size > MAX_TASKS * given:
+        raise ValueError(
+            f"--split_bytes {given}: expected {-(-size // MAX_TASKS)} or more, which cuts {size} "
+            f"bytes{of} into {MAX_TASKS} tasks"
+        )
+    smallest, largest = limits
+    return given or min(max(size // (per_core * run.engine.cores), smallest), largest)
+
+
 def count(
     run: PreparationRun,
     source: Source,
@@ -65,17 +86,14 @@ def count(
 ) -> list[dict[str, Any]]:
     """Reads every row once; returns the results of `count_part`.
 
-    Args:
-        run: the engine, the folder and the options.
-        source: reads the parts.
-        divider: assigns rows to splits.
-        parts: the parts.
-        name: name of the stage.
-        bucket_bytes: see `count_buckets`; None counts rows only.
+    With `bucket_bytes`, of input whose counts one task can merge, whatever repeats, the values of
+    training rows are counted as well.
     """
-    sizes = [part.size for part in parts]
-    folder = None if bucket_bytes is None else str(run.work.folder("counts"))
-    buckets = 1 if bucket_bytes is None else count_buckets(run, sum(sizes), bucket_bytes)
+    sizes, folder, buckets = [part.size for part in parts], None, 1
+    if bucket_bytes is not None:
+        folder, least = str(run.work.folder("counts")), -(-sum(sizes) // bucket_bytes)
+        # Remembered, since a resumed run may have other cores.
+        buckets = run.work.once("count.buckets", lambda: max(run.engine.cores, least))
     with run.stage(name) as stage:
         options = run.options
         job = CountJob(source, divider, folder, buckets, options.quarantine, options.seed)
@@ -118,39 +136,9 @@ def quarantine(
     run.say(f"{'quarantined:':<12}{bad:>14,} rows")
 
 
-class Divided(NamedTuple):
-    """Rows that are counted and divided into splits.
-
-    Attributes:
-        source: reads the parts.
-        divider: assigns rows to splits.
-        parts: the parts, with the checksums of the first reading.
-        rows: rows of each part in each split, int `[parts, 3]`.
-        ids: ids of each part, split and list field, int `[parts, 3, lists]`.
-    """
-
-    source: Source
-    divider: Divider | Ranges
-    parts: Sequence[Any]
-    rows: np.ndarray
-    ids: np.ndarray
-
-    @property
-    def splits(self) -> list[int]:
-        """Returns the splits of the dataset: train, test, and those wanted or with rows."""
-        return sorted({0, 1, *self.divider.splits, *np.flatnonzero(self.rows.sum(axis=0)).tolist()})
-
-    def target(self, split: int, shuffled: bool) -> Target:
-        """Returns a split as a part of the dataset."""
-        num_ids = tuple(self.ids[:, split].sum(axis=0).tolist())
-        rows = int(self.rows[:, split].sum())
-        return Target(layout.SPLITS[split], rows, split, shuffled, num_ids=num_ids)
-
-
 def write_dataset(
     run: PreparationRun,
     divided: Divided,
-    counted: Sequence[dict[str, Any]],
     files: report.Files,
     columns: Sequence[str] = (),
     origin: dict[str, Any] | None = None,
@@ -159,9 +147,6 @@ def write_dataset(
     """Fits the transform to counted rows, and writes the dataset.
 
     Args:
-        run: the engine, the folder and the options.
-        divided: the rows.
-        counted: the results of `count`.
         files: names of the files, for the report.
         columns: names of all columns of a CSV; none for others.
         origin: origin of the rows, for the manifest, if files do not tell it.
@@ -170,7 +155,7 @@ def write_dataset(
     Returns:
         Cardinalities, `totals` of each split, and `labels` with their counts.
     """
-    options, output = run.options, run.work.output
+    options, output, counted = run.options, run.work.output, divided.counted
     negatives = negatives_of(options.schema, counted)
     if isinstance(divided.divider, Divider):
         _check_splits(divided.rows.sum(axis=0), divided.divider)
@@ -186,8 +171,7 @@ def write_dataset(
     totals |= more() if more is not None else {}
     with run.stage("describe"):
         if options.report:
-            parts = divided.parts
-            report.write(output, report.facts(run, files, parts, counted, periods, fitted, totals))
+            report.write(output, report.facts(run, files, divided, periods, fitted, totals))
         labels = label_counts(counted)
         spec = _specification(run, fitted, totals, names)
         return finish_dataset(run, spec, totals, fitted.cardinalities, names, origin, labels=labels)
@@ -214,7 +198,8 @@ def _specification(
     """Returns the specification of a dataset; None in NVIDIA's binary format, which has none."""
     if run.options.output_format == "binary":
         return None
-    label, numerical, categorical = run.options.feature_names
+    schema, (label, numerical, categorical) = fitted.schema, run.options.feature_names
+    named = dict(zip(schema.categorical_names, categorical, strict=True))
     return FeatureSpec.named(
         run.work.output / run.options.feature_spec_out,
         label,
@@ -223,8 +208,8 @@ def _specification(
         names,
         metadata_of(totals, names),
         {categorical[i]: field for i, field in fitted.lists.items()},
-        {categorical[i]: table for i, table in fitted.shared_tables.items()},
-        {categorical[i]: dim for i, dim in fitted.embedding_dims.items()},
+        {named[column]: table for column, table in schema.shared_tables.items()},
+        {named[column]: dim for column, dim in schema.embedding_dims.items()},
     )
 
 
@@ -239,10 +224,7 @@ def transform(
     """Transforms the rows of targets into the files of the output.
 
     Args:
-        run: the engine, the folder and the options.
-        divided: the rows.
         targets: destinations of rows; at most one of them is shuffled.
-        name: name of the stage.
         directory: the fitted transform; by default that of the output.
         periods: periods that the report compares; None for rows without a time.
 
@@ -294,13 +276,10 @@ def transform(
 
 def _shuffle_buckets(run: PreparationRun, name: str, targets: Sequence[Target]) -> int:
     """Returns the number of buckets of rows, such that one task can sort a bucket."""
-    if (buckets := run.work.result(f"{name}.buckets")) is None:
-        rows = max(target.rows for target in targets)
-        num_ids = max(sum(target.num_ids) for target in targets)
-        least = max(-(-rows // _BUCKET_ROWS), -(-num_ids // _BUCKET_IDS))
-        buckets = max(2 * run.engine.cores, least)
-        run.work.finish(f"{name}.buckets", buckets)
-    return buckets
+    rows = max(target.rows for target in targets)
+    num_ids = max(sum(target.num_ids) for target in targets)
+    least = max(-(-rows // _BUCKET_ROWS), -(-num_ids // _BUCKET_IDS))
+    return run.work.once(f"{name}.buckets", lambda: max(2 * run.engine.cores, least))
 
 
 def _shuffle(run: PreparationRun, target: Target, job: TransformJob) -> None:
@@ -321,7 +300,7 @@ def _shuffle(run: PreparationRun, target: Target, job: TransformJob) -> None:
                 rows,
             )
             run.work.finish("shuffled", True)
-    remove_folder(Path(job.shuffle))
+    shutil.rmtree(job.shuffle, ignore_errors=True)
 
 
 def _sum(counts: Sequence[dict[str, int]]) -> dict[str, int]:
@@ -349,11 +328,8 @@ def finish_dataset(
     """Writes the specification and, last, the manifest; returns cardinalities, totals and facts.
 
     Args:
-        run: the engine, the folder and the options.
         spec: describes the features; None if the format has none.
-        totals: totals of each split.
-        cardinalities: rows of each table.
-        names: names of the dataset's splits.
+        totals, cardinalities: what each split has, and the rows of each table.
         origin: origin of the rows, for the manifest, if files do not tell it.
         facts: facts to return as well, also by a run that finds the dataset complete.
     """

@@ -26,6 +26,7 @@ from dlrm.preproc.stages.column_statistics import (
     ends_of_bin,
     share,
 )
+from dlrm.preproc.stages.division import Divided
 from dlrm.preproc.stages.report_page import page
 from dlrm.preproc.stages.source import Part
 from dlrm.preproc.stages.stage import PreparationRun
@@ -54,12 +55,7 @@ def slices_of_files(num_files: int, num_numerical: int) -> list[int]:
 
 
 def periods_of(counted: Sequence[dict[str, Any]], num_numerical: int) -> Periods | None:
-    """Returns the periods to compare, or None if rows have no time.
-
-    Args:
-        counted: the facts of the parts, from `count_part`.
-        num_numerical: numerical fields of a row.
-    """
+    """Returns the periods to compare of parts, by `count_part`; None if rows have no time."""
     times = [time for result in counted for time in result["times"]]
     return Periods.from_times(min(times), max(times), most_slices(num_numerical)) if times else None
 
@@ -81,30 +77,20 @@ class Files(NamedTuple):
 def facts(
     run: PreparationRun,
     files: Files,
-    parts: Sequence[Part],
-    counted: Sequence[dict[str, Any]],
+    divided: Divided,
     periods: Periods | None,
     fitted: Transform,
     totals: dict[str, dict[str, int]],
 ) -> dict[str, Any]:
-    """Returns the report after all rows are transformed.
-
-    Args:
-        run: the engine, the folder and the options.
-        files: the files.
-        parts: parts of the files.
-        counted: the facts of the parts, from `count_part`.
-        periods: periods that were counted separately.
-        fitted: the transform.
-        totals: totals of each split of the dataset.
-    """
+    """Returns the report after all rows are transformed."""
     schema = fitted.schema
     sliced_by, slice_of = _slices(files, periods, fitted.num_numerical)
-    counts = _load(run, parts, fitted, list(totals), slice_of)
-    quarantined = dict.fromkeys(range(len(files.names)), 0)
-    for part, part_facts in zip(parts, counted, strict=True):
-        for row, *_ in part_facts["rejected"]:
-            quarantined[part.file_of(row)] += 1
+    counts = _load(run, divided.parts, fitted, list(totals), slice_of)
+    quarantined = Counter(
+        part.file_of(row)
+        for part, part_facts in zip(divided.parts, divided.counted, strict=True)
+        for row, *_ in part_facts["rejected"]
+    )
     return {
         "label": {"column": schema.label.column, "positive": schema.label.positive},
         "division": files.note,
@@ -118,7 +104,7 @@ def facts(
         },
         "negatives": {
             "kept": run.options.division.keep_negatives,
-            "rows_left_out": sum(part_facts["dropped"] for part_facts in counted),
+            "rows_left_out": sum(part_facts["dropped"] for part_facts in divided.counted),
         },
         "sliced_by": sliced_by,
         "slices": [
@@ -128,9 +114,7 @@ def facts(
         "numerical": _numerical(counts, fitted),
         "categorical": _categorical(counts, fitted, run.work.result("merged")),
         "rows_quarantined": [
-            {"file": files.names[file], "rows": number}
-            for file, number in quarantined.items()
-            if number
+            {"file": files.names[file], "rows": quarantined[file]} for file in sorted(quarantined)
         ],
     }
 

@@ -51,8 +51,6 @@ def _with_words(facts: dict[str, Any]) -> dict[str, Any]:
     return facts | {
         "summary": f"{rows:,} rows, {_percent(positives / rows)} of them positive ({meaning}).",
         "split_note": note,
-        "words": ("positive", "share positive"),
-        "counted": "of the training rows",
         "left_out": [(entry["file"], entry["rows"]) for entry in facts["rows_quarantined"]],
     }
 
@@ -138,7 +136,7 @@ def _splits(facts: dict[str, Any]) -> list["Markup"]:
         + [_percent(s["positive_rate"]), s["values_raised_to_1"]]
         for name, s in splits
     ]
-    head = [("", ["split", "rows", *facts["words"], "values clamped to 1"])]
+    head = [("", ["split", "rows", "positive", "share positive", "values clamped to 1"])]
     return [note(told), table(head, rows, "Rows of each split", full=True)]
 
 
@@ -148,7 +146,7 @@ def _slices(facts: dict[str, Any]) -> list["Markup"]:
     tables = []
     for key, name, shown in (
         ("rows", "rows", _whole),
-        ("positive_rate", facts["words"][1], _percent),
+        ("positive_rate", "share positive", _percent),
     ):
         values = [entry[key] or 0 for entry in slices]
         highest = max([*values, 1e-12])
@@ -163,18 +161,18 @@ def _slices(facts: dict[str, Any]) -> list["Markup"]:
 
 def _numerical(facts: dict[str, Any]) -> list["Markup"]:
     features, quantiles = facts["numerical"], facts["numerical"][0]["quantiles"]
-    splits, rules = list(features[0]["missing"]), "transform" in features[0]
+    splits = list(features[0]["missing"])
     told = (
         "Quantiles are of the training rows, before the transform, to the width of a bin: about "
         "1 % of the transformed number."
     )
     head = [
-        ("", ["field"] + ["transform"] * rules),
+        ("", ["field", "transform"]),
         ("missing in", splits),
         ("quantiles", [f"{100 * float(q):.0f} %" for q in quantiles]),
     ]
     rows = [
-        [f["name"], *([f["transform"]] if rules else [])]
+        [f["name"], f["transform"]]
         + [_bar_of(value) for value in f["missing"].values()]
         + [_number(q) for q in f["quantiles"].values()]
         for f in features
@@ -187,7 +185,7 @@ def _categorical(facts: dict[str, Any]) -> list["Markup"]:
     splits = list(features[0]["missing"])
     shares = {"missing in": "missing", "without id in": "values_without_id"}
     told = (
-        f"Distinct values are those {facts['counted']}. Those that occur as often as the limit "
+        "Distinct values are those of the training rows. Those that occur as often as the limit "
         "says get an id; the table's rows are these ids, and id 0. Without id are values that are "
         "rarer or were not seen, missing ones not counted."
     )

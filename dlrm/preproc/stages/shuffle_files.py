@@ -31,7 +31,6 @@ def write_buckets(
     """Writes buckets, and their counts, `[buckets, ...]`; the caller waits for their names.
 
     Args:
-        path: path of the file.
         contents: the bytes of the buckets, in order.
         counts: counts that `read_bucket` returns with the buckets.
         sizes: bytes of each bucket; None if each is one of `contents`.

@@ -231,7 +231,6 @@ def write_bucket(
     Args:
         item: the bucket, its first row, and its first id of each list field.
         sources: files of buckets that `transform_split` wrote.
-        job: the job, with one shuffled target.
     """
     bucket, first_row, first_ids = item
     (target,) = (target for target in job.targets if target.shuffled)

@@ -1,7 +1,7 @@
 """The stages that turn tables into a dataset, on any engine.
 
     spark       a table or query of Spark to Parquet, if there is one
-    stage       text, small files and tables in memory to Arrow or Parquet, if there are any
+    stage       text and small files to Arrow, tables in memory to Parquet, if there are any
 
 Those of `dlrm.preproc.stages.pipeline` follow.
 """
@@ -22,13 +22,12 @@ from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.kinds.kind import Kind
 from dlrm.data.tables.kinds.text import Text
 from dlrm.data.tables.parts import FilePart, in_order, parts_of, parts_of_copies, parts_of_file
-from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, pieces_of
-from dlrm.limits import MAX_TASKS
+from dlrm.data.tables.pieces import Copied, Copying, Piece, copy, path_of_copy, pieces_of
 from dlrm.preproc.execution.spark_query import SparkQuery, read_query
 from dlrm.preproc.increments.extend import lookups_of_parent
 from dlrm.preproc.stages import report
-from dlrm.preproc.stages.division import Divider
-from dlrm.preproc.stages.pipeline import Divided, count, quarantine, write_dataset
+from dlrm.preproc.stages.division import Divided, Divider
+from dlrm.preproc.stages.pipeline import count, part_bytes, quarantine, write_dataset
 from dlrm.preproc.stages.report import Files
 from dlrm.preproc.stages.stage import PreparationRun
 from dlrm.preproc.tables.options import TableOptions
@@ -65,11 +64,7 @@ class InputFiles:
 
 
 def prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
-    """Writes a whole dataset; returns its cardinalities, and the totals of each split.
-
-    Args:
-        run: the engine, the folder and the options, which are `TableOptions`.
-        inputs: the files.
+    """Writes a whole dataset by `TableOptions`; returns cardinalities, and totals of each split.
 
     Raises:
         ValueError: the schema does not fit the tables, or a split would be empty.
@@ -109,8 +104,8 @@ def _prepare(run: PreparationRun, inputs: InputFiles) -> dict[str, Any]:
     names = Files([_name(file) for file in inputs.files])
     if inputs.query is not None:  # whose files have other names in each run
         names = Files([f"part-{number:05d}" for number in range(len(inputs.files))])
-    divided = Divided(source, divider, parts, rows, ids)
-    return write_dataset(run, divided, counted, names, columns, origin)
+    divided = Divided(source, divider, parts, rows, ids, counted)
+    return write_dataset(run, divided, names, columns, origin)
 
 
 def _header(file: TableFile, text: TextFormat) -> list[str]:
@@ -127,15 +122,17 @@ def _from_spark(run: PreparationRun, inputs: InputFiles) -> tuple[InputFiles, di
     """Returns the files of a query, which Spark writes once per run, and facts for the manifest."""
     if inputs.query is None:
         return inputs, {}
-    stored = run.work.result("spark")
-    if stored is None:
-        columns, folder = _columns(run.options), run.work.folder("spark")
+    query, folder = inputs.query, run.work.folder("spark")
+
+    def read() -> dict[str, Any]:
         with run.stage("spark"):
-            packed = run.work.packed
-            stored = read_query(run.engine, inputs.query, columns, folder, packed=packed)
+            packed, columns = run.work.packed, _columns(run.options)
+            stored = read_query(run.engine, query, columns, folder, packed=packed)
             run.work.keep(folder, [Path(path).name for path in stored["files"]])
-        run.work.finish("spark", stored)
-    run.work.outline(run.work.folder("spark"))
+        return stored
+
+    stored = run.work.once("spark", read)
+    run.work.outline(folder)
     files = [TableFile(Path(path), PARQUET) for path in stored["files"]]
     return replace(inputs, files=files), {"spark": stored["manifest"]}
 
@@ -148,25 +145,15 @@ def _columns(options: TableOptions) -> list[str]:
 
 def _parts(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
     """Divides the input into parts: those of the resumed run, or new ones."""
-    stored = run.work.result("count.splits")
-    if stored is None:
-        stored = _staged(run, inputs)
-        run.work.finish("count.splits", stored)
+    stored = run.work.once("count.splits", lambda: _staged(run, inputs))
     return [FilePart.from_list(part) for part in stored]
 
 
 def _part_bytes(run: PreparationRun, size: int, kind: Kind | None = None) -> int:
     """Returns the approximate maximum size of a part, given that of all input and its kind."""
-    options: TableOptions = run.options
     smallest, largest = _PART_BYTES
-    largest = _OF_JSON if kind is JSON_LINES else largest
-    if options.split_bytes and size > MAX_TASKS * options.split_bytes:
-        raise ValueError(
-            f"--split_bytes {options.split_bytes}: expected {-(-size // MAX_TASKS)} or more, "
-            f"which cuts {size} bytes into {MAX_TASKS} tasks"
-        )
-    even = size // (_PARTS_PER_CORE * run.engine.cores)
-    return options.split_bytes or min(max(even, smallest), largest)
+    limits = (smallest, _OF_JSON if kind is JSON_LINES else largest)
+    return part_bytes(run, size, limits, _PARTS_PER_CORE)
 
 
 def _staged(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
@@ -181,25 +168,24 @@ def _staged(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
         ]
         return parts_of(staged, _part_bytes(run, sum(path.stat().st_size for path, _ in staged)))
     size = sum(file.path.stat().st_size for file in files)
-    part_bytes = _part_bytes(run, size, files[0].kind)
+    most = _part_bytes(run, size, files[0].kind)
     groups = list(zip(inputs.splits or [0] * len(files), _slices(options, files), strict=True))
-    piece_bytes = max(part_bytes, _LEAST_PIECE)
+    piece_bytes = max(most, _LEAST_PIECE)
     pieces: list[Piece] = []
     alone = list(range(len(files)))
     if not task_files.is_active():  # whose tasks fetch whole files of text
         pieces, alone = pieces_of(files, options.format, piece_bytes, groups)
-    if pieces or isinstance(files[0].kind, Text):
-        parts, alone = _copied(run, files, pieces, alone)
+    parts: list[FilePart] = []
+    if isinstance(files[0].kind, Text):
+        parts, alone = _copied(run, files, pieces, alone, piece_bytes), []
+    elif pieces:
+        parts = _copied(run, files, pieces, [], piece_bytes)
     else:
-        parts = []
         for file in files:
             check_columns(file.path, file.columns(options.format), columns)
-    of_whole = {number: (files[number].path.resolve(), files[number]) for number in alone}
-    if isinstance(files[0].kind, Text):
-        folder = run.work.folder("staged")
-        of_whole = {number: (folder / f"{number}.parquet", files[number]) for number in alone}
-    for number, (path, file) in of_whole.items():
-        parts += parts_of_file(number, path, file, part_bytes)
+    for number in alone:
+        file = files[number]
+        parts += parts_of_file(number, file.path.resolve(), file, most)
     return in_order([sorted(parts, key=lambda part: part.file)])
 
 
@@ -211,35 +197,38 @@ def _slices(options: TableOptions, files: Sequence[TableFile]) -> list[int]:
 
 
 def _copied(
-    run: PreparationRun, files: Sequence[TableFile], pieces: list[Piece], alone: list[int]
-) -> tuple[list[FilePart], list[int]]:
-    """Copies pieces, and of text whole files; returns the parts of pieces, and whole files."""
+    run: PreparationRun,
+    files: Sequence[TableFile],
+    pieces: list[Piece],
+    whole: list[int],
+    copy_bytes: int,
+) -> list[FilePart]:
+    """Copies pieces, and whole files; returns the parts of all copies."""
     options: TableOptions = run.options
     columns, folder = _columns(options), run.work.folder("staged")
     cells = Cells.from_schema(options.schema)
-    how = Copying(options.format, columns, options.quarantine, cells, _floats(options, cells))
-    sizes = [_bytes_of(piece) for piece in pieces]
+    floats = _floats(options, cells)
+    how = Copying(options.format, columns, options.quarantine, cells, floats, copy_bytes)
     with run.stage("stage") as now:
-        items = [(piece, str(folder / f"p{i}")) for i, piece in enumerate(pieces)]
-        found = now.tasks("stage", partial(_copy, how=how), items, sizes)
-        again = {p.files[0][0] for p, result in zip(pieces, found, strict=True) if not result}
-        alone = sorted({*alone, *again})
-        done = [
-            result
-            for piece, result in zip(pieces, found, strict=True)
-            if piece.files[0][0] not in again
-        ]
-        copies = [Copied(*copy) for result in done for copy in result["copies"]]
-        if isinstance(files[0].kind, Text) and alone:
-            done += now.tasks(
-                "stage.whole",
-                partial(_stage, how=how),
-                [(files[i], str(folder / f"{i}.parquet")) for i in alone],
-                [files[i].path.stat().st_size for i in alone],
-            )
+
+        def copy_all(stage: str, items: list[tuple[Piece, str]]) -> list[tuple[Any, ...]]:
+            sizes = [_bytes_of(piece) for piece, _ in items]
+            found = now.tasks(stage, partial(_copy, how=how), items, sizes)
+            return [(*item, result) for item, result in zip(items, found, strict=True)]
+
+        made = copy_all("stage", [(p, str(folder / f"p{i}")) for i, p in enumerate(pieces)])
+        again = {piece.files[0][0] for piece, _, result in made if not result}
+        made = [one for one in made if one[0].files[0][0] not in again]
+        ones = [(Piece([(i, files[i])]), str(folder / f"{i}")) for i in sorted({*whole, *again})]
+        made += copy_all("stage.whole", ones) if ones else []
+        done = [result for *_, result in made]
         now.rows = sum(result["rows"] for result in done)
         now.size = sum(path.stat().st_size for path in {file.path for file in files})
-        run.work.outline(folder)
+    copies = [
+        (path_of_copy(target, number), Copied(*copy))
+        for _, target, result in made
+        for number, copy in enumerate(result["copies"])
+    ]
     for note in [note for result in done for note in result["notes"]][:_MOST_NOTES]:
         run.say(note)
     if isinstance(files[0].kind, Text):
@@ -250,7 +239,7 @@ def _copied(
     if now.rows:
         missing = [name for name in columns if name not in known]
         check_columns(files[0].path, done[0]["names"], missing)
-    return list(parts_of_copies(files, copies)), alone
+    return list(parts_of_copies(files, copies))
 
 
 def _floats(options: TableOptions, cells: Cells) -> list[str]:
@@ -288,13 +277,3 @@ def _staged_frame(
 
 def _copy(item: tuple[Piece, str], how: Copying) -> dict[str, Any]:
     return copy(*item, how)
-
-
-def _stage(item: tuple[TableFile, str], how: Copying) -> dict[str, Any]:
-    file, target = item
-    assert isinstance(file.kind, Text), "others are read as they are"
-    task_files.fetch(file.path)
-    columns = [name for name in how.columns if name not in file.partition]
-    result = file.kind.stage(file, target, how.text, columns, how.quarantine, how.cells)
-    note = result.pop("note")
-    return result | {"notes": [note] if note else []}

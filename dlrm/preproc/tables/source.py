@@ -39,7 +39,7 @@ class TableSource:
         """Yields the rows of a part; see `Source`."""
         part.check()
         earlier = None if self.known is None else _loaded(*map(shared, self.known))
-        reader = RowReader(self.schema, fitted=earlier, counts=True, texts=facts is not None)
+        reader = RowReader(self.schema, fitted=earlier, texts=facts is not None)
         columns = list(dict.fromkeys([*reader.columns, *self.others]))
         columns += [PROBLEM] * part.staged
         first_row = part.first_row

@@ -75,14 +75,13 @@ def _rows_of_query(query: SparkQuery, predictor: Scoring, values: Values) -> Ite
     from dlrm.preproc.execution.engines import EngineError
 
     fitted = predictor.row_transform
-    output, spark = values["output"].resolve(), values.config(SparkConfig)
+    output, spark = values["output"].resolve(), values.config(SparkConfig).for_queries()
     make_directories(output.parent)
     cores, log = os.cpu_count() or 1, output.parent / "spark.log"
-    session = (spark.master, spark.memory_gib, spark.settings(of_query=True))
     with TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
         labels = [fitted.schema.label.column] * (values["label"] is not False)
         try:
-            with open_engine("spark", cores, log, *session, [Path(folder)]) as engine:
+            with open_engine("spark", cores, log, spark, [Path(folder)]) as engine:
                 read_query(engine, query, fitted.names, Path(folder), labels)
             yield folder
         except EngineError as error:

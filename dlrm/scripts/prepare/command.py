@@ -122,16 +122,9 @@ def _options(values: Values, by_files: bool) -> TableOptions:
 def _engine(values: Values, output: Path | Uri, query: SparkQuery | None):
     spark, cores = values.config(SparkConfig), values.config(RunConfig).num_cores
     check_processes("--cores", cores)  # before anything is written
+    spark = spark if query is None else spark.for_queries()
     log = spark_log(output if isinstance(output, Uri) else output.resolve())
-    return lambda: open_engine(
-        values["engine"],
-        cores,
-        log,
-        spark.master,
-        spark.memory_gib,
-        spark.settings(query is not None),
-        shared_folders(output),
-    )
+    return lambda: open_engine(values["engine"], cores, log, spark, shared_folders(output))
 
 
 def _prepare_logs(values: Values) -> int:

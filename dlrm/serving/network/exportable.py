@@ -116,7 +116,6 @@ class ExportableEnsemble(nn.Module):
     """Exportable networks whose logits are averaged and then turned into scores.
 
     Args:
-        members: the networks, which return logits.
         probability, recalibration: see `Exportable`.
     """
 
@@ -167,12 +166,8 @@ def exportable(
     """Returns a trained DLRM, or an ensemble of them, in plain operators.
 
     Args:
-        model: the trained network; its weights are shared, not copied, but for the first of the
-            top MLP.
-        tables: its tables, in the precision in which they are served.
+        model, tables, probability, recalibration: see `Exportable`.
         inputs: rows like those that it will take, with one id per table or with lengths.
-        probability: return probabilities, not logits.
-        recalibration: of the logits; None leaves them as they are.
     """
     made: type[Exportable] = ExportableDLRM if inputs.lengths is None else ExportableBagDLRM
     if not isinstance(model, Ensemble):
@@ -296,12 +291,7 @@ class ExportableBagDLRM(Exportable):
 
 
 class _Attention(nn.Module):
-    """The activation unit of an attended list; see `ops.item_weights`.
-
-    Args:
-        field, target: the fields of list and candidate.
-        units: its weights.
-    """
+    """The activation unit of an attended list; see `ops.item_weights`."""
 
     def __init__(self, field: int, target: int, units: ops.ActivationUnits) -> None:
         super().__init__()

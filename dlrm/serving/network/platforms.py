@@ -54,9 +54,7 @@ class Platform(ABC):
         """Writes a network into a directory.
 
         Args:
-            module: the network, in plain operators.
             example: `Inputs.arrays` of some rows.
-            directory: directory in which to write `file`.
 
         Raises:
             ModuleNotFoundError: a package is not installed; the message has the command.

@@ -66,6 +66,8 @@ class Recalibration(nn.Module):
         values: images of the knots, ascending.
         below, above: slopes before the first knot and after the last.
         facts: further entries to store, such as the number of rows that it was fitted to.
+
+    Attributes:
         fitted_to: the rows that it was fitted to; None if unknown or fitted to none.
 
     Raises:
@@ -80,7 +82,6 @@ class Recalibration(nn.Module):
         below: float = 1.0,
         above: float = 1.0,
         facts: Mapping[str, Any] | None = None,
-        fitted_to: FittedRows | None = None,
     ) -> None:
         super().__init__()
         ends = np.array([*knots, *values, below, above], np.float64)
@@ -91,7 +92,8 @@ class Recalibration(nn.Module):
                 f"got {brief(list(knots))}, {brief(list(values))}, {below} and {above}"
             )
         self.kind, self.below, self.above = kind, float(below), float(above)
-        self.facts, self.fitted_to = dict(facts or {}), fitted_to
+        self.facts = dict(facts or {})
+        self.fitted_to: FittedRows | None = None
         x, y = (torch.tensor(np.asarray(array, np.float64)) for array in (knots, values))
         self.knots: Tensor
         self.widths: Tensor
@@ -133,10 +135,10 @@ class Recalibration(nn.Module):
         """
         knots, values = (np.array(stored[name], np.float64) for name in ("knots", "values"))
         below, above = (float(stored[name]) for name in ("slope_below", "slope_above"))
-        facts, rows = dict(stored.get("facts", {})), stored.get("fitted_to")
-        if rows is not None:  # earlier versions do not record them
-            rows = FittedRows(tuple(map(str, rows["sources"])), rows["split"])
-        return cls(str(stored["kind"]), knots, values, below, above, facts, rows)
+        made = cls(str(stored["kind"]), knots, values, below, above, dict(stored.get("facts", {})))
+        if (rows := stored.get("fitted_to")) is not None:  # earlier versions do not record them
+            made.fitted_to = FittedRows(tuple(map(str, rows["sources"])), rows["split"])
+        return made
 
 
 def of_sampling_rate(rate: float) -> Recalibration:

@@ -10,7 +10,7 @@ from torch import Tensor
 from dlrm.data.clicks.batch import Batch
 from dlrm.model.dlrm import DLRM
 from dlrm.serving.network.exportable import example_like, exportable
-from dlrm.serving.network.platforms import PLATFORMS, Score
+from dlrm.serving.network.platforms import PLATFORMS
 from dlrm.serving.network.quantize import quantize_tables
 from dlrm.serving.rows.inputs import Inputs
 
@@ -28,7 +28,6 @@ def open_runtimes(
 
     Args:
         model: a trained network, on the CPU, like the runtimes.
-        names: names in `dlrm.serving.network.platforms.RUNTIMES`.
         example: a batch like all others: with one id per table or lengths, and any weights of ids.
         note: called with the reason for each that is left out.
     """
@@ -50,10 +49,7 @@ def _open(name: str, model: DLRM, batch: Batch, directory: Path) -> Callable[...
     platform, folder = _EXPORTED[name], directory / name
     folder.mkdir()
     platform.write(exported, example_like(inputs), folder)
-    return _of_arrays(platform.open(folder))
-
-
-def _of_arrays(score: Score) -> Callable[..., object]:
+    score = platform.open(folder)
     return lambda *tensors: score(*(tensor.numpy() for tensor in tensors))
 
 

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks.bags import Jagged, ids_in, interleave, lists_in, places_of
+from dlrm.data.clicks.bags import Jagged, ids_in, interleave, lists_in, places_of, row_of
 from dlrm.data.sources.row_error import RowError
-from dlrm.data.transform.lists import in_list, row_of
+from dlrm.data.transform.lists import in_list
 from dlrm.data.transform.transform import stack_ids
 
 FieldNames = tuple[Sequence[str], Sequence[str]]  # of the numerical and the categorical fields
@@ -112,7 +112,6 @@ def check_inputs(
 
     Args:
         inputs: any rows, with floating-point numericals and weights, integer ids and lengths.
-        names: names of the model's fields.
         table_sizes: the rows of its tables; an empty sequence takes any id.
         longest: see `check_values`.
     """
@@ -156,7 +155,6 @@ def check_values(
 
     Args:
         inputs: rows whose shapes and types match the model.
-        names: names of the model's fields.
         table_sizes: the rows of its tables; an empty sequence takes any id.
         longest: for inputs with lengths, table -> maximum ids of a row; other tables have one id
             per row. None accepts any lengths.

@@ -24,7 +24,6 @@ def frame_of(rows: Any, transform: Transform) -> Any:
         rows: lines of text, sequences of fields, or mappings from names to fields; one mapping, or
             a mapping from names to columns, beside which a single value counts for all rows; or a
             table in memory. See `Predictor.logits`.
-        transform: transform of the model.
 
     Raises:
         RowError: a row has a wrong number of fields, or an unexpected list.

@@ -11,8 +11,6 @@ class Shares:
     """Counts missing and unknown values of each field, over blocks of rows.
 
     Args:
-        numerical: names of the numerical fields.
-        categorical: names of the categorical fields, with one table each.
         known: for each categorical field, whether values had ids in training; None is yes.
         of_ids: for each categorical field, whether its values are ids, so that none is unknown.
     """

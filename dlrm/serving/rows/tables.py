@@ -14,12 +14,9 @@ from dlrm.serving.rows.shares import Shares
 
 
 def scoring_reader(fitted: Transform, labeled: bool, schema: Schema | None = None) -> RowReader:
-    """Returns a reader of the columns that a model takes, and of labels if there are any.
+    """Returns a reader of the columns that a model takes, and of labels if `labeled`.
 
-    Args:
-        fitted: transform of the model.
-        labeled: whether to read labels.
-        schema: the model's schema, to read its weight, groups and time as well; None for none.
+    With the model's schema, it reads weight, groups and time as well.
     """
     known = fitted.known_labels
     return RowReader(schema or fitted.schema, labeled, known, schema is None, fitted)
@@ -30,11 +27,7 @@ def read_inputs(
 ) -> tuple[Inputs, FieldRows]:
     """Returns a model's inputs from an Arrow batch, and its rows by the schema.
 
-    Args:
-        fitted: transform of the model.
-        reader: reads the batch.
-        batch: rows of a table.
-        shares: counts the values that the transform knows.
+    `shares` counts the values that the transform knows.
 
     Raises:
         RowError: a value is unreadable; the message names row and column.

@@ -39,7 +39,6 @@ def responses(pb_utils: Any, answers: Sequence[Mapping[str, np.ndarray] | ValueE
     """Makes the response to each request.
 
     Args:
-        pb_utils: the server's module `triton_python_backend_utils`.
         answers: arrays by output, or the error of the request.
     """
     return [_response(pb_utils, answer) for answer in answers]

@@ -31,9 +31,6 @@ def check_version(directory: Path) -> None:
     A damaged network would give finite scores, which no check of requests notices. Versions that
     earlier releases exported have no checksums.
 
-    Args:
-        directory: the version.
-
     Raises:
         FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
     """
@@ -86,7 +83,6 @@ class Reader:
 
     Args:
         directory: a version of a served model, with `model.json` and, for raw rows, `transform/`.
-        max_rows: maximum rows of a request, from the model's configuration.
 
     Attributes:
         transform: transform of raw rows; None if the model was exported without it.

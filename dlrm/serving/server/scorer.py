@@ -24,7 +24,6 @@ class Scorer:
 
     Args:
         directory: a version of a served model, with `model.onnx/`.
-        max_rows: maximum rows of a request, from the model's configuration.
         threads: number of threads; 0 is one per core.
     """
 

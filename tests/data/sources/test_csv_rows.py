@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from dlrm.data.sources import csv_rows
-from dlrm.data.sources.csv_rows import read_csv
+from dlrm.data.sources.csv_rows import Reading, read_csv
 from dlrm.data.sources.text_format import TextFormat
 
 PIECES = ["a", "b", '"', '""', ",", ";", "\n", "\r\n", "\r", " ", "\t", "\0", "é", "\ufeff", "\\"]
@@ -87,7 +87,8 @@ def found_in(path, block, problems, **options):
     rows = []
     with patch.object(csv_rows, "_BLOCK_BYTES", block):
         try:
-            for chunk in read_csv(path, TextFormat(header=False, **options), problems):
+            reading = Reading(TextFormat(header=False, **options), problems=problems)
+            for chunk in read_csv(path, reading):
                 cells = zip(*(column.to_pylist() for column in chunk.columns), strict=True)
                 rows += zip(chunk.lines.tolist(), map(without_blanks, cells), strict=True)
         except ValueError as error:

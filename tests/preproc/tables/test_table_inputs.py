@@ -15,6 +15,7 @@ from tables_testing import COLUMNAR, contents, prepare, write_table
 
 from dlrm.data.tables.files import find_tables
 from dlrm.data.tables.parts import parts_of
+from dlrm.data.transform.transform import Transform
 from dlrm.preproc.execution.engines import TaskError
 
 SCHEMA = {
@@ -512,6 +513,8 @@ def test_folders_say_columns_of_any_kind_of_file(tmp_path):
     assert made["parquet"]["train/cat_0.bin"] == bytes([1, 1, 2, 2])
     assert made["parquet"]["train/cat_1.bin"] == bytes([1, 1, 0, 0])
     assert made["parquet"] == made["csv"] == made["jsonl"]
+    for kind in made:  # whose names are texts, such as 1.10, even beside JSON
+        assert Transform.load(tmp_path / f"{kind}.d" / "transform").kinds == ("text", "text")
 
 
 def test_names_of_folders_that_are_no_utf_8_are_named(tmp_path):

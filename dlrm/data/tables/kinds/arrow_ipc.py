@@ -40,9 +40,6 @@ class _Batches(Groups):
         self._mapped, self.schema = mapped, schema
         self._groups: list[Group] = []
 
-    def group(self, number: int) -> Group:
-        return self._groups[number]
-
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         places = [i for i, name in enumerate(self.schema.names) if name in columns]
         options = pa.ipc.IpcReadOptions(included_fields=places)

@@ -57,13 +57,7 @@ class Cells:
     def array(
         self, name: str, cells: pa.Array | Iterable[Cell], text: TextFormat | None = None
     ) -> pa.Array:
-        """Returns the cells of a column.
-
-        Args:
-            name: the column.
-            cells: its cells.
-            text: the format of CSV, whose numbers may have marks.
-        """
+        """Returns the cells of a column; numbers of CSV may have the marks of its format."""
         separator, missing = self.separators.get(name), self.missing_values.get(name, ())
         if separator is None:
             array = cells if isinstance(cells, pa.Array) else pa.array(list(cells), pa.string())

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 
@@ -34,10 +34,11 @@ class Groups:
 
     schema: pa.Schema
     num_groups: int
+    _groups: Sequence[Group]
 
     def group(self, number: int) -> Group:
         """Returns a group's size and place."""
-        raise NotImplementedError
+        return self._groups[number]
 
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         """Yields a group's rows, about `BATCH_VALUES` values at a time.
@@ -88,7 +89,7 @@ class Columnar(Kind):
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise ValueError(
-                f"{source}: no {self.title} file, or damaged ({_first_line(error)})"
+                f"{source}: no {self.title} file, or damaged ({first_line(error)})"
             ) from None
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
@@ -106,8 +107,7 @@ class Columnar(Kind):
         """Yields the rows of a group, some at a time, with columns of text as Arrow has them.
 
         Args:
-            opened: the file.
-            source: its name for messages.
+            opened, source: the file, and its name for messages.
             number: the group.
             columns: names of the columns to read; missing ones are left out.
             partition: columns with one value, which take precedence over those of the file.
@@ -131,7 +131,7 @@ class Columnar(Kind):
             if isinstance(error, OSError) and error.errno is not None:
                 raise
             raise ValueError(
-                f"{source}: {self.group} {number}: {self.problem(error)} ({_first_line(error)})"
+                f"{source}: {self.group} {number}: {self.problem(error)} ({first_line(error)})"
             ) from None
 
     def batches(
@@ -184,5 +184,6 @@ def _with_constants(batch: pa.RecordBatch, values: Mapping[str, str | None]) -> 
     return batch
 
 
-def _first_line(error: Any) -> str:
+def first_line(error: BaseException) -> str:
+    """Returns the beginning of an error of Arrow, which may have a traceback of its own."""
     return str(error).partition("\n")[0][:200]

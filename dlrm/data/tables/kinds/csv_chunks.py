@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from dlrm.data.sources.csv_rows import read_csv
+from dlrm.data.sources.csv_rows import Reading, read_csv
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.delimited import Csv
-from dlrm.data.tables.kinds.text import Column, Reading
+from dlrm.data.tables.kinds.text import Rows
 
 
 class Chunk(NamedTuple):
@@ -25,7 +25,6 @@ class CsvChunks(Csv):
     """The chunks of a split; a row consists of the rows of all chunks with its number.
 
     Args:
-        folder: directory of the specification.
         chunks: chunks, whose files are named relative to it.
     """
 
@@ -36,9 +35,7 @@ class CsvChunks(Csv):
         self._folder, self._chunks = folder, chunks
         self.files = [folder / file for chunk in chunks for file in chunk.files]
 
-    def read(
-        self, path: Path, reading: Reading
-    ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
+    def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
         """Yields the rows; `lines` are texts with the file and line of each chunk."""
         names = [name for chunk in self._chunks for name in chunk.features]
         text, problems = reading.text, reading.problems
@@ -85,7 +82,8 @@ class CsvChunks(Csv):
         columns = [name for name in chunk.features if name in wanted]
         for file in chunk.files:
             wrong: dict[int, str] | None = None if problems is None else {}
-            for names, lines, cells in read_csv(self._folder / file, chunk_format, wrong, columns):
+            own = Reading(chunk_format, columns=columns, problems=wrong)
+            for names, lines, cells in read_csv(self._folder / file, own):
                 where = {line: f"{file}, line {line}" for line in lines.tolist()}
                 if problems is not None and wrong:
                     there = [line for line in wrong if line in where]

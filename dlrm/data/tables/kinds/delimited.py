@@ -3,10 +3,11 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.csv_rows import (
+    Chunk,
+    Reading,
     check_names,
     delimiter_hint,
     read_csv,
@@ -15,7 +16,7 @@ from dlrm.data.sources.csv_rows import (
 from dlrm.data.sources.text_files import without_mark
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
-from dlrm.data.tables.kinds.text import Column, Reading, Text
+from dlrm.data.tables.kinds.text import Rows, Text
 
 
 class Csv(Text):
@@ -32,33 +33,24 @@ class Csv(Text):
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
         """Returns the columns; none of an empty file."""
-        return next((chunk.names for chunk in read_csv(path, text, {}, ())), [])
+        chunks = read_csv(path, Reading(text, columns=(), problems={}))
+        return next((chunk.names for chunk in chunks), [])
 
-    def read(
-        self, path: Path, reading: Reading
-    ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
+    def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
         """Yields the rows of a file; see `Text.read`."""
-        text, _, columns, problems, spans, _, distinct, within, numbers = reading
         try:
-            rows = read_csv(path, text, problems, columns, spans, distinct, within, numbers)
-            for names, lines, cells in rows:
-                there = [(n, c) for n, c in zip(names, cells, strict=True) if c is not None]
-                yield names, lines, there
+            yield from map(_rows_of, read_csv(path, reading))
         except ValueError as error:
-            if hint := delimiter_hint(path, text):
+            if hint := delimiter_hint(path, reading.text):
                 raise ValueError(f"{error}{hint}") from error
             raise
 
     def read_together(
         self, paths: Sequence[Path], reading: Reading
-    ) -> tuple[list[str], np.ndarray, list[Column], list[int]] | None:
+    ) -> tuple[Rows, list[int]] | None:
         """Returns the rows of small files; see `Text.read_together`."""
-        columns, distinct, numbers = reading.columns or (), reading.distinct, reading.numbers
-        if (read := read_together(paths, reading.text, columns, distinct, numbers)) is None:
-            return None
-        (names, lines, cells), rows = read
-        there = [(n, c) for n, c in zip(names, cells, strict=True) if c is not None]
-        return names, lines, there, rows
+        read = read_together(paths, reading)
+        return None if read is None else (_rows_of(read[0]), read[1])
 
     def array(
         self,
@@ -77,3 +69,8 @@ class Csv(Text):
     ) -> None:
         """Raises ValueError if a file lacks columns or has one twice; see `Text.check_names`."""
         check_names(path, names, text, wanted)
+
+
+def _rows_of(chunk: Chunk) -> Rows:
+    pairs = zip(chunk.names, chunk.columns, strict=True)
+    return chunk.names, chunk.lines, [(name, cells) for name, cells in pairs if cells is not None]

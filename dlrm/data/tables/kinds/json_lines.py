@@ -11,10 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources import native
-from dlrm.data.sources.csv_rows import Spans, array_of_cells
+from dlrm.data.sources.csv_rows import Reading, Spans, array_of_cells
 from dlrm.data.sources.text_files import (
     LONGEST_LINE,
-    ByteRange,
     archive_named,
     is_plain,
     not_utf_8,
@@ -28,7 +27,7 @@ from dlrm.data.sources.text_files import (
 )
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
-from dlrm.data.tables.kinds.text import Column, Reading, Text
+from dlrm.data.tables.kinds.text import Column, Rows, Text
 from dlrm.data.transform.lists import in_list
 from dlrm.data.transform.values import number_text
 from dlrm.documents import brief
@@ -50,20 +49,14 @@ class JsonLines(Text):
 
     def names(self, path: Path, text: TextFormat) -> list[str]:
         """Returns the columns of the first 1,000 rows."""
-        rows = _Rows(path, wanted=()).of_file(replace(text, chunk_rows=_FIRST_ROWS))
-        return next((block.names for block in rows), [])
+        first = Reading(replace(text, chunk_rows=_FIRST_ROWS), columns=())
+        return next((block.names for block in _Rows(path, first).of_file()), [])
 
-    def read(
-        self, path: Path, reading: Reading
-    ) -> Iterator[tuple[list[str], np.ndarray, list[Column]]]:
+    def read(self, path: Path, reading: Reading) -> Iterator[Rows]:
         """Yields the rows of a file; see `Text.read`."""
-        text, lists, columns, problems, spans, nested, distinct, within, numbers = reading
-        rows = _Rows(path, problems, lists, columns, nested, spans, numbers)
-        if other_encoding(text.encoding) is not None:
-            blocks: Iterator[JsonRows | native.TextBlock] = rows.of_file(text)
-        else:
-            blocks = rows.of_blocks(text, within)
-        for block in blocks:
+        text, columns, rows = reading.text, reading.columns, _Rows(path, reading)
+        is_utf_8 = other_encoding(text.encoding) is None
+        for block in rows.of_blocks() if is_utf_8 else rows.of_file():
             if isinstance(block, JsonRows):
                 names, lines = block.names, np.array(block.lines, np.int64)
                 cells: list[Column] = [
@@ -73,7 +66,7 @@ class JsonLines(Text):
                 ]
                 yield names, lines, cells
                 continue
-            columns_of_block = _cells_of(block, distinct)
+            columns_of_block = _cells_of(block, reading.distinct)
             for begin in range(0, len(block.lines), text.chunk_rows):
                 some = slice(begin, begin + text.chunk_rows)
                 cells = [(name, column.rows(some)) for name, column in columns_of_block.items()]
@@ -81,20 +74,18 @@ class JsonLines(Text):
 
     def read_together(
         self, paths: Sequence[Path], reading: Reading
-    ) -> tuple[list[str], np.ndarray, list[Column], list[int]] | None:
+    ) -> tuple[Rows, list[int]] | None:
         """Returns the rows of small files; see `Text.read_together`."""
         if (contents := read_plain(paths)) is None:
             return None
-        wanted, numbers = reading.columns, reading.numbers
-        rows = _Rows(paths[0], reading.problems, reading.lists, wanted, numbers=numbers)
-        if (block := rows.read_block(b"".join(contents))) is None:
+        if (block := _Rows(paths[0], reading).read_block(b"".join(contents))) is None:
             return None
         ends = np.cumsum([content.count(b"\n") for content in contents])
         file = np.searchsorted(ends, block.lines)
         begins = ends - np.diff(ends, prepend=0)
         cells: list[Column] = [*_cells_of(block, reading.distinct).items()]
         rows_of = np.bincount(file, minlength=len(paths)).tolist()
-        return block.names, block.lines - begins[file], cells, rows_of
+        return (block.names, block.lines - begins[file], cells), rows_of
 
     def array(
         self,
@@ -186,40 +177,18 @@ class JsonRows(NamedTuple):
 class _Rows:
     """Reads the rows of a file, some at a time; blank lines are no rows.
 
-    Args:
-        path: plain or compressed.
-        problems: receives the problem of a row as a whole, by line, with a tab and the row, whose
-            cells are then empty; None raises the first.
-        lists: the only columns with lists; None allows lists anywhere.
-        wanted: columns whose cells are read, others being None; None is all.
-        nested: receives columns of maps and of lists of them, which have no cells, with the first
-            line of each; None refuses them.
-        spans: counts lines.
-        numbers: see `Reading`.
+    A line that is not a map of columns to values is a ValueError with file and line.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        problems: dict[int, str] | None = None,
-        lists: Collection[str] | None = None,
-        wanted: Collection[str] | None = None,
-        nested: dict[str, str] | None = None,
-        spans: Spans | None = None,
-        numbers: set[str] | None = None,
-    ) -> None:
-        self._path, self._problems, self._lists = path, problems, lists
-        self._wanted, self._nested = wanted, nested
-        self._spans, self._numbers = spans or Spans(), set() if numbers is None else numbers
+    def __init__(self, path: Path, reading: Reading) -> None:
+        self._path, self._reading = path, reading
+        self._spans = reading.spans or Spans()
         self._names: dict[str, int] = {}
         self._line = 0  # lines that have been read
 
-    def of_file(self, text: TextFormat) -> Iterator[JsonRows]:
-        """Yields all rows, in the encoding, the compression and the size that a format names.
-
-        Raises:
-            ValueError: a line is not a map of columns to values; the message has file and line.
-        """
+    def of_file(self) -> Iterator[JsonRows]:
+        """Yields all rows, in the encoding, the compression and the size of the format."""
+        text = self._reading.text
         with (
             open_text(self._path, text.encoding, text.compression) as file,
             archive_named(self._path, lambda: self._line),
@@ -227,18 +196,9 @@ class _Rows:
             lines = iter(lambda: _line(file, self._path, self._line, text.encoding), "")
             yield from self._of_lines(lines, text.chunk_rows)
 
-    def of_blocks(
-        self, text: TextFormat, within: ByteRange | None
-    ) -> Iterator[JsonRows | native.TextBlock]:
-        """Yields the rows of a file in UTF-8, most of them read by the compiled host code.
-
-        Args:
-            text: its compression.
-            within: the lines to read; None is all.
-
-        Raises:
-            ValueError: a line is not a map of columns to values; the message has file and line.
-        """
+    def of_blocks(self) -> Iterator[JsonRows | native.TextBlock]:
+        """Yields the rows of a file in UTF-8, most of them read by the compiled host code."""
+        text, within = self._reading.text, self._reading.within
         self._line = 0 if within is None else within.lines
         for block in read_blocks(self._path, _BLOCK_BYTES, None, text.compression, within):
             if (read := self.read_block(block)) is not None:
@@ -250,7 +210,7 @@ class _Rows:
 
     def read_block(self, block: bytes) -> native.TextBlock | None:
         """Returns the rows of a block if they have nothing that needs a decision."""
-        wanted, lists = self._wanted, self._lists
+        wanted, lists, numbers = self._reading.columns, self._reading.lists, self._reading.numbers
         if native.host is None or wanted is None or (lists and not set(lists).isdisjoint(wanted)):
             return None
         if not is_plain(block):
@@ -260,7 +220,7 @@ class _Rows:
         while True:
             names = list(self._names)
             kept = [native.DISTINCT if name in wanted else native.NOTHING for name in names]
-            of_numbers = [i for i, name in enumerate(names) if name in self._numbers]
+            of_numbers = [i for i, name in enumerate(names) if name in numbers]
             for i in of_numbers:
                 kept[i] = native.NUMBERS
             read = native.host.read_json(block, names, kept)
@@ -271,7 +231,7 @@ class _Rows:
                 break
         for i in of_numbers:
             if isinstance(read.columns[i], native.Texts):
-                self._numbers.discard(names[i])
+                numbers.discard(names[i])
         before, self._line = self._line, self._line + read.num_lines
         self._spans.read += read.num_lines
         return read._replace(lines=before + read.lines)
@@ -279,7 +239,7 @@ class _Rows:
     def _of_lines(self, lines: Iterable[str], chunk_rows: int) -> Iterator[JsonRows]:
         numbers: list[int] = []
         rows: list[dict[str, Cell]] = []
-        path, problems = self._path, self._problems
+        path, problems = self._path, self._reading.problems
         for line in lines:
             self._line += 1
             self._spans.read += 1
@@ -294,7 +254,7 @@ class _Rows:
                     "`jq -c .[]` writes its elements as lines, or read it as a data frame"
                 )
             try:
-                rows.append(_row(line, self._lists, self._wanted, self._nested, number))
+                rows.append(_row(line, number, self._reading))
             except ValueError as error:
                 if problems is None:
                     raise ValueError(f"{path}, line {number}, {error}") from None
@@ -326,13 +286,8 @@ def _line(file: Any, path: Path, number: int, encoding: str | None) -> str:
         raise wrong_encoding(path, number, encoding, error) from None
 
 
-def _row(
-    line: str,
-    lists: Collection[str] | None,
-    wanted: Collection[str] | None,
-    nested: dict[str, str] | None,
-    number: int,
-) -> dict[str, Cell]:
+def _row(line: str, number: int, reading: Reading) -> dict[str, Cell]:
+    lists, wanted, nested = reading.lists, reading.columns, reading.nested
     if not line.isascii() and (problem := not_utf_8(line)):
         raise ValueError(problem)
     try:

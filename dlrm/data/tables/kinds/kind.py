@@ -19,7 +19,7 @@ class Kind:
     """A kind of files: their names, and how their rows are read.
 
     Subclasses of `Columnar` are divided into parts that tasks read; those of `Text` are first
-    copied to Parquet.
+    copied to Arrow's format.
 
     Attributes:
         name: its name in flags.
@@ -60,8 +60,6 @@ class Kind:
         """Yields the rows of a file some at a time, and a function that locates a row of them.
 
         Args:
-            file: the file.
-            text: format of CSV.
             columns: names of the columns to read; missing ones are left out, and those that rows
                 may lack are missing values.
             cells: the columns of lists and of numbers in text; None for none.

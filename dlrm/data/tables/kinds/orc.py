@@ -42,9 +42,6 @@ class _Stripes(Groups):
         self._file, self._groups = file, _groups(path, file)
         self.schema, self.num_groups = file.schema, file.nstripes
 
-    def group(self, number: int) -> Group:
-        return self._groups[number]
-
     def batches(self, number: int, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         stripe = self._file.read_stripe(number, list(columns))
         arrays = [a.dictionary_encode() if is_text(a.type) else a for a in stripe.columns]
