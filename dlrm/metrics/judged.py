@@ -90,10 +90,6 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgment:
     Args:
         rows: of one model, or of two that are compared.
         replicates: of the bootstrap; 0 is none.
-        seed: of the random draws.
-
-    Raises:
-        ValueError: rows cannot be judged; see `RankedRows`.
     """
     ranked = [RankedRows(logits, rows.labels, rows.weights) for logits in rows.logits]
     check_same_rows(ranked)

@@ -59,9 +59,6 @@ def attended_bag(
         weight, ids, lengths, table_offsets, sample_weights, dtype: see `joint_embedding_bag`.
         lists: for each attended list its field, and that of the candidate.
         units: an activation unit for each of `lists`.
-
-    Raises:
-        RuntimeError: see `joint_embedding_bag`.
     """
     tensors = weight, ids, lengths, table_offsets
     given = (*tensors, *units, *(() if sample_weights is None else (sample_weights,)))
@@ -204,5 +201,5 @@ if native_available():
         return weight.new_empty(ids.shape, dtype=torch.float32)
 
     @torch.library.register_fake("dlrm::attention_weights_backward")
-    def _(grad, values, weight, rows, lengths, lists, *units):
-        return tuple(torch.empty_like(part) for part in units)
+    def _(*operands):
+        return tuple(torch.empty_like(part) for part in operands[6:])  # the units, the last ones
