@@ -93,10 +93,6 @@ def auto(facts: DatasetFacts, given: Mapping[str, Any] | None = None) -> dict[st
 
     The recipe makes no choice that a given setting rules out. docs/guide/tuning.md has the rules
     and the measurements behind them.
-
-    Args:
-        facts: the facts about the training rows.
-        given: the caller's settings.
     """
     given = dict(given or {})
     if facts.rows >= _NVIDIA_ROWS:

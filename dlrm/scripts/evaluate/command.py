@@ -45,11 +45,7 @@ _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no fiel
 
 
 def run(values: Values) -> None:
-    """Runs the command.
-
-    Raises:
-        ValueError, OSError: an error that the user can fix.
-    """
+    """Runs the command."""
     own, split = values.config(EvaluateConfig), values["split"]
     sources = _sources(own, values["dataset"])
     checkpoints = [values["checkpoint"], *([own.against] if own.against else [])]
