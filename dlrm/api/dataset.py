@@ -45,6 +45,7 @@ class Dataset:
     Attributes:
         path: the directory; that of a URI is a copy, which stays as long as this object, and which
             `dlrm.preproc.run` leaves to the first use.
+        origin: the directory, or the URI.
         rows: split -> number of rows.
         cardinalities: rows of each embedding table.
         is_temporary: whether the directory is removed together with this object.

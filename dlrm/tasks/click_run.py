@@ -385,6 +385,7 @@ class _Opening:
         changed = [f"{n} {self.values[n]}" for n in ARCHITECTURE if self.values[n] != asked[n]]
         if changed:
             notes.append(f"architecture from {self.known}: {', '.join(changed)}")
+        length = {"epochs", "max_steps"} if self.config.schedule.knows_the_run else set()
         return ClickRun(
             values=self.values,
             world=world,
@@ -392,7 +393,7 @@ class _Opening:
             trains=self.trains,
             checkpoint=self.checkpoint,
             dataset=told_by,
-            may_change=self._may_change(),
+            may_change=frozenset(self.resumable - length),
             transform=transform if transform and transform.is_dir() else None,
             continued=self.continued,
             tensors=days,
@@ -577,11 +578,6 @@ class _Opening:
         if asked != AUTO_PRODUCTS:
             model.products = asked
         self.values = Values({**self.values, "mlp_products": model.products}, self.values.given)
-
-    def _may_change(self) -> frozenset[str]:
-        """Returns the settings that a resumed run may change; its length if no rate needs it."""
-        length = {"epochs", "max_steps"} if self.config.schedule.knows_the_run else set()
-        return frozenset(self.resumable - length)
 
 
 def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> Any:
