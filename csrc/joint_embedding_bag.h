@@ -78,4 +78,25 @@ inline Tensor checked_bag_grad(const Tensor& grad, const BagLengths& bags) {
   return as_contiguous(grad);
 }
 
+// Operands of joint_embedding_bag_sample_weights_backward.
+struct BagProducts : BagLengths {
+  Tensor grad;    // [batch, tables, dim], contiguous
+  Tensor weight;  // [rows, dim], contiguous
+  Tensor rows;    // [total] long, contiguous
+  int64_t dim;
+
+  BagProducts(const Tensor& grad_, const Tensor& weight_, const Tensor& rows_,
+              const Tensor& lengths_)
+      : BagLengths(lengths_, rows_.numel()),
+        grad(checked_bag_grad(grad_, *this)),
+        weight(checked_bag_weight(weight_, lengths)),
+        rows(as_contiguous(rows_)),
+        dim(weight.size(1)) {
+    DLRM_CHECK(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
+               ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
+    DLRM_CHECK(grad.size(2) == dim, kBagName, ": expected grad [", batch, ", ", tables, ", ", dim,
+               "] for weight ", shape_of(weight), ", got ", shape_of(grad));
+  }
+};
+
 }  // namespace dlrm

@@ -168,16 +168,10 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
 Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Tensor& weight_,
                                                    const Tensor& rows_, const Tensor& lengths,
                                                    bool mean) {
-  DLRM_CHECK(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
-             ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
-  const BagLengths bags(lengths, rows_.size(0));
-  const Tensor weight = checked_bag_weight(weight_, bags.lengths);
-  const Tensor grad = checked_bag_grad(grad_, bags);
-  const int64_t dim = weight.size(1);
-  DLRM_CHECK(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables,
-             ", ", dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
-  const Tensor rows = as_contiguous(rows_);
-  const int64_t* rows_data = rows.const_data_ptr<int64_t>();
+  const BagProducts bags(grad_, weight_, rows_, lengths);
+  const Tensor& weight = bags.weight;
+  const Tensor& grad = bags.grad;
+  const int64_t* rows_data = bags.rows.const_data_ptr<int64_t>();
   const Tensor offsets = bag_offsets_of(bags);
   const int64_t* bag_offsets = offsets.const_data_ptr<int64_t>();
   Tensor output = allocate(weight, {bags.total}, ScalarType::Float);
@@ -189,9 +183,9 @@ Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Te
       const auto* grad_data = grad.const_data_ptr<grad_t>();
       const auto dot = DLRM_KERNEL(dot_bags<weight_t, grad_t>);
       torch::stable::parallel_for(
-          0, bags.bags, bags_per_task(bags, dim), [&](int64_t begin, int64_t end) {
+          0, bags.bags, bags_per_task(bags, bags.dim), [&](int64_t begin, int64_t end) {
             const int64_t position = dot(weight_data, grad_data, rows_data, bag_offsets,
-                                         weight.size(0), dim, mean, output_data, begin, end);
+                                         weight.size(0), bags.dim, mean, output_data, begin, end);
             if (position >= 0) bad.report(position);
           });
     });

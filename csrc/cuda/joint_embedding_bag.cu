@@ -259,15 +259,9 @@ std::tuple<Tensor, Tensor> joint_embedding_bag_backward(const Tensor& grad_, con
 Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Tensor& weight_,
                                                    const Tensor& rows_, const Tensor& lengths,
                                                    bool mean) {
-  DLRM_CHECK(rows_.dim() == 1 && rows_.scalar_type() == ScalarType::Long, kBagName,
-             ": expected rows [total] Long, got ", shape_of(rows_), " ", dtype_of(rows_));
-  const BagLengths bags(lengths, rows_.size(0));
-  const Tensor weight = checked_bag_weight(weight_, bags.lengths);
-  const Tensor grad = checked_bag_grad(grad_, bags);
-  const int64_t dim = weight.size(1);
-  DLRM_CHECK(grad.size(2) == dim, kBagName, ": expected grad [", bags.batch, ", ", bags.tables,
-             ", ", dim, "] for weight ", shape_of(weight), ", got ", shape_of(grad));
-  const Tensor rows = as_contiguous(rows_);
+  const BagProducts bags(grad_, weight_, rows_, lengths);
+  const Tensor& weight = bags.weight;
+  const Tensor& grad = bags.grad;
   const Launcher launch(kBagName, weight);
   const Errors errors(launch, kJointEmbeddingBag);
   const Tensor ends = ends_of(launch, bags, errors);
@@ -277,9 +271,9 @@ Tensor joint_embedding_bag_sample_weights_backward(const Tensor& grad_, const Te
     dispatch_floating(grad.scalar_type(), [&]<typename grad_t>() {
       launch(dot_bags<weight_t, grad_t>, ceil_div(bags.bags, kWarps), dim3(kWarp, kWarps), 0,
              weight.const_data_ptr<weight_t>(), grad.const_data_ptr<grad_t>(),
-             rows.const_data_ptr<int64_t>(),
-             BagEnds{ends.const_data_ptr<int64_t>(), bags.bags, bags.total}, weight.size(0), dim,
-             mean, output.mutable_data_ptr<float>(), errors);
+             bags.rows.const_data_ptr<int64_t>(),
+             BagEnds{ends.const_data_ptr<int64_t>(), bags.bags, bags.total}, weight.size(0),
+             bags.dim, mean, output.mutable_data_ptr<float>(), errors);
     });
   });
   return output;

@@ -47,7 +47,6 @@ def gather_rows(tensor: Tensor, world: World) -> Tensor:
 
     Args:
         tensor: `[rows, ...]`, contiguous; ranks may differ only in the number of rows.
-        world: the ranks.
     """
     if world.size == 1:
         return tensor

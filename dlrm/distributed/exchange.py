@@ -28,7 +28,6 @@ def exchange(
         vectors: vectors of this rank's tables, `[batch, own tables, dim]`, for the batch of all
             ranks.
         tables_by_rank: table numbers of each rank, in the order of its vectors.
-        world: the ranks.
         samples_by_rank: number of samples of each rank in the batch; None is `World.part`.
 
     Returns:

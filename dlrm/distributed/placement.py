@@ -19,7 +19,6 @@ class Piece(NamedTuple):
     """A rectangle of a table that one rank holds, or of which every rank holds a copy.
 
     Attributes:
-        table: the table's number.
         rows: the first row, and the row after the last.
         columns: the first column, and the column after the last.
         rank: the rank that holds it; None is every rank.
@@ -227,7 +226,6 @@ def read_placement(
     """Reads a placement in the format of `placement_text`.
 
     Args:
-        path: the file.
         table_rows, dim, num_ranks, dims: the expected tables and ranks, as in `Placement`.
 
     Raises:
@@ -317,7 +315,6 @@ def placement_text(placement: Placement, names: Sequence[str]) -> str:
     """Returns a placement as YAML, one line per piece, with a checksum; `read_placement` reads it.
 
     Args:
-        placement: the placement.
         names: names of the tables, for readers.
     """
     lines = [

@@ -21,7 +21,6 @@ class Sent(NamedTuple):
     """A file to send.
 
     Attributes:
-        size: its bytes.
         unit: blocks of it are multiples of this, such as the bytes of a row.
     """
 
@@ -33,8 +32,6 @@ class Route(NamedTuple):
     """Files that one rank sends another.
 
     Attributes:
-        source: the sending rank.
-        target: the receiving rank, another one.
         files: the files by name; names are the source's.
     """
 
@@ -47,9 +44,6 @@ class Block(NamedTuple):
     """Bytes of a file on their way.
 
     Attributes:
-        source: the sending rank.
-        name: the file.
-        begin: the first byte.
         size: number of bytes.
     """
 
@@ -72,11 +66,9 @@ def transfer_files(
     block. A rank reads and writes files while the next block travels.
 
     Args:
-        routes: the transfers.
         read: fills a tensor of bytes with a block of one of this rank's files.
         write: takes a block that has arrived; those of a file come in order, and there is one
             also for a file without bytes.
-        world: the ranks.
         beat: called after each block.
 
     Raises:
@@ -156,11 +148,7 @@ def read_block(path: Path, block: Block, data: Tensor) -> None:
 
 
 def write_block(path: Path, block: Block, data: Tensor) -> None:
-    """Writes a block of a file, whose folders are created.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Writes a block of a file, whose folders are created."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "r+b" if block.begin else "wb", buffering=0) as file:
         file.seek(block.begin)
@@ -176,8 +164,6 @@ def leaders(folder: Path, ranks: Collection[int], world: World) -> dict[int, int
 
     Args:
         folder: a path, which may be another folder on each node.
-        ranks: the ranks in question.
-        world: all ranks.
 
     Raises:
         OSError: a rank cannot write there.

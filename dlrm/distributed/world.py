@@ -58,7 +58,7 @@ def part(count: int, rank: int, size: int) -> slice:
 
 @dataclass(frozen=True)
 class Pipelines:
-    """SplitConfig of a network's parts among the processes of a run.
+    """Division of a network's parts among the processes of a run.
 
     Attributes:
         world: all processes.
@@ -78,7 +78,6 @@ def pipelines(world: World, parts: int = 1, timeout: float = 1800.0) -> Pipeline
     Args:
         world: all processes, a multiple of `parts`.
         parts: processes of a pipeline.
-        timeout: see `join_world`.
     """
     assert world.size % parts == 0, f"{world.size} processes in pipelines of {parts}"
     if parts == 1:
@@ -211,7 +210,8 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
         memory = share_memory(found.rank, found.size, seconds=patience.total_seconds())
     world = World(found.rank, found.size, device, gradients=gradients, memory=memory)
     own = device != "cpu" and backend == "nccl"  # NCCL hangs unless each process has its device
-    start_transfers(world, _name_of(device) if own else None)
+    name = f"GPU {torch.cuda.get_device_properties(device).uuid}" if own else None
+    start_transfers(world, name)
     return world
 
 
@@ -236,10 +236,6 @@ def start_transfers(world: World, place: str | None = None) -> None:
             )
     for group in (world.group, world.gradients):
         dist.all_reduce(torch.zeros(1, device=world.device), group=group)
-
-
-def _name_of(device: str) -> str:
-    return f"GPU {torch.cuda.get_device_properties(device).uuid}"
 
 
 def _connect(found: Launch, wait: timedelta) -> dist.Store:
@@ -310,7 +306,6 @@ def shutdown(world: World, seconds: float | None = None) -> None:
     """Leaves the process group, if there is one.
 
     Args:
-        world: the processes.
         seconds: maximum time to wait for collectives that have begun, which never end where another
             rank waits for this one; None waits for them.
     """

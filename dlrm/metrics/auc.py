@@ -70,7 +70,6 @@ def raise_problems(operation: str, problems: list[str], rank: int) -> None:
     Args:
         operation: the operation that is refused.
         problems: problems of the ranks, in their order; "" is none.
-        rank: this rank.
     """
     wrong = next((other for other, problem in enumerate(problems) if problem), None)
     if wrong is None:

@@ -54,9 +54,6 @@ def fraction_metrics(
 
     Returns:
         `log_loss` in nats, the mean binary cross-entropy; NaN as in `click_metrics`.
-
-    Raises:
-        ValueError, OtherRankError: shapes differ, or weights are invalid; see `click_metrics`.
     """
     rows, loss, *_ = _sums_of_all("fraction_metrics", logits, targets, world, weights)
     return {"log_loss": loss / rows if rows and math.isfinite(loss) else math.nan}

@@ -72,9 +72,6 @@ def all_groups(
         labels: `[rows]`, 0 or 1.
         groups: `[rows]`, integers.
         weights: `[rows]`, 0 or more; None counts every row once, and takes half the memory.
-
-    Raises:
-        ValueError: see `RankedRows`; or groups are not `[rows]` integers.
     """
     check_rows(scores, labels, weights)
     if groups.shape != labels.shape or groups.dtype.kind not in "iu":
@@ -134,12 +131,7 @@ def _ordered_bits(scores: np.ndarray) -> np.ndarray:
 
 
 def _counted(keys: np.ndarray, weights: np.ndarray | None) -> Iterator[Groups]:
-    """Yields the groups of sorted keys; the counts of an unfinished group wait for its end.
-
-    Args:
-        keys: as `_keys` makes them, sorted.
-        weights: of the rows in the same order; None counts every row once.
-    """
+    """Yields the groups of sorted keys; the counts of an unfinished group wait for its end."""
     number_type = np.int64 if weights is None else np.float64
     open_group: np.ndarray = np.zeros((4, 0), number_type)  # the last so far, as a `Groups`
     before_run = before_group = so_far = number_type(0)  # negatives before the last run, group, row

@@ -131,9 +131,6 @@ def bootstrap(
         measures: of each model (how often each row occurs `[rows]`, how often each cluster) ->
             metrics. All models have the same replicates.
         clusters: number of each row's cluster, from 0; None draws single rows, each a cluster.
-        rows: number of rows.
-        replicates: number of replicates to draw.
-        seed: seed of the random draws.
 
     Returns:
         For each model, the metrics' values `[replicates]` by name.

@@ -185,7 +185,6 @@ def one_class_note(metrics: dict[str, float], rows: int, weighted: bool = False)
 
     Args:
         metrics: those of `dlrm.metrics.clicks.click_metrics`.
-        rows: number of rows tested.
         weighted: the rows have weights, some of which may be 0.
     """
     if not math.isnan(metrics.get("auc", 0.0)) or not rows or math.isnan(metrics["log_loss"]):

@@ -51,9 +51,6 @@ class DLRMConfig:
             has the same table; None for others.
         field_dims: columns of each field's table, at most `embedding_dim`, to which vectors of
             fewer are projected. None, for one field or for all, is `embedding_dim`.
-
-    Raises:
-        ValueError: values do not fit together; the message names flag and value.
     """
 
     table_sizes: tuple[int, ...]

@@ -42,7 +42,6 @@ class DLRM(nn.Module):
     global batch; the processes exchange the vectors while the bottom MLP runs on their own samples.
 
     Args:
-        config: the architecture.
         world: the processes that train together. On the device "meta", which is also used where it
             is torch's default device, nothing has values and no file is made, but everything has
             its shape.

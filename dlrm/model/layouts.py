@@ -26,10 +26,7 @@ def make_tables(
     """Returns the tables of vectors, or pieces of them, that a process holds.
 
     Args:
-        config: the architecture.
-        placement: placement of the tables.
         world: the processes; the tables are made on its device.
-        seed: seed of the initial values.
         stores: hold the rows that are not in memory; they get the initial ones. None: all are.
 
     Raises:

@@ -87,9 +87,7 @@ def make_scores(
     The initial values of a member also depend on its number.
 
     Args:
-        config: the architecture.
         dense_vectors: vectors of the bottom MLP.
-        seed: seed of the initial values.
         dtype, optimized: see `dlrm.model.layers.mlp.MLP`.
     """
     seeds = (generator(seed, f"members.{i}").initial_seed() for i in range(len(config.kinds)))

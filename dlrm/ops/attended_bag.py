@@ -204,5 +204,5 @@ if native_available():
         return weight.new_empty(ids.shape, dtype=torch.float32)
 
     @torch.library.register_fake("dlrm::attention_weights_backward")
-    def _(grad, values, weight, rows, lengths, lists, *units):
-        return tuple(torch.empty_like(part) for part in units)
+    def _(*operands):
+        return tuple(torch.empty_like(part) for part in operands[6:])  # the units, the last ones

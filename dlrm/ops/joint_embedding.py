@@ -3,6 +3,8 @@
 The schema is in csrc/schemas.h, the kernels in csrc/{cpu,cuda}/joint_embedding*.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -82,41 +84,44 @@ def table_ranges(table_offsets: Tensor) -> tuple[Tensor, Tensor]:
     return table_offsets[:-1], table_offsets[1:]
 
 
-def are_table_offsets(table_offsets: Tensor, tables: int) -> bool:
-    """Returns whether dtype and shape are those of the offsets of this many tables."""
-    shapes = ((tables + 1,), (2, tables))
-    return table_offsets.shape in shapes and table_offsets.dtype == torch.int64
-
-
+ID_TYPES = (torch.int8, torch.int16, torch.int32, torch.int64)
 _FLOATING = (torch.float32, torch.bfloat16, torch.float16)
-_IDS = (torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 def _check(weight: Tensor, ids: Tensor, table_offsets: Tensor, dtype: torch.dtype | None) -> None:
     """Checks the same as csrc/joint_embedding.h, for the fallback."""
+    name, are_ids = "joint_embedding", ids.dim() == 2 and ids.dtype in ID_TYPES
+    check_rows(name, weight)
+    expect(are_ids, name, "ids [batch, tables] of Char, Short, Int or Long", ids)
+    check_table_offsets(name, table_offsets, "ids", ids.shape)
+    check_dtype(name, dtype)
 
-    def check(condition: bool, expected: str, got: Tensor) -> None:
-        if not condition:
-            shape = list(got.shape)
-            raise RuntimeError(f"joint_embedding: expected {expected}, got {shape} {got.dtype}")
 
-    check(
-        weight.dim() == 2 and weight.shape[1] > 0 and weight.dtype in _FLOATING,
-        "weight [rows, dim > 0] of Float, BFloat16 or Half",
-        weight,
+def expect(condition: bool, name: str, expected: str, got: Tensor) -> None:
+    """Raises RuntimeError for a tensor that an operator does not take."""
+    if not condition:
+        raise RuntimeError(f"{name}: expected {expected}, got {list(got.shape)} {got.dtype}")
+
+
+def check_rows(name: str, weight: Tensor) -> None:
+    """Raises RuntimeError unless a weight may hold rows of tables."""
+    are_rows = weight.dim() == 2 and weight.shape[1] > 0 and weight.dtype in _FLOATING
+    expect(are_rows, name, "weight [rows, dim > 0] of Float, BFloat16 or Half", weight)
+
+
+def check_table_offsets(name: str, table_offsets: Tensor, of: str, shape: Sequence[int]) -> None:
+    """Raises RuntimeError unless the offsets are of as many tables as `shape` has columns."""
+    tables = shape[1]
+    fits = (
+        table_offsets.shape in ((tables + 1,), (2, tables)) and table_offsets.dtype == torch.int64
     )
-    check(
-        ids.dim() == 2 and ids.dtype in _IDS,
-        "ids [batch, tables] of Char, Short, Int or Long",
-        ids,
-    )
-    check(
-        are_table_offsets(table_offsets, ids.shape[1]),
-        f"table_offsets [{ids.shape[1] + 1}] Long for ids {list(ids.shape)}",
-        table_offsets,
-    )
+    expect(fits, name, f"table_offsets [{tables + 1}] Long for {of} {list(shape)}", table_offsets)
+
+
+def check_dtype(name: str, dtype: torch.dtype | None) -> None:
+    """Raises RuntimeError for a dtype in which an operator cannot return rows."""
     if dtype is not None and dtype not in _FLOATING:
-        raise RuntimeError(f"joint_embedding: expected dtype Float, BFloat16 or Half, got {dtype}")
+        raise RuntimeError(f"{name}: expected dtype Float, BFloat16 or Half, got {dtype}")
 
 
 def _check_ids(ids: Tensor, table_offsets: Tensor) -> None:

@@ -7,7 +7,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlrm.ops.joint_embedding import are_table_offsets, table_ranges
+from dlrm.ops.joint_embedding import (
+    ID_TYPES,
+    check_dtype,
+    check_rows,
+    check_table_offsets,
+    expect,
+    table_ranges,
+)
 from dlrm.ops.library import has_native, native_available
 
 POOLINGS = ("sum", "mean")
@@ -141,48 +148,24 @@ def check_bags(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor) -
         )
 
 
-_FLOATING = (torch.float32, torch.bfloat16, torch.float16)
-_IDS = (torch.int8, torch.int16, torch.int32, torch.int64)
-
-
 def _check(
     weight: Tensor, ids: Tensor, sample_weights: Tensor | None, dtype: torch.dtype | None
 ) -> None:
     """Checks, with `_check_shapes`, the same as csrc/joint_embedding_bag.h, for the fallback."""
-    if weight.dim() != 2 or weight.shape[1] == 0 or weight.dtype not in _FLOATING:
-        raise RuntimeError(
-            "joint_embedding_bag: expected weight [rows, dim > 0] of Float, BFloat16 or Half, got "
-            f"{list(weight.shape)} {weight.dtype}"
-        )
-    if sample_weights is not None and (
-        sample_weights.shape != ids.shape or sample_weights.dtype != torch.float32
-    ):
-        raise RuntimeError(
-            f"joint_embedding_bag: expected sample_weights {list(ids.shape)} Float, got "
-            f"{list(sample_weights.shape)} {sample_weights.dtype}"
-        )
-    if dtype is not None and dtype not in _FLOATING:
-        raise RuntimeError(
-            f"joint_embedding_bag: expected dtype Float, BFloat16 or Half, got {dtype}"
-        )
+    name = "joint_embedding_bag"
+    check_rows(name, weight)
+    if sample_weights is not None:
+        fits = sample_weights.shape == ids.shape and sample_weights.dtype == torch.float32
+        expect(fits, name, f"sample_weights {list(ids.shape)} Float", sample_weights)
+    check_dtype(name, dtype)
 
 
 def _check_shapes(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor) -> None:
-    def check(condition: bool, expected: str, got: Tensor) -> None:
-        if not condition:
-            raise RuntimeError(f"{name}: expected {expected}, got {list(got.shape)} {got.dtype}")
-
-    check(
-        lengths.dim() == 2 and lengths.dtype in _IDS,
-        "lengths [batch, tables] of Char, Short, Int or Long",
-        lengths,
-    )
-    check(ids.dim() == 1 and ids.dtype in _IDS, "ids [total] of Char, Short, Int or Long", ids)
-    check(
-        are_table_offsets(table_offsets, lengths.shape[1]),
-        f"table_offsets [{lengths.shape[1] + 1}] Long for lengths {list(lengths.shape)}",
-        table_offsets,
-    )
+    are_lengths = lengths.dim() == 2 and lengths.dtype in ID_TYPES
+    expect(are_lengths, name, "lengths [batch, tables] of Char, Short, Int or Long", lengths)
+    are_ids = ids.dim() == 1 and ids.dtype in ID_TYPES
+    expect(are_ids, name, "ids [total] of Char, Short, Int or Long", ids)
+    check_table_offsets(name, table_offsets, "lengths", lengths.shape)
 
 
 def _setup_context(ctx, inputs, output):

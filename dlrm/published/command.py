@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from dlrm.published.documents.benchmark_row import BenchmarkRow, find
 from dlrm.published.documents.translation import translate
 from dlrm.published.jobs import MOST, RunOptions, check_command, plan_jobs
 from dlrm.published.results import finished, read
-from dlrm.published.runner import run_job
+from dlrm.published.runner import Records, run_job
 from dlrm.settings import REQUIRED, setting
 
 
@@ -59,27 +60,6 @@ class TranslateConfig:
     """Another program's command line."""
 
     command: str = setting(REQUIRED, "the command line, as one word", positional=True)
-
-
-@dataclass(frozen=True)
-class TrendConfig:
-    """Two rows whose losses are compared."""
-
-    row: str = setting(REQUIRED, "id of a row", positional=True)
-    against: str = setting(REQUIRED, "row to compare with")
-    steps: int | None = setting(
-        None, "number of steps; default: 500, or 20 with --smoke", least=5, most=MOST
-    )
-    bound: float | None = setting(
-        None,
-        "largest relative difference of losses; default: 1e-4, or 3e-2 if the rows differ in "
-        "precision",
-    )
-    change: tuple[str, ...] = setting(
-        (),
-        "flag of the first row only, such as --change=--execution=graph",
-        repeated=True,
-    )
 
 
 @dataclass(frozen=True)
@@ -125,30 +105,10 @@ class DocumentConfig:
 
 def command_line() -> Subcommands:
     """Returns the command line."""
-    running = (("Run", RunOptions), ("Run", ResultsConfig), ("Run", KeepConfig))
-    tasks: dict[str, tuple[str, Sequence[type], Sequence[tuple[str, type]]]] = {
-        "list": ("list rows, one a line", (ListConfig,), ()),
-        "show": ("show everything known of a row", (RowConfig,), ()),
-        "run": ("run rows by the rule of their document", (RowsConfig,), running),
-        "translate": (
-            "translate a command line that source 003 or 004 prints",
-            (TranslateConfig,),
-            (),
-        ),
-        "trend": ("check that the losses of two rows follow each other", (TrendConfig,), running),
-        "seeds": ("train a row from many seeds", (SeedsConfig,), running),
-        "scaling": ("run a row at several places of a grid", (RowConfig,), running),
-        "table": (
-            "print a document's table with what was measured here",
-            (TableConfig, ResultsConfig),
-            (),
-        ),
-        "document": ("write the page that lists all rows", (DocumentConfig,), ()),
-    }
     return Subcommands(
         {
             task: (meaning, ConfigFlags([*(("Flags", one) for one in own), *more]))
-            for task, (meaning, own, more) in tasks.items()
+            for task, (_, meaning, own, more) in _TASKS.items()
         }
     )
 
@@ -172,9 +132,9 @@ def main(arguments: list[str] | None = None) -> int:
 def _act(options: Values) -> int:
     try:
         if "smoke" not in options:
-            return _TASKS[options["task"]](options)
+            return _TASKS[options["task"]][0](options)
         with results.claimed(options["results"]):
-            return _TASKS[options["task"]](options)
+            return _TASKS[options["task"]][0](options)
     except BrokenPipeError:  # the reader has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # until the process ends
         return 0
@@ -219,7 +179,7 @@ def _run(options: Values) -> int:
             passed += 1
     failed = 0
     for job in jobs:
-        records = run_job(job, options["results"], options["keep"])
+        records = run_job(job, _records(options))
         good = finished(records)[: job.repeats]
         failed += job.repeats - len(good)
         for result in tables.results(good):
@@ -249,11 +209,7 @@ def _compared(row: BenchmarkRow, options: Values) -> int:
 
 
 def _single(name: str) -> BenchmarkRow:
-    """A row that is run itself.
-
-    Raises:
-        ValueError: it compares runs of others.
-    """
+    """Returns a row that is run itself."""
     row = find(CATALOG, name)
     if row.measure != "run":
         raise ValueError(f"{row.id} compares runs of {row.of}: `run` it, or name that row")
@@ -262,17 +218,8 @@ def _single(name: str) -> BenchmarkRow:
 
 def _trend(options: Values) -> int:
     row, against = (_single(name) for name in (options["row"], options["against"]))
-    follows = compare.trend(
-        row,
-        against,
-        options["steps"] or (20 if options["smoke"] else 500),
-        options["bound"],
-        options["change"],
-        _options(options),
-        options["results"],
-        options["keep"],
-        print,
-    )
+    asked = options.config(compare.TrendConfig)
+    follows = compare.trend(row, against, asked, _options(options), _records(options))
     return 0 if follows else 1
 
 
@@ -299,8 +246,8 @@ def _seeds(options: Values) -> int:
         _single(options["row"])
     columns = [of_seed(name) for name in ids]
     numbers = range(options["first"], options["first"] + options["n"])
-    table = compare.seeds(columns, numbers, names, options["results"], options["keep"], _to_stderr)
-    print(table)
+    to = _records(options)._replace(say=partial(print, file=sys.stderr))
+    print(compare.seeds(columns, numbers, names, to))
     if options["smoke"]:
         print("\nsmoke runs at reduced sizes: nothing to compare")
     return 0
@@ -308,7 +255,7 @@ def _seeds(options: Values) -> int:
 
 def _scaling(options: Values) -> int:
     row = _single(options["row"])
-    records = compare.scaled(row, _options(options), options["results"], options["keep"], print)
+    records = compare.scaled(row, _options(options), _records(options))
     found = tables.results(records)
     print(tables.dlperf_report(found))
     for result in found:
@@ -350,7 +297,7 @@ def _document(options: Values) -> int:
 
 
 def _matching(name: str) -> list[BenchmarkRow]:
-    """The row of a name, or all rows of a pattern."""
+    """Returns the row of a name, or all rows of a pattern."""
     if any(character in name for character in "*?["):
         rows = [row for key, row in CATALOG.items() if fnmatch.fnmatchcase(key, name)]
         if not rows:
@@ -359,23 +306,40 @@ def _matching(name: str) -> list[BenchmarkRow]:
     return [find(CATALOG, name)]
 
 
+def _records(options: Values) -> Records:
+    return Records(options["results"], options["keep"])
+
+
 def _options(options: Values, repeats: int | None = None) -> RunOptions:
     own = {} if repeats is None else {"repeats": repeats}
     return options.config(RunOptions, **own)
 
 
-def _to_stderr(line: str) -> None:
-    print(line, file=sys.stderr)
-
-
-_TASKS: dict[str, Callable[[Values], int]] = {
-    "list": _list,
-    "show": _show,
-    "run": _run,
-    "translate": _translate,
-    "trend": _trend,
-    "seeds": _seeds,
-    "scaling": _scaling,
-    "table": _table,
-    "document": _document,
+_RUNNING = (("Run", RunOptions), ("Run", ResultsConfig), ("Run", KeepConfig))
+_Task = tuple[Callable[[Values], int], str, Sequence[type], Sequence[tuple[str, type]]]
+_TASKS: dict[str, _Task] = {
+    "list": (_list, "list rows, one a line", (ListConfig,), ()),
+    "show": (_show, "show everything known of a row", (RowConfig,), ()),
+    "run": (_run, "run rows by the rule of their document", (RowsConfig,), _RUNNING),
+    "translate": (
+        _translate,
+        "translate a command line that source 003 or 004 prints",
+        (TranslateConfig,),
+        (),
+    ),
+    "trend": (
+        _trend,
+        "check that the losses of two rows follow each other",
+        (compare.TrendConfig,),
+        _RUNNING,
+    ),
+    "seeds": (_seeds, "train a row from many seeds", (SeedsConfig,), _RUNNING),
+    "scaling": (_scaling, "run a row at several places of a grid", (RowConfig,), _RUNNING),
+    "table": (
+        _table,
+        "print a document's table with what was measured here",
+        (TableConfig, ResultsConfig),
+        (),
+    ),
+    "document": (_document, "write the page that lists all rows", (DocumentConfig,), ()),
 }

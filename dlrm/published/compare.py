@@ -3,15 +3,15 @@
 import math
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import dataclass, replace
 
 from dlrm.published.documents.benchmark_row import BenchmarkRow
 from dlrm.published.documents.measurement import trend_gap
-from dlrm.published.jobs import Job, RunOptions, plan_jobs
+from dlrm.published.jobs import MOST, Job, RunOptions, plan_jobs
 from dlrm.published.results import Record, check_comparable, finished
-from dlrm.published.runner import run_job
+from dlrm.published.runner import Records, run_job
 from dlrm.published.tables import figure_of
+from dlrm.settings import REQUIRED, setting
 
 _TRAINING = ("train", "pretrain", "finetune", "benchmark_training")
 _BOUNDS = {True: 1e-4, False: 3e-2}  # of equal precisions, and of different ones
@@ -21,15 +21,34 @@ class FailedRunError(Exception):
     """A run that a comparison needs has failed; the results name it."""
 
 
-def completed(
-    job: Job, path: Path, keep: Path | None, say: Callable[[str], object]
-) -> list[Record]:
+@dataclass(frozen=True)
+class TrendConfig:
+    """Two rows whose losses are compared; field names are those of the flags."""
+
+    row: str = setting(REQUIRED, "id of a row", positional=True)
+    against: str = setting(REQUIRED, "row to compare with")
+    steps: int | None = setting(
+        None, "number of steps; default: 500, or 20 with --smoke", least=5, most=MOST
+    )
+    bound: float | None = setting(
+        None,
+        "largest relative difference of losses; default: 1e-4, or 3e-2 if the rows differ in "
+        "precision",
+    )
+    change: tuple[str, ...] = setting(
+        (),
+        "flag of the first row only, such as --change=--execution=graph",
+        repeated=True,
+    )
+
+
+def completed(job: Job, to: Records) -> list[Record]:
     """Runs a job and returns its successful results.
 
     Raises:
         FailedRunError: fewer runs than the job's repeats gave a value.
     """
-    records = run_job(job, path, keep, say)
+    records = run_job(job, to)
     good = finished(records)[: job.repeats]
     if len(good) < job.repeats:
         errors = [record["error"] for record in records if record["exit_code"]]
@@ -43,30 +62,20 @@ def completed(
 def trend(
     row: BenchmarkRow,
     against: BenchmarkRow,
-    steps: int,
-    bound: float | None,
-    change: Sequence[str],
+    asked: TrendConfig,
     options: RunOptions,
-    path: Path,
-    keep: Path | None,
-    say: Callable[[str], object],
+    to: Records,
 ) -> bool:
     """Trains both rows on the same batches, and says whether their losses follow each other.
 
-    Args:
-        row, against: the row to compare, and the reference.
-        steps: of each training; the first fifth does not count.
-        bound: largest relative gap of the smoothed losses; None: 1e-4 where both have the same
-            precision, else 3e-2.
-        change: flags of the first row only, so that a row can be compared with itself.
-        options: of both runs.
-        path, keep, say: see `run_job`.
+    The first fifth of the steps does not count.
 
     Raises:
         ValueError: a row does not train, both are the same, or they train on different data or
             batches.
-        FailedRunError: a run failed.
     """
+    steps, bound, change = asked.steps, asked.bound, asked.change
+    steps = steps or (20 if options.smoke else 500)
     if row.id == against.id and not change:
         raise ValueError(f"{row.id}: expected another row to compare with, or --change FLAG")
     if bound is not None and not 0 < bound < math.inf:
@@ -84,14 +93,14 @@ def trend(
             raise ValueError(
                 f"{row.id} and {against.id} cannot be compared: {key} {first} and {second}"
             )
-    records = [completed(job, path, keep, say)[-1] for job in jobs]
+    records = [completed(job, to)[-1] for job in jobs]
     check_comparable(records, but=("arguments",))
     if bound is None:
         bound = _BOUNDS[_precision([*row.flags, *change]) == _precision(against.flags)]
     gap = trend_gap(records[0]["losses"], records[1]["losses"], steps // 5)
     verdict = "match" if gap <= bound else "do not match"
     reduced = " at reduced sizes" if options.smoke else ""
-    say(
+    to.say(
         f"losses{reduced} of {row.id} and {against.id} {verdict}: largest gap {gap:.2e} of "
         f"smoothed losses after {steps // 5} of {steps} steps, bound {bound:g}"
     )
@@ -113,23 +122,19 @@ def seeds(
     columns: Sequence[Callable[[int], tuple[BenchmarkRow, RunOptions]]],
     numbers: Sequence[int],
     names: Sequence[str],
-    path: Path,
-    keep: Path | None,
-    say: Callable[[str], object],
+    to: Records,
 ) -> str:
     """Trains once a seed in each column; returns the table of the metrics, as source 001 prints it.
 
     Args:
         columns: a seed's row, and how it is run.
-        numbers: the seeds.
         names: titles of the columns, such as "Mixed precision".
-        path, keep, say: see `run_job`.
     """
     values: dict[str, list[float]] = {}
     jobs = [[_one_place(*column(seed)) for column in columns] for seed in numbers]
     for one_seed in jobs:
         for name, job in zip(names, one_seed, strict=True):
-            records = completed(job, path, keep, say)
+            records = completed(job, to)
             title = f"{name} {records[-1]['unit']}".strip()
             values.setdefault(title, []).append(figure_of(job.row, records).value)
     return seeds_table(numbers, values)
@@ -153,19 +158,12 @@ def seeds_table(numbers: Sequence[int], values: dict[str, list[float]]) -> str:
     return "\n".join(lines)
 
 
-def scaled(
-    row: BenchmarkRow,
-    options: RunOptions,
-    path: Path,
-    keep: Path | None,
-    say: Callable[[str], object],
-) -> list[Record]:
+def scaled(row: BenchmarkRow, options: RunOptions, to: Records) -> list[Record]:
     """Runs a row at each place of a grid, of which one is a single device; returns the results.
 
     Raises:
         ValueError: a place is larger than the machine, there is no single device to compare with,
             or the row has no throughput.
-        FailedRunError: a run failed.
     """
     if "1n1d" not in options.grid:
         raise ValueError(
@@ -180,4 +178,4 @@ def scaled(
             f"--grid {','.join(options.grid)}: {emulated[0]} can only be emulated here, and an "
             "emulated place has no efficiency"
         )
-    return [record for job in jobs for record in completed(job, path, keep, say)]
+    return [record for job in jobs for record in completed(job, to)]

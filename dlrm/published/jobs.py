@@ -57,10 +57,8 @@ class Job:
     """Describes one setting of a row, to be run `repeats` times.
 
     Attributes:
-        row: of the catalog.
         nodes, devices: the place in the grid.
         processes: number of processes; fewer than `devices` if devices are emulated.
-        threads: of each process.
         arguments: the command line without `--log_path`.
         smoke: whether sizes are reduced.
         repeats: runs.
@@ -163,7 +161,7 @@ def _job(
 def _batch_flags(
     row: BenchmarkRow, devices: int, replicas: int, parts: int, smoke: bool
 ) -> tuple[str, ...]:
-    """Flags that keep the global batch where fewer replicas run than there are devices."""
+    """Returns flags that keep the global batch where fewer replicas run than there are devices."""
     if row.command not in ("cnn", "bert"):
         return ()  # --batch_size is the batch of all processes
     if parts == 1:
@@ -174,15 +172,9 @@ def _batch_flags(
 
 
 def _batch(command: str, arguments: Sequence[str], replicas: int) -> dict[str, Any]:
-    """Micro-batch, micro-batches a step and global batch of a command line.
+    """Returns micro-batch, micro-batches a step and global batch of a command line.
 
-    Args:
-        command: module of `dlrm.scripts`.
-        arguments: its flags.
-        replicas: processes, or pipelines of processes, that each compute a share.
-
-    Raises:
-        ValueError: a flag is unknown or impossible.
+    Each of `replicas` processes, or pipelines of processes, computes a share.
     """
     try:
         return _parsed_batch(command, list(arguments), replicas)
@@ -202,7 +194,8 @@ def _parsed_batch(command: str, arguments: list[str], replicas: int) -> dict[str
             return {"batch_per_device": "max", "accumulation": 1, "global_batch": None}
         values = type(values)({**values, "batch_size": int(values["batch_size"])}, values.given)
     else:
-        values = dlrm_flags.parse(arguments, _dlrm_flags(command))
+        defaults = dlrm_flags.DIST_MAIN if command == "dist_main" else None
+        values = dlrm_flags.parse(arguments, dlrm_flags.make_flags(defaults))
         whole = values["batch_size"]
         each, micro = whole // replicas, values["gradient_accumulation_steps"]
         return {"batch_per_device": each, "accumulation": micro, "global_batch": whole}
@@ -212,10 +205,6 @@ def _parsed_batch(command: str, arguments: list[str], replicas: int) -> dict[str
         "accumulation": batches.accumulation,
         "global_batch": batches.global_batch,
     }
-
-
-def _dlrm_flags(command: str):
-    return dlrm_flags.make_flags(dlrm_flags.DIST_MAIN if command == "dist_main" else None)
 
 
 def _place(label: str) -> tuple[int, int]:
@@ -228,7 +217,7 @@ def _place(label: str) -> tuple[int, int]:
 
 
 def _capacity() -> tuple[int, str]:
-    """Devices of this machine."""
+    """Returns the number and the kind of this machine's devices."""
     import torch
 
     if torch.cuda.is_available():

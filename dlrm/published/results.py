@@ -121,7 +121,6 @@ def setting_of(record: Record, but: Iterable[str] = ()) -> dict[str, Any]:
     """Returns the settings that a run shares with those it is compared with.
 
     Args:
-        record: the run.
         but: parts of the setting that may differ.
     """
     skipped = set(but)
@@ -132,7 +131,6 @@ def check_comparable(records: Iterable[Record], but: Iterable[str] = ()) -> None
     """Raises ValueError where the settings of runs differ that are to be compared.
 
     Args:
-        records: the runs.
         but: parts of the setting that may differ.
     """
     records = list(records)

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import dlrm
 from dlrm.published.jobs import Job
@@ -30,27 +30,32 @@ _LAUNCHER = re.compile(
 )
 
 
-def run_job(
-    job: Job, path: Path, keep: Path | None, say: Callable[[str], object] = print
-) -> list[Record]:
-    """Runs the missing repeats of a job and returns all its results, failures included.
+class Records(NamedTuple):
+    """The places of what runs leave.
 
-    Args:
-        job: the job to run.
+    Attributes:
         path: file of results; runs of the same setting in it are not repeated.
         keep: folder in which to keep the files of the runs; None: they are removed.
         say: reports a line.
     """
-    found = matching(read(path), job.setting | {"processor": processor()})
+
+    path: Path
+    keep: Path | None
+    say: Callable[[str], object] = print
+
+
+def run_job(job: Job, to: Records) -> list[Record]:
+    """Runs the missing repeats of a job and returns all its results, failures included."""
+    found = matching(read(to.path), job.setting | {"processor": processor()})
     done = len(finished(found))
     if done:
-        say(f"{job.row.id} {job.label}: {min(done, job.repeats)} of {job.repeats} runs are done")
+        to.say(f"{job.row.id} {job.label}: {min(done, job.repeats)} of {job.repeats} runs are done")
     for number in range(done + 1, job.repeats + 1):
-        with _folder(job, number, keep) as folder:
+        with _folder(job, number, to.keep) as folder:
             record = _run_once(job, number, folder)
-        append(path, record)
+        append(to.path, record)
         found.append(record)
-        say(_line(job, number, record))
+        to.say(_line(job, number, record))
     return found
 
 
@@ -188,11 +193,7 @@ def _measurements(job: Job, log: Path) -> Record:
 def _values(
     job: Job, summary: dict[str, Any], times: list[float], record: Record
 ) -> tuple[str, str, list[float]]:
-    """The quantity, the unit and the values of a run.
-
-    Raises:
-        ValueError: the run measured neither a throughput nor a metric.
-    """
+    """Returns the quantity, the unit and the values of a run."""
     rule = job.rule
     rates = sorted((name for name in summary if "_throughput" in name), key=_batch_of)
     if rule.quantity == "metric" and not (job.smoke and rates):

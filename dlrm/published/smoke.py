@@ -18,9 +18,6 @@ def smoke_flags(row: BenchmarkRow) -> tuple[str, ...]:
 
     Batches have two samples, the accumulation two micro-batches and the world two replicas at
     most.
-
-    Raises:
-        ValueError: the row's command is unknown.
     """
     if row.command not in SMOKE:
         raise ValueError(f"{row.id}: no sizes for {row.command}, only for {', '.join(SMOKE)}")

@@ -34,7 +34,6 @@ class Result:
     """All good runs of a row at one place, in one setting.
 
     Attributes:
-        row: of the catalog.
         record: a run's setting and machine.
         figure: the rule's figure of all runs.
         speedup: over one device; None where it did not run in the same setting.

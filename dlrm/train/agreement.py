@@ -24,9 +24,6 @@ class Agreement:
     """Tells every rank at the same step what any of them, or all of them, reported.
 
     With several ranks the answer takes effect one step later, so that no rank blocks.
-
-    Args:
-        world: the ranks.
     """
 
     def __init__(self, world: World):

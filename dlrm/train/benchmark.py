@@ -20,7 +20,6 @@ def measure_inference(
     """Times each call of `predict` until the device has finished.
 
     Args:
-        predict: the model.
         batches: the batches; the first `warmup` of them are not counted.
         warmup: number of calls to discard.
         device: device to wait for after every call.

@@ -17,11 +17,7 @@ GRAPH_BACKENDS = ("compile", "trace")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """Length and reports of a training; field names are those of the command line's flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """Length and reports of a training; field names are those of the command line's flags."""
 
     epochs: int = setting(1, "Number of passes over the training set", resumable=True, least=1)
     max_steps: int | None = setting(
@@ -100,11 +96,7 @@ class TrainConfig:
 
 @dataclass(frozen=True)
 class PrecisionConfig:
-    """Precision of a network; field names are those of the command line's flags.
-
-    Raises:
-        ValueError: values do not fit together; the message names flag and value.
-    """
+    """Precision of a network; field names are those of the command line's flags."""
 
     amp: bool = setting(False, "Compute in half precision (automatic mixed precision)")
     amp_dtype: str | None = setting(
@@ -146,11 +138,7 @@ class PrecisionConfig:
 
 @dataclass(frozen=True)
 class SessionConfig:
-    """The processes of a run, and its reports; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """The processes of a run, and its reports; field names are those of the flags."""
 
     base_device: str | None = setting(
         None, "Device to run on: cuda, cuda:<index> or cpu; default: cuda if available"
@@ -220,11 +208,7 @@ class SessionConfig:
 
 @dataclass(frozen=True)
 class CheckpointConfig:
-    """The checkpoints that a run loads and saves; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """The checkpoints that a run loads and saves; field names are those of the flags."""
 
     load_checkpoint_path: str | None = setting(
         None, "Checkpoint, or directory of checkpoints, to load", resumable=True, uri="read"
@@ -250,11 +234,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class ExecutionConfig:
-    """Execution of an image or language network; field names are those of the flags.
-
-    Raises:
-        ValueError: an impossible value; flag and value are named.
-    """
+    """Execution of an image or language network; field names are those of the flags."""
 
     execution: str = setting(
         "eager", "Run the network operator by operator, or as a graph", choices=EXECUTIONS

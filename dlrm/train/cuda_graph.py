@@ -37,11 +37,7 @@ class Recorder(Protocol):
 
 
 class CudaRecorder:
-    """Records CUDA graphs that share memory: use the results of one before replaying the next.
-
-    Args:
-        device: the GPU.
-    """
+    """Records CUDA graphs that share memory: use the results of one before replaying the next."""
 
     def __init__(self, device: str):
         self._device = torch.device(device)
@@ -105,13 +101,11 @@ class GraphedCallable:
     Args:
         function: batch -> tensor. Everything that it reads and writes besides the batch must keep
             its address on the device, and nothing in it may wait for the device.
-        recorder: records the function.
         world: the ranks that call it together.
 
     Raises:
         ValueError: at the same call, batches change their shape on one rank and not on another.
         RuntimeError: the function cannot be recorded; the rank is named.
-        OtherRankError: another rank raises one of these.
     """
 
     def __init__(

@@ -16,7 +16,6 @@ class EMA:
     round small changes away.
 
     Args:
-        model: the model whose weights are averaged.
         decay: in [0, 1).
         weights: the entries of its state to average, by name; None is all.
 

@@ -4,6 +4,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -30,47 +31,39 @@ def evaluation_mode(model: nn.Module) -> Iterator[None]:
         model.train(training)
 
 
+@dataclass(kw_only=True)
 class Evaluation:
     """Evaluates a task during its training, and keeps the best result in its progress.
 
-    Args:
-        task: the task to evaluate.
-        test: the test set; without samples nothing is tested.
-        steps_per_epoch: steps of an epoch.
+    Attributes:
+        test_set: rows to test; without samples nothing is tested.
         config: when a test is due, and which result is good enough.
         progress: progress of the run.
         replicas: the processes that hold the same weights.
-        log: destination of reports.
         ema: EMA of the weights, which is then tested; None tests the weights themselves.
         on_batch: called before each batch.
         roles: names of the test set, and of the set that is evaluated at the end.
     """
 
-    def __init__(
-        self,
-        task: Task,
-        test: Loader,
-        *,
-        steps_per_epoch: int,
-        config: TrainConfig,
-        progress: Progress,
-        replicas: World,
-        log: RunLog,
-        ema: EMA | None,
-        on_batch: Callable[[], object],
-        roles: Roles,
-    ):
-        self._task, self._test, self._steps_per_epoch = task, test, steps_per_epoch
-        self._config, self._progress = config, progress
-        self._replicas, self._log, self._ema, self._on_batch = replicas, log, ema, on_batch
-        self._seconds, self._samples, self._roles = 0.0, 0, roles
+    task: Task
+    test_set: Loader
+    steps_per_epoch: int
+    config: TrainConfig
+    progress: Progress
+    replicas: World
+    log: RunLog
+    ema: EMA | None
+    on_batch: Callable[[], object]
+    roles: Roles
+    _seconds: float = field(default=0.0, init=False)
+    _samples: int = field(default=0, init=False)
 
     def is_due(self) -> bool:
         """Returns whether a test is due after this step."""
-        step = self._progress.own_step
-        if step % (self._config.test_freq or self._steps_per_epoch) or not self._test.num_samples:
+        step = self.progress.own_step
+        if step % (self.config.test_freq or self.steps_per_epoch) or not self.test_set.num_samples:
             return False
-        return step / self._steps_per_epoch >= self._config.test_after
+        return step / self.steps_per_epoch >= self.config.test_after
 
     def is_due_at_end(self, ended: bool = False) -> bool:
         """Returns whether to test the last step: after a test, or an epoch and `test_after`.
@@ -78,73 +71,73 @@ class Evaluation:
         Args:
             ended: whether the caller's program ended the training, which is tested at any step.
         """
-        progress = self._progress
-        whole = progress.own_step / self._steps_per_epoch >= max(self._config.test_after, 1)
-        untested = progress.tested_step < progress.step and self._test.num_samples > 0
+        progress = self.progress
+        whole = progress.own_step / self.steps_per_epoch >= max(self.config.test_after, 1)
+        untested = progress.tested_step < progress.step and self.test_set.num_samples > 0
         return untested and (progress.tested_step > progress.first_step or whole or ended)
 
     def test(self) -> tuple[dict[str, float], float]:
         """Returns the metrics of the test set, and the seconds that the test took."""
         began = time.perf_counter()
-        state = self._ema.state if self._ema else {}
-        average_statistics(self._task.model, state, self._replicas)
-        metrics = self._evaluate(self._test, self._roles.chooses)
+        state = self.ema.state if self.ema else {}
+        average_statistics(self.task.model, state, self.replicas)
+        metrics = self._evaluate(self.test_set, self.roles.chooses)
         seconds = time.perf_counter() - began
         self._seconds += seconds
-        self._samples += self._test.num_samples
+        self._samples += self.test_set.num_samples
         return metrics, seconds
 
     def record(self, metrics: dict[str, float], seconds: float) -> bool:
         """Reports the metrics of this step; returns whether they are the best so far."""
-        progress, metric = self._progress, self._task.metric
+        progress, metric = self.progress, self.task.metric
         progress.tested_step = progress.step
         best = progress.best.get(metric, math.nan)
         is_best = math.isnan(best) or cost(metric, metrics[metric]) < cost(metric, best)
-        name, config, per_epoch = self._roles.chooses, self._config, self._steps_per_epoch
+        name, config, per_epoch = self.roles.chooses, self.config, self.steps_per_epoch
         at = Position(progress.own_step, config.num_steps(per_epoch), config.epochs, per_epoch)
-        chief = metric, self._task.loss_metric
-        self._log.console.test(Evaluated(at, name, metrics, chief, seconds, is_best))
+        chief = metric, self.task.loss_metric
+        self.log.console.test(Evaluated(at, name, metrics, chief, seconds, is_best))
         tested = {f"{name}_{key}": value for key, value in metrics.items()}
-        self._log.step(*at.last_index, tested, progress.step)
+        self.log.step(*at.last_index, tested, progress.step)
         progress.history.append({"step": progress.step, **metrics})
         if math.isnan(metrics[metric]):
-            self._log.line(f"note: {metric} is undefined, the {name} set has one class only")
+            self.log.line(f"note: {metric} is undefined, the {name} set has one class only")
         if not is_best:
             return False
-        epochs = progress.own_step / self._steps_per_epoch
+        epochs = progress.own_step / self.steps_per_epoch
         progress.best = {**metrics, "step": progress.step, "epoch": epochs}
         return True
 
     def is_enough(self, score: float) -> bool:
         """Returns whether a score has reached the threshold, and reports it."""
-        threshold, metric = self._config.auc_threshold, self._task.metric
+        threshold, metric = self.config.auc_threshold, self.task.metric
         if threshold is None or not cost(metric, score) <= cost(metric, threshold):
             return False
-        self._log.line(f"{metric} {score:.6f} has reached --auc_threshold {threshold}")
+        self.log.line(f"{metric} {score:.6f} has reached --auc_threshold {threshold}")
         return True
 
     def is_stale(self) -> bool:
         """Lowers the learning rate on a plateau; returns whether to stop the training early."""
-        config, progress = self._config, self._progress
-        if progress.own_step >= config.num_steps(self._steps_per_epoch):
+        config, progress = self.config, self.progress
+        if progress.own_step >= config.num_steps(self.steps_per_epoch):
             return False
         since_drop = self._tests_since(max([*progress.drops, progress.best.get("step", 0)]))
         if config.plateau_patience and since_drop >= config.plateau_patience:
             progress.drops.append(progress.step)
-            self._log.line(
+            self.log.line(
                 f"no new best in {_tests(since_drop)}: the learning rate is multiplied by "
                 f"{config.plateau_factor:g}"
             )
         since_best = self._tests_since(progress.best.get("step", 0))
         if not config.early_stop or since_best < config.early_stop:
             return False
-        self._log.line(f"no new best in {_tests(since_best)}: --early_stop ends the training")
+        self.log.line(f"no new best in {_tests(since_best)}: --early_stop ends the training")
         return True
 
     def _tests_since(self, step: float) -> int:
         """Counts the tests that were due after a step, without the extra one at a run's end."""
-        every, first = self._config.test_freq or self._steps_per_epoch, self._progress.first_step
-        tested = [e["step"] for e in self._progress.history if self._task.metric in e]
+        every, first = self.config.test_freq or self.steps_per_epoch, self.progress.first_step
+        tested = [e["step"] for e in self.progress.history if self.task.metric in e]
         return sum(after > step and (after - first) % every == 0 for after in tested)
 
     def summary(self, validation: Loader | None, has_best: bool) -> dict[str, float]:
@@ -154,12 +147,12 @@ class Evaluation:
             validation: a set not used during training; None, or an empty one, is not evaluated.
             has_best: the model has the weights of the best checkpoint, not those of the last step.
         """
-        best, metric = self._progress.best, self._task.metric
+        best, metric = self.progress.best, self.task.metric
         if not best:
             reason = "the run ended before the first one was due (see --test_freq)"
-            if not self._test.num_samples:
+            if not self.test_set.num_samples:
                 reason = "none was asked for, or there is no test set"
-            self._log.line(f"no test: {reason}")
+            self.log.line(f"no test: {reason}")
             return {}
         summary = {}
         if self._seconds:
@@ -167,7 +160,7 @@ class Evaluation:
         summary |= {
             f"best_{metric}": best[metric],
             "best_epoch": best["epoch"],
-            "best_validation_loss": best[self._task.loss_metric],
+            "best_validation_loss": best[self.task.loss_metric],
         }
         for name, metrics in self._final_report(validation, has_best).items():
             summary |= {f"{name}_{key}": value for key, value in metrics.items()}
@@ -177,24 +170,24 @@ class Evaluation:
         self, validation: Loader | None, has_best: bool
     ) -> dict[str, dict[str, float]]:
         """Returns the metrics of the weights to keep, by data set."""
-        progress = self._progress
-        tests = [entry for entry in progress.history if self._task.metric in entry]
+        progress = self.progress
+        tests = [entry for entry in progress.history if self.task.metric in entry]
         tested = tests[-1] if tests else progress.best  # saved before its only test
         if has_best and progress.best["step"] != progress.step:
             tested = progress.best
         which = f"best, step {int(tested['step'])}" if has_best else f"last, step {progress.step}"
-        roles = self._roles
+        roles = self.roles
         results = {roles.chooses: {k: v for k, v in tested.items() if k not in ("step", "epoch")}}
         if roles.reports and validation is not None and validation.num_samples:
             results[roles.reports] = self._evaluate(validation, roles.reports)
         # The last weights were not chosen, so their test needs no role.
         told = {n: r for n in results if (r := roles.of(n)) and (has_best or n == roles.reports)}
-        self._log.console.kept(Kept(which, results, told))
+        self.log.console.kept(Kept(which, results, told))
         return results
 
     def _evaluate(self, loader: Loader, title: str) -> dict[str, float]:
-        with self._ema.applied() if self._ema else nullcontext():
-            return self._task.evaluate(Watched(loader, title, self._log.quiet, self._on_batch))
+        with self.ema.applied() if self.ema else nullcontext():
+            return self.task.evaluate(Watched(loader, title, self.log.quiet, self.on_batch))
 
 
 def _tests(count: int) -> str:

@@ -23,7 +23,6 @@ def average_statistics(model: nn.Module, average: Mapping[str, Tensor], world: W
     Args:
         model: the model with norms; other buffers, such as edges of bins, are equal on all ranks.
         average: EMA of its weights and buffers, by name; may be empty.
-        world: the ranks.
     """
     if world.size > 1:
         for name, value in _statistics(model):
@@ -49,10 +48,6 @@ class GradientSum:
     on, since its gradient comes first, and sent in that order on every rank. The last bucket waits
     for the end of the backward pass, and carries the other numbers that the update needs from all
     ranks.
-
-    Args:
-        parameters: parameters whose gradients are summed.
-        world: the ranks.
     """
 
     def __init__(self, parameters: Iterable[Tensor], world: World):

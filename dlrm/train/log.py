@@ -38,9 +38,6 @@ class RunLog:
         console: prints the reports for people.
         trackers: receive the flags, the values of steps and the files of the run as well.
         last_lines: lines for people at the end of the summary.
-
-    Raises:
-        OSError: the file cannot be written.
     """
 
     def __init__(
@@ -138,8 +135,6 @@ class Watched:
     """A loader whose batches advance a progress bar, if standard error is a terminal.
 
     Args:
-        loader: the loader to read.
-        title: title of the bar.
         quiet: show no bar.
         on_batch: called before each batch.
     """

@@ -80,8 +80,6 @@ class LossWindow:
     The sum and the points of the curve stay on the device until a line is due.
 
     Args:
-        progress: progress of the run.
-        world: the ranks.
         checkpoints: error messages name the last one; None if nothing is saved.
     """
 
@@ -165,42 +163,35 @@ class LossWindow:
         return window, since_point
 
 
+@dataclass
 class StepReport:
     """Prints a line when one is due, and measures the throughput.
 
-    Args:
+    Attributes:
         window: the losses since the last line.
         clock: runs while the model is trained.
         config: when a line is due, and the number of steps.
         schedule: step, counted from 1 -> learning rate.
         scaler: counts the skipped steps.
-        log: destination of reports.
-        steps_per_epoch: steps of an epoch.
         parts: measures the time of each part of the steps; None does not report it.
-        world: the ranks that report together.
         advice: see `dlrm.train.reports.verdict`.
     """
 
-    def __init__(
-        self,
-        window: LossWindow,
-        clock: Stopwatch,
-        *,
-        config: TrainConfig,
-        schedule: Callable[[int], float],
-        scaler: LossScaler,
-        log: RunLog,
-        steps_per_epoch: int,
-        parts: StepClock | None = None,
-        world: World = World(),
-        advice: Mapping[str, str] | None = None,
-    ):
-        self._parts, self._world, self._advice = parts, world, dict(advice or {})
-        self._window, self._clock, self._config, self._schedule = window, clock, config, schedule
-        self._scaler, self._log, self._steps_per_epoch = scaler, log, steps_per_epoch
-        self._total = config.num_steps(steps_per_epoch)
+    window: LossWindow
+    clock: Stopwatch
+    config: TrainConfig
+    schedule: Callable[[int], float]
+    scaler: LossScaler
+    log: RunLog
+    steps_per_epoch: int
+    parts: StepClock | None = None
+    world: World = World()
+    advice: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._total = self.config.num_steps(self.steps_per_epoch)
         self._stride = -(-self._total // _CURVE_POINTS)
-        self._throughput = Throughput(clock, config.benchmark_warmup_steps)
+        self._throughput = Throughput(self.clock, self.config.benchmark_warmup_steps)
         self._steps = self._samples = 0  # since the last line
 
     def step(self, loss: Tensor, num_samples: int) -> None:
@@ -211,44 +202,44 @@ class StepReport:
         """
         self._throughput.count(num_samples)
         self._steps, self._samples = self._steps + 1, self._samples + num_samples
-        self._log.console.advance()
-        self._window.add(loss)
-        done = self._window.progress.own_step
+        self.log.console.advance()
+        self.window.add(loss)
+        done = self.window.progress.own_step
         if done % self._stride == 0 or done == self._total:
-            self._window.mark()
-        due = done > 1 and (done - 1) % self._config.print_freq == 0
+            self.window.mark()
+        due = done > 1 and (done - 1) % self.config.print_freq == 0
         if due or done == self._total:
             self._line(done)
         if due:
-            self._window.clear()
+            self.window.clear()
 
     def _line(self, done: int) -> None:
-        mean, step = self._window.mean(), self._window.progress.step
-        at = Position(done, self._total, self._config.epochs, self._steps_per_epoch)
-        step_time = self._clock.lap(step)
-        rate, samples = self._schedule(step), self._samples / self._steps
-        self._log.console.point(Point(at, mean, step_time, samples, rate, self._scaler.report()))
+        mean, step = self.window.mean(), self.window.progress.step
+        at = Position(done, self._total, self.config.epochs, self.steps_per_epoch)
+        step_time = self.clock.lap(step)
+        rate, samples = self.schedule(step), self._samples / self._steps
+        self.log.console.point(Point(at, mean, step_time, samples, rate, self.scaler.report()))
         values = {"loss": mean, "step_time": step_time, "lr": rate}
-        self._log.step(*at.last_index, values, step)
-        if self._parts:
-            self._verdict(self._parts, at, step_time * self._steps)
-        self._window.progress.history.append({"step": step, "loss": mean, "lr": rate})
+        self.log.step(*at.last_index, values, step)
+        if self.parts:
+            self._verdict(self.parts, at, step_time * self._steps)
+        self.window.progress.history.append({"step": step, "loss": mean, "lr": rate})
         self._steps = self._samples = 0
 
     def _verdict(self, parts: StepClock, at: Position, seconds: float) -> None:
-        if shares := shares_of_ranks(parts.lap(), self._world):
-            self._log.console.time(shares, seconds, self._advice)
+        if shares := shares_of_ranks(parts.lap(), self.world):
+            self.log.console.time(shares, seconds, self.advice)
             named = {f"share_{name.replace(' ', '_')}": share for name, share in shares.items()}
-            self._log.step(*at.last_index, named, self._window.progress.step)
+            self.log.step(*at.last_index, named, self.window.progress.step)
 
     def summary(self) -> dict[str, float]:
         """Returns the last printed loss and the throughput; prints the number of skipped steps."""
-        if skipped := self._scaler.num_skipped():
-            self._log.line(
+        if skipped := self.scaler.num_skipped():
+            self.log.line(
                 f"note: {skipped} steps changed nothing, since their gradients overflowed; a "
                 "smaller --loss_scale, or bf16, may help"
             )
-        losses = [entry["loss"] for entry in self._window.progress.history if "lr" in entry]
+        losses = [entry["loss"] for entry in self.window.progress.history if "lr" in entry]
         summary = {"training_loss": losses[-1]} if losses else {}
         if rate := self._throughput.rate():
             summary["average_train_throughput"] = rate

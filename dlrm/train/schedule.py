@@ -19,11 +19,7 @@ MAX_RATE = 3e38  # within float32, in which updates are computed
 
 @dataclass(frozen=True)
 class ScheduleConfig:
-    """A learning-rate schedule; field names are those of the command line's flags.
-
-    Raises:
-        ValueError: values do not fit together; the message names flag and value.
-    """
+    """A learning-rate schedule; field names are those of the command line's flags."""
 
     schedule: str = setting(
         "nvidia",
@@ -103,7 +99,6 @@ def check_schedule(schedule: str, given: Collection[str]) -> None:
     """Raises ValueError for flags that the schedule does not read.
 
     Args:
-        schedule: its name.
         given: flags that the user set.
     """
     if schedule != "nvidia" and (unread := [flag for flag in OF_NVIDIA if flag in given]):
@@ -137,8 +132,6 @@ def short_run_advice(
     It names flags that fit: a twentieth of the run to warm up, the second half to decay.
 
     Args:
-        config: the schedule.
-        num_steps: length of the run.
         by_default: rate and optimizers are the defaults, which do not fit a short run either: the
             default rate ruins the weights on its plateau.
         recipe: the run can have `--recipe auto`, which is then named first.
@@ -171,11 +164,7 @@ def idle_steps_note(config: ScheduleConfig, num_steps: int) -> str | None:
 
 @dataclass(frozen=True)
 class CurveConfig:
-    """A learning-rate curve over a whole run; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """A learning-rate curve over a whole run; field names are those of the flags."""
 
     lr_schedule: str = setting(
         "cosine", "Shape of the learning rate's curve after the warm-up", choices=LR_SCHEDULES

@@ -64,9 +64,6 @@ def one_after_another(
     """Accumulates the gradients of micro-batches one by one; returns the sum of their losses.
 
     Args:
-        loss: the loss of a micro-batch.
-        batches: the micro-batches of a batch.
-        scaler: scaler of the loss.
         before_last: called before the last backward pass, which completes the gradients.
     """
 

@@ -141,7 +141,6 @@ class Trainer:
         weights only.
 
         Args:
-            directory: the checkpoint.
             adapted: returns the checkpoint as this run takes it, such as with longer tables.
         """
         saved = load_checkpoint(
@@ -169,8 +168,6 @@ class Trainer:
         saved; the model then has these weights.
 
         Args:
-            train: the training set.
-            test: the set that is evaluated during training.
             validation: a set that is evaluated once, at the end.
             roles: names of the sets `test` and `validation` in logs and in the summary.
 
@@ -211,8 +208,8 @@ class Trainer:
 
     def _evaluation(self, test: Loader, steps_per_epoch: int) -> Evaluation:
         return Evaluation(
-            self.task,
-            test,
+            task=self.task,
+            test_set=test,
             steps_per_epoch=steps_per_epoch,
             config=self.config,
             progress=self.progress,
@@ -288,7 +285,8 @@ class Trainer:
 
     def _updated(self, batch: Any) -> Tensor:
         """Does the device's part of a step; returns the loss before the update."""
-        loss = self._compute_gradients(batch)
+        parts = self.task.split(batch, self.config.gradient_accumulation_steps)
+        loss = self._accumulate(parts, self.scaler, self._gradients.expect)
         step_clock.enter(step_clock.UPDATE)
         tables = self.scaler.of_tables(self.optimizers, self.world.device)
         self.scaler.step(self.optimizers, self._gradients.wait(tables))
@@ -297,11 +295,6 @@ class Trainer:
         if self.ema:
             self.ema.update()
         return loss
-
-    def _compute_gradients(self, batch: Any) -> Tensor:
-        """Accumulates the gradients of a batch's micro-batches; returns its loss."""
-        parts = self.task.split(batch, self.config.gradient_accumulation_steps)
-        return self._accumulate(parts, self.scaler, self._gradients.expect)
 
     def _agree(self) -> bool:
         """Returns whether all ranks stop now, and publishes checkpoints that all have written."""

@@ -231,7 +231,7 @@ def checkpoint_folder():
         parts = Parameters(model, model.embeddings.table_parameters())
         fitted = Path(folder, "transform")
         fit().save(fitted)
-        save_checkpoint(Path(folder, "c"), parts, run, progress, [fitted])
+        save_checkpoint(Path(folder, "c"), parts, run, progress, attached=[fitted])
         return contents(Path(folder, "c"))
 
 

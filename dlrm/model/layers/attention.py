@@ -19,9 +19,7 @@ class ActivationUnit(nn.Module):
 
     Args:
         dim: columns of items and candidates.
-        hidden: number of neurons.
         name: name of the unit, on which initial values depend.
-        seed: seed of the initial values.
     """
 
     def __init__(self, dim: int, hidden: int, name: str, seed: int = 0) -> None:

@@ -89,7 +89,6 @@ def check_layer(setting: str, name: str, flag: str | None = None) -> None:
 
     Args:
         setting: the setting that names it, one of `BUILT_IN`.
-        name: the name.
         flag: the flag with its value, if `name` is only a part of it.
 
     Raises:

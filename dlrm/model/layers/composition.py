@@ -20,8 +20,6 @@ def compose(
 
     Args:
         names: as `interaction_names` returns them; an empty list is "cat".
-        num_vectors: number of vectors of a sample.
-        dim: columns of each vector.
         with_weights: makes the interactions that have weights, by name.
         seed: seed of the initial values of registered interactions.
     """
@@ -39,7 +37,6 @@ class Composition(Interaction):
     """Concatenates the outputs of interactions without their padding, and pads the result.
 
     Args:
-        names: names of the parts.
         parts: the interactions, all over the same vectors.
     """
 

@@ -16,9 +16,6 @@ class CrossLayers(Interaction):
     of variance 2 / (inputs + outputs), and b as 0, as in MLPerf's DLRM-DCNv2.
 
     Args:
-        num_vectors: number of vectors of a sample.
-        dim: columns of each vector.
-        layers: number of layers.
         rank: rank of W; None is full rank.
         seed: seed of the initial values, which also depend on the names of the weights.
     """

@@ -39,9 +39,6 @@ def materialize(
     On the meta device nothing is done.
 
     Args:
-        network: the network.
-        device: target device.
-        seed: seed of the weights.
         draw: fills a tensor with the weight of a module, from a generator of its own.
     """
     if device.type == "meta":

@@ -60,7 +60,6 @@ class MLP(nn.Sequential):
     `keep_rounded` for many passes over the same parameters.
 
     Args:
-        layers: the modules.
         dtype: dtype to compute in.
         optimized: run `ops.mlp` instead of the modules one by one, with the same values up to the
             order of summation. The modules still run if they are of other types or have hooks, in
@@ -224,8 +223,6 @@ def output_layer(
     """Returns the linear layer of the logit, or of several logits.
 
     Args:
-        num_inputs: inputs of the layer.
-        seed: seed of the initial values.
         name: name of the layer, on which the initial values also depend.
         init: one of `OUTPUT_INITS`: "uniform" as PyTorch's default and NVIDIA's DLRM, or "normal"
             as `mlp_layers` and Meta's DLRM.

@@ -36,9 +36,7 @@ class NumericalEmbedding(nn.Module):
     """Base of the kinds: a vector for each numerical field of a sample.
 
     Args:
-        num_fields: number of numerical fields.
         dim: columns of a vector.
-        options: options of the kind.
         seed: seed of the initial values, which also depend on the names of the weights.
     """
 

@@ -97,13 +97,11 @@ class OwnLayer(nn.Module):
 
     Args:
         setting: the setting that names it.
-        name: its name.
         sizes: the arguments with which it is made.
         inputs: shape of each of its inputs, without the samples.
         seed: seed of its initial values, which also depend on its name.
 
     Attributes:
-        module: the registered module.
         shape: shape of its output, without the samples.
 
     Raises:
@@ -232,7 +230,6 @@ def own_top_mlp(
         name: name of the module.
         num_inputs: columns of its input.
         sizes: hidden sizes of `top_mlp_sizes`.
-        seed: seed of its initial values.
         dtype: dtype to compute in.
     """
     own = OwnLayer("top_mlp", name, (num_inputs, tuple(sizes)), [[num_inputs]], seed)

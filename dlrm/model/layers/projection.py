@@ -20,7 +20,6 @@ class Projections(nn.Module):
         dims: columns of each field's vector.
         tables: number of each field's table; fields of one table share its matrix.
         dim: columns of the results.
-        seed: seed of the initial values.
     """
 
     def __init__(self, dims: Sequence[int], tables: Sequence[int], dim: int, seed: int = 0) -> None:

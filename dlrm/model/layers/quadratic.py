@@ -15,9 +15,6 @@ class QuadraticLayers(Interaction):
     matrix, `[rows * width, width]`, the hidden layer of an `MLP` with the initial values of one.
 
     Args:
-        num_vectors: number of vectors of a sample.
-        dim: columns of each vector.
-        layers: number of layers.
         rows: number of products r that a layer adds up.
         batch_norm: normalize each W_r x + b_r.
         dropout: share of the factors that training sets to 0.

@@ -35,7 +35,6 @@ class DividedEmbedding(Tables):
 
     Args:
         placement: the ranks of all pieces.
-        world: the ranks.
         initial, dtype: as in `JointEmbedding`.
         first_number: number of the first table; initial values depend on table numbers, and tables
             are saved under them.

@@ -118,12 +118,7 @@ class Initial(NamedTuple):
         return values
 
     def _stream(self, number: int, begin: int, rows: int) -> Callable[[Tensor], object]:
-        """Returns a function that draws the next values of a stream.
-
-        Args:
-            number, rows: number and rows of the table.
-            begin: the first row of the stream.
-        """
+        """Returns a function that draws the next values of a table's rows, from row `begin` on."""
         random = generator(self.seed, f"table.{number}.{begin}" if begin else f"table.{number}")
         if (std := self.std) is not None:
             return lambda values: values.normal_(0, std, generator=random)

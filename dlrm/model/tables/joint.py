@@ -17,7 +17,6 @@ class JointEmbedding(WholeTables):
 
     Args:
         held: the tables and their fields; other ranks may hold further pieces.
-        initial: initial values.
         native: look up with `ops.joint_embedding`, which checks ids and casts the output, instead
             of `nn.Embedding`'s kernel.
         dtype: dtype of the weight, float32 or bfloat16. With a bfloat16 weight the buffer

@@ -26,7 +26,6 @@ class Attended(NamedTuple):
 
     Attributes:
         lists: column of each list among the fields looked up, and that of its candidate.
-        units: the activation units.
     """
 
     lists: Sequence[tuple[int, int]]
@@ -81,7 +80,6 @@ class Tables(nn.Module):
 
         Args:
             bags: bags of the fields that this process reads, for the batch of all processes.
-            dtype: dtype of the vectors.
             graph: False returns a `LookUp`, if the layout has one for these bags.
 
         Returns:
@@ -158,11 +156,7 @@ class Held:
 
 
 class WholeTables(Tables):
-    """Base of the layouts of whole tables: looks up this process's tables, and exchanges vectors.
-
-    Args:
-        held: the tables and their fields.
-    """
+    """Base of the layouts of whole tables: looks up a process's own, and exchanges vectors."""
 
     def __init__(self, held: Held) -> None:
         super().__init__()

@@ -72,12 +72,7 @@ def _image_training(
 ) -> Iterator[BenchmarkRow]:
     """Returns the rows of a heading, one per machine: as printed, as titled if different, in full.
 
-    Args:
-        number: of the first row in the inventory.
-        network: as in the rows' names.
-        heading: the document's name for it.
-        printed: machine -> command.
-        notes: of the commands that name no configuration.
+    `printed` has the command of each machine, and `notes` are of those that name no configuration.
     """
     resnets = (_LAST_NORMS,) if network.startswith("rn") else ()
     for index, (machine, command) in enumerate(printed.items()):

@@ -94,7 +94,6 @@ def image_inference(model: str, batch_size: int, data: str) -> str:
 
     Args:
         model: such as "resnet --model-size 50".
-        batch_size: of each replica.
         data: "synthetic", on one IPU, or "generated", on four.
     """
     precision = "--precision 16.16 " if model.startswith("efficientnet") else ""
@@ -112,9 +111,7 @@ def pretraining(python: str, name: str, length: int, before: str = "", after: st
     """Returns the pre-training of BERT by a configuration.
 
     Args:
-        python: the interpreter.
         name: of the configuration, such as "large_128".
-        length: of the rows that are read.
         before, after: flags that the input and the rest stand between.
     """
     return (

@@ -22,7 +22,7 @@ read as a checkpoint without optimizers (`dlrm.train.checkpoints.nvidia`).
 """
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from dlrm.documents import brief, read_json
 from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
 from dlrm.train.checkpoints.description import CONFIG, PROGRESS
-from dlrm.train.checkpoints.nodes import Nodes
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
 from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
 from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
@@ -73,20 +72,14 @@ def save_checkpoint(
     parameters: Parameters,
     config: dict[str, Any],
     progress: dict[str, Any],
-    attached: Sequence[Path] = (),
-    world: World = World(),
-    nodes: Nodes = Nodes(),
+    **others: Any,
 ) -> None:
     """Writes a checkpoint; arguments and errors are those of `CheckpointWriter`."""
-    CheckpointWriter(directory, parameters, config, progress, attached, world, nodes=nodes).finish()
+    CheckpointWriter(directory, parameters, config, progress, **others).finish()
 
 
 def read_config(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `config` of a checkpoint, and its `tables`.
-
-    Raises:
-        FileNotFoundError, ValueError: the checkpoint is incomplete; the message names the file.
-    """
+    """Returns the `config` of a checkpoint, and its `tables`."""
     if is_nvidia(directory):
         return read_nvidia(directory).config
     _check_manifest(directory, CONFIG)
@@ -94,11 +87,7 @@ def read_config(directory: str | os.PathLike) -> dict[str, Any]:
 
 
 def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
-    """Returns the `progress` of a checkpoint.
-
-    Raises:
-        FileNotFoundError, ValueError: the checkpoint is incomplete; the message names the file.
-    """
+    """Returns the `progress` of a checkpoint."""
     if is_nvidia(directory):
         return read_nvidia(directory).progress
     _check_manifest(directory, PROGRESS)
@@ -143,7 +132,6 @@ def load_checkpoint(
     It changes nothing until all ranks have checked the checkpoint.
 
     Args:
-        directory: the checkpoint.
         parameters: destination; each rank reads its own tables.
         resume: also load optimizer and generator state.
         world: the ranks; their number may differ from that of the run that saved.

@@ -22,8 +22,6 @@ def describe(
 
     Args:
         directory: staging directory of the checkpoint, without hard links under these names.
-        config: configuration of the run, JSON values.
-        progress: progress of the run, JSON values.
         checksums: known sums of other files, see `write_manifest`.
     """
     for name, value in ((CONFIG, config), (PROGRESS, progress)):

@@ -101,7 +101,6 @@ def weights_of(saved: SavedModel, with_state: bool = True) -> dict[str, SavedRow
     """Returns all tensors of a checkpoint, by name.
 
     Args:
-        saved: the checkpoint.
         with_state: include the state of its optimizers.
     """
     found: dict[str, SavedRows | np.ndarray] = {
@@ -128,7 +127,6 @@ def map_differences(
     """Yields the differences of two maps of JSON values, as sentences.
 
     Args:
-        a, b: the maps.
         common: compare only the keys that both have.
         name: prefix of the keys in a sentence.
     """

@@ -49,7 +49,6 @@ class CheckpointDirectory:
         path: directory of the checkpoints; created.
         keep: number of last checkpoints to keep besides the best.
         attached: a directory to copy into each, see `CheckpointWriter`.
-        world: the ranks.
         in_background: write while the training continues.
         beat: called while the files that the training waits for make progress.
 
@@ -314,11 +313,7 @@ def all_checkpoints(path: str | os.PathLike) -> list[Path]:
 
 @contextmanager
 def checkpoint_in_use(path: str | os.PathLike, newest: bool = False) -> Iterator[Path]:
-    """Yields the result of `find_checkpoint`, which is not pruned within the block.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
-    """
+    """Yields the result of `find_checkpoint`, which is not pruned within the block."""
     while True:
         found = find_checkpoint(path, newest)
         with in_use(found) as stays:
@@ -335,9 +330,6 @@ def find_checkpoint(path: str | os.PathLike, newest: bool = False) -> Path:
     Args:
         path: a checkpoint, or a run's directory.
         newest: the last one of a run's directory, even if another is the best.
-
-    Raises:
-        FileNotFoundError: there is no checkpoint.
     """
     path = Path(path)
     if (path / MANIFEST).exists() or is_nvidia(path):

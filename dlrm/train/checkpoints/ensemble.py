@@ -21,11 +21,7 @@ from dlrm.train.checkpoints.state import MEMBERS
 
 
 def member_checkpoints(path: Path) -> list[Path]:
-    """Returns the checkpoints of an ensemble's members; an empty list if it is no ensemble.
-
-    Raises:
-        FileNotFoundError, ValueError: the checkpoint is incomplete; the message names the file.
-    """
+    """Returns the checkpoints of an ensemble's members; an empty list if it is no ensemble."""
     return [path / MEMBERS / str(index) for index in range(read_config(path).get(MEMBERS, 0))]
 
 
@@ -37,7 +33,6 @@ def write_ensemble(
     Args:
         members: checkpoints of one architecture and one dataset, whose logits are averaged.
         directory: appears once it is complete, and replaces an earlier checkpoint there.
-        step: step of the checkpoint.
         metrics: metrics of the ensemble on the test rows.
 
     Raises:

@@ -49,9 +49,6 @@ class NodeFolders:
     Attributes:
         leaders: rank -> the first of these ranks on its node.
         folder: of this rank's node; None if this rank needs none.
-
-    Raises:
-        OSError: it cannot be created.
     """
 
     def __init__(self, place: Path, ranks: Collection[int], world: World) -> None:

@@ -50,7 +50,6 @@ def read_nvidia(
     """Reads a directory of NVIDIA's as a checkpoint of ours.
 
     Args:
-        path: the directory.
         feature_order: order of its vectors, one of `FEATURE_ORDERS`; None reads it from metadata.
         any_order: assume the natural order if the metadata do not name one.
 
@@ -117,7 +116,6 @@ def write_nvidia(
     """Writes a model in the form that NVIDIA's code reads; the directory appears whole or not.
 
     Args:
-        saved: the model.
         directory: must not exist, or be empty.
         feature_order: natural or size_sorted; None is the order of the directory that the model was
             made from, otherwise natural.

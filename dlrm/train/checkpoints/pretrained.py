@@ -31,7 +31,6 @@ def load_weights(model: nn.Module, path: str, heads: tuple[str, ...] = ()) -> li
     """Loads weights with the names of the model's; reads torch files without running code.
 
     Args:
-        model: the network to load into.
         path: `.safetensors`, or a file of torch, possibly with all weights in "state_dict" or
             "model".
         heads: prefixes of names that may be missing or have another number of outputs; these keep

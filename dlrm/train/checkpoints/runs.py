@@ -26,8 +26,6 @@ class SavedRun:
     """A run, from its newest checkpoint and its log.
 
     Attributes:
-        name: its directory.
-        path: the checkpoint that was read.
         flags: flags of the run, without paths.
         metrics: metrics of the best test, and of the log's summary.
         tested: names of the metrics of the best test.
@@ -96,11 +94,7 @@ def _checkpoint(path: Path) -> Path | None:
 
 
 def read_run(checkpoint: Path) -> SavedRun:
-    """Reads a run from a checkpoint and the log beside it.
-
-    Raises:
-        ValueError: a file is damaged; the message names it.
-    """
+    """Reads a run from a checkpoint and the log beside it."""
     config, progress = read_config(checkpoint), read_progress(checkpoint)
     folder = run_directory(checkpoint.absolute().parent)
     best = {k: v for k, v in progress.get("best", {}).items() if k not in ("step", "epoch")}

@@ -32,12 +32,10 @@ class SavedModel:
     """A checkpoint; names and the order of weights are those of `dlrm.model.dlrm.DLRM`.
 
     Attributes:
-        path: its directory.
         format: "dlrm" or "nvidia".
         config: configuration of the training: "flags", "dataset", "optimizers".
         progress: state of the run: "step", "best", "history".
         dense: parameters other than tables.
-        tables: the embedding tables.
         table_state: for each table, the optimizer state of its rows.
         optimizer: other state of the optimizers.
         average: EMA of `dense`, which is scored with instead; empty for none.
@@ -62,7 +60,6 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     """Opens a checkpoint of ours.
 
     Args:
-        path: the directory.
         check_crc: also compare the checksums of the tables, which are not read here; the checksums
             of all other files are always compared.
 
@@ -83,10 +80,6 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
 
 def write_saved(saved: SavedModel, directory: str | os.PathLike) -> None:
     """Writes a checkpoint of ours, without optimizer state; it appears whole, or not at all.
-
-    Args:
-        saved: the checkpoint to write.
-        directory: its directory.
 
     Raises:
         OSError: the checkpoint cannot be written, or something is already there.

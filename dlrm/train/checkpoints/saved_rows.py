@@ -24,7 +24,6 @@ class SavedRows:
     """Rows of float32 in a file.
 
     Attributes:
-        path: the file.
         rows: number of rows.
         dim: numbers in a row.
 
@@ -68,7 +67,6 @@ class StoreView:
     """The store of a checkpoint, opened at the first read.
 
     Args:
-        path: the checkpoint.
         entry: the store's record; see `RowStore.checkpoint`.
 
     Raises:

@@ -29,8 +29,6 @@ class TablePart(NamedTuple):
     """The part of a table that a parameter holds.
 
     Attributes:
-        table: the table's number.
-        weight: the parameter.
         begin: the first of its rows that belong to this table.
         end: the row after the last.
         piece: the rows and columns of the table that these are.
@@ -48,7 +46,6 @@ class Parameters:
     """The parts of a model and its optimizers that a checkpoint holds.
 
     Attributes:
-        model: the network.
         tables: parameters that hold embedding tables, with the pieces that they hold of tables, by
             the table's number, in order. With several processes these are this one's. The lower
             halves of a bfloat16 parameter are the model's buffer with its name and "_low".
@@ -149,9 +146,6 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Writes a file of tensors, with the permissions of its directory.
 
     safetensors makes files that only their user may read.
-
-    Raises:
-        OSError: it cannot be written.
     """
     try:
         save_file(dict(tensors), path)

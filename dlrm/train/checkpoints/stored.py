@@ -27,8 +27,6 @@ def start_store(
     """Creates the store of a new training, with the initial rows, if it uses one.
 
     Args:
-        parameters: parameters of the training.
-        world: the processes.
         beat: called before each block of rows.
 
     Raises:

@@ -52,7 +52,6 @@ class _Ours(NamedTuple):
     Attributes:
         checksums: of its files that are whole, by name.
         tables: entries of `config.json`, by table.
-        optimizers: their kinds.
         stores: the records of its stores of rows.
         sent: the files that it sends to the first rank, and for pieces of tables their places.
     """
@@ -70,12 +69,10 @@ class CheckpointWriter:
     Args:
         directory: must not exist, or be empty; it appears once it is complete, or not at all. All
             ranks must see the same directory, but for those of `nodes`.
-        parameters: the state to save.
         config: configuration of the run, JSON values.
         progress: progress of the run, JSON values.
         attached: directories to copy into the checkpoint under their names.
         tensors: further files of tensors, by name, which the first rank writes.
-        world: the ranks.
         in_background: copy the state in memory, and write while the training continues.
         beat: called about once a second while `finish` waits for files.
         nodes: the ranks that do not see the directory.
@@ -337,7 +334,6 @@ class _Place(NamedTuple):
     """The place of rows in the file of their table, or of its state.
 
     Attributes:
-        piece: the rows and columns.
         ndim: 2, or 1 for a state of one value a row.
     """
 

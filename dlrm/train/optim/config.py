@@ -15,11 +15,7 @@ L2_MODES = ("all", "looked_up")
 
 @dataclass(frozen=True)
 class OptimizerConfig:
-    """The optimizers of a DLRM; field names are those of the command line's flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """The optimizers of a DLRM; field names are those of the command line's flags."""
 
     embedding_optimizer: str = setting(
         "sgd", "Optimizer of the embedding tables", choices=TABLE_OPTIMIZER_NAMES
@@ -94,9 +90,6 @@ class NetworkOptimizerConfig:
 
     Attributes:
         adam_betas: decay rates of the moments of "adam", "adamw" and "lamb".
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
     """
 
     optimizer: str = setting(

@@ -27,7 +27,6 @@ def dense_optimizer(
 
     Args:
         kind: one of `CLICK_OPTIMIZERS`.
-        parameters: the parameters to update.
         weight_decay: adds this times the weight to the gradient of every matrix; one-dimensional
             parameters, such as biases, do not decay.
     """

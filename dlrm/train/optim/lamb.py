@@ -48,7 +48,6 @@ class Lamb(LossScaled, Optimizer):
         lr: learning rate, a scalar on the weights' device.
         flavor: one of `LAMB_FLAVORS`.
         betas: decay rates of the moments.
-        eps: of the formula.
         max_weight_norm: |w| is clamped to this.
     """
 

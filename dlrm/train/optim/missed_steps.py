@@ -8,10 +8,8 @@ class MissedSteps:
     """Counts the steps since all rows of a weight were up to date, and those that each row has had.
 
     Args:
-        rows: rows of the weight.
         columns: numbers per step.
         dtype: dtype of these numbers.
-        device: the weight's device.
 
     Attributes:
         done: number of steps that each row has had, `[rows]` int32.

@@ -20,7 +20,6 @@ class RMSpropTF(LossScaled, Optimizer):
         lr: learning rate, a scalar on the weights' device.
         decay: d.
         momentum: mu.
-        eps: of the formula.
     """
 
     def __init__(self, groups: Weights, lr: Tensor, decay: float, momentum: float, eps: float):

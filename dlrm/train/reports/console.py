@@ -46,7 +46,6 @@ class Point(NamedTuple):
     """Holds the values of the steps since the last print.
 
     Attributes:
-        at: the steps done.
         loss: mean loss.
         seconds: mean seconds of a step.
         samples: mean samples of a step.
@@ -71,7 +70,6 @@ class Evaluated(NamedTuple):
     """Holds the results of a test during the training.
 
     Attributes:
-        at: the steps done.
         name: the rows, such as "test".
         metrics: all metrics.
         chief: names of the metric that chooses the best weights, and of the loss.
@@ -136,7 +134,6 @@ class NvidiaConsole:
         """Prints a line, with any indented lines that continue it, above the progress bar.
 
         Args:
-            text: the line.
             short: the line of the short form, if it is another one; "" for none.
         """
         self._print(one_line(text))
@@ -169,8 +166,6 @@ class NvidiaConsole:
         """Reports the parts of the time of the steps since the last point.
 
         Args:
-            shares: share of each part.
-            seconds: the time.
             advice: suggestions by part, each of which is printed once.
         """
         new = {part: text for part, text in advice.items() if part not in self._advised}
@@ -223,7 +218,6 @@ class ShortConsole(NvidiaConsole):
     Args:
         quiet: print nothing; for all ranks except the first.
         verbose: also print a line of progress and the parts of the time at each point.
-        clock: returns seconds.
     """
 
     bar_format = "{desc} {percentage:3.0f}%|{bar}| {n:,}/{total:,} steps{postfix}, ETA {remaining}"
@@ -343,14 +337,7 @@ class ShortConsole(NvidiaConsole):
         return passed >= (_PATIENCE if is_share else _MOST_PATIENCE)
 
     def _labeled(self, label: str, text: str, mark: str = "", **wrapping: Any) -> None:
-        """Prints a line with its name in the first column, and a mark at its end.
-
-        Args:
-            label: the name.
-            text: the line.
-            mark: the mark.
-            wrapping: arguments of `wrapped`.
-        """
+        """Prints a line with its name in the first column, and a mark at its end."""
         label = label.replace("_", " ")
         body = wrapped(f"{label:<{_LABEL}}{one_line(text)}", _LABEL, **wrapping)
         mark = f"  {painted(mark, 'green')}" if mark else ""
@@ -361,9 +348,6 @@ class SeriesConsole(ShortConsole):
     """Prints a line for each of several trainings, and the closing block of their outcome.
 
     One console serves all of them. A line that several have in common appears once.
-
-    Args:
-        clock: returns seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -375,7 +359,6 @@ class SeriesConsole(ShortConsole):
         """Begins a training, or the outcome, which has the closing block.
 
         Args:
-            name: name of the line.
             closes: whether it is the outcome.
         """
         self.name, self._closes = name, closes
@@ -408,7 +391,6 @@ def open_console(log_format: str, verbose: bool, quiet: bool) -> NvidiaConsole:
     Args:
         log_format: form of the lines, see `dlrm.train.config.LOG_FORMATS`.
         verbose: whether the short form prints more.
-        quiet: print nothing.
     """
     return ShortConsole(quiet, verbose) if log_format == "short" else NvidiaConsole(quiet)
 
@@ -419,10 +401,8 @@ def progress_bar(
     """Returns a progress bar of steps on standard error, if that is a terminal.
 
     Args:
-        total: the number of steps.
         name: text at its start.
         initial: steps done.
-        quiet: show none.
         others: see `tqdm`.
     """
     return tqdm(

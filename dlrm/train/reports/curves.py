@@ -35,10 +35,8 @@ def draw_curves(
             `step` and a test's metrics.
         metric: name of the test metric, such as "auc".
         loss_metric: name of the test loss, such as "log_loss".
-        path: the picture to write, such as "curves.png".
         title: names the run and its data.
         schedule: step, counted from 1 -> learning rate.
-        best_step: the best step, which is marked.
         tested: name of the rows that are tested, and that choose the best step.
         first_step: last step of the run that this one continues.
 

@@ -17,7 +17,6 @@ def model_card(config: Mapping[str, Any], progress: Mapping[str, Any], has_trans
 
     Args:
         config: configuration of the run, as a checkpoint stores it.
-        progress: progress of the run.
         has_transform: whether the checkpoint has the fitted transform of its data.
     """
     flags, data = config.get("flags", {}), config.get("dataset", {})

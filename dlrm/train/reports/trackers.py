@@ -82,7 +82,6 @@ class MLflow:
 
     Args:
         uri: URI of the tracking server or store.
-        name: name of the run.
 
     Raises:
         ImportError: mlflow is missing.
@@ -123,7 +122,6 @@ class Background:
     """A tracker in a thread of its own; an error ends the tracker and nothing else.
 
     Args:
-        name: name of the tracker, for the line about its failure.
         connect: makes the tracker, in the thread.
         say: called with that line, once.
     """
@@ -184,7 +182,6 @@ def open_trackers(
     Args:
         tensorboard: directory of events, or None.
         mlflow: URI of a server or a store, or None.
-        run: name of the run.
         say: called with a line if a tracker fails.
     """
     found = []
