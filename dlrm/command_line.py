@@ -1,6 +1,7 @@
 """The ends of commands, with errors on one line that begins with `error:`, and their tables."""
 
 import gc
+import importlib
 import io
 import math
 import os
@@ -131,7 +132,6 @@ def missing_extra(error: ImportError, extra: str) -> str:
     The command names the packages: `dlrm` of the package index is another project.
 
     Args:
-        error: the error of its import.
         extra: extra of `dlrm` that has it, as in `pyproject.toml`.
     """
     packages = _packages_of(extra)
@@ -156,7 +156,6 @@ def say(line: object, is_prose: bool = False) -> None:
     """Prints one line, with control characters, as in paths, escaped.
 
     Args:
-        line: the line.
         is_prose: whether a terminal breaks it between words, as it does lines that begin with
             `note:` or `warning:`.
     """
@@ -323,6 +322,17 @@ def importing() -> Iterator[None]:
     finally:
         if was_enabled:
             gc.enable()
+
+
+def later(module: str) -> Callable[..., Any]:
+    """Returns the function `run` of a module that is imported, as torch is, when it is called."""
+
+    def run(*arguments: Any) -> Any:
+        with importing():
+            command = importlib.import_module(module)
+        return command.run(*arguments)
+
+    return run
 
 
 def raise_file_limit() -> None:

@@ -117,8 +117,6 @@ def parse_json(content: bytes | str, path: str | os.PathLike, expected: type = d
     """Returns the value of JSON in UTF-8.
 
     Args:
-        content: the text.
-        path: its origin, for messages.
         expected: type of the outermost value.
 
     Raises:

@@ -101,10 +101,6 @@ def check_all_local(values: Iterable[tuple[str, Any]]) -> None:
 def check_relative(name: Any, source: str | os.PathLike) -> None:
     """Checks that a name in a file is a path below a directory.
 
-    Args:
-        name: the path.
-        source: the file that contains it.
-
     Raises:
         ValueError: it is not text, is empty, absolute or has `..`; the message has `source` and
             name.
@@ -122,9 +118,7 @@ def within(
     """Returns the path of a file below a directory.
 
     Args:
-        directory: directory of the file.
         name: its path from there.
-        source: the file that contains the name.
         allow_links: whether symbolic links may lead out of the directory; None if no flag allows
             it.
 
@@ -318,7 +312,6 @@ def publish_directory(staging: Path, final: Path, replace: bool = True) -> None:
 
     Args:
         staging: the directory; if it replaces another, that one's content is here afterward.
-        final: its new path.
         replace: whether it may replace a directory that is not empty.
 
     Raises:
@@ -356,7 +349,6 @@ def restore_replaced(folder: Path, final: Path) -> None:
 
     Args:
         folder: directory of the staging directory, in which no process works anymore.
-        final: see `publish_directory`.
     """
     if (folder / _OLD).exists() and not final.exists():
         (folder / _OLD).rename(final)

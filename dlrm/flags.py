@@ -458,8 +458,6 @@ def run_command(
     """Parses a command line, runs the command and returns the exit code; see `exit_code_of`.
 
     Args:
-        line: the flags of the command.
-        act: the command.
         doc: text at the start of the help.
         arguments: words after the command's name; by default those of this process.
         usage: exit code after a `UsageError`; by default that of other errors.
@@ -538,7 +536,6 @@ class Values(dict[str, Any]):
     """Flags with their values.
 
     Args:
-        values: the value of every flag.
         given: the flags that the user gave, also with their default values.
     """
 
@@ -601,7 +598,6 @@ def parse_flags(
     """Parses flags, those of `--flagfile` too, at the start of a command; returns the rest.
 
     Args:
-        values: the flags.
         arguments: the command's name and the words after it.
         known_only: whether unknown flags are part of the rest.
         uris: names of flags that may be URIs.

@@ -20,7 +20,6 @@ def check_features(flag: str, count: int) -> None:
 
     Args:
         flag: its source, for the message.
-        count: number of features.
     """
     if not 0 <= count <= MAX_FEATURES:
         raise ValueError(f"{flag} {count}: expected 0 to {MAX_FEATURES}")
@@ -38,7 +37,6 @@ def check_disk(directory: str | os.PathLike, needed: int, what: str) -> None:
 
     Args:
         directory: directory to write to, which need not exist.
-        needed: number of bytes.
         what: their purpose, for the message.
 
     Raises:

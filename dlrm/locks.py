@@ -68,7 +68,6 @@ def try_lock(path: Path, create: bool = True) -> int | None:
     process counts as abandoned there.
 
     Args:
-        path: the file.
         create: whether to create it if there is none.
 
     Returns:
@@ -110,7 +109,6 @@ def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
     Those of earlier versions, which had no locks, are among them.
 
     Args:
-        parent: the directory to search.
         prefix: beginning of their names.
     """
     for path in parent.glob(f"{glob.escape(prefix)}*"):

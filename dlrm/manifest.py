@@ -100,7 +100,6 @@ def slice_sums(place: int, data: Any) -> list[int]:
 
     Args:
         place: the first of these bytes in the file.
-        data: the bytes.
     """
     view, sums = memoryview(data), list[int]()
     while len(view):
@@ -153,7 +152,6 @@ def check_file(path: Path, expected: str) -> None:
     """Compares a file with its checksum.
 
     Args:
-        path: the file.
         expected: a sum of blocks, or, in manifests of version 1, of the whole file.
 
     Raises:
@@ -194,11 +192,7 @@ def check_files(directory: Path, expected: Mapping[str, str]) -> None:
     """Compares files with their checksums, on all cores.
 
     Args:
-        directory: their directory.
         expected: relative path -> checksum; see `check_file`.
-
-    Raises:
-        ValueError: a file is damaged; the message names it.
     """
     with ThreadPoolExecutor(os.cpu_count()) as pool:
         paths = [directory / name for name in expected]
@@ -212,10 +206,8 @@ def write_manifest(
     """Writes `manifest.json`: `facts`, and size and checksum of every file. Call it last.
 
     Args:
-        directory: directory of the manifest.
         kind: "dataset" or "checkpoint".
         checksums: known sums of files, by relative path.
-        facts: further entries.
     """
     files = {}
     for path in sorted(
@@ -246,7 +238,6 @@ def read_sealed(path: Path, required: bool = False) -> dict[str, Any]:
     """Reads a file with a map and, if `sealed_json` wrote it, compares it with its checksum.
 
     Args:
-        path: the file.
         required: whether a file without a checksum is damaged.
 
     Raises:
@@ -262,7 +253,6 @@ def parse_sealed(
     """Returns the map of a file that is in memory; see `read_sealed`.
 
     Args:
-        content: bytes of the file.
         source: its path or URI, for messages.
         required: see `read_sealed`.
     """
@@ -314,7 +304,6 @@ def read_manifest(
     """Reads `manifest.json`, and checks the existence and size of every listed file.
 
     Args:
-        directory: the dataset or checkpoint.
         kind: expected kind: "dataset" or "checkpoint".
         check_crc: also read every file and compare its checksum.
         wanted: files, by relative path, to read for that.

@@ -37,7 +37,6 @@ def map_file(
     """Returns an array over a file, which is mapped until the array and its views are gone.
 
     Args:
-        path: the file.
         dtype: type of its values.
         shape: shape of the array; None for all values in one dimension.
         offset: the byte at which it begins.

@@ -8,7 +8,7 @@ imported, so that help is quick.
 
 import math
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,10 +100,11 @@ def setting(
     return field(default=default, metadata={"setting": Setting(help, choices=names, **others)})
 
 
-def same_setting(config: type, name: str) -> Any:
-    """Returns a field like one of another configuration."""
+def same_setting(config: type, name: str, **others: Any) -> Any:
+    """Returns a field like one of another configuration, but for the `others` of `setting`."""
     (like,) = (field for field in fields(config) if field.name == name)
-    return field(default=like.default, metadata=like.metadata)
+    own = replace(like.metadata["setting"], **others)
+    return field(default=like.default, metadata={"setting": own})
 
 
 def settings_of(*configs: type) -> dict[str, Setting]:

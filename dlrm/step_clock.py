@@ -108,7 +108,6 @@ class DeviceStepClock(StepClock):
     host, the wait is that of the part that the host is in.
 
     Args:
-        device: the GPU.
         steps_of_lap: about how many steps there are between two calls of `lap`.
     """
 

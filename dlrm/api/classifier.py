@@ -199,10 +199,7 @@ class Classifier(ClassifierMixin, BaseEstimator):
     def _columns(self, kind: str, table: pa.Table, named: bool) -> list[str]:
         """Returns the names of the columns that `categorical` or `numerical` lists.
 
-        Args:
-            kind: the parameter.
-            table: rows of X.
-            named: whether X has names, so that a number is one, and not a position.
+        If X is `named`, a number is a name, and not a position.
         """
         given: Any = getattr(self, kind)
         found = []

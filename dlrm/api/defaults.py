@@ -18,10 +18,6 @@ def training_defaults(rows: int, given: Mapping[str, Any] | None = None) -> dict
     instead of one raise the AUC from 0.903 to 0.906, the mean of three splits. Unless the caller
     chose another schedule, the learning rate warms up for a twentieth of the run and falls linearly
     to 0 over its second half.
-
-    Args:
-        rows: number of training rows.
-        given: the caller's settings, from which the defaults follow.
     """
     chosen = dict(given or {})
     batch_size = chosen.get("batch_size")
@@ -63,9 +59,6 @@ def set_aside_default(rows: Mapping[str, int]) -> dict[str, float]:
     The best weights are chosen on rows that do not train. With test and validation rows, test
     chooses and validation reports. With one of these only, choosing on it would leave no rows to
     report, so the choice is made on training rows.
-
-    Args:
-        rows: number of rows by split.
     """
     if (rows.get("test") and rows.get("validation")) or rows["train"] < 2:
         return {}

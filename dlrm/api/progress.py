@@ -26,20 +26,12 @@ def _is_notebook() -> bool:
     return "ipykernel.zmqshell" in sys.modules
 
 
-def _is_widget() -> bool:
-    return "tqdm.notebook" in {kind.__module__ for kind in auto.tqdm.__mro__}
-
-
 class ProgressBar:
-    """A bar of training steps, with the last loss and the metrics of the last test.
-
-    Args:
-        total: steps of the training.
-        shown: whether to show it.
-    """
+    """A bar of training steps, with the last loss and the metrics of the last test."""
 
     def __init__(self, total: int, shown: bool) -> None:
-        is_text = _is_notebook() and not _is_widget()
+        is_widget = "tqdm.notebook" in {kind.__module__ for kind in auto.tqdm.__mro__}
+        is_text = _is_notebook() and not is_widget
         self._bar = auto.tqdm(
             total=total,
             desc="train",

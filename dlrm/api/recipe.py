@@ -93,10 +93,6 @@ def auto(facts: DatasetFacts, given: Mapping[str, Any] | None = None) -> dict[st
 
     The recipe makes no choice that a given setting rules out. docs/guide/tuning.md has the rules
     and the measurements behind them.
-
-    Args:
-        facts: the facts about the training rows.
-        given: the caller's settings.
     """
     given = dict(given or {})
     if facts.rows >= _NVIDIA_ROWS:
@@ -145,7 +141,9 @@ def _of_many_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, An
 def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any]:
     rows, rate = facts.rows, min(facts.click_rate, 1 - facts.click_rate)
     samples = max(_SAMPLES, 2 * rows if rows < _TWO_EPOCHS else 0) * min(4 * rate, 1)
-    many_ids = _table_rows(facts) >= _MANY_IDS * rows
+    tables = facts.field_tables or range(len(facts.table_sizes))
+    ids = sum(dict(zip(tables, facts.table_sizes, strict=True)).values())
+    many_ids = ids >= _MANY_IDS * rows
     most_epochs = _MOST_EPOCHS_OF_IDS if many_ids else _MOST_EPOCHS
     epochs = given.get("epochs") or min(max(round(samples / rows), 1), most_epochs)
     most = min(rows / _STEPS_OF_AN_EPOCH, epochs * rows / _STEPS)
@@ -170,11 +168,6 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
     if _looks_rows_up_alone(given):
         chosen["embedding_l2_mode"] = "looked_up"
     return chosen
-
-
-def _table_rows(facts: DatasetFacts) -> int:
-    tables = facts.field_tables or range(len(facts.table_sizes))
-    return sum(dict(zip(tables, facts.table_sizes, strict=True)).values())
 
 
 def _looks_rows_up_alone(given: Mapping[str, Any]) -> bool:

@@ -172,13 +172,7 @@ def _prepare(
 def _rows(
     source: Any, paths_of: Callable[[list[Any]], list[str]], say: Callable[[str], None]
 ) -> tuple[dict[str, list[TableFile]], SparkQuery | None]:
-    """Returns the files of a source, or the query that Spark reads.
-
-    Args:
-        source: see `run`.
-        paths_of: returns the paths of files, given as paths and URIs.
-        say: called with notes.
-    """
+    """Returns the files of a source, or the query that Spark reads; URIs become paths."""
     if hasattr(source, "sparkSession") and hasattr(source, "write"):
         return {}, SparkQuery(frame=source)
     if isinstance(source, str) and not _is_path(source):

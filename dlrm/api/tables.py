@@ -93,9 +93,6 @@ def opened(
         roles: columns of a table without a schema.
         splits: tables of "test" and "validation" rows, or None.
         options: of `Dataset.from_arrow`.
-
-    Raises:
-        ValueError, OSError: see `dlrm.fit`.
     """
     if isinstance(data, Dataset | str | os.PathLike):
         dataset = data if isinstance(data, Dataset) else Dataset(data)

@@ -256,9 +256,6 @@ def judge_settings(
 
     Returns:
         The metrics of the test rows, see `dlrm.metrics.clicks.click_metrics`.
-
-    Raises:
-        TypeError, FileNotFoundError, ValueError, FloatingPointError: as in `fit`.
     """
     if unknown := [name for name in settings if name not in SETTINGS]:
         raise unexpected(judge_settings, unknown[0], SETTINGS)

@@ -127,7 +127,6 @@ def dataset_of_frames(model: Predictor, frames: Mapping[str, Any]) -> Dataset:
     """Returns a temporary dataset of tables, whose dictionaries extend those of a model.
 
     Args:
-        model: the model.
         frames: tables of splits, in the order of their rows; None is a split without rows.
 
     Raises:

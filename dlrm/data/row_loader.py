@@ -10,9 +10,22 @@ from dlrm.distributed import World
 
 
 class RowLoader(Generic[BatchT]):
-    """Batches in a new order each epoch, prefetched by background threads.
+    """Batches of each epoch, prefetched by background threads.
 
-    `TextLoader` and `ImageLoader` describe the arguments; `num_rows` is their source's.
+    Args:
+        num_rows: rows of the source.
+        batch_size: rows of a global batch.
+        shuffle: whether each epoch takes the rows in a new order.
+        drop_last: leave out the last batch of an epoch if it has fewer rows.
+        seed: seed of the order, and of what a subclass draws.
+        world: determines this process's rows, and the device of the batches.
+        depth: number of batches to prefetch.
+
+    Attributes:
+        num_samples: rows of an epoch, all ranks together.
+
+    Raises:
+        ValueError: there is less than one batch; the message has the sizes.
     """
 
     row = "row"  # a row's name in messages
@@ -21,11 +34,12 @@ class RowLoader(Generic[BatchT]):
         self,
         num_rows: int,
         batch_size: int,
-        shuffle: bool,
-        drop_last: bool,
-        seed: int,
-        world: World,
-        depth: int,
+        *,
+        shuffle: bool = False,
+        drop_last: bool = False,
+        seed: int = 0,
+        world: World = World(),
+        depth: int = 4,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"--batch_size: expected 1 or more, got {batch_size}")

@@ -22,7 +22,6 @@ class BertForPreTraining(nn.Module):
     """Predicts masked tokens, and whether the second segment follows the first.
 
     Args:
-        config: the encoder.
         seed: seed of the initial weights, normal with deviation 0.02.
     """
 
@@ -50,7 +49,6 @@ class BertForPreTraining(nn.Module):
         """Returns the output of consecutive stages; `pooler` and `head` only together.
 
         Args:
-            stages: consecutive ones of `stages`.
             hidden: the output of the previous stage; None if there is none.
             ids, segments, lengths, masked_positions: arguments of `forward`.
         """
@@ -111,12 +109,7 @@ class _OneHead(nn.Module):
 
 
 class BertForQuestionAnswering(_OneHead):
-    """Predicts the start and end of an answer, as logits `[rows, length, 2]`; without a pooler.
-
-    Args:
-        config: the encoder.
-        seed: seed of the initial weights.
-    """
+    """Predicts the start and end of an answer, as logits `[rows, length, 2]`; without a pooler."""
 
     def __init__(self, config: BertConfig = BertConfig(), seed: int = 0) -> None:
         super().__init__()
@@ -133,11 +126,6 @@ class BertForQuestionAnswering(_OneHead):
 
 class BertForSequenceClassification(_OneHead):
     """Classifies sequences, or pairs of them; returns logits `[rows, num_labels]`.
-
-    Args:
-        config: the encoder.
-        num_labels: number of classes.
-        seed: seed of the initial weights.
 
     Raises:
         ValueError: `num_labels` is below 1.

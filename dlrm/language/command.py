@@ -49,24 +49,9 @@ AnyTask = PreTraining | QuestionAnswering | SequenceClassification
 
 
 def run(values: Values) -> dict[str, float]:
-    """Runs the mode of the flags and returns the summary, on every rank.
-
-    Raises:
-        ValueError, OSError, FloatingPointError: the user's error; the message names it.
-        OtherRankError: another rank raises one of these.
-        StoppedError: the training was stopped by a signal.
-    """
-    trains = values["mode"] in bert_flags.TRAINING
-    with Session(values, uris=bert_flags.FLAGS.uris, trains=trains) as session:
-        divided = network_run.join_pipelines(session, bert_flags.TRAINING)
-        with session.agreed():
-            text_run = _open(session.values, divided)
-        # Ranks drop out different activations.
-        torch.manual_seed(text_run.values["seed"] + session.world.rank)
-        session.watch(text_run, _notices(text_run))
-        summary = _MODES[values["mode"]](text_run, session)
-        session.log.summary(summary)
-    return summary
+    """Runs the mode of the flags and returns the summary; see `network_run.run_mode`."""
+    uris = bert_flags.FLAGS.uris
+    return network_run.run_mode(values, uris, bert_flags.TRAINING, _open, _notices, _MODES)
 
 
 @dataclass(kw_only=True)
@@ -345,10 +330,10 @@ def _evaluate(run: TextRun, session: Session) -> dict[str, float]:
         results = Path(values["results"] or Path(path, "evaluation.csv"))
         names = (values["test_dataset"], values["dataset"], values["data"])
         tested_on = name_of(next(name for name in names if name), _test_facts(run))
-        best = validate_all(run.task, test, path, results, run.world, log, tested_on)
+        best = validate_all(run.task, test, path, results, log, tested_on)
         summary = best.summary()
         if run.scorer:  # its answers may be those of an earlier evaluation
-            load_tested(run.task, best.path, best.weights, run.world)
+            load_tested(run.task, best.path, best.weights)
             run.scorer.best = -1.0, {}
             run.task.evaluate(Watched(test, "answers", log.quiet))
     else:

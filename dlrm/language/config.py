@@ -22,11 +22,7 @@ SIZES = {
 
 @dataclass(frozen=True)
 class BertConfig:
-    """An encoder's architecture; field names are those of the command line's flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """An encoder's architecture; field names are those of the command line's flags."""
 
     size: str = setting(
         "base",

@@ -188,11 +188,7 @@ INPUT = (
 
 
 def parse(arguments: list[str]) -> Values:
-    """Returns the flags of a command line; `resolved` adds those of a recipe.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """Returns the flags of a command line; `resolved` adds those of a recipe."""
     values = FLAGS.parse(arguments)
     if values["mode"] is None:
         raise ValueError(f"--mode: expected one of {', '.join(MODES)}")
@@ -214,9 +210,6 @@ def resolved(values: Values) -> tuple[Values, frozenset[str]]:
     """Returns the values with the recipe's, and the names of these.
 
     The values include those that follow from the task and other flags.
-
-    Raises:
-        ValueError: values contradict each other; the message names flags and values.
     """
     task, phase = values["task"], values["phase"]
     if task is None:

@@ -11,9 +11,6 @@ def largest_batch(compute: Callable[[int], object], most: int = MOST) -> int:
     """Returns the largest n, up to `most`, for which `compute(n)` does not run out of memory.
 
     Tries ascending powers of two, and bisects between the last two.
-
-    Raises:
-        ValueError: not even one sample fits.
     """
     fits, size = 0, 1
     while size <= most and _fits(compute, size):

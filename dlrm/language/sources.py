@@ -42,12 +42,8 @@ def open_sources(values: Values, vocab_is_fixed: bool) -> Sources:
     """Opens the rows that flags name, or generates rows.
 
     Args:
-        values: the flags.
         vocab_is_fixed: whether `--vocab_size` is that of weights, or was given; otherwise it
             becomes that of the data.
-
-    Raises:
-        ValueError, OSError: a flag is missing, or a file is missing or has unexpected content.
     """
     training = values["mode"] in bert_flags.TRAINING
     tested = not (training and values["no_validation"])
@@ -158,7 +154,6 @@ class SameBatch:
 
     Args:
         loader: loader of the first batch, with the same number of batches.
-        device: device of the batch.
     """
 
     def __init__(self, loader: TextLoader, device: str):
@@ -175,12 +170,7 @@ class SameBatch:
 
 
 class ReadWhenAsked:
-    """A loader that reads each batch on request, and prefetches none.
-
-    Args:
-        loader: loader of the batches.
-        device: device of the batches.
-    """
+    """A loader that reads each batch on request, and prefetches none."""
 
     def __init__(self, loader: TextLoader, device: str):
         self._loader, self._device = loader, device

@@ -29,11 +29,6 @@ class LanguageTask(NetworkTask):
     """A network for sequences. Batches without padding run without a mask, unless in a graph.
 
     Args:
-        config: the architecture.
-        precision: precision of weights and layers.
-        execution: execution of the network.
-        world: the processes that train together.
-        seed: seed of the initial weights.
         head: further arguments of the network.
     """
 
@@ -144,7 +139,6 @@ class QuestionAnswering(LanguageTask):
     """First and last token of the answer to a question in a passage (SQuAD v1.1).
 
     Args:
-        config: the architecture.
         scorer: computes metrics from the logits of all rows of a test set, in its order, among them
             "f1" and "exact_match" in percent. None compares the likeliest tokens to the true ones.
         others: see `LanguageTask`.

@@ -94,12 +94,11 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgment:
     ranked = [RankedRows(logits, rows.labels, rows.weights) for logits in rows.logits]
     check_same_rows(ranked)
     clusters = None
+    groups: list[Groups | None] = [None] * len(ranked)
     if rows.groups is not None:
         _, clusters = np.unique(rows.groups, return_inverse=True)
-    measures = [
-        _measure(model, _grouped(logits, rows, clusters))
-        for model, logits in zip(ranked, rows.logits, strict=True)
-    ]
+        groups = [all_groups(x, rows.labels, clusters, rows.weights) for x in rows.logits]
+    measures = [_measure(*one) for one in zip(ranked, groups, strict=True)]
     numbers = None if clusters is None else int(clusters.max(initial=-1)) + 1
     values = [measure(None, None if numbers is None else np.ones(numbers)) for measure in measures]
     drawn = bootstrap(measures, clusters, len(rows.labels), replicates, seed)
@@ -119,10 +118,6 @@ def judge(rows: ScoredRows, replicates: int, seed: int = 0) -> Judgment:
         _method(replicates, rows.groups is not None, by_delong),
         ranked,
     )
-
-
-def _grouped(logits: np.ndarray, rows: ScoredRows, clusters: np.ndarray | None) -> Groups | None:
-    return None if clusters is None else all_groups(logits, rows.labels, clusters, rows.weights)
 
 
 def _measure(

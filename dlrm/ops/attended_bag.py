@@ -59,6 +59,9 @@ def attended_bag(
         weight, ids, lengths, table_offsets, sample_weights, dtype: see `joint_embedding_bag`.
         lists: for each attended list its field, and that of the candidate.
         units: an activation unit for each of `lists`.
+
+    Raises:
+        RuntimeError: see `joint_embedding_bag`.
     """
     tensors = weight, ids, lengths, table_offsets
     given = (*tensors, *units, *(() if sample_weights is None else (sample_weights,)))

@@ -62,6 +62,9 @@ def mlp_logits(
         inputs, weights, biases, rounded, native: see `mlp`.
         logit_weight: `[1, inputs of the last layer]` float32.
         logit_bias: `[1]` float32.
+
+    Raises:
+        RuntimeError: see `mlp`.
     """
     if native and weights and multiplies_natively(inputs.device, inputs.dtype, weights[0].dtype):
         return _native_mlp(inputs, weights, biases, logit_weight, logit_bias)
@@ -75,6 +78,8 @@ def multiplies_natively(
     """Returns whether `mlp` can run the native operator, which rounds parameters itself.
 
     Args:
+        device: device of the inputs.
+        dtype: dtype to compute in.
         parameters: dtype of weights and biases.
     """
     return (

@@ -98,6 +98,9 @@ def network_gradients(
         numerical, embeddings, bottom, top, logit: see `network`.
         labels, divisor: see `logistic_loss`.
         added_logits: added to the logits, `[batch]` float32.
+
+    Raises:
+        RuntimeError: see `network`.
     """
     arguments = numerical, embeddings, bottom, top, logit, labels, divisor, added_logits
     if not _is_native(embeddings.device, embeddings.dtype, bottom, top):

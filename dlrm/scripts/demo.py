@@ -73,7 +73,6 @@ class _Stages:
     """The commands of the demo, each in a process of its own.
 
     Args:
-        output: directory for all files.
         log: file for all lines that the commands print; the terminal gets those that matter.
     """
 
@@ -126,16 +125,6 @@ class _Stages:
         self._run("evaluate", flags, shown)
 
     def _run(self, name: str, flags: Mapping[str, Any], shown: str = "") -> None:
-        """Runs a command of `dlrm`.
-
-        Args:
-            name: name of the command.
-            flags: its flags.
-            shown: regular expression of the lines to show, by default all.
-
-        Raises:
-            StepError: it fails; it has printed why.
-        """
         folder = {"SPARK_LOCAL_DIRS": str(self._output / "spark-tmp")}
         run_step(name, flags, self._log, shown, variables=folder)
 

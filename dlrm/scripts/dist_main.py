@@ -15,12 +15,7 @@ from dlrm.scripts.common.dlrm_flags import DIST_MAIN
 
 
 def main(arguments: list[str], defaults: Mapping[str, Any] | None = None) -> None:
-    """Runs a command line and ends the process.
-
-    Args:
-        arguments: arguments after the command's name.
-        defaults: more defaults that replace those of flags.
-    """
+    """Runs a command line and ends the process."""
     command.main(arguments, {**DIST_MAIN, **(defaults or {})}, __doc__)
 
 

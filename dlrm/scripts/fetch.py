@@ -65,8 +65,6 @@ def fetch(
     """Copies objects to a directory, which appears when it is complete.
 
     Args:
-        text: the URI.
-        directory: the directory.
         done: called with the bytes of each file that is there.
         total: called with the bytes of all files, before the first.
 

@@ -25,9 +25,7 @@ def main(
     """Runs a command line and ends the process.
 
     Args:
-        arguments: arguments after the command's name.
         defaults: defaults that replace those of flags.
-        doc: text at the start of the help.
     """
     flags = dlrm_flags.make_flags(defaults)
     parse = functools.partial(dlrm_flags.parse, flags=flags)

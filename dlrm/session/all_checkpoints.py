@@ -11,16 +11,16 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dlrm.distributed import World, agreed, from_first
+from dlrm.distributed import agreed, from_first
 from dlrm.documents import read_json
 from dlrm.files import write_atomically
 from dlrm.metrics.table import cost, line_of
+from dlrm.tasks.network_task import NetworkTask
 from dlrm.train.checkpoints.checkpoint import AVERAGE, Parameters, load_checkpoint, save_checkpoint
 from dlrm.train.checkpoints.description import PROGRESS
 from dlrm.train.checkpoints.state import read_tensors
 from dlrm.train.ema import average_in_order
 from dlrm.train.log import Loader, RunLog, Watched
-from dlrm.train.task import Task
 from dlrm.train.trainer import Trainer
 
 AVERAGED = "averaged"  # prefix of the name of an average of checkpoints
@@ -32,9 +32,7 @@ class Best(NamedTuple):
     """The best checkpoint of `validate_all`.
 
     Attributes:
-        path: the checkpoint.
         weights: "trained" or "average".
-        metrics: its step and its test metrics.
     """
 
     path: Path
@@ -89,11 +87,7 @@ def _progress_of(checkpoint: Path) -> dict[str, Any]:
 
 
 def checkpoints_of(path: str) -> list[Path]:
-    """Returns the checkpoints of a directory in the order of their steps, averages last.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """Returns the checkpoints of a directory in the order of their steps, averages last."""
     series = [sorted(Path(path).glob(f"{name}-*/manifest.json")) for name in ("step", AVERAGED)]
     found = [file.parent for files in series for file in files]
     if not found:
@@ -102,28 +96,21 @@ def checkpoints_of(path: str) -> list[Path]:
 
 
 def validate_all(
-    task: Task,
+    task: NetworkTask,
     test: Loader,
     directory: str,
     results: Path,
-    world: World,
     log: RunLog,
-    tested_on: str = "",
+    tested_on: str,
 ) -> Best:
     """Tests all checkpoints of a directory that the table of results lacks; returns the best.
 
     Args:
         task: the network, whose weights change.
-        test: the test set.
         directory: directory of checkpoints; averages of weights are tested as well.
         results: CSV with known results; it is written after each test.
-        world: the ranks.
-        log: the log to report to.
         tested_on: the data and everything else that a result depends on (`name_of`); other results
             are ignored.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no checkpoint, or a file is damaged.
     """
     known = _read_results(results, (task.metric, task.loss_metric))
     for path in checkpoints_of(directory):
@@ -134,11 +121,11 @@ def validate_all(
             if key in known:
                 log.line(f"{path.name} ({weights}): in {results} already")
                 continue
-            progress = load_tested(task, path, weights, world)
+            progress = load_tested(task, path, weights)
             metrics = task.evaluate(Watched(test, path.name, log.quiet))
             log.line(f"{path.name} ({weights}): {line_of(metrics)}")
             known[key] = {"step": progress["step"], **metrics}
-            if world.rank == 0:
+            if task.world.rank == 0:
                 _write_results(results, known)
     here = {key: row for key, row in known.items() if key[2] == tested_on}
     finite = {key: row for key, row in here.items() if math.isfinite(row[task.loss_metric])}
@@ -151,11 +138,12 @@ def validate_all(
     return Best(Path(directory, best), which, row)
 
 
-def load_tested(task: Task, path: Path, weights: str, world: World) -> dict[str, Any]:
+def load_tested(task: NetworkTask, path: Path, weights: str) -> dict[str, Any]:
     """Loads a checkpoint's "trained" weights or their "average"; returns its progress."""
     average = dict(task.model.state_dict()) if weights == "average" else {}
     # A diverged one has metrics that are NaN, and is not the best.
-    return load_checkpoint(path, Parameters(task.model, average=average), world=world, finite=False)
+    parameters = Parameters(task.model, average=average)
+    return load_checkpoint(path, parameters, world=task.world, finite=False)
 
 
 def name_of(data: str, facts: Mapping[str, Any]) -> str:

@@ -51,10 +51,6 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
     hangs (`dlrm.train.watchdog`); 130 interrupted from the keyboard; 143 terminated before or after
     the training. With several ranks SIGTERM ends a rank at once, since an exception would not end a
     rank that waits for another.
-
-    Args:
-        run: the command.
-        values: its flags.
     """
     code: int | str = 0
     at_once = False  # without waiting for threads that wait for a store

@@ -44,9 +44,7 @@ def enter_local_paths(
 
     Args:
         stack: ends after the log and the checkpoints are closed.
-        values: the flags.
         roles: flags that may be URIs, see `dlrm.remote.edges`.
-        trains: whether the command trains.
         world: the processes, which call it together; the first one writes.
 
     Raises:
@@ -75,7 +73,8 @@ def enter_local_paths(
         if role.act == READ:
             changed[name] = local_value(stack, cache, values[name], role.words)
         elif name not in changed:
-            if _CHECKPOINTS in changed and _is_below(own[0], (run := uris[_CHECKPOINTS][0])):
+            run = uris[_CHECKPOINTS][0] if _CHECKPOINTS in changed else None
+            if run and own[0].root == run.root and own[0].key.startswith(run.folder):
                 inside = own[0].key.removeprefix(run.folder)
                 path = cache.output_path(run) / inside  # uploaded with the run
                 changed[name] = str(path)
@@ -98,10 +97,6 @@ def _fetch_log(uri: Uri, path: Path) -> None:
         content = store.read(store.entry(uri.key))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
-
-
-def _is_below(uri: Uri, folder: Uri) -> bool:
-    return uri.root == folder.root and uri.key.startswith(folder.folder)
 
 
 @contextmanager

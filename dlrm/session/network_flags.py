@@ -3,9 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from dlrm.data.choices import VERIFY_DATA
+from dlrm.data.clicks.config import DataConfig
 from dlrm.flags import ConfigFlags, Values
-from dlrm.settings import check_settings, setting
+from dlrm.settings import check_settings, same_setting, setting
+from dlrm.tasks.config import StepConfig
 from dlrm.train.config import (
     CheckpointConfig,
     ExecutionConfig,
@@ -24,20 +25,8 @@ class NetworkRunConfig:
     """Settings of both image and language networks; field names are those of the flags."""
 
     seed: int = setting(12345, "Random seed", topic="Run")
-    verify_data: str = setting(
-        "first",
-        "Compare the dataset's files with its checksums: first, before their first use; always, "
-        "in every run; never",
-        topic="Run",
-        choices=VERIFY_DATA,
-        resumable=True,
-    )
-    allow_links: bool = setting(
-        False,
-        "Allow files of the dataset to be symbolic links to files outside its directory",
-        topic="Run",
-        resumable=True,
-    )
+    verify_data: str = same_setting(DataConfig, "verify_data", topic="Run")
+    allow_links: bool = same_setting(DataConfig, "allow_links", topic="Run")
     replicas: int | None = setting(
         None,
         "Number of replicas that a global batch of batch_size x gradient_accumulation_steps x "
@@ -45,11 +34,7 @@ class NetworkRunConfig:
         "more micro-batches",
         least=1,
     )
-    max_grad_norm: float | None = setting(
-        None,
-        "Clip gradients so that their joint 2-norm is at most this; default: no clipping",
-        above=0,
-    )
+    max_grad_norm: float | None = same_setting(StepConfig, "max_grad_norm")
     ema_decay: float | None = setting(
         None, "Test an EMA of the weights, with this decay; default: no EMA", least=0, below=1
     )
@@ -159,7 +144,6 @@ def divide_batch(values: Values, processes: int) -> BatchDivision:
     """Returns the division of the flags' global batch.
 
     Args:
-        values: the flags.
         processes: processes, or pipelines of processes, that each compute a share of the batch.
 
     Raises:

@@ -1,10 +1,10 @@
 """Runs of image and language networks: their common part."""
 
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -47,20 +47,39 @@ class NetworkRun(Run):
         return super().frozen(run) | same_batch
 
 
-def join_pipelines(session: Session, training_modes: Sequence[str]) -> Pipelines:
-    """Returns the pipelines that the processes form in the modes of a training."""
-    values, world = session.values, session.world
-    with session.agreed():
-        parts = pipeline_parts(values, world.size, training_modes)
-    return pipelines(world, parts, values["rank_timeout"])
+Opened = TypeVar("Opened", bound=NetworkRun)
+
+
+def run_mode(
+    values: Values,
+    uris: Mapping[str, str],
+    training_modes: Sequence[str],
+    open_run: Callable[[Values, Pipelines], Opened],
+    notices: Callable[[Opened], Iterable[str]],
+    modes: Mapping[str, Callable[[Opened, Session], dict[str, float]]],
+) -> dict[str, float]:
+    """Runs the mode of the flags and returns the summary, on every rank.
+
+    Raises:
+        ValueError, OSError, FloatingPointError: the user's error; the message names it.
+        StoppedError: the training was stopped by a signal.
+    """
+    with Session(values, uris=uris, trains=values["mode"] in training_modes) as session:
+        values, world = session.values, session.world
+        with session.agreed():
+            parts = pipeline_parts(values, world.size, training_modes)
+        divided = pipelines(world, parts, values["rank_timeout"])
+        with session.agreed():
+            run = open_run(values, divided)
+        torch.manual_seed(run.values["seed"] + world.rank)  # of dropout, which ranks draw anew
+        session.watch(run, notices(run))
+        summary = modes[values["mode"]](run, session)
+        session.log.summary(summary)
+    return summary
 
 
 def divide(task: NetworkTask, values: Values, divided: Pipelines, division: BatchDivision) -> None:
-    """Reduces a network to the part of this process, if the processes form pipelines.
-
-    Raises:
-        ValueError: network, flags and number of processes contradict each other.
-    """
+    """Reduces a network to the part of this process, if the processes form pipelines."""
     parts, schedule = divided.parts.size, values["pipeline_schedule"]
     if parts == 1:
         return
@@ -147,10 +166,6 @@ def trainer(
     """Returns the trainer of a network.
 
     Args:
-        run: flags and network.
-        session: log, watchdog and checkpoints.
-        batches: the training set.
-        config: length and reports of the training.
         num_steps: steps of the learning rate's curve.
     """
     values, decay = run.values, run.values["ema_decay"]
@@ -181,9 +196,6 @@ def train(
     """Trains a network that has its first weights, and returns the summary.
 
     Args:
-        run, session: see `trainer`.
-        trainer: the trainer.
-        batches: the training set.
         test: the set to evaluate during training; may be empty.
     """
     values = run.values
@@ -209,9 +221,6 @@ def time_inference(
     A sample's latency is that of its batch, from receiving the batch to having its result.
 
     Args:
-        run: flags and network.
-        log: destination of reports.
-        loader: the batches.
         unit: name of a sample, in the plural.
         with_reading: whether latencies include reading.
     """

@@ -32,7 +32,6 @@ class Copies(NamedTuple):
 
     Attributes:
         values: the flags, with paths at which this node has copies.
-        paths: the copies.
     """
 
     values: Values
@@ -48,7 +47,6 @@ def enter_copies(stack: ExitStack, values: Values, trains: bool, world: World) -
     Args:
         stack: removes the copies as it ends.
         values: the flags, with local paths.
-        trains: whether the command trains.
         world: the ranks, which call it together.
 
     Raises:
@@ -87,18 +85,10 @@ def _enter_copy(
     place: Path,
     world: World,
 ) -> tuple[str | None, Path | None]:
-    """Copies what the first rank finds at `path` to nodes that do not see it.
+    """Copies what the first rank finds at `path` to nodes that do not see it, below `place`.
 
-    Args:
-        stack: removes the copy as it ends.
-        path: a checkpoint, or the directory of a run.
-        held: the first rank's checkpoint there.
-        place: folder for temporary folders.
-        world: the ranks.
-
-    Returns:
-        What this rank is to use as `path`, or None if the first rank finds nothing; the copy of the
-        checkpoint, or None without one.
+    Returns what this rank is to use as `path`, or None if the first rank finds nothing, and the
+    copy of the checkpoint, which `stack` removes, or None without one.
     """
     with ExitStack() as holding:
         inside = None

@@ -32,12 +32,7 @@ class StepProfiler:
     `profile-rank0.png`, is drawn if matplotlib is installed. Other steps are not slowed down.
 
     Args:
-        steps: number of steps to record.
         warmup: earlier steps, at least `LEAST_WARMUP`.
-        folder: folder of trace and picture.
-        rank: rank of this process.
-        device: its device.
-        line: prints a line.
     """
 
     def __init__(
@@ -173,10 +168,6 @@ def _is_shown(event: FunctionEvent) -> bool:
 
 def draw_step(events: Sequence[FunctionEvent], path: Path) -> str | None:
     """Draws the `timeline` of a profile, with a row for each category.
-
-    Args:
-        events: events of the profile.
-        path: the picture to write.
 
     Returns:
         None, or the reason why nothing was drawn.

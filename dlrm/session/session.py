@@ -59,23 +59,17 @@ class Session:
 
     Attributes:
         values: the flags, with the path of the log.
-        world: the processes.
         log: destination of reports.
         dog: detects a rank that hangs.
         checkpoints: directory of a training's checkpoints; None saves nothing.
 
     Args:
-        values: the flags.
-        check: raises errors about the flags of a rank.
         ranks_may_differ: flags that may differ between ranks.
         console: prints the reports; by default one of the form of `--log_format`.
         uris: flags that may be URIs, with their roles; see `dlrm.session.local_paths`.
         trains: whether the command trains.
-        complete: fills in further flags, once there are local paths for all URIs.
-
-    Raises:
-        ValueError, OSError: the user's error; the message names it.
-        OtherRankError: another rank raises one of these.
+        complete: fills in further flags, once there are local paths for all URIs, and raises errors
+            about the flags of a rank.
     """
 
     log: RunLog
@@ -85,12 +79,11 @@ class Session:
     def __init__(
         self,
         values: Values,
-        check: Callable[[Values, World], object] = lambda values, world: None,
         ranks_may_differ: frozenset[str] = frozenset(),
         console: NvidiaConsole | None = None,
         uris: Mapping[str, str] | None = None,
         trains: bool = False,
-        complete: Callable[[Values], Values] = lambda values: values,
+        complete: Callable[[Values, World], Values] = lambda values, world: values,
     ) -> None:
         self._console = console
         set_deterministic(values["deterministic"])
@@ -105,22 +98,15 @@ class Session:
             found, self._copies = enter_copies(self.at_the_end, asked, trains, self.world)
             check_data(found, self.world)
             with self.agreed():
-                self.values = complete(found)
+                self.values = complete(found, self.world)
             places = {name: asked[name] for name in PLACES if name in asked}
-            self._check(check, ranks_may_differ, places)
+            self._check_same(ranks_may_differ, places)
         except BaseException:
             self.at_the_end.__exit__(*sys.exc_info())
             raise
 
-    def _check(
-        self,
-        check: Callable[[Values, World], object],
-        ranks_may_differ: frozenset[str],
-        places: Mapping[str, Any],
-    ) -> None:
+    def _check_same(self, ranks_may_differ: frozenset[str], places: Mapping[str, Any]) -> None:
         values = self.values
-        with self.agreed():
-            check(values, self.world)
         # The caches of nodes, and copies, may have other places.
         named = values_with_uris(values.replaced(places))
         shared = {f"--{k}": v for k, v in named.items() if k not in ranks_may_differ}
@@ -139,12 +125,7 @@ class Session:
         return agreed(self.world, *USER_ERRORS)
 
     def watch(self, run: Run, lines: Iterable[str | Line]) -> None:
-        """Opens the log, the watchdog and the checkpoints of a run, and reports how it begins.
-
-        Args:
-            run: the run.
-            lines: lines about it.
-        """
+        """Opens the log, the watchdog and the checkpoints of a run, and reports how it begins."""
         values, world = run.values, self.world
         with self.agreed():
             if values["profile"] and not run.trains:
@@ -187,8 +168,6 @@ class Session:
         """Trains until the end or until SIGTERM, and returns the summary.
 
         Args:
-            run: the run.
-            trainer: its trainer.
             batches: the arguments of `Trainer.fit`.
         """
         gather(None, self.world)  # all ranks have read what they begin with
@@ -297,12 +276,8 @@ def join(asked: str | None, backend: str, backend_given: bool, timeout: float) -
 
     Args:
         asked: device, or None for CUDA if available.
-        backend: backend for CUDA tensors.
         backend_given: whether the user chose that backend.
         timeout: seconds to wait for the other processes.
-
-    Raises:
-        ValueError, OSError: see `join_world`.
     """
     if launch().size > 1:
         end_with_launcher()
@@ -321,12 +296,7 @@ def held_checkpoint(path: str | None, world: World, newest: bool = False) -> Ite
     The path may be another on each node, as long as all have copies of the same directory.
 
     Args:
-        path: the path, or None.
-        world: the ranks.
         newest: see `find_checkpoint`.
-
-    Raises:
-        FileNotFoundError, ValueError: the checkpoint is missing or damaged.
     """
     with ExitStack() as held:
         inside = None
@@ -360,12 +330,7 @@ def resume(
     """Resumes from the last checkpoint of the trainer's directory, if it has one.
 
     Args:
-        trainer: the trainer to resume.
-        log: destination of the report.
         frozen: configuration of a run -> the part of it that must be unchanged.
-
-    Raises:
-        ValueError: the flags contradict the saved configuration.
     """
     assert trainer.checkpoints is not None
     last = trainer.checkpoints.last()

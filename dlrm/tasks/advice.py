@@ -20,8 +20,6 @@ def advice(
     """Returns a flag to try for each part of a step, if one is left to try.
 
     Args:
-        config: configuration of the run.
-        task: its task.
         can_be_recorded: --cuda_graphs would record the steps.
     """
     model, cuda = task.model.config, task.world.device.startswith("cuda")

@@ -62,9 +62,6 @@ def check_scores(task: Recommendation, datasets: Datasets, name: str, split: str
 
     Args:
         task: the evaluated task, on all ranks.
-        datasets: the dataset's splits.
-        name: name of the dataset.
-        split: the split that was evaluated.
 
     Raises:
         ValueError: on rank 0, naming the first such row.

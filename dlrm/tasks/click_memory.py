@@ -50,13 +50,11 @@ def agree_that_teacher_fits(checkpoint: Path, world: World) -> None:
     """Checks that each process can load the tables of a teacher; all call it together.
 
     Args:
-        checkpoint: the teacher's.
         world: the processes, which have made their own tables.
 
     Raises:
         ValueError: too little memory is free; the message has the numbers.
         FileNotFoundError: the checkpoint is incomplete.
-        OtherRankError: another rank raises one of these.
     """
     if world.device == "cpu":
         memory, place = host_memory(), machine()
@@ -87,10 +85,7 @@ def table_store(
     """Returns the stores for rows that are not in memory, or None if all are.
 
     Args:
-        config: memory limit and location of the store.
-        architecture: architecture of the model.
         optimizers: optimizers of the training; None without a training.
-        world: the processes.
         placement: placement of the tables; None follows `architecture`.
         checkpoints: directory of the run's checkpoints, or None.
         read: datasets whose batches must fit in the memory; without `optimizers` only the test

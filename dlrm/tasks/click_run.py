@@ -83,7 +83,6 @@ class ClickRun(Run):
     """A DLRM, its data and its training; see `Run`.
 
     Attributes:
-        config: the configuration.
         whole: the dataset as a single process would read it.
         notes: lines about the dataset, its numerical fields and the source of the architecture.
         evicted: rows of tables that begin anew in the continued run, by the table's number.
@@ -114,16 +113,11 @@ class ClickRun(Run):
 
         Args:
             values: all settings of `CLICK_CONFIGS`.
-            world: the processes.
             checkpoint: checkpoint of `--load_checkpoint_path` or `--continue_from`, which is in
                 use during the run.
             mode: "train", "test" or "inference_benchmark".
             resumable: other settings in `values` that a resumed run may change.
             fixed: settings that the caller cannot change where memory is short.
-
-        Raises:
-            ValueError, OSError: the user's error; the message names it.
-            OtherRankError: another rank raises one of these.
         """
         return _Opening(values, world, checkpoint, mode, resumable, fixed).run()
 
@@ -183,7 +177,6 @@ class ClickRun(Run):
         Raises:
             ValueError, OSError: the checkpoint is damaged, too large for the memory, or of a model
                 with another transform or other fields; it is named.
-            OtherRankError: another rank raises one of these.
         """
         values, train, data = self.values, self.whole.train, self.config.data
         agree_that_teacher_fits(checkpoint, self.world)
@@ -234,11 +227,7 @@ class ClickRun(Run):
         )
 
     def trainer_arguments(self, train: ClickDataset) -> dict[str, Any]:
-        """Returns the arguments of a `Trainer` besides its reports and checkpoints.
-
-        Args:
-            train: the training rows.
-        """
+        """Returns the arguments of a `Trainer` besides its reports and checkpoints."""
         config, task = self.config, self.task
         one_look_up = train.one_id_each and config.train.gradient_accumulation_steps == 1
         num_steps = config.train.num_steps(len(train))
@@ -271,7 +260,6 @@ class ClickRun(Run):
 
         Raises:
             ValueError, OSError: the checkpoint is damaged, or of another model; it is named.
-            OtherRankError: another rank raises one of these.
         """
         assert self.continued is not None
         assert self.checkpoint is not None
@@ -339,9 +327,9 @@ class _Opening:
             self.resumed = known_checkpoint(self.values, None)
             self.known = self.resumed or checkpoint
             self.continued = self._continued() if self.trains else None
-            # Not if the run only resumes, and has gone on already.
-            self.goes_on = self.continued is not None and self.resumed is None
-            if self.goes_on:
+            # Not if the run only resumes, after it had begun to continue another.
+            self.begins = self.continued is not None and self.resumed is None
+            if self.begins:
                 self._choose_learning_rate()
 
     def run(self) -> ClickRun:
@@ -350,7 +338,7 @@ class _Opening:
             self._check_numericals(whole)
             fitted = fitted_directory(self.config.data)
             found = [*self._compared(fitted)]
-            if self.goes_on:
+            if self.begins:
                 assert self.known is not None
                 check_sizes(self.known, whole.train, str(self.values["dataset"]))
             asked, self.values = (
@@ -397,6 +385,7 @@ class _Opening:
         changed = [f"{n} {self.values[n]}" for n in ARCHITECTURE if self.values[n] != asked[n]]
         if changed:
             notes.append(f"architecture from {self.known}: {', '.join(changed)}")
+        length = {"epochs", "max_steps"} if self.config.schedule.knows_the_run else set()
         return ClickRun(
             values=self.values,
             world=world,
@@ -404,7 +393,7 @@ class _Opening:
             trains=self.trains,
             checkpoint=self.checkpoint,
             dataset=told_by,
-            may_change=self._may_change(),
+            may_change=frozenset(self.resumable - length),
             transform=transform if transform and transform.is_dir() else None,
             continued=self.continued,
             tensors=days,
@@ -445,8 +434,8 @@ class _Opening:
             if self.world.rank == 0:
                 assert self.known is not None
                 today, sizes = self.continued["day"], architecture.embedding_rows
-                known = Days.load(self.known, sizes, today - self.goes_on)
-                if self.goes_on:
+                known = Days.load(self.known, sizes, today - self.begins)
+                if self.begins:
                     evicted = known.unseen(today, most)
                     known = known.after(today, whole.train, evicted)
                 days = {DAYS: known.tensors()}
@@ -485,7 +474,7 @@ class _Opening:
             yield check_extends(earlier, fitted, layout.KIND)  # type: ignore[arg-type]
         if self.known is None:
             return
-        if self.goes_on and fitted and not allowed:
+        if self.begins and fitted and not allowed:
             yield check_extends(self.known, fitted)
             return
         yield compare_transforms(
@@ -589,11 +578,6 @@ class _Opening:
         if asked != AUTO_PRODUCTS:
             model.products = asked
         self.values = Values({**self.values, "mlp_products": model.products}, self.values.given)
-
-    def _may_change(self) -> frozenset[str]:
-        """Returns the settings that a resumed run may change; its length if no rate needs it."""
-        length = {"epochs", "max_steps"} if self.config.schedule.knows_the_run else set()
-        return frozenset(self.resumable - length)
 
 
 def _said(checkpoint: Path | None, name: str, here: tuple[Any, ...] | None) -> Any:

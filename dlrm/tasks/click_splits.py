@@ -44,7 +44,6 @@ def set_aside_note(datasets: Datasets, keeps_best: bool) -> str | None:
     """Returns a line about rows that are set aside, or None if there are none.
 
     Args:
-        datasets: the splits.
         keeps_best: whether the best weights are kept; otherwise the last ones are the result.
     """
     if datasets.set_aside is None:

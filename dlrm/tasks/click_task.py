@@ -199,10 +199,7 @@ def _first_unscored(
 ) -> tuple[int, float] | None:
     """Returns the first row of all ranks whose score is NaN or infinite, and the score.
 
-    Args:
-        logits: logits of this rank's part of each batch.
-        rows: the first row of each part, among all rows.
-        world: the ranks, all of which return the same.
+    `rows` are the first rows, among all, of the parts of batches whose `logits` this rank has.
     """
     own = None
     if not torch.cat(list(logits)).isfinite().all():

@@ -26,11 +26,7 @@ CLICK_EXECUTIONS = ("eager", "graph", "lazy")
 
 @dataclass(frozen=True)
 class StepConfig:
-    """The computation of a DLRM's steps and tests; field names are those of the flags.
-
-    Raises:
-        ValueError: values do not fit together; the message names flag and value.
-    """
+    """The computation of a DLRM's steps and tests; field names are those of the flags."""
 
     execution: str = setting(
         "eager",
@@ -180,9 +176,6 @@ class ClickConfig:
         step: computation of the steps and tests.
         tables: location of the rows that are not in memory.
         distill: teacher of the training.
-
-    Raises:
-        ValueError: values do not fit together; the message names flag and value.
     """
 
     data: DataConfig
@@ -236,9 +229,6 @@ class ClickConfig:
         Args:
             values: all settings of `CLICK_CONFIGS`.
             data: other values of `DataConfig`.
-
-        Raises:
-            ValueError: settings are impossible or contradict each other; the message names them.
         """
         check_schedule(values["schedule"], values.given)
         _check_distill(values)

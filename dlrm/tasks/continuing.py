@@ -37,9 +37,6 @@ def with_carried(values: Values) -> Values:
     """Returns settings with those of the run that is continued for the ones that are not given.
 
     A run that has been interrupted and is resumed has those of its own checkpoint.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no checkpoint, or it is damaged.
     """
     if values.get("mode", "train") != "train":
         return values
@@ -121,7 +118,6 @@ def learning_rate_mode(asked: str | None, schedule: ScheduleConfig, step: int) -
 
     Args:
         asked: the mode that the user asked for, or None.
-        schedule: the schedule.
         step: last step of the run that is continued.
 
     Raises:
@@ -158,11 +154,7 @@ class Days:
 
     @classmethod
     def load(cls, checkpoint: Path, table_sizes: Sequence[int], day: int) -> "Days":
-        """Returns the days in a checkpoint; rows without one were seen on its own `day`.
-
-        Raises:
-            ValueError: the file is damaged.
-        """
+        """Returns the days in a checkpoint; rows without one were seen on its own `day`."""
         path = checkpoint / DAYS
         stored = read_tensors(path) if path.is_file() else {}
         seen, evicted = [], []
@@ -194,8 +186,6 @@ class Days:
         """Returns the days after a training on rows.
 
         Args:
-            today: the day.
-            data: the training rows.
             evicted: rows that have begun anew today.
         """
         own = data.dataset if isinstance(data, Replayed) else data

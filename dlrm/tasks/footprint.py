@@ -45,7 +45,6 @@ def agree_that_tables_fit(
     """Checks the memory of every process's device, if known; all processes call it together.
 
     Args:
-        workload: the run.
         world: the processes, none of which has made a table yet.
         host: memory of this process's machine; None if unknown.
         fixed: settings not to propose, see `alternatives`.
@@ -54,7 +53,6 @@ def agree_that_tables_fit(
     Raises:
         ValueError: too little is free for the tables of a process; the message has the numbers and
             proposes what would fit.
-        OtherRankError: another rank raises it.
     """
     device = host
     if world.device != "cpu":
@@ -121,7 +119,6 @@ def alternatives(
     They leave a tenth of the free memory to the rest of the model and to a batch's activations.
 
     Args:
-        workload: the run, which does not fit.
         devices: memory of each process's device.
         hosts: memory of each process's machine.
         fixed: settings to keep, among "embedding_dim", "embedding_optimizer", "max_table_size",

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from dlrm.distributed import World
 from dlrm.distributed.pipeline import Pipeline
-from dlrm.train.config import PrecisionConfig
+from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.evaluation import evaluation_mode
-from dlrm.train.execution import ExecutionConfig, executable, keep_only, partition, recompute
+from dlrm.train.execution import executable, keep_only, partition, recompute
 from dlrm.train.log import Loader
 from dlrm.train.optim.network_optimizers import NetworkOptimizerConfig, network_optimizer
 from dlrm.train.precision import LossScaler, autocast, cast_weights, loss_scaler
@@ -27,8 +27,6 @@ class NetworkTask:
     Args:
         model: the network; `model.stages()` names the stages that it runs in sequence, and
             `model.run` runs some of them.
-        precision: precision of weights and layers.
-        execution: execution of the network.
         world: the processes that each compute a share of a batch.
 
     Attributes:
@@ -36,14 +34,15 @@ class NetworkTask:
         pipeline: this process's part of the network, once it is divided; None: it runs all of it.
     """
 
+    metric: str
     loss_metric = "loss"
 
     def __init__(
         self,
         model: nn.Module,
-        precision: PrecisionConfig,
-        execution: ExecutionConfig,
-        world: World,
+        precision: PrecisionConfig = PrecisionConfig(),
+        execution: ExecutionConfig = ExecutionConfig(),
+        world: World = World(),
     ):
         self.world, self.precision = world, precision
         self.model = model.to(world.device)
@@ -142,6 +141,10 @@ class NetworkTask:
     def optimizers(self, config: NetworkOptimizerConfig) -> list[torch.optim.Optimizer]:
         """Returns the network's optimizer."""
         return [network_optimizer(config, self.model)]
+
+    def evaluate(self, loader: Loader) -> dict[str, float]:
+        """Returns the metrics of a data set; see `Task.evaluate`."""
+        raise NotImplementedError
 
     @contextmanager
     def _tested(self, loader: Loader) -> Iterator[Iterator[Any]]:

@@ -27,17 +27,14 @@ def fit_edges(
     first `ROWS` training rows. All processes receive the edges of the first one.
 
     Args:
-        model: the model.
         train: the training rows, whole in each process.
         transform: folder of the dataset's fitted transform, or None.
-        world: the processes.
 
     Returns:
         A line about fields with a single value, and therefore no bins; None if there are none.
 
     Raises:
         ValueError: a file of the dataset is damaged; the message names it.
-        OtherRankError: another process raises it.
     """
     if not isinstance(embedding := model.numerical_embedding, Binned):
         return None

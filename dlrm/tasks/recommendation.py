@@ -35,10 +35,8 @@ class ClickLoader:
     """The batches of a data set on a device, in order or shuffled anew every epoch.
 
     Args:
-        dataset: the data set.
         device: destination of the batches.
         shuffle: take whole batches in random order.
-        seed: seed of that order.
         slots: assigns slots to the rows of batches if the tables are in a store; None keeps ids.
         source: reads the batches in place of `dataset`, with other labels.
     """
@@ -74,12 +72,7 @@ class ClickLoader:
 
 
 class LookedUpAhead:
-    """Batches that are looked up while the previous batch is computed.
-
-    Args:
-        loader: the batches.
-        task: the task that looks them up.
-    """
+    """Batches that are looked up while the previous batch is computed."""
 
     def __init__(self, loader: ClickLoader, task: "Recommendation"):
         self._loader, self._task, self.num_samples = loader, task, loader.num_samples
@@ -106,16 +99,10 @@ class Recommendation(ClickTask):
     """A DLRM to train on clicks.
 
     Args:
-        config: the architecture.
-        world: the processes that train together.
-        dtype: dtype in which the MLPs and the interaction compute.
-        seed: seed of the initial weights.
-        auc_on_cpu: collect scores in host memory instead of on the device.
-        optimized_mlp: run `ops.mlp` instead of the MLPs' layers one by one.
         recorder: records `infer` and replays it from then on; None does not.
         execution: execution of the MLPs and the interaction, one of `MODULE_EXECUTIONS`.
-        has_clicks: labels are 0 or 1; otherwise they are fractions, evaluated by log loss only.
-        placement, store: see `DLRM`.
+        dtype, optimized_mlp, placement, store: see `DLRM`.
+        auc_on_cpu, has_clicks: see `ClickTask`.
     """
 
     model: DLRM
@@ -261,7 +248,6 @@ class Recommendation(ClickTask):
         If rows must be up to date before they are looked up, `loss` ensures it from now on.
 
         Args:
-            config: kinds of optimizers.
             one_look_up: every step's gradient is that of one look-up of one id per sample and
                 table: samples have no bags, and batches are not split into micro-batches. A GPU
                 then updates small joint tables faster.

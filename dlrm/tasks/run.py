@@ -28,8 +28,6 @@ class Run:
 
     Attributes:
         values: the settings, with a checkpoint's architecture and other replaced defaults.
-        world: the processes.
-        task: the network.
         trains: whether the mode is a training.
         checkpoint: checkpoint of `--load_checkpoint_path`, or None.
         dataset: facts of the dataset that must be equal on all ranks, and in a resumed run.

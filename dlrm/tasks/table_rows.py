@@ -39,9 +39,7 @@ def grow_tables(
     New rows have initial values that depend on seed, table and row alone, and optimizer state 0.
 
     Args:
-        saved: the checkpoint, of ours.
         table_sizes: rows of each field's table, at least as many as it has.
-        directory: directory of the copy.
         dataset: the dataset whose dictionaries have the ids of the new rows. The copy gets its
             transform instead of the checkpoint's.
 
@@ -85,9 +83,7 @@ def evict_rows(
     They have the initial values of a new table of the same size, and optimizer state 0.
 
     Args:
-        saved: the checkpoint, of ours.
         rows: rows of each table, by its number.
-        directory: directory of the copy.
 
     Raises:
         ValueError: a row or table does not exist, or the rows are in a store.
@@ -125,12 +121,8 @@ def changed_rows(
     Values and optimizer state are those of `grow_tables` and `evict_rows`; nothing is written.
 
     Args:
-        saved: the checkpoint.
         table_sizes: rows of each table, at least as many as it has.
         evicted: rows of each table that begin anew, ascending, by the table's number.
-
-    Raises:
-        ValueError: see `grow_tables`.
     """
     _check_growth(saved, table_sizes)
     tables, state = [], []

@@ -37,11 +37,7 @@ def norm_layers(norm: str, groups: int, eps: float, momentum: float) -> Callable
 
 
 def variant_of(model: str, variants: Mapping[str, VariantT]) -> VariantT:
-    """Returns the variant of a network that `--model` names.
-
-    Raises:
-        ValueError: there is no such variant.
-    """
+    """Returns the variant of a network that `--model` names."""
     if model not in variants:
         raise ValueError(f"--model: expected one of {', '.join(variants)}, got {model!r}")
     return variants[model]
@@ -77,9 +73,7 @@ class StagedNetwork(nn.Module):
         """Returns the output of consecutive stages.
 
         Args:
-            stages: consecutive ones of `stages`.
             hidden: the output of the previous stage; None if there is none.
-            images: input of the first stage.
         """
         values = images if hidden is None else hidden
         assert values is not None

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dlrm.distributed import Pipelines
@@ -43,24 +42,9 @@ _LOADED_BYTES = 1 << 30  # of prefetched batches
 
 
 def run(values: Values) -> dict[str, float]:
-    """Runs the mode of the flags and returns the summary, on every rank.
-
-    Raises:
-        ValueError, OSError, FloatingPointError: the user's error; the message names it.
-        OtherRankError: another rank raises one of these.
-        StoppedError: the training was stopped by a signal.
-    """
-    trains = values["mode"] in TRAINING
-    with Session(values, uris=cnn_flags.FLAGS.uris, trains=trains) as session:
-        divided = network_run.join_pipelines(session, TRAINING)
-        with session.agreed():
-            image_run = _open(session.values, divided)
-        # Ranks drop out different activations.
-        torch.manual_seed(image_run.values["seed"] + session.world.rank)
-        session.watch(image_run, _notices(image_run))
-        summary = _MODES[values["mode"]](image_run, session)
-        session.log.summary(summary)
-    return summary
+    """Runs the mode of the flags and returns the summary; see `network_run.run_mode`."""
+    uris = cnn_flags.FLAGS.uris
+    return network_run.run_mode(values, uris, TRAINING, _open, _notices, _MODES)
 
 
 def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
@@ -88,11 +72,11 @@ def _open(values: Values, pipelines: Pipelines) -> NetworkRun:
         values.config(NetworkConfig),
         values.config(Augmentation),
         values.config(ImageLossConfig),
-        values.config(PrecisionConfig),
-        values.config(ExecutionConfig),
-        pipelines.replicas,
-        values["seed"],
-        values["channels_last"],
+        precision=values.config(PrecisionConfig),
+        execution=values.config(ExecutionConfig),
+        world=pipelines.replicas,
+        seed=values["seed"],
+        channels_last=values["channels_last"],
     )
     if values["init_checkpoint"]:
         load_weights(task.model, values["init_checkpoint"], ("fc.", "classifier."))
@@ -244,9 +228,8 @@ def _validate(run: NetworkRun, session: Session) -> dict[str, float]:
     if values["data"] == "dataset":
         facts["dataset"] = crc32(Path(values["dataset"], MANIFEST))
     tested_on = name_of(values["dataset"] or values["data"], facts)
-    return validate_all(
-        run.task, test, values["restore_path"], results, run.world, session.log, tested_on
-    ).summary()
+    best = validate_all(run.task, test, values["restore_path"], results, session.log, tested_on)
+    return best.summary()
 
 
 def _benchmark_inference(run: NetworkRun, session: Session) -> dict[str, float]:

@@ -104,11 +104,7 @@ class NetworkConfig:
 
 @dataclass(frozen=True)
 class ImageLossConfig:
-    """The loss of an image network; field names are those of the command line's flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """The loss of an image network; field names are those of the command line's flags."""
 
     label_smoothing: float = setting(
         0.0,
@@ -138,11 +134,7 @@ class ImageLossConfig:
 
 @dataclass(frozen=True)
 class AugmentationConfig:
-    """The inputs made of images; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """The inputs made of images; field names are those of the flags."""
 
     image_size: int = setting(
         224, "Height and width of the network's input, in pixels", architecture=True, least=1

@@ -47,10 +47,8 @@ class EfficientNet(StagedNetwork):
     Args:
         model: a key of `VARIANTS`.
         num_classes: logits of an image.
-        norm: "batch" or "group".
         groups: number of groups of group normalization; a divisor of all widths, such as 4 or 8.
         norm_eps: added to the variances; 1e-5 in timm's `efficientnet_*`.
-        norm_momentum: weight of the newest batch in batch normalization's running averages.
         group_dim: channels per group of the spatial convolutions; 1 is depthwise. An inner width w
             has max(w // group_dim, 1) groups, which must divide it.
         expand_ratio: ratio of the inner width to the input's; 1 in the first stage.
@@ -59,10 +57,6 @@ class EfficientNet(StagedNetwork):
             the block's index from 0 (Huang et al., 2016).
         width: factor of all channels, which are then rounded to multiples of 8; None: the
             variant's, 1.0 or 1.4.
-        seed: seed of the initial weights.
-
-    Raises:
-        ValueError: a value is impossible; the message names the flag.
     """
 
     def __init__(

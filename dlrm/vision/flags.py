@@ -102,11 +102,7 @@ ARCHITECTURE = architecture_of(NetworkConfig, AugmentationConfig)
 
 
 def parse(arguments: list[str]) -> Values:
-    """Returns the flags of a command line; `resolved` adds those of a recipe.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """Returns the flags of a command line; `resolved` adds those of a recipe."""
     values = FLAGS.parse(arguments)
     made_up = "generated" if values["mode"].startswith("benchmark") else None
     return values.filled({"data": "dataset" if values["dataset"] else made_up})

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Generator
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -86,7 +86,6 @@ class ImageDataset:
     """One split of a dataset that `dlrm.preproc.prepare_images` wrote, memory-mapped.
 
     Args:
-        directory: the dataset.
         split: "train", "test" or "validation".
         verify_data: whether and when to compare files with their checksums; see `Verifier`.
         allow_links: whether files may be symbolic links out of the directory.
@@ -131,11 +130,7 @@ class ImageDataset:
         self._labels = np.concatenate(labels)
 
     def read(self, rows: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Returns images and labels; see `ImageSource.read`.
-
-        Raises:
-            ValueError: a file is damaged; the message names it.
-        """
+        """Returns images and labels; see `ImageSource.read`."""
         images = np.empty((len(rows), image_layout.CHANNELS, self.size, self.size), np.uint8)
         shards = np.searchsorted(self._starts, rows, side="right") - 1
         for place, (shard, row) in enumerate(zip(shards, rows - self._starts[shards], strict=True)):
@@ -151,10 +146,8 @@ class GeneratedImages:
     The values are normal with mean 127 and deviation 60, within [0, 255].
 
     Args:
-        num_samples: number of rows to generate.
         size: height and width.
         num_classes: labels are in [0, num_classes).
-        seed: seed of the image and labels.
     """
 
     def __init__(
@@ -180,37 +173,16 @@ class ImageLoader(RowLoader[ImageBatch]):
     arguments, the epoch and its index.
 
     Args:
-        source: images to read.
-        batch_size: rows of a global batch.
-        shuffle: whether each epoch takes the images in a new order.
-        drop_last: leave out the last batch of an epoch if it has fewer rows.
         num_partners: see `ImageBatch`; use `Augmentation.num_partners`.
-        seed: seed of order and augmentation.
-        world: determines this process's rows, and the device of the batches.
-        depth: number of batches to prefetch.
-
-    Attributes:
-        num_samples: images of an epoch, all ranks together.
-
-    Raises:
-        ValueError: there is less than one batch; the message has the sizes.
+        order: see `RowLoader`, also for errors.
     """
 
     row = "image"
 
     def __init__(
-        self,
-        source: ImageSource,
-        batch_size: int,
-        *,
-        shuffle: bool = False,
-        drop_last: bool = False,
-        num_partners: int = 0,
-        seed: int = 0,
-        world: World = World(),
-        depth: int = 4,
+        self, source: ImageSource, batch_size: int, *, num_partners: int = 0, **order: Any
     ) -> None:
-        super().__init__(source.num_samples, batch_size, shuffle, drop_last, seed, world, depth)
+        super().__init__(source.num_samples, batch_size, **order)
         self.source, self._num_partners = source, num_partners
 
     def epoch(self, epoch: int) -> "Epoch":
@@ -253,10 +225,8 @@ class SyntheticImages:
 
     Args:
         num_samples: images of an epoch, all ranks together; a last incomplete batch is left out.
-        batch_size: rows of a global batch.
         size: height and width.
         num_classes: labels are in [0, num_classes).
-        seed: seed of images and labels.
         world: determines this process's rows, and the device.
     """
 

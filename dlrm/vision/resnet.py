@@ -40,17 +40,10 @@ class ResNet(StagedNetwork):
     Args:
         model: a key of `VARIANTS`.
         num_classes: logits of an image.
-        norm: "batch" or "group".
         groups: number of groups of group normalization; a divisor of 64.
-        norm_eps: added to the variances.
-        norm_momentum: weight of the newest batch in batch normalization's running averages.
         zero_init_residual: initialize the last norm of each block with 0, so that each block starts
             as the identity.
         depths: blocks of each of the four stages; None: the variant's.
-        seed: seed of the initial weights.
-
-    Raises:
-        ValueError: a value is impossible; the message names the flag.
     """
 
     def __init__(

@@ -1,12 +1,13 @@
 """Image classification: a ResNet or EfficientNet, cross-entropy, top-1 and top-5."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dlrm.distributed import World, all_sum
+from dlrm.distributed import all_sum
 from dlrm.tasks.network_task import Judge, NetworkTask
-from dlrm.train.config import ExecutionConfig, PrecisionConfig
 from dlrm.train.log import Loader
 from dlrm.vision.augmentation import Augmentation
 from dlrm.vision.config import MODELS as MODELS, ImageLossConfig, NetworkConfig
@@ -17,14 +18,10 @@ class ImageClassification(NetworkTask):
     """An image network to train.
 
     Args:
-        network: the architecture.
         augmentation: conversion of stored images to inputs.
         loss: training loss of the logits; tests use plain cross-entropy.
-        precision: precision of weights and layers.
-        execution: execution of the network.
-        world: the processes that train together.
-        seed: seed of the initial weights.
         channels_last: store a pixel's channels together in memory.
+        others: see `NetworkTask`.
     """
 
     metric = "top1"
@@ -34,17 +31,16 @@ class ImageClassification(NetworkTask):
         network: NetworkConfig,
         augmentation: Augmentation = Augmentation(),
         loss: ImageLossConfig = ImageLossConfig(),
-        precision: PrecisionConfig = PrecisionConfig(),
-        execution: ExecutionConfig = ExecutionConfig(),
-        world: World = World(),
+        *,
         seed: int = 0,
         channels_last: bool = False,
+        **others: Any,
     ):
         self.augmentation, self._loss = augmentation, loss
         self._format = torch.channels_last if channels_last else torch.contiguous_format
         model = network.build(seed)
         model.to(memory_format=self._format)  # type: ignore[call-overload]
-        super().__init__(model, precision, execution, world)
+        super().__init__(model, **others)
 
     def predict(self, batch: ImageBatch) -> Tensor:
         """Returns the logits of this process's samples, float32 `[samples, num_classes]`."""

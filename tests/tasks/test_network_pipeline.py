@@ -62,9 +62,9 @@ def images(kind, world, precision=PrecisionConfig(), execution=ExecutionConfig()
         network,
         Augmentation(image_size=SIZE, mixup_alpha=0.2, cutmix_lambda=0.85),
         ImageLossConfig(0.1),
-        precision,
-        execution,
-        world,
+        precision=precision,
+        execution=execution,
+        world=world,
         channels_last=True,
     )
 

@@ -15,11 +15,7 @@ NUM_SPECIAL = 3  # [CLS] A [SEP] B [SEP]
 
 @dataclass(frozen=True)
 class RowConfig:
-    """The lengths, shares and seed of rows; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """The lengths, shares and seed of rows; field names are those of the flags."""
 
     max_seq_length: int = setting(128, "tokens per row", least=8, most=MAX_LENGTH)
     max_predictions_per_seq: int = setting(
@@ -55,11 +51,7 @@ class VocabularyConfig:
 
 @dataclass(frozen=True)
 class PretrainingTextConfig(VocabularyConfig, RowConfig):
-    """The options of a dataset made from raw text; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """The options of a dataset made from raw text; field names are those of the flags."""
 
     dupe_factor: int = setting(
         5, "number of times that each document is cut and masked, each time differently", least=1

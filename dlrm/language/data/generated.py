@@ -22,9 +22,6 @@ class GeneratedText:
         num_labels: labels of "pairs" are in [0, num_labels).
         seed: seed of all random numbers.
         lengths: "full" rows without padding, or "random" ones of at least 8 tokens.
-
-    Raises:
-        ValueError: a value is impossible; the message names it.
     """
 
     def __init__(

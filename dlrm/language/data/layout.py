@@ -73,36 +73,16 @@ def write_shard(
 
 
 def write_text_manifest(
-    directory: Path,
-    rows: list[int],
-    *,
-    max_seq_length: int,
-    max_predictions: int,
-    vocab_size: int,
-    checksums: dict[str, str] | None = None,
-    **facts: Any,
+    directory: Path, rows: list[int], checksums: dict[str, str] | None = None, **facts: Any
 ) -> None:
     """Writes the manifest, last of all files.
 
     Args:
-        directory: directory of the shards.
         rows: rows of each shard.
-        max_seq_length: tokens of a row.
-        max_predictions: maximum masked tokens of a row.
-        vocab_size: ids are less.
         checksums: results of `write_shard`.
-        facts: further entries.
+        facts: `max_seq_length` and `max_predictions` of a row, `vocab_size`, and further entries.
     """
-    write_manifest(
-        directory,
-        KIND,
-        checksums,
-        rows=rows,
-        max_seq_length=max_seq_length,
-        max_predictions=max_predictions,
-        vocab_size=vocab_size,
-        **facts,
-    )
+    write_manifest(directory, KIND, checksums, rows=rows, **facts)
 
 
 def read_text_manifest(directory: Path, allow_links: bool = False) -> dict[str, Any]:
@@ -144,11 +124,7 @@ class Shard(NamedTuple):
     checked: Checked | None = None
 
     def read(self, rows: np.ndarray) -> np.ndarray:
-        """Returns the tokens of rows.
-
-        Raises:
-            ValueError: the file is damaged; the message names it.
-        """
+        """Returns the tokens of rows."""
         if self.checked:
             self.checked.touch_rows(rows, self.tokens.strides[0])
         return self.tokens[rows]
@@ -160,8 +136,6 @@ def open_shards(
     """Returns the manifest of a dataset, and its shards.
 
     Args:
-        directory: the dataset.
-        verifier: verifier of its files.
         allow_links: whether they may be symbolic links out of the directory.
 
     Raises:

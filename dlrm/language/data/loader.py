@@ -1,7 +1,7 @@
 """Token sequences for language models: batches, and the loader that trims their padding."""
 
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -100,10 +100,6 @@ class TextLoader(RowLoader[TextBatch]):
     arguments, the epoch and its index.
 
     Args:
-        source: rows to read.
-        batch_size: rows of a global batch.
-        shuffle: whether each epoch takes the rows in a new order.
-        drop_last: leave out the last batch of an epoch if it has fewer rows.
         window: number of batches within which rows are sorted by length, for less padding. Rows
             within a batch are in random order. 0: no sorting.
         cut: trim batches to their longest row; otherwise all have the source's length, as graphs
@@ -111,15 +107,7 @@ class TextLoader(RowLoader[TextBatch]):
         parts: number of micro-batches that a process's rows will be split into. If batches are
             trimmed, these rows are sorted by length, so that each micro-batch is trimmed to its own
             longest row.
-        seed: seed of the order.
-        world: determines this process's rows, and the device of the batches.
-        depth: number of batches to prefetch.
-
-    Attributes:
-        num_samples: rows of an epoch, all ranks together.
-
-    Raises:
-        ValueError: there is less than one batch; the message has the sizes.
+        order: see `RowLoader`, also for errors.
     """
 
     def __init__(
@@ -127,16 +115,12 @@ class TextLoader(RowLoader[TextBatch]):
         source: TextSource,
         batch_size: int,
         *,
-        shuffle: bool = False,
-        drop_last: bool = False,
         window: int = 0,
         cut: bool = True,
         parts: int = 1,
-        seed: int = 0,
-        world: World = World(),
-        depth: int = 4,
+        **order: Any,
     ) -> None:
-        super().__init__(source.num_samples, batch_size, shuffle, drop_last, seed, world, depth)
+        super().__init__(source.num_samples, batch_size, **order)
         if window < 0:
             raise ValueError(f"window: expected 0 or more batches, got {window}")
         if parts < 1:

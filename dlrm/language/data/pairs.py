@@ -76,7 +76,6 @@ class SentencePairs:
 
     Args:
         path: the file; see `read_pairs`, whose errors are raised as well.
-        tokenizer: tokenizer of the sentences.
         max_seq_length: tokens of a row.
 
     Attributes:

@@ -39,8 +39,6 @@ class Question(NamedTuple):
     """A question, its paragraph, and the answers that people gave.
 
     Attributes:
-        id: its unique name.
-        question: its text.
         context: the paragraph; questions about the same one share the string.
         answers: answers of people; none if unknown.
         place: its location in the file, for errors.
@@ -57,7 +55,6 @@ def read_squad(path: str | Path, with_answers: bool = True) -> list[Question]:
     """Returns the questions of a file in SQuAD's JSON format.
 
     Args:
-        path: the file.
         with_answers: whether each must have an answer.
 
     Raises:
@@ -135,15 +132,12 @@ class SquadFeatures:
     the window's row; 0 and 0 if the window does not contain all of it.
 
     Args:
-        questions: result of `read_squad`.
-        tokenizer: tokenizer of the texts.
         max_seq_length: tokens of a row.
         doc_stride: tokens between the starts of two windows of a context.
         max_query_length: maximum tokens of a question; the rest is cut off.
         training: whether to compute spans.
 
     Attributes:
-        questions: the questions.
         question_of_window: index of each window's question, ascending, `[windows]`.
         first_places: index of the first token of the context in each row, `[windows]`.
         window_starts: token of its context that each window begins with, `[windows]`.
@@ -296,7 +290,6 @@ def predict_answers(
     most 30 tokens. The pair with the greatest sum is the answer; without a pair the answer is "".
 
     Args:
-        features: the windows.
         start_logits: logits of every token of every window, `[windows, length]`; those after a
             window's own tokens are ignored.
         end_logits: the same for ends.

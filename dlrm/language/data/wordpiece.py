@@ -157,7 +157,6 @@ def load_tokenizer(
     """Returns the tokenizer of a vocabulary file: one token a line, UTF-8.
 
     Args:
-        vocab_file: the file.
         lower_case: convert text to lower case and strip accents.
         vocab_size: number of the model's ids, to be checked; None checks nothing.
         max_word_chars: longer words are [UNK]; 200 in Google's program, 100 in transformers.

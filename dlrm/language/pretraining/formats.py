@@ -304,11 +304,7 @@ def _check_popart(block: _Popart, wrong: np.ndarray, path: Path, rows: np.ndarra
 
 
 def write_hdf5(path: Path, blocks: Iterable[TextRows]) -> None:
-    """Writes rows with the fields, dtypes and compression of NVIDIA's files.
-
-    Raises:
-        ValueError: h5py is not installed.
-    """
+    """Writes rows with the fields, dtypes and compression of NVIDIA's files."""
     dtypes = dict(zip(HDF5_FIELDS, ("i4", "i1", "i1", "i4", "i4", "i1"), strict=True))
     with _h5py().File(path, "w") as file:
         for rows in blocks:

@@ -25,7 +25,6 @@ class Sentences(NamedTuple):
     """Some consecutive sentences.
 
     Attributes:
-        texts: the sentences.
         documents: number of each sentence's document, ascending.
         bytes_read: bytes of the files read so far.
     """

@@ -53,7 +53,6 @@ def segment_pairs(
         first: the first document to cut.
         last: the document after the last one to cut.
         repetition: number from 0; each cuts the documents differently.
-        config: lengths and seed.
 
     Returns:
         Start and end of A and of B in the tokens, and whether B is from another document, `[pairs,
@@ -134,7 +133,6 @@ def make_rows(
     """Fills rows with pairs and masks their tokens.
 
     Args:
-        tokens: tokens of all documents.
         pairs: results of `segment_pairs`, in any order.
         tokenizer: source of special tokens and of random ones.
         config: lengths, shares and seed.

@@ -77,7 +77,6 @@ def write_shards(
     """Writes a dataset of pre-training rows, which appears when it is complete.
 
     Args:
-        config: the options.
         source: a text file, a directory of files, or several of these.
         output: the directory; an earlier dataset there is replaced.
         on_progress: called with a stage, the amount done and the total: "tokenize" and bytes, "cut"

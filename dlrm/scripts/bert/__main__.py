@@ -8,22 +8,19 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
-from dlrm.command_line import importing
-from dlrm.flags import Values
+from dlrm.command_line import later
 from dlrm.language import flags
 from dlrm.scripts.common.training_command import run_training
 
 
 def main(arguments: list[str]) -> None:
     """Runs a command line and ends the process."""
-    run_training(arguments, flags.parse, lambda: f"{__doc__}\n{flags.help_text()}", _run)
-
-
-def _run(values: Values) -> dict[str, float]:
-    with importing():
-        from dlrm.language.command import run
-
-    return run(values)
+    run_training(
+        arguments,
+        flags.parse,
+        lambda: f"{__doc__}\n{flags.help_text()}",
+        later("dlrm.language.command"),
+    )
 
 
 if __name__ == "__main__":

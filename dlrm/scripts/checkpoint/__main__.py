@@ -25,22 +25,17 @@ which is printed.
 
 import sys
 
-from dlrm.command_line import importing
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.command_line import later
+from dlrm.flags import ConfigFlags, run_command
 from dlrm.scripts.checkpoint.flags import CheckpointConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags([("Flags", CheckpointConfig)])
-    return run_command(line, _run, __doc__, arguments, code=2)  # 1 is a result of diff
-
-
-def _run(values: Values) -> int:
-    with importing():
-        from dlrm.scripts.checkpoint.command import run
-
-    return run(values)
+    return run_command(
+        line, later("dlrm.scripts.checkpoint.command"), __doc__, arguments, code=2
+    )  # 1 is a result of diff
 
 
 if __name__ == "__main__":

@@ -62,32 +62,28 @@ def run(values: Values) -> int:
 
 def _inspect(own: CheckpointConfig, path: Path) -> int:
     if own.chain:
-        return _inspect_chain(own, path)
+        found = inspect_chain(path)
+        _show(found, lines_of_chain(found), own)
+        return int(bool(found["faults"]))
     if path.is_dir() and not is_nvidia(path) and not (path / MANIFEST).exists():
         found = describe_run(path, own.check)
         lines = lines_of_run(found)
     else:
         found = describe(path, own.weights, own.feature_order, own.check)
         lines = lines_of_checkpoint(found)
-    text = "\n".join(map(printable, lines))
-    print(json.dumps(_without_nan(found), indent=2) if own.json else text)
+    _show(found, lines, own)
     return 0
-
-
-def _inspect_chain(own: CheckpointConfig, path: Path) -> int:
-    found = inspect_chain(path)
-    text = "\n".join(map(printable, lines_of_chain(found)))
-    print(json.dumps(found, indent=2) if own.json else text)
-    return int(bool(found["faults"]))
 
 
 def _diff(own: CheckpointConfig, a: Path, b: Path) -> int:
     found = compare(a, b, own.rtol, own.atol, own.weights_only, own.feature_order)
-    if own.json:
-        print(json.dumps(_without_nan(found), indent=2))
-    else:
-        print("\n".join(map(printable, lines_of_diff(found))))
+    _show(found, lines_of_diff(found), own)
     return int(found["different"])
+
+
+def _show(found: dict[str, Any], lines: list[str], own: CheckpointConfig) -> None:
+    text = "\n".join(map(printable, lines))
+    print(json.dumps(_without_nan(found), indent=2) if own.json else text)
 
 
 def _convert(own: CheckpointConfig, source: Path) -> int:

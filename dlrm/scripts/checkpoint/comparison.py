@@ -36,7 +36,6 @@ def compare(
     the places where a run wrote its files are never compared.
 
     Args:
-        a, b: their directories.
         rtol, atol: weights differ if |a - b| > atol + rtol * |b|.
         weights_only: leave out configuration, progress and optimizer state.
         feature_order: order of NVIDIA's directories, overriding their metadata.

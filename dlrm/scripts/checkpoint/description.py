@@ -28,7 +28,6 @@ def open_any(
     """Opens a checkpoint of ours or a directory of NVIDIA's.
 
     Args:
-        path: the directory.
         feature_order, any_order: see `read_nvidia`.
         check_crc: see `read_saved`.
 
@@ -77,7 +76,6 @@ def describe(
     """Returns a description of a checkpoint, as JSON values.
 
     Args:
-        path: the checkpoint.
         weights: read them, for their statistics.
         feature_order: see `read_nvidia`.
         check_crc: compare the CRC-32 of every file of ours.

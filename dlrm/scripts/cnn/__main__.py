@@ -5,22 +5,19 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
-from dlrm.command_line import importing
-from dlrm.flags import Values
+from dlrm.command_line import later
 from dlrm.scripts.common.training_command import run_training
 from dlrm.vision import flags
 
 
 def main(arguments: list[str]) -> None:
     """Runs a command line and ends the process."""
-    run_training(arguments, flags.parse, lambda: f"{__doc__}\n{flags.FLAGS.help()}", _run)
-
-
-def _run(values: Values) -> dict[str, float]:
-    with importing():
-        from dlrm.vision.command import run
-
-    return run(values)
+    run_training(
+        arguments,
+        flags.parse,
+        lambda: f"{__doc__}\n{flags.FLAGS.help()}",
+        later("dlrm.vision.command"),
+    )
 
 
 if __name__ == "__main__":

@@ -54,7 +54,6 @@ def run(values: Values) -> dict[str, float]:
 
     Raises:
         ValueError, OSError, FloatingPointError: the user's error; the message names it.
-        OtherRankError: another rank raises one of these.
         StoppedError: the training was stopped by a signal.
     """
     check_continued(values)
@@ -71,13 +70,14 @@ def _run(values: Values, console: NvidiaConsole | None = None) -> dict[str, floa
         )
     chosen: list[Line] = []
 
-    def complete(values: Values) -> Values:
+    def complete(values: Values, world: World) -> Values:
         filled, line = with_recipe(values)
         chosen.extend([line] if line else [])
-        return with_carried(filled)
+        _check(filled := with_carried(filled), world)
+        return filled
 
     trains = values["mode"] == "train"
-    session = Session(values, _check, RANKS_MAY_DIFFER, console, _URIS, trains, complete)
+    session = Session(values, RANKS_MAY_DIFFER, console, _URIS, trains, complete)
     with session:
         values, world = session.values, session.world
         torch.manual_seed(values["seed"] + world.rank)  # of dropout, which differs between ranks
@@ -137,12 +137,7 @@ def _check(values: Values, world: World) -> None:
 
 
 def _notices(run: ClickRun, chosen: Line | None = None) -> Iterator[str | Line]:
-    """Returns lines about the run, and about flags that are accepted but have no effect.
-
-    Args:
-        run: the run.
-        chosen: a line about the choices of a recipe.
-    """
+    """Returns lines about the run, and about flags that are accepted but have no effect."""
     if chosen:
         yield chosen
     values, device = run.values, run.world.device

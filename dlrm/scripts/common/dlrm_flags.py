@@ -23,19 +23,7 @@ RUNTIMES = {
     "aot": "AOTInductor, which takes a minute to compile",
 }
 MODES = ("train", "test", "inference_benchmark")
-# The defaults of NVIDIA's program of October 2021 and later, on one GPU and on several, if they
-# differ from those of 2020, which are the defaults here and those of `dist_main`.
-NVIDIA_2021: dict[str, Any] = {
-    "batch_size": 65536,
-    "test_batch_size": 65536,
-    "lr": 24.0,
-    "warmup_steps": 8000,
-    "decay_steps": 24000,
-    "decay_start_step": 48000,
-    "embedding_type": "custom_cuda",
-    "dataset_type": "parametric",
-}
-# Those of `dist_main`: NVIDIA's of June 2020, on several GPUs.
+# The defaults of `dist_main`: those of NVIDIA's program of June 2020 on several GPUs.
 DIST_MAIN: dict[str, Any] = {
     "batch_size": 65536,
     "test_batch_size": 131072,
@@ -44,6 +32,12 @@ DIST_MAIN: dict[str, Any] = {
     "decay_steps": 24000,
     "decay_start_step": 48000,
     "embedding_type": "joint_sparse",
+}
+# Those of October 2021 and later, on one GPU and on several.
+NVIDIA_2021: dict[str, Any] = DIST_MAIN | {
+    "test_batch_size": 65536,
+    "embedding_type": "custom_cuda",
+    "dataset_type": "parametric",
 }
 
 
@@ -145,11 +139,7 @@ def parse(arguments: list[str], flags: ConfigFlags | None = None) -> Values:
     """Returns the flags of a command line, by name; a preset overrides other defaults.
 
     Args:
-        arguments: arguments after the command's name.
         flags: flags of the command; by default those of `dlrm.scripts.main`.
-
-    Raises:
-        ValueError: a flag is unknown, or cannot have the value; the message names both.
     """
     try:
         values = (flags or make_flags()).parse(arguments)
@@ -173,20 +163,13 @@ def _with_preset(values: Values) -> Values:
     named, shape = values["dataset"], values["synthetic_dataset_use_feature_spec"]
     kind = values["dataset_type"] if "dataset_type" in values.given else None
     if not kind.startswith("synthetic") if kind else named and not shape:
-        preset = {name: value for name, value in preset.items() if not _is_of_data(name)}
+        of_data = ("synthetic_", "dataset_type", "num_numerical_features")
+        preset = {name: value for name, value in preset.items() if not name.startswith(of_data)}
     return values.filled(preset)
 
 
-def _is_of_data(name: str) -> bool:
-    return name.startswith("synthetic_") or name in ("dataset_type", "num_numerical_features")
-
-
 def _with_switches(values: Values) -> Values:
-    """Translates NVIDIA's switches for Adam to the flags that they stand for.
-
-    Raises:
-        ValueError: a switch and its flag contradict each other.
-    """
+    """Translates NVIDIA's switches for Adam to the flags that they stand for."""
     for switch, flag in ADAM_SWITCHES.items():
         if values[switch]:
             if flag in values.given and values[flag] != "adam":

@@ -27,15 +27,6 @@ def inference_benchmark(
     """Returns latencies and throughput; keys without a runtime are those of the native model.
 
     Each result is also printed when it is measured, as a row of a table.
-
-    Args:
-        task: the model.
-        test: the test set.
-        values: the flags.
-        log: destination of reports.
-
-    Raises:
-        ValueError: a batch size or a runtime is impossible; the message names flag and value.
     """
     sizes = values["inference_benchmark_batch_sizes"]
     if not sizes:

@@ -17,9 +17,6 @@ def with_local_data(values: Values) -> Iterator[Values]:
     """Yields the flags with a local path for a `--dataset` that is a URI.
 
     What the process prints has the URI again, as have the records of the run.
-
-    Raises:
-        OSError, ValueError: see `local_dataset`.
     """
     if not is_uri(values["dataset"]):
         yield values

@@ -55,12 +55,7 @@ def train_seeds(
     """Trains the seeds in sequence, and writes and tests the ensemble; returns its metrics.
 
     Args:
-        values: the flags, with `--seeds`.
         train: trains as flags specify, reports to a console, and returns the summary.
-        commands: commands that can follow.
-
-    Raises:
-        ValueError, OSError, FloatingPointError, StoppedError: errors of a training.
     """
     _check(values)
     seeds, path = parse_seeds(values["seeds"]), Path(values["save_checkpoint_path"])

@@ -6,7 +6,8 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags
 from dlrm.scripts.common.table_flags import TEXT_FLAGS
 from dlrm.serving.rows.config import SourceConfig
-from dlrm.settings import REQUIRED, setting
+from dlrm.settings import REQUIRED, same_setting, setting
+from dlrm.tasks.config import ClickCheckpointConfig
 
 CSV_FLAGS = ("input_format", *TEXT_FLAGS)
 _HELPS = {
@@ -27,18 +28,13 @@ class ModelConfig:
     dataset: str | None = setting(
         None, "Dataset whose fitted transform to apply if the checkpoint has none", uri="read"
     )
-    allow_other_transform: bool = setting(
-        False,
-        "Accept a dataset whose fitted transform is not the checkpoint's, so that the same ids "
-        "stand for other values",
-    )
+    allow_other_transform: bool = same_setting(ClickCheckpointConfig, "allow_other_transform")
 
 
 def scoring_line(*configs: tuple[str, type], **helps: str) -> ConfigFlags:
     """Returns the command line of a command that scores rows.
 
     Args:
-        configs: topics and configurations of the command.
         helps: other texts of the help, by name.
     """
     own = [("Model", ModelConfig), ("Rows", SourceConfig), ("Rows", TextFormat)]

@@ -23,7 +23,6 @@ def spark_query(values: Values, *others: str) -> SparkQuery | None:
     """Returns Spark's query, or None if files are read.
 
     Args:
-        values: the flags.
         others: flags that only files have.
 
     Raises:

@@ -40,15 +40,11 @@ def run_step(
     """Runs a command of `dlrm` and waits for its end.
 
     Args:
-        name: name of the command.
         flags: its flags, whose paths are absolute.
         log: file for the command and all lines that it prints.
         shown: regular expression of the lines to print here as well, by default all; errors are.
         words: further words of its command line, before the flags.
         variables: environment variables besides those of this process.
-
-    Raises:
-        StepError: it fails.
     """
     words = [name, *words, *flags_of(flags)]
     log.write(f"$ dlrm {shlex.join(words)}\n")

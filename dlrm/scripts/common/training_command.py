@@ -13,14 +13,7 @@ def run_training(
     help_text: Callable[[], str],
     run: Callable[[Values], dict[str, Any]],
 ) -> None:
-    """Runs a command line and ends the process, or shows the help.
-
-    Args:
-        arguments: arguments after the command's name.
-        parse: parses them.
-        help_text: returns the help.
-        run: runs the mode of the flags and returns the summary.
-    """
+    """Runs a command line and ends the process, or shows the help."""
     values = parsed_or_help(arguments, parse, help_text)
     if values is not None:
         with importing():

@@ -11,22 +11,15 @@ chart, with all numbers as JSON beside it.
 
 import sys
 
-from dlrm.command_line import importing
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.command_line import later
+from dlrm.flags import ConfigFlags, run_command
 from dlrm.scripts.compare.flags import CompareConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags([("Flags", CompareConfig)])
-    return run_command(line, _run, __doc__, arguments, usage=2)
-
-
-def _run(values: Values) -> None:
-    with importing():
-        from dlrm.scripts.compare.command import run
-
-    run(values.config(CompareConfig))
+    return run_command(line, later("dlrm.scripts.compare.command"), __doc__, arguments, usage=2)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from dlrm.command_line import aligned, say
 from dlrm.documents import printable
 from dlrm.files import check_replaceable, staged_directory
+from dlrm.flags import Values
 from dlrm.manifest import write_manifest
 from dlrm.metrics.table import TESTED, cost, title
 from dlrm.pages import Cell, Section, Sorted, Tile, document, grid, note, table
@@ -26,12 +27,9 @@ _SPEED = "average_train_throughput"
 _MOST_CURVES = 6
 
 
-def run(options: CompareConfig) -> None:
-    """Runs the comparison.
-
-    Raises:
-        ValueError, OSError: an error that the user can fix.
-    """
+def run(values: Values) -> None:
+    """Runs the comparison."""
+    options = values.config(CompareConfig)
     if options.output:
         check_replaceable(options.output.resolve(), replace=_KIND)
     runs = [read_run(path) for path in find_runs(options.runs)]

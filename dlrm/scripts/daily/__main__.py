@@ -4,8 +4,8 @@
 
 The directory --days, or a URI, gets a file or a folder of rows each day. The command learns those
 that are new, in the order of their names: it scores a day with the model of the day before,
-prepares it with the dictionaries of the day before, to which new values are added, and goes on
-training on its rows alone. The directory --output gets the metrics of all days, as the page
+prepares it with the dictionaries of the day before, to which new values are added, and trains on
+with its rows alone. The directory --output gets the metrics of all days, as the page
 daily.html and the record daily.json, and in days/ datasets, runs and evaluations, of which old ones
 are removed.
 
@@ -16,7 +16,7 @@ been learned all the same, raised an alarm, and 1 if a day was refused, of which
 
 import sys
 
-from dlrm.command_line import importing
+from dlrm.command_line import later
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.flags import ConfigFlags, Values, run_command
 from dlrm.remote.uri import is_uri
@@ -33,19 +33,20 @@ def main(arguments: list[str] | None = None) -> int:
         without=("num_days", "dictionary_days", "hold_out", "output_format"),
     )
     hint = "the same command resumes the day"
-    return run_command(line, _run, __doc__, arguments, usage=2, at_store=_at_store, hint=hint)
+    return run_command(
+        line,
+        later("dlrm.scripts.daily.command"),
+        __doc__,
+        arguments,
+        usage=2,
+        at_store=_at_store,
+        hint=hint,
+    )
 
 
 def _at_store(values: Values) -> tuple[str, ...]:
     """Returns the flag of the days, which are fetched one by one."""
     return ("days",) if is_uri(values["days"]) else ()
-
-
-def _run(values: Values) -> int:
-    with importing():
-        from dlrm.scripts.daily.command import run
-
-    return run(values)
 
 
 if __name__ == "__main__":

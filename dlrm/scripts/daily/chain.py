@@ -26,7 +26,6 @@ class LearnedDay:
     """The record of a day.
 
     Attributes:
-        name: its name.
         files: its files, as in `Day`.
         content: SHA-256 of their content.
         parent: digest of the record of the day before; "" for the first.
@@ -59,7 +58,6 @@ class Chain:
     """The record of a directory, which only one process changes at a time; see `open_chain`.
 
     Attributes:
-        folder: the directory.
         schema: SHA-256 of the schema of all days.
         dataset: path of a day's dataset in its directory.
         difference: gives the first difference of the schema from that of a dataset; None if a day

@@ -36,11 +36,7 @@ _METRICS = ("auc", "log_loss", "calibration", "normalized_entropy", "gauc_by_imp
 
 
 def run(values: Values) -> int:
-    """Runs the command; returns the exit code.
-
-    Raises:
-        ValueError, OSError: an error that the user can fix.
-    """
+    """Runs the command; returns the exit code."""
     own, bounds = values.config(DailyConfig), values.config(AlarmConfig)
     rows, output, cache = rows_of(values), own.output.absolute(), None
     if is_uri(own.days):
@@ -293,7 +289,7 @@ class _Follower:
     def _recalibrated(self, checkpoint: Path, day: Day, path: Path, folder: Path) -> Path:
         """Returns a copy of a checkpoint that is recalibrated to a day, which it has not learned.
 
-        The training that goes on from it carries the recalibration over.
+        The training that continues from it carries the recalibration over.
         """
         made = folder / _RECALIBRATED / checkpoint.name
         if not made.exists():
@@ -321,12 +317,7 @@ class _Follower:
         return flags
 
     def _l2_of_recipe(self, checkpoint: Path, rows: int) -> dict[str, float]:
-        """Returns the recipe's regularization for the rows of all days, which falls as they grow.
-
-        Args:
-            checkpoint: the checkpoint to continue.
-            rows: rows of the new day.
-        """
+        """Returns the recipe's regularization for the rows of all days; it falls as they grow."""
         from dlrm.api.recipe import embedding_l2
         from dlrm.tasks.run import saved_flags
         from dlrm.train.checkpoints.directory import find_checkpoint

@@ -40,11 +40,7 @@ class Day(NamedTuple):
 
     @contextmanager
     def local(self) -> Iterator[Path]:
-        """Yields the file or folder; that of a store is fetched, and stays until the block ends.
-
-        Raises:
-            OSError: it cannot be read.
-        """
+        """Yields the file or folder; that of a store is fetched, and stays until the block ends."""
         if isinstance(self.place, Path):
             yield self.place.absolute()
             return

@@ -1,6 +1,6 @@
 """Differences between the fields of a day and of the day before, and the alarms of a day."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,9 +19,6 @@ def psi_by_field(before: Path, now: Path) -> dict[str, float]:
     """Returns field -> population stability index of a day against the day before.
 
     Both datasets have the same fields, and the same ids for the same values.
-
-    Args:
-        before, now: the datasets.
     """
     old, new = _sample(before), _sample(now)
     return {name: _psi(old[name], values) for name, values in new.items()}
@@ -69,8 +66,7 @@ def alarms_of(
     """Returns the alarms of a day, in a sentence each.
 
     Args:
-        bounds: the bounds.
-        judged: metrics of the model that goes on, before it learned the day; empty on the first.
+        judged: metrics of the continued model before it learned the day; empty on the first.
         fields: field -> its `psi` and its share of `unknown` values.
     """
     alarms = []
@@ -87,9 +83,8 @@ def alarms_of(
     for key, flag, meaning in limits:
         limit = getattr(bounds, flag)
         above = {name: own[key] for name, own in fields.items() if own.get(key, 0) > limit}
-        alarms += _above(above, meaning, f"--{flag} {limit}")
+        alarms += [
+            f"{meaning} of {name}, {value:.4f}, is above --{flag} {limit}"
+            for name, value in above.items()
+        ]
     return alarms
-
-
-def _above(above: Mapping[str, float], meaning: str, limit: str) -> Sequence[str]:
-    return [f"{meaning} of {name}, {value:.4f}, is above {limit}" for name, value in above.items()]

@@ -40,10 +40,6 @@ class Columns:
 
         Args:
             read: columns of tables by their names in a dataset.
-            rows: number of rows.
-
-        Raises:
-            ValueError: see `read_groups`.
         """
         if "groups" in self.files:
             return read_groups(self.files["groups"], rows)
@@ -72,7 +68,6 @@ def of_dataset(
         schema: schema of the dataset, if it was made from a table.
         groups: a file, or a column that the schema names as groups; None for none.
         weights: a file, or `weight` or the name of the schema's column; None for none.
-        times: whether to read times.
 
     Raises:
         FileNotFoundError: neither a file nor a column of the dataset has that name.
@@ -105,10 +100,8 @@ def of_table(schema: Schema, groups: str | None, weights: str | None, times: boo
     """Returns the locations of the columns of a table's rows.
 
     Args:
-        schema: schema of the model.
         groups: a file, or a column of the table; None for none.
         weights: a file, or a column of the table; `weight` is the schema's, if it has one.
-        times: whether to read times.
 
     Raises:
         ValueError: the schema names no time.
@@ -156,7 +149,6 @@ def read_groups(path: str | os.PathLike, rows: int) -> np.ndarray:
 
     Args:
         path: `.npy` of integers or texts, a text file with one group per line, or a dataset's file.
-        rows: expected number of rows.
 
     Raises:
         ValueError: it has another number of rows, or no column of groups.
@@ -174,7 +166,6 @@ def read_weights(path: str | os.PathLike, rows: int) -> np.ndarray:
 
     Args:
         path: `.npy` of numbers, a text file with one number per line, or a dataset's file.
-        rows: expected number of rows.
 
     Raises:
         ValueError: it has another number of rows, a row that is not a number of 0 or more, or

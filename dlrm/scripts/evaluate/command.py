@@ -45,11 +45,7 @@ _NO_IMPORTANCE = "note: the {:,} rows of --importance have one class, so no fiel
 
 
 def run(values: Values) -> None:
-    """Runs the command.
-
-    Raises:
-        ValueError, OSError: an error that the user can fix.
-    """
+    """Runs the command."""
     own, split = values.config(EvaluateConfig), values["split"]
     sources = _sources(own, values["dataset"])
     checkpoints = [values["checkpoint"], *([own.against] if own.against else [])]
@@ -67,7 +63,9 @@ def run(values: Values) -> None:
         scored = [models[0]._with_recalibration(None), *models[1:]]
     found = collect(scored, sources, fields, config, columns.schema, own.importance_rows)
     fitted, times = _with_columns(found, columns)
-    rows = fitted if correction is None else _corrected(fitted, correction)
+    rows = fitted
+    if correction is not None:
+        rows = replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
     judgment = judge(rows, own.bootstrap, own.seed)
     facts = _facts(models, found, judgment, split if is_dataset else None)
     divisions = _slices(models[0], found, times)
@@ -152,10 +150,6 @@ def _with_columns(found: Collected, columns: Columns) -> tuple[ScoredRows, np.nd
     groups, weights = (read(found.extra, count) for read in (columns.groups, columns.weights))
     rows = replace(found.rows, groups=groups, weights=weights)
     return rows, columns.times(found.extra, count)
-
-
-def _corrected(rows: ScoredRows, correction: Recalibration) -> ScoredRows:
-    return replace(rows, logits=(correction.of(rows.logits[0]), *rows.logits[1:]))
 
 
 def _recalibrated(rows: ScoredRows, kind: str) -> tuple[Recalibration, ScoredRows]:

@@ -59,7 +59,6 @@ def collect(
         models: the first one's transform interprets the rows; the others take the same rows.
         sources: logs, CSVs or directories of datasets.
         fields: names of the fields whose values are kept.
-        config: how to read the sources.
         schema: for tables, the first model's schema, to read its weight, groups and time as well.
         most_kept: maximum number of rows whose inputs are kept.
 

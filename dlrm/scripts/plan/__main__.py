@@ -13,9 +13,9 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
-from dlrm.command_line import importing
+from dlrm.command_line import later
 from dlrm.data.clicks.config import DataConfig
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.flags import ConfigFlags, run_command
 from dlrm.model.config import DLRMConfig
 from dlrm.model.tables.placement import AUTO
 from dlrm.scripts.plan.flags import PlanConfig
@@ -51,14 +51,7 @@ def main(arguments: list[str] | None = None) -> int:
         helps=_HELPS,
         without=(settings_of(DataConfig) | settings_of(StepConfig)).keys() - _READ,
     )
-    return run_command(line, _run, __doc__, arguments)
-
-
-def _run(values: Values) -> int:
-    with importing():
-        from dlrm.scripts.plan.command import run
-
-    return run(values)
+    return run_command(line, later("dlrm.scripts.plan.command"), __doc__, arguments)
 
 
 if __name__ == "__main__":

@@ -9,11 +9,7 @@ from dlrm.tasks.planning.machines import MACHINES
 
 @dataclass(frozen=True)
 class PlanConfig:
-    """The machines that a plan is for, and where it is written; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """The machines of a plan, and where it is written; field names are those of the flags."""
 
     ranks: int = setting(1, "Number of processes, each with its own device", least=1)
     memory_gb: float | None = setting(

@@ -12,8 +12,8 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
-from dlrm.command_line import importing
-from dlrm.flags import Values, run_command
+from dlrm.command_line import later
+from dlrm.flags import run_command
 from dlrm.scripts.common.source_flags import scoring_line
 from dlrm.scripts.common.spark_flags import SPARK
 from dlrm.scripts.predict.flags import PredictConfig
@@ -22,14 +22,7 @@ from dlrm.scripts.predict.flags import PredictConfig
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = scoring_line(("Scores", PredictConfig), *SPARK)
-    return run_command(line, _run, __doc__, arguments)
-
-
-def _run(values: Values) -> None:
-    with importing():
-        from dlrm.scripts.predict.command import run
-
-    run(values)
+    return run_command(line, later("dlrm.scripts.predict.command"), __doc__, arguments)
 
 
 if __name__ == "__main__":

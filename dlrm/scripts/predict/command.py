@@ -36,11 +36,7 @@ _MOST_IDS = 4  # ids of a list, in an explanation
 
 
 def run(values: Values) -> None:
-    """Runs the command.
-
-    Raises:
-        ValueError, OSError: an error that the user can fix.
-    """
+    """Runs the command."""
     own, query = (
         values.config(PredictConfig),
         spark_query(values, "input", "dataset_type", *CSV_FLAGS),
@@ -203,9 +199,6 @@ def score_file(path: Path) -> Iterator["ScoreFile"]:
 
 class ScoreFile:
     """A .npy file of float32 whose length is known only when it ends.
-
-    Args:
-        file: open for writing.
 
     Attributes:
         rows: number of scores in it.

@@ -24,11 +24,7 @@ from dlrm.preproc.tables.options import TableOptions
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import Uri, is_uri
 from dlrm.scripts.common.spark_flags import spark_query
-from dlrm.scripts.common.table_flags import (
-    TEXT_FLAGS,
-    preparation,
-    text_format,
-)
+from dlrm.scripts.common.table_flags import TEXT_FLAGS, preparation, text_format
 from dlrm.scripts.prepare.flags import (
     CRITEO,
     DEFAULT_TEST_FRACTION,

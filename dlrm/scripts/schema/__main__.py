@@ -10,8 +10,9 @@ is wrong. `dlrm.data.tables.draft.draft` documents the rules.
 
 import sys
 
+from dlrm.command_line import later
 from dlrm.data.sources.text_format import TextFormat
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.flags import ConfigFlags, run_command
 from dlrm.scripts.common.table_flags import FilesConfig
 from dlrm.scripts.schema.flags import DraftConfig
 
@@ -19,13 +20,7 @@ from dlrm.scripts.schema.flags import DraftConfig
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags([("Schema", DraftConfig), ("Files", FilesConfig), ("Files", TextFormat)])
-    return run_command(line, _run, __doc__, arguments)
-
-
-def _run(values: Values) -> None:
-    from dlrm.scripts.schema.command import run
-
-    run(values)
+    return run_command(line, later("dlrm.scripts.schema.command"), __doc__, arguments)
 
 
 if __name__ == "__main__":

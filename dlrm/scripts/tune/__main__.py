@@ -20,8 +20,8 @@ import dlrm.environment  # noqa: F401  # first: torch reads it when it is loaded
 # isort: split
 import sys
 
-from dlrm.command_line import importing
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.command_line import later
+from dlrm.flags import ConfigFlags, run_command
 from dlrm.scripts.tune.flags import TuneConfig
 
 
@@ -29,14 +29,9 @@ def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
     line = ConfigFlags([("Flags", TuneConfig)])
     hint = "the same command resumes the search"
-    return run_command(line, _run, __doc__, arguments, usage=2, hint=hint)
-
-
-def _run(values: Values) -> None:
-    with importing():
-        from dlrm.scripts.tune.command import run
-
-    run(values.config(TuneConfig))
+    return run_command(
+        line, later("dlrm.scripts.tune.command"), __doc__, arguments, usage=2, hint=hint
+    )
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.readers import SplitDataset
 from dlrm.documents import brief
 from dlrm.files import make_directories, write_atomically
+from dlrm.flags import Values
 from dlrm.limits import check_processes
 from dlrm.manifest import read_sealed, sealed_json
 from dlrm.scripts.tune.flags import TuneConfig
@@ -36,12 +37,9 @@ _NOT_SEARCHED = (
 )
 
 
-def run(options: TuneConfig) -> None:
-    """Runs the search.
-
-    Raises:
-        ValueError, OSError: an error that the user can fix.
-    """
+def run(values: Values) -> None:
+    """Runs the search."""
+    options = values.config(TuneConfig)
     _check(options)
     processes = options.processes or _cores()
     spec = FeatureSpec.load(options.dataset)
@@ -107,13 +105,7 @@ def _parts(options: TuneConfig, shares: set[float]) -> dict[tuple[int, float], F
 def _begin(options: TuneConfig, space: Space) -> dict[str, str]:
     """Records the settings of a new search, or compares those of a resumed one.
 
-    Returns:
-        The checksums of the dataset's files, by relative path.
-
-    Raises:
-        FileExistsError: --output is not a search.
-        ValueError: the record is not that of a search, or rows, space or flags have changed; the
-            message names them.
+    Returns the checksums of the dataset's files, by relative path.
     """
     output, path = options.output, options.output / _BEGUN
     flags = {

@@ -126,9 +126,6 @@ class Search:
         rungs: see `plan_rungs`.
         parts: fold, share -> the part.
         metric: one of `JUDGES`.
-        seed: seed of every training.
-        processes: number of concurrent trainings.
-        threads: threads of each training.
     """
 
     dataset: Path
@@ -229,11 +226,7 @@ def _is_done(job: TrialJob, say: Any) -> bool:
 
 
 def _read(job: TrialJob) -> dict[str, Any]:
-    """Returns the metrics of a job, or the reason for having none, from its file.
-
-    Raises:
-        ValueError: the file is damaged, or is that of another job.
-    """
+    """Returns the metrics of a job, or the reason for having none, from its file."""
     content = read_sealed(job.result, required=True)
     if not isinstance(content.get("settings"), dict) or not _is_result(content.get("result")):
         raise ValueError(f"{job.result}: expected settings and metrics, got {brief(content)}")

@@ -63,10 +63,7 @@ def write(
     """Writes the four files; returns the reason for having no picture, or None.
 
     Args:
-        directory: destination.
         trials: all trials, the best first.
-        rungs: rungs of the search.
-        metric: metric that ranks the trials.
         best: all settings of a training with those of the best trial.
     """
     facts = {

@@ -59,8 +59,6 @@ class Space:
 
         Args:
             facts: setting -> a value, a list of values, or `{low, high, log}`.
-            known: the existing settings.
-            source: the file, for messages.
 
         Raises:
             ValueError: a setting is unknown, or a range invalid; the message names it.
@@ -73,7 +71,7 @@ class Space:
             if isinstance(value, list):
                 if not value:
                     raise ValueError(f"{source}: {name}: expected values, got an empty list")
-                searched[name] = [_immutable(one) for one in value]
+                searched[name] = [tuple(one) if isinstance(one, list) else one for one in value]
             elif isinstance(value, Mapping):
                 searched[name] = _range(value, f"{source}: {name}")
             else:
@@ -109,11 +107,7 @@ class Space:
 
 
 def default_space(facts: DatasetFacts) -> Space:
-    """Returns the space of a search without --space, around the settings of `--recipe auto`.
-
-    Args:
-        facts: facts about the training rows.
-    """
+    """Returns the space of a search without --space, around the settings of `--recipe auto`."""
     usual = auto(facts)
     size, epochs, lr = usual["batch_size"], usual["epochs"], usual["lr"]
     searched: dict[str, Range | Sequence[Any]] = {
@@ -152,7 +146,3 @@ def _check_type(name: str, value: Any, source: str) -> None:
         check_setting_types({name: value})
     except ValueError as error:
         raise ValueError(f"{source}: {error}") from None
-
-
-def _immutable(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value

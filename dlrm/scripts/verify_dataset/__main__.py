@@ -11,19 +11,19 @@ labels of images.
 
 import sys
 
-from dlrm.flags import ConfigFlags, Values, run_command
+from dlrm.command_line import later
+from dlrm.flags import ConfigFlags, run_command
 from dlrm.scripts.verify_dataset.flags import VerifyConfig
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command line; returns the exit code."""
-    return run_command(ConfigFlags([("Flags", VerifyConfig)]), _run, __doc__, arguments)
-
-
-def _run(values: Values) -> None:
-    from dlrm.scripts.verify_dataset.command import run
-
-    run(values)
+    return run_command(
+        ConfigFlags([("Flags", VerifyConfig)]),
+        later("dlrm.scripts.verify_dataset.command"),
+        __doc__,
+        arguments,
+    )
 
 
 if __name__ == "__main__":

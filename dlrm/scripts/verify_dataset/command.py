@@ -47,7 +47,6 @@ def verify(directory: Path, num_numerical: int = 13, allow_links: bool = False) 
     without sizes and checksums.
 
     Args:
-        directory: the dataset.
         num_numerical: numbers in a row of a binary dataset that has no transform.
         allow_links: whether files may be symbolic links out of the directory.
     """

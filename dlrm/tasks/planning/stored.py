@@ -50,8 +50,6 @@ class StoredTables:
         """Refuses batches, of one id per field, that may need more rows than fit in memory.
 
         Args:
-            flag: the flag that sets the batch size.
-            samples: samples of the largest batch.
             trained: batch size of the training during which these batches are tested, or 0.
 
         Raises:
@@ -93,8 +91,6 @@ def check_storable(flag: str, config: DLRMConfig, placement: Placement) -> None:
 
     Args:
         flag: the flag that asks for the store, with its value.
-        config: the architecture.
-        placement: placement of the tables.
 
     Raises:
         ValueError: the tables are not fused, or are divided or copied.

@@ -107,7 +107,6 @@ class Workload:
         """Returns the bytes of the optimizer's state of a row of `dim` values.
 
         Args:
-            dim: columns of the table.
             wide: it is one of the wide term.
         """
         if self.optimizer is None:

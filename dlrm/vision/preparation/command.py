@@ -36,11 +36,7 @@ _MAX_SIZE = 4096
 
 @dataclass(frozen=True)
 class ImageOptions:
-    """Options of preparing images; field names are those of the flags.
-
-    Raises:
-        ValueError: a value is impossible; the message names flag and value.
-    """
+    """Options of preparing images; field names are those of the flags."""
 
     size: int = setting(
         256, "height and width of the stored images, in pixels", least=1, most=_MAX_SIZE

@@ -21,9 +21,7 @@ class Shard(NamedTuple):
     """The images that one task writes.
 
     Attributes:
-        items: the images, in order.
         directory: directory of the dataset.
-        split: the split.
         number: number of the shard in its split.
         size: height and width, in pixels.
         first_label: lowest label of TFRecords.

@@ -20,7 +20,6 @@ class Item(NamedTuple):
 
     Attributes:
         name: name in messages.
-        path: the file.
         record: position in the file; None if it is the file.
         label: its class; None for a tf.train.Example, which contains it.
     """

@@ -58,11 +58,7 @@ def find_records(path: Path) -> Iterator[Record]:
 
 
 def read_record(path: Path, record: Record) -> bytes:
-    """Returns the data of a record.
-
-    Raises:
-        ValueError: the data are damaged.
-    """
+    """Returns the data of a record."""
     with open(path, "rb") as file:
         file.seek(record.offset)
         data, crc = file.read(record.length), file.read(_SUM.size)
@@ -75,9 +71,6 @@ def parse_example(data: bytes) -> dict[str, list[Any]]:
     """Returns the features of a serialized tf.train.Example: name -> bytes or integers.
 
     Lists of floats are left out.
-
-    Raises:
-        ValueError: the bytes are not such a message.
     """
     features: dict[str, list[Any]] = {}
     for message in _messages(data, 1):  # Example.features
