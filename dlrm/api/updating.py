@@ -50,8 +50,8 @@ def update(
     """Trains a model on with further rows, and returns the new model; `model` does not change.
 
     Weights and optimizers continue where the model's checkpoint ended, as by `dlrm train
-    --continue_from`. Settings that you leave open are those of its training, except for the
-    schedule, which begins again and fits the new rows.
+    --continue_from`. Settings that you leave open are those of its training, except for `epochs`,
+    which is 1, and the schedule, which begins again and fits the new rows.
 
     Args:
         model: a model of `dlrm.fit`, `dlrm.load` or `update`.
@@ -113,12 +113,13 @@ def _settings(dataset: Dataset, checkpoint: Path, chosen: Mapping[str, Any]) -> 
     """Returns all settings: the caller's, those of the checkpoint, and those that fit the rows."""
     carried = saved_flags(checkpoint, {*CARRIED} & {*SETTINGS, *OF_CONTINUING})
     mode = chosen.get("continue_lr", REWARM)
-    if mode == REWARM:
+    schedule = chosen.get("schedule", carried.get("schedule", "nvidia"))
+    if mode == REWARM or schedule != "nvidia":
         for name in OF_NVIDIA:
             carried.pop(name, None)
     if "set_aside" in carried and not set_aside_default(dataset.rows):
         carried["set_aside"] = 0.0
-    given = {**carried, **chosen, "continue_lr": mode}
+    given = {**carried, "epochs": 1, **chosen, "continue_lr": mode}
     rows = round((1 - given.get("set_aside", 0.0)) * dataset.rows["train"])
     return training_defaults(rows, given)
 

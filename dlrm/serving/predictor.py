@@ -115,7 +115,8 @@ class Predictor(Judged, Scoring):
                 between fields, a sequence of fields (numerical ones first), or a mapping from
                 column names to fields; or a mapping from names to columns. None, "" and NaN are
                 missing values, except for NaN in tables other than those of pandas. A list field
-                has a list, or its text as in CSV.
+                has a list, or its text as in CSV. Numbers in text have the marks of the schema's
+                `format`; those of tables have a decimal point.
 
         Raises:
             ValueError: the model has no transform, a column is missing, or a row is unreadable; the

@@ -87,3 +87,13 @@ def test_mistakes_are_named(model, frames):
     ):
         with pytest.raises(error, match=said):
             model.update(data, **arguments)
+
+
+def test_a_model_of_a_recipe_is_updated_by_one_pass_in_any_mode_but_its_schedule(frames):
+    model = dlrm.fit(frames[0], SCHEMA, base_device="cpu", recipe="auto", epochs=2, embedding_dim=2)
+    assert read_config(model.path)["flags"]["schedule"] == "linear"
+    before = read_progress(model.path)["step"]
+    made = model.update(frames[2], continue_lr="constant", batch_size=BATCH, set_aside=0)
+    assert read_progress(made.path)["step"] == before + 1
+    with pytest.raises(ValueError, match="continue_lr=schedule: .*depends on the length of the run"):
+        model.update(frames[2], continue_lr="schedule")

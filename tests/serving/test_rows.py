@@ -3,8 +3,10 @@
 import io
 import re
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings, strategies as st
 from table_testing import table_transform
@@ -12,9 +14,12 @@ from table_testing import table_transform
 from dlrm.data.sources import native
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.sources.row_error import RowError
+from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.transform.transform import Transform
 from dlrm.serving.rows import raw
 from dlrm.serving.rows.inputs import Inputs, check_inputs
+from dlrm.serving.rows.python_rows import frame_of
+from dlrm.serving.rows.tables import read_inputs, scoring_reader
 
 COLUMNS = 4
 FIELDS = st.lists(st.text("ab1-\xe9", max_size=5), min_size=1, max_size=COLUMNS)
@@ -280,3 +285,29 @@ def test_a_long_cell_is_shortened_in_the_message():
             raw.inputs_of_text(transform, raw.text_of_tensors([tensor_of([cell])], 1))
         shorter = len(str(error.value)) < 500
         assert shorter
+
+
+MARKED = {"1.065": 1065.0, "1,065": 1.065, "-12,5": -12.5, " 7 ": 7.0, "": None}
+
+
+@pytest.mark.parametrize("form", ["mapping", "fields", "line", "text"])
+def test_numbers_in_rows_have_the_marks_of_the_schema(form):
+    plain = table_transform({"x": (0.0, 1000.0)}, {"u": ["a"]})
+    schema = replace(plain.schema, format=TextFormat(decimal=",", thousands="."))
+    marked = Transform(schema, plain.numerical, plain.dictionaries)
+    columns = pa.table({"x": [*MARKED.values()], "u": ["a"] * len(MARKED)})
+    reader = scoring_reader(plain, labeled=False)
+    expected, _ = read_inputs(plain, reader, columns.combine_chunks().to_batches()[0])
+    lines = [f"{text}\ta" for text in MARKED]
+    if form == "text":
+        found = raw.inputs_of_text(marked, raw.text_of_lines("\n".join(lines).encode(), 2))
+    else:
+        of = {"line": lines, "fields": [line.split("\t") for line in lines]}
+        of["mapping"] = [dict(zip(("x", "u"), fields, strict=True)) for fields in of["fields"]]
+        (batch,) = frame_of(of[form], marked).combine_chunks().to_batches()
+        found, _ = read_inputs(marked, scoring_reader(marked, labeled=False), batch)
+    np.testing.assert_array_equal(found.numerical, expected.numerical)
+    np.testing.assert_array_equal(found.ids, expected.ids)
+    frame = frame_of([{"x": "12.5", "u": "a"}], marked)
+    with pytest.raises(RowError, match="decimal mark ,"):
+        read_inputs(marked, scoring_reader(marked, labeled=False), frame.to_batches()[0])

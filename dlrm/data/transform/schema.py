@@ -32,8 +32,9 @@ Criteo's logs need no file: `--schema criteo` is built in.
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -192,6 +193,30 @@ class Schema:
                     f"{where}: expected a field of table {field.table!r}, got {found.column}, "
                     f"which has {table}; write table: {field.table} at {found.column}"
                 )
+
+    @cached_property
+    def marked(self) -> dict[str, Collection[str]]:
+        """Returns the columns of numbers that have marks in text, with their missing values."""
+        if self.format is None or not self.format.has_marks:
+            return {}
+        found: dict[str, Collection[str]] = {
+            field.column: self.missing_of(field) for field in self.numerical
+        }
+        for field in self.categorical:
+            if field.type == "integer":
+                found[field.column] = self.missing_of(field)
+            if field.weights:
+                found[field.weights] = self.missing_of(field)
+        return found
+
+    def plain_cell(self, name: str, cell: str) -> str:
+        """Returns a cell of text whose numbers, if any, have no marks: 1234.5 for 1.234,5."""
+        if name not in self.marked or cell.strip() in self.marked[name]:
+            return cell
+        assert self.format is not None
+        separator = self.separators.get(name)
+        values = [cell] if separator is None else cell.split(separator)
+        return (separator or "").join(self.format.plain_number(value.strip()) for value in values)
 
     def missing_of(self, field: NumericalField | CategoricalField) -> tuple[str, ...]:
         """Returns the texts that mean "missing" in a field, besides empty ones."""

@@ -369,7 +369,10 @@ class Transform:
         """
         if len(columns) != len(self.names):
             raise ValueError(f"expected {len(self.names)} columns, got {len(columns)}")
-        by_name = dict(zip(self.names, columns, strict=True))
+        by_name = {
+            name: self._without_marks(name, column)
+            for name, column in zip(self.names, columns, strict=True)
+        }
         numerical, categorical = list[Parsed](), list[Column]()
         problems: list[RowError] = []
         for field in self.schema.numerical:
@@ -389,6 +392,12 @@ class Transform:
         if problems:
             raise min(problems, key=lambda bad: bad.row)
         return self.apply(numerical, [*categorical, *cross_columns(self.schema, categorical)])
+
+    def _without_marks(self, name: str, column: TextColumn) -> TextColumn:
+        if name not in self.schema.marked:
+            return column
+        cells = [self.schema.plain_cell(name, cell) for cell in _strings(column)]
+        return TextColumn.from_bytes([cell.encode() for cell in cells])
 
     def _key_column(self, keys: FieldKeys, by_name: Mapping[str, TextColumn]) -> Column:
         field = keys.field

@@ -113,6 +113,11 @@ def _named(what: str, mapping: Any, names: Sequence[str]) -> list[Any]:
 
 def _array_of(fitted: Transform, lists: Cells, name: str, cells: Sequence[Any]) -> pa.Array:
     """Returns values as an array of their type, or as texts if they have several."""
+    if name in fitted.schema.marked:
+        cells = [
+            fitted.schema.plain_cell(name, cell) if isinstance(cell, str) else cell
+            for cell in cells
+        ]
     kinds = set(map(type, cells))
     in_lists = name in lists.separators
     if in_lists or any(issubclass(kind, _SEVERAL) for kind in kinds):
