@@ -24,8 +24,9 @@ _MANY_IDS, _MOST_EPOCHS_OF_IDS = 0.01, 4
 # 37 million of Criteo's (FuxiCTR, https://github.com/reczoo/BARS), the best value was about this.
 _L2, _MOST_L2 = 350, 0.02
 _MOST_LABELS = 1 << 20  # read for the share of clicks
-# For few rows: of one model, and of packed members with few ids; docs/guide/tuning.md has trials.
-_FEW_LR, _PACKED_LR = 0.004, 0.008
+# For few rows: of one model, and of packed members with few ids, which also read 1.5 times as many
+# samples, since they overfit later; docs/guide/tuning.md has trials.
+_FEW_LR, _PACKED_LR, _PACKED_SAMPLES = 0.004, 0.008, 1.5
 _BIG_ROWS = 30_000_000  # or more: one epoch of NVIDIA's architecture without regularization
 _NVIDIA_ROWS = 64_000 * 32_768  # one epoch reaches the decay of NVIDIA's schedule
 _WIDTH = 96  # of the lines that list the settings
@@ -162,6 +163,8 @@ def _of_few_rows(facts: DatasetFacts, given: Mapping[str, Any]) -> dict[str, Any
         ensemble = given.get("ensemble", 1)
         packed = isinstance(ensemble, int) and ensemble > 1 and not many_ids
         chosen["lr"] = _PACKED_LR if packed else _FEW_LR
+        if packed:
+            chosen["epochs"] = min(max(round(_PACKED_SAMPLES * samples / rows), 1), most_epochs)
     if facts.num_numerical:
         bins = 64 if many_ids or rows >= _FEW_ROWS else 256
         chosen |= {"numerical_embedding": "piecewise", "numerical_bins": bins}

@@ -174,15 +174,18 @@ def test_seeds_by_the_recipe_have_a_store_each(train, tmp_path, capsys):
         assert (one.part(0, one.rows) == two.part(0, two.rows)).all()
 
 
-def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate():
+def test_few_rows_and_members_of_a_packed_ensemble_have_a_higher_rate_and_epochs():
     few, many = FEW._replace(table_sizes=(60, 40)), FEW._replace(rows=100_000)
     assert auto(many)["lr"] < auto(few)["lr"] == auto(FEW)["lr"]
     packed = auto(few, {"ensemble": 8})
     assert packed == auto(few, {"ensemble": 1}) | {"ensemble": 8, "lr": 2 * auto(few)["lr"]}
-    assert auto(few, {"ensemble": 8, "lr": 0.001})["lr"] == 0.001
-    assert auto(many, {"ensemble": 8})["lr"] == auto(many)["lr"]
-    assert auto(FEW, {"ensemble": 8})["lr"] == auto(FEW)["lr"]  # many ids
-    assert auto(few, {"ensemble": "dot*2,quadratic"})["lr"] == auto(few)["lr"]
+    rare = few._replace(rows=36_000, click_rate=0.117)  # fewer samples than the most epochs have
+    assert [auto(rare, {"ensemble": count})["epochs"] for count in (1, 2, 8)] == [5, 8, 8]
+    assert auto(rare, {"ensemble": 8})["batch_size"] == auto(rare)["batch_size"]
+    given = {"ensemble": 8, "lr": 0.001, "epochs": 3}
+    assert auto(few, given).items() >= given.items()
+    for facts, ensemble in ((many, 8), (FEW, 8), (few, "dot*2,quadratic")):  # FEW has many ids
+        assert auto(facts, {"ensemble": ensemble}) == auto(facts) | {"ensemble": ensemble}
 
 
 def test_rows_with_many_ids_have_fewer_epochs_and_bins():
