@@ -191,8 +191,8 @@ class NvidiaConsole:
         if saved.problem or saved.curves:
             self.line(saved.problem or f"curves: {saved.curves}")
         if saved.last:
-            best = saved.best or "none, as nothing was tested"
-            self.line(f"checkpoints: last {saved.last}, best {best}")
+            best = f"best {saved.best}" if saved.best else "no best one without a test"
+            self.line(f"checkpoints: last {saved.last}, {best}")
         else:
             self.line("the weights are not saved; --save_checkpoint_path saves them")
 
