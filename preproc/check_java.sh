@@ -3,7 +3,7 @@
 set -euo pipefail
 
 need_java() {
-  echo "error: $1; Spark needs Java 17 or newer. Install it with" >&2
+  echo "error: $1; Spark needs Java 17 or newer, and ENGINE=local needs no Spark. Install Java with" >&2
   echo "    sudo apt-get install -y openjdk-17-jre-headless    # Debian, Ubuntu" >&2
   echo "    sudo dnf install -y java-21-openjdk-headless       # Fedora" >&2
   exit 1

@@ -185,7 +185,7 @@ def _say_once_that_cuda_is_missing() -> None:
 
 def _say(missing: str, problem: str) -> None:
     logging.getLogger(__name__).warning(
-        "dlrm.ops: plain-torch references run instead of the %s ops: %s", missing, problem
+        "plain-torch references run instead of the %s ops of dlrm: %s", missing, problem
     )
 
 

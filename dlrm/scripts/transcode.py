@@ -10,6 +10,7 @@ specification `--feature_spec_in` (chunk type csv, integer ids, cardinality "aut
 `python -m dlrm.scripts.transcode` works alike.
 """
 
+import re
 import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from dlrm.preproc.transcode import Report
 
 _MOST_NEGATIVES = 10  # values in the summary
+_COMMAS = "dlrm schema --decimal , drafts a schema for such numbers, which dlrm prepare reads"
 # Flags that have no effect with a feature specification.
 _CSV_FLAGS = settings_of(CsvConfig).keys() - {"chunk_size", "feature_spec_out"}
 
@@ -69,7 +71,12 @@ def _transcode(values: Values) -> "Report":
         if "feature_spec_in" in values.given:
             raise ValueError("--feature_spec_in: expected no --label beside it, got both")
         config = values.config(CsvConfig)
-        return transcode_csv(config, run.num_cores, run.restart, **preparation(values))
+        try:
+            return transcode_csv(config, run.num_cores, run.restart, **preparation(values))
+        except ValueError as error:
+            if re.search(r"expected a number, got '[+-]?[\d.]*\d,\d+'", str(error)):
+                raise ValueError(f"{error}; {_COMMAS}") from error
+            raise
     for name in settings_of(CsvConfig):
         if name in _CSV_FLAGS & values.given:
             raise ValueError(f"--{name}: expected --label too, got none")

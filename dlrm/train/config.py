@@ -155,7 +155,7 @@ class SessionConfig:
     )
     log_format: str = setting(
         "nvidia",
-        "Form of the lines on standard output: nvidia, those of NVIDIA's program, for programs; "
+        "Form of the lines on standard output: nvidia, close to those of NVIDIA's program; "
         "short, a line for each test and a closing block, for people",
         choices=LOG_FORMATS,
         resumable=True,

@@ -139,8 +139,9 @@ def short_run_advice(
     if config.schedule != "nvidia" or num_steps >= config.warmup_steps:
         return None
     warmup, half = num_steps // 20, num_steps // 2
+    steps = f"{num_steps} step{'s' * (num_steps != 1)}"
     return (
-        f"this run has {num_steps} steps, fewer than --warmup_steps {config.warmup_steps}: its "
+        f"this run has {steps}, fewer than --warmup_steps {config.warmup_steps}: its "
         f"learning rate ends at {learning_rate(config, max(num_steps, 1)):.4g}, short of --lr "
         f"{config.lr:g}. {'--recipe auto chooses flags from the rows. ' if recipe else ''}"
         f"Flags that fit: {_SMALL_RUN if by_default else ''}--warmup_steps {warmup} "

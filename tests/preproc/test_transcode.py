@@ -17,6 +17,7 @@ from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
 from dlrm.preproc.transcode import CsvConfig, transcode_csv
 from dlrm.preproc.transcode_spec import transcode_spec
+from dlrm.scripts import transcode
 
 ADULT_COLUMNS = (
     *("age", "workclass", "fnlwgt", "education", "education_num", "marital_status"),
@@ -235,6 +236,15 @@ def test_what_only_python_calls_a_number_is_refused(tmp_path, cell):
     path = write_csv(tmp_path / "a.csv", [{"y": 0, "x": 1}, {"y": 1, "x": cell}])
     with pytest.raises(ValueError, match=rf"line 3, column x: expected a .*number.*'{cell}'"):
         transcode_csv(CsvConfig(path, str(tmp_path / "out"), "y", ("x",)))
+
+
+@pytest.mark.parametrize(("cell", "advised"), [("65,49", True), ("k.A.", False)])
+def test_decimal_commas_are_advised_to_draft_a_schema(tmp_path, capsys, cell, advised):
+    path = write_csv(tmp_path / "a.csv", [{"y": 0, "x": 1}, {"y": 1, "x": cell}])
+    output = tmp_path / "out"
+    flags = [f"--input={path}", f"--output={output}", "--label=y", "--numerical=x", "--cores=1"]
+    assert transcode.main(flags) == 1
+    assert ("; dlrm schema --decimal , drafts a schema" in capsys.readouterr().err) is advised
 
 
 @pytest.mark.parametrize("case", BAD_FILES)

@@ -193,5 +193,6 @@ def test_a_missing_package_is_named_with_what_installs_it(package, installed, wo
     done = python("-c", BLOCKED, package, *words, cwd=tmp_path)
     assert done.returncode in (1, 2)
     assert f"No module named '{package}'; pip install '{installed}" in done.stderr
+    assert ("--engine local" in done.stderr) is (package == "pyspark")
     assert "dlrm[" not in done.stderr  # another project's name in the package index
     assert len(done.stderr.splitlines()) == 1

@@ -394,6 +394,13 @@ def test_inference_benchmark_reports_every_batch_size(command, device, capsys):
     assert summarized[0].startswith("DLL ")
 
 
+def test_default_batch_sizes_are_limited_to_the_test_set(command, capsys):
+    summary = command("--mode=inference_benchmark", "--inference_benchmark_steps=2")
+    sizes = {which.rpartition("_")[2] for which in summary}
+    assert sizes == {"1", "64", "1500"}
+    assert "note: the largest batch size is 1500" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_inference_benchmark_times_lists_in_every_runtime(command, device):
     if device != "cpu":

@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from dlrm.data.sources import native
 from dlrm.data.sources.column_names import check_columns, listed
+from dlrm.data.sources.row_error import LineError
 from dlrm.data.sources.text_files import (
     BROKEN,
     LONGEST_LINE,
@@ -243,7 +244,7 @@ class _Rows:
             if len(record) != len(names):
                 problem = f"expected {len(names)} columns ({listed(names)}), got {len(record)}"
                 if self._problems is None:
-                    raise ValueError(f"{self._path}, line {line}: {problem}")
+                    raise LineError(f"{self._path}, line {line}: {problem}")
                 self._problems[line] = f"{problem}\t{self._delimiter.join(record)}"
                 records[i] = [""] * len(names)
         columns: list[pa.Array | None] = [None] * len(names)

@@ -383,7 +383,8 @@ def _load() -> tuple[Host | None, str]:
         return Host(LIBRARY), ""
     except OSError as error:  # for another machine, or a later C library
         logging.getLogger(__name__).warning(
-            "dlrm: numpy parses rows instead of the native parser, several times slower: %s", error
+            "numpy parses rows instead of the native parser of dlrm, several times slower: %s",
+            error,
         )
         return None, str(error)
 

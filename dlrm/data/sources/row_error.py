@@ -1,5 +1,6 @@
 """The error of a row, from the parser of a cell to the line that a command prints."""
 
+LEAVES_OUT = "; --bad_lines quarantine leaves such rows out"  # for errors of preparations
 _LONGEST_SHOWN = 64  # characters of a value in a message
 
 
@@ -30,6 +31,10 @@ class RowError(ValueError):
     def __str__(self) -> str:
         where = f"row {self.row}" if self.where is None else self.where
         return f"{where}{':' if self.column is None else ','} {self.reason}"
+
+
+class LineError(ValueError):
+    """A line of text that is no row, such as one with too few cells."""
 
 
 def shown_text(text: str | bytes) -> str:

@@ -45,6 +45,7 @@ class Draft:
         rows: rows of the sample.
         whole: whether the sample has all rows.
         in_doubt: columns that are numerical and categorical, as nothing says which they are.
+        disguised: column of text -> why it may be numbers or lists in another form.
         leaks: column -> how much of the label it tells.
         partial_leaks: column -> in which share of the rows with the rarer label it tells it.
     """
@@ -56,6 +57,7 @@ class Draft:
     rows: int
     whole: bool
     in_doubt: tuple[str, ...] = ()
+    disguised: dict[str, str] = field(default_factory=dict)
     leaks: dict[str, str] = field(default_factory=dict)
     partial_leaks: dict[str, str] = field(default_factory=dict)
 
@@ -193,8 +195,8 @@ def draft(
     comments = drafter.comments | {label: one_line(label_comment)}
     if weight is not None:
         comments[weight] = described_column(columns[weight])
-    leaks = drafter.leaks, drafter.partial_leaks
-    of_draft = (rows, whole, tuple(drafter.in_doubt), *leaks)
+    doubts = tuple(drafter.in_doubt), drafter.disguised
+    of_draft = (rows, whole, *doubts, drafter.leaks, drafter.partial_leaks)
     return Draft(schema, comments, left_out, label_comment, *of_draft)
 
 

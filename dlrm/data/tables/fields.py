@@ -52,6 +52,7 @@ class Drafter:
         self.comments: dict[str, str] = {}
         self.left_out: dict[str, str] = {}
         self.in_doubt: list[str] = []
+        self.disguised: dict[str, str] = {}
         self.leaks: dict[str, str] = {}
         self.partial_leaks: dict[str, str] = {}
         self.time: TimeField | None = None
@@ -72,7 +73,10 @@ class Drafter:
         elif summary.is_number:
             self._add_number(summary)
         else:
-            self._add_categorical(summary, _text_note(summary))
+            note, in_disguise = _text_note(summary)
+            self._add_categorical(summary, note)
+            if in_disguise:
+                self.disguised[name] = note
         if name not in self.left_out:
             self._note_leak(summary)
 
@@ -322,21 +326,23 @@ def _spellings(summary: Summary) -> tuple[tuple[str, ...], tuple[str, ...]]:
     return true, false
 
 
-def _text_note(summary: Summary) -> str:
+def _text_note(summary: Summary) -> tuple[str, bool]:
+    """Returns a note, or "", and whether it says that the column may not be categorical."""
     if summary.kind != TEXT:
-        return ""
+        return "", False
     strays, numbers = summary.strays, summary.numbers.count
     named = names.is_id(summary.name)
     if strays and not named and numbers > 0.9 * summary.present:
         few = ", ".join(shown(text) for text in list(strays)[:3])
-        return f"numbers but for {few}: numerical once missing_values has them"
+        return f"numbers but for {few}: numerical once missing_values has them", True
     if summary.padded and numbers and not strays:
-        return "codes, as numbers begin with 0"
+        return "codes, as numbers begin with 0", False
     if named and numbers:
-        return "an id by its name"
+        return "an id by its name", False
     if true := _spellings(summary)[0]:
-        return f"spellings of true and false: {', '.join(map(shown, true))} are true"
-    return _disguise(summary).removeprefix("; ")
+        return f"spellings of true and false: {', '.join(map(shown, true))} are true", False
+    note = _disguise(summary).removeprefix("; ")
+    return note, bool(note)
 
 
 def _disguise(summary: Summary) -> str:

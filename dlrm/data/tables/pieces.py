@@ -11,6 +11,7 @@ import pyarrow as pa
 from dlrm.data.sources import native
 from dlrm.data.sources.column_names import check_columns
 from dlrm.data.sources.csv_rows import Reading, Spans, UndecidedError
+from dlrm.data.sources.row_error import LEAVES_OUT, LineError
 from dlrm.data.sources.text_files import ByteRange, compression_of, count_lines, other_encoding
 from dlrm.data.sources.text_format import NONE, TextFormat
 from dlrm.data.tables.columns import floats_of
@@ -295,9 +296,12 @@ class _TextPiece:
             text = replace(reading.text, columns=names_given, header=False)
             reading = reading._replace(text=text)
         in_file = [*(reading.columns or ())]
-        for read in kind.read(file.path, reading):
-            kind.check_names(file.path, read[0], self._how.text, in_file)
-            self._add(kind, read, partition, [(number, len(read[1]))], problems)
+        try:
+            for read in kind.read(file.path, reading):
+                kind.check_names(file.path, read[0], self._how.text, in_file)
+                self._add(kind, read, partition, [(number, len(read[1]))], problems)
+        except LineError as error:
+            raise ValueError(f"{error}{LEAVES_OUT}") from error
         if within is not None:
             self._made.count_lines(spans.read)
         self._made.facts["notes"] += filter(None, [spans.note(file.path, self._how.text)])

@@ -1,10 +1,11 @@
 """Rows of files of any kind for a draft, and what such files have besides."""
 
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 
 from dlrm.data.sources.column_names import check_columns
@@ -14,6 +15,8 @@ from dlrm.data.tables.kinds.cells import Cell
 from dlrm.data.tables.kinds.json_lines import plain_numbers
 from dlrm.data.tables.kinds.kind import TableFile
 from dlrm.data.tables.kinds.text import Text
+
+_MOST_SKIPPED = 0.01  # share of a file's lines; where more are no rows, the format is wrong
 
 
 @dataclass
@@ -26,6 +29,7 @@ class Seen:
         twice: columns whose name occurs several times, of which none is read.
         lacking: column -> a file that does not have it.
         spans: file -> rows that quoted cells extend over several lines.
+        skipped: file -> number of its rows that are no rows, and the first of them.
     """
 
     nested: dict[str, str] = field(default_factory=dict)
@@ -33,6 +37,7 @@ class Seen:
     twice: dict[str, None] = field(default_factory=dict)
     lacking: dict[str, Path] = field(default_factory=dict)
     spans: dict[Path, Spans] = field(default_factory=dict)
+    skipped: dict[Path, tuple[int, str]] = field(default_factory=dict)
 
     @property
     def left_out(self) -> dict[str, str]:
@@ -53,6 +58,8 @@ def batches_of(
 ) -> Iterator[pa.RecordBatch]:
     """Yields the rows of files with all their columns, those of folders included.
 
+    Lines of text that are no rows are skipped, unless they are more than a hundredth of a file's.
+
     Args:
         files, text: files of one kind, and the format of CSV.
         needed: columns that every CSV file must have.
@@ -71,7 +78,9 @@ def batches_of(
                 yield batch
             continue
         spans = seen.spans.setdefault(file.path, Spans())
-        reading = Reading(text, spans=spans, nested=seen.nested)
+        problems: dict[int, str] = {}
+        reading = Reading(text, spans=spans, nested=seen.nested, problems=problems)
+        rows = skipped = 0
         for names, lines, read in kind.read(file.path, reading):
             wanted = [name for name in needed if name not in partition]
             kind.check_names(file.path, names, text, wanted)
@@ -81,7 +90,17 @@ def batches_of(
                 name: pa.array([value] * len(lines), pa.string())
                 for name, value in partition.items()
             }
-            yield pa.record_batch(list(arrays.values()), names=list(arrays))
+            batch = pa.record_batch(list(arrays.values()), names=list(arrays))
+            rows += len(lines)
+            if bad := [line for line in lines.tolist() if line in problems] if problems else []:
+                skipped += len(bad)
+                if skipped > _MOST_SKIPPED * rows:
+                    deque(kind.read(file.path, reading._replace(problems=None)), 0)  # raises
+                problem = problems[bad[0]].partition("\t")[0]  # without the row
+                first = f"line {bad[0]}, {problem}"
+                seen.skipped[file.path] = skipped, seen.skipped.get(file.path, (0, first))[1]
+                batch = batch.filter(pa.array(~np.isin(lines, bad)))
+            yield batch
 
 
 def _once(names: Sequence[str], seen: Seen) -> list[str]:

@@ -426,7 +426,10 @@ def spark_engine(
     try:
         from pyspark import SparkConf, SparkContext
     except ImportError as error:
-        raise EngineError(f"{sys.executable}: {missing_extra(error, 'preproc')}") from error
+        need = missing_extra(error, "preproc")
+        raise EngineError(
+            f"{sys.executable}: {need}, and --engine local prepares files without Spark"
+        ) from error
     logging.getLogger("py4j").setLevel(logging.WARNING)  # absl would print its messages
     if (running := SparkContext._active_spark_context) is not None:
         say(

@@ -90,8 +90,10 @@ def _verify(values: Values) -> None:
     _required(values, "input_folder")
     found = _find_input(values)
     size = sum(path.stat().st_size for path in found.all_files)
-    what = f"{len(found.files)} days" if found.num_days is None else found.files[0].name
-    print(f"{values['input_folder']}: {what}, {size / 1e9:.2f} GB")
+    days = f"{len(found.files)} day{'s' * (len(found.files) != 1)}"
+    what = days if found.num_days is None else found.files[0].name
+    shown = f"{size / 1e9:.2f} GB" if size >= 1e8 else f"{size / 1e6:.3g} MB"
+    print(f"{values['input_folder']}: {what}, {shown}")
 
 
 def _prepare(values: Values) -> None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from dlrm.data.sources.log_lines import LONGEST_LINE, Lines, LogFormat, explain, parse_lines
+from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.files import sync
 from dlrm.preproc.stages.source import Rejected
 from dlrm.remote.task_files import fetch, open_input
@@ -249,6 +250,7 @@ def read_blocks(
                 error = explain(line, log_format, rows + skipped)
                 if rejected is None:
                     error.where = f"{split.source}, line {_line_number(split.path, start)}"
+                    error.problem += LEAVES_OUT
                     raise error
                 shown = line.rstrip(b"\r\n").decode("utf-8", "backslashreplace")
                 rejected.append(Rejected(error.row, error.reason, shown))

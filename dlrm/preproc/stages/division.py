@@ -8,7 +8,7 @@ import numpy as np
 
 from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, hash_texts
-from dlrm.data.sources.row_error import RowError, shown_text
+from dlrm.data.sources.row_error import LEAVES_OUT, RowError, shown_text
 from dlrm.data.transform.rows import FieldRows
 from dlrm.data.transform.schema import Schema
 from dlrm.preproc.stages.options import SplitConfig
@@ -200,6 +200,7 @@ def readable(
         bad = [first[row] for row in sorted(first)]
         if rejected is None:
             bad[0].where = part.where(begin + bad[0].row)
+            bad[0].problem += LEAVES_OUT
             raise bad[0]
         rejected += [Rejected(begin + e.row, e.reason, read.text(e.row)) for e in bad]
         good = np.ones(len(read.numbers), bool)

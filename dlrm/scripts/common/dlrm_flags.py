@@ -92,7 +92,8 @@ class CommandConfig:
     )
     inference_benchmark_batch_sizes: tuple[int, ...] = setting(
         (1, 64, 4096),
-        "Batch sizes for inference throughput and latency measurements",
+        "Batch sizes for inference throughput and latency measurements; by default at most the "
+        "rows of the test set",
         topic="Inference benchmark",
         resumable=True,
     )

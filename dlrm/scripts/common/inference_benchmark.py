@@ -26,16 +26,20 @@ def inference_benchmark(
 ) -> dict[str, float]:
     """Returns latencies and throughput; keys without a runtime are those of the native model.
 
-    Each result is also printed when it is measured, as a row of a table.
+    Each result is also printed when it is measured, as a row of a table. Batch sizes that the user
+    did not choose are limited to the rows of the test set.
     """
-    sizes = values["inference_benchmark_batch_sizes"]
+    sizes, most = values["inference_benchmark_batch_sizes"], test.num_samples
+    if "inference_benchmark_batch_sizes" not in values.given and most < max(sizes):
+        sizes = tuple(dict.fromkeys(min(size, most) for size in sizes))
+        log.line(f"note: the largest batch size is {most}, as the test set has no more rows")
     if not sizes:
         raise ValueError("--inference_benchmark_batch_sizes: expected one or more")
     for size in sizes:
-        if not 1 <= size <= test.num_samples:
+        if not 1 <= size <= most:
             raise ValueError(
-                f"--inference_benchmark_batch_sizes {size}: expected 1 to "
-                f"{test.num_samples}, the rows of the test set"
+                f"--inference_benchmark_batch_sizes {size}: expected 1 to {most}, the rows of the "
+                "test set"
             )
     summary = {}
     names = _other_runtimes(task, values, log)

@@ -45,9 +45,12 @@ def run(values: Values) -> None:
     notes = [note for path, spans in seen.spans.items() if (note := spans.note(path, text))]
     for note in notes[:_MOST_NOTES]:
         _say(note)
+    for path, (number, first) in seen.skipped.items():
+        rows = f"{number:,} row{'s' * (number > 1)} that cannot be read"
+        _say(f"warning:     {path}: skipped {rows}; the first: {first}")
     if line is not None:
         _say(f"format:      {line}")
-    _report(drafted, values)
+    _report(drafted, values, bool(seen.skipped))
 
 
 def _say(line: str) -> None:
@@ -95,7 +98,7 @@ def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",")]
 
 
-def _report(drafted: Draft, values: Values) -> None:
+def _report(drafted: Draft, values: Values, quarantine: bool) -> None:
     schema = drafted.schema
     _say(f"label:       {shown_name(schema.label.column)}, {drafted.label}")
     print(f"numerical:   {len(schema.numerical)}")
@@ -114,6 +117,8 @@ def _report(drafted: Draft, values: Values) -> None:
             print(f"missing:     {', '.join(map(repr, texts))} in {shown_name(name)}")
     if drafted.in_doubt:
         print(f"in doubt:    {listed(drafted.in_doubt)}: a number and an id each")
+    for name, why in drafted.disguised.items():
+        _say(f"in doubt:    {shown_name(name)}, {why}")
     for name, why in drafted.left_out.items():
         _say(f"left out:    {shown_name(name)}, {why}")
     for name, why in (drafted.leaks | drafted.partial_leaks).items():
@@ -122,5 +127,6 @@ def _report(drafted: Draft, values: Values) -> None:
     command = ["dlrm", "prepare", f"--schema={values['output']}"]
     command += [f"--input={','.join(values['input'])}"]
     command += flags_of({name: values[name] for name in _SAME if name in values.given})
+    command += ["--bad_lines=quarantine"] * quarantine
     command.append(f"--output={free_name('dataset')}")
     print(f"  {shell_line(command)}")

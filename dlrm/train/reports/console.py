@@ -1,4 +1,4 @@
-"""The terminal of a run, in one of two forms: NVIDIA's lines, or a short form for people."""
+"""The terminal of a run, in one of two forms: lines like NVIDIA's, or a short form for people."""
 
 import sys
 import time
@@ -116,7 +116,9 @@ class Saved(NamedTuple):
 
 
 class NvidiaConsole:
-    """Prints lines as NVIDIA's program does, which other programs read, and shows a progress bar.
+    """Prints lines like those of NVIDIA's program, and shows a progress bar.
+
+    docs/reference/nvidia.md lists the differences.
 
     Args:
         quiet: print nothing; for all ranks except the first.
@@ -189,8 +191,8 @@ class NvidiaConsole:
         if saved.problem or saved.curves:
             self.line(saved.problem or f"curves: {saved.curves}")
         if saved.last:
-            best = saved.best or "none, as nothing was tested"
-            self.line(f"checkpoints: last {saved.last}, best {best}")
+            best = f"best {saved.best}" if saved.best else "no best one without a test"
+            self.line(f"checkpoints: last {saved.last}, {best}")
         else:
             self.line("the weights are not saved; --save_checkpoint_path saves them")
 

@@ -385,7 +385,7 @@ def test_a_time_zone_that_is_not_known(tmp_path):
 def test_a_label_that_is_not_among_the_negative_ones_is_a_bad_row(tmp_path):
     schema = SCHEMA | {"label": {"column": "y", "positive": "1", "negative": ["0"]}}
     path = write(tmp_path / "a.parquet", y=[0, 1, 1, 2])
-    problem = "column y: expected '1' or '0', got '2'"
+    problem = "column y: expected '1' or '0', got '2'; --bad_lines quarantine leaves such rows out"
     assert refusal(path, tmp_path, schema) == f"{path}, row group 1, row 1, {problem}"
     options = {"bad_lines": "quarantine", "max_bad_lines": 1.0, "restart": True}
     prepare(schema, [path], tmp_path / "d", **options)
@@ -444,6 +444,7 @@ def test_a_bad_line_of_json_is_named(tmp_path, case):
     message = refusal(path, tmp_path)
     assert message.startswith(f"{path}, line 3")
     assert problem in message
+    assert message.endswith("; --bad_lines quarantine leaves such rows out")
     prepare(
         SCHEMA, [path], tmp_path / "d", bad_lines="quarantine", max_bad_lines=0.25, restart=True
     )
@@ -476,6 +477,7 @@ def test_a_bad_line_of_csv_is_named(tmp_path, line, problem):
     message = refusal(path, tmp_path)
     assert message.startswith(f"{path}, line 3")
     assert problem in message
+    assert ("; --bad_lines quarantine leaves" in message) is ("UTF" not in problem)
 
 
 def test_a_bad_row_of_csv_is_put_aside_as_it_is(tmp_path):

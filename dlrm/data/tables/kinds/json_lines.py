@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from dlrm.data.sources import native
 from dlrm.data.sources.csv_rows import Reading, Spans, array_of_cells
+from dlrm.data.sources.row_error import LineError
 from dlrm.data.sources.text_files import (
     LONGEST_LINE,
     archive_named,
@@ -257,7 +258,7 @@ class _Rows:
                 rows.append(_row(line, number, self._reading))
             except ValueError as error:
                 if problems is None:
-                    raise ValueError(f"{path}, line {number}, {error}") from None
+                    raise LineError(f"{path}, line {number}, {error}") from None
                 shown = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
                 problems[number] = f"{error}\t{shown.rstrip()}"
                 rows.append({})
