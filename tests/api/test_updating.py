@@ -95,5 +95,7 @@ def test_a_model_of_a_recipe_is_updated_by_one_pass_in_any_mode_but_its_schedule
     before = read_progress(model.path)["step"]
     made = model.update(frames[2], continue_lr="constant", batch_size=BATCH, set_aside=0)
     assert read_progress(made.path)["step"] == before + 1
-    with pytest.raises(ValueError, match=r"continue_lr=schedule: .*depends on the length of the run"):
+    with pytest.raises(
+        ValueError, match=r"continue_lr=schedule: .*depends on the length of the run"
+    ):
         model.update(frames[2], continue_lr="schedule")
