@@ -113,7 +113,7 @@ def test_a_bad_value_is_named_by_its_row_of_the_table_and_leaves_nothing(tmp_pat
     texts = rows["price"].cast(pa.string()).to_pylist()
     texts[GROUP_ROWS + 3] = "dear"
     rows = rows.set_column(2, "price", pa.array(texts))
-    wrong = rf"^frame, row {GROUP_ROWS + 3}, column price: expected a number.*, got 'dear'$"
+    wrong = rf"^frame, row {GROUP_ROWS + 3}, column price: expected a number, got 'dear'; bad_"
     with pytest.raises(ValueError, match=wrong):
         dlrm.Dataset.from_arrow(rows, SCHEMA, tmp_path / "dataset")
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""Two forms of a run's terminal: NVIDIA's lines, which programs read, and the short form."""
+"""Two forms of a run's terminal: lines like NVIDIA's, which programs read, and the short form."""
 
 import json
 import re

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from dlrm.command_line import painted, say
+from dlrm.data.sources.row_error import LEAVES_OUT
 from dlrm.documents import read_json
 from dlrm.files import make_directories, write_atomically
 from dlrm.flags import Values
@@ -67,7 +68,8 @@ def run(values: Values) -> int:
         except StepError as failed:
             lines = f"the command and all of its lines are in {own.output / LOG}"
             skip = f"the same command tries again, and --skip {day.name} leaves the day out"
-            print(f"error: {day.name}: {failed}; {lines}; {skip}", file=sys.stderr)
+            why = str(failed).replace(LEAVES_OUT, "")  # a flag that this command does not have
+            print(f"error: {day.name}: {why}; {lines}; {skip}", file=sys.stderr)
             return failed.code
         finally:
             if chain.days:
