@@ -201,7 +201,7 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--plot", type=Path, help="picture to draw, as scaling.png")
+    parser.add_argument("--plot", type=Path, help="picture to draw, such as scaling.png")
     options = parser.parse_args()
     print(f"{options.workload}, torch {torch.__version__}, {os.cpu_count()} cores, gloo, ", end="")
     print(f"1 thread a process, {options.rounds} rounds of {options.steps} steps\n")
