@@ -11,8 +11,9 @@ import math
 import mmap
 import os
 import time
+import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from torch import Tensor
 _LIBRARY = Path(__file__).resolve().parents[1] / "_ops_cpu.so"
 _PENDING = 32  # posts that may wait for their readers
 _ALIGNMENT = 64
+_LARGEST = (1 << 32) - 1  # number in a counter, after which they begin anew
 _PATIENCE = 200_000_000  # nanoseconds to wait before looking whether the other process lives
 
 
@@ -42,22 +44,27 @@ class SharedMemory:
         self._channels = [Channel(rank, size, seconds) for _ in range(3)]
         self.vectors, self.gradients, self.decisions = self._channels
 
-    def address(self) -> tuple[str, int, str | None, list[int]]:
+    def address(self) -> tuple[str, int, str | None, list[tuple[int, str]]]:
         """Returns what others need to open this memory: the machine, the process, its files."""
         boot = Path("/proc/sys/kernel/random/boot_id").read_text()
         own = os.getpid()
-        return boot, own, _start_of(own), [channel.file for channel in self._channels]
+        files = [(channel.file, _name_of(own, channel.file)) for channel in self._channels]
+        return boot, own, _start_of(own), files
 
-    def open(self, addresses: Sequence[tuple[str, int, str | None, list[int]]]) -> None:
+    def open(self, addresses: Sequence[tuple[str, int, str | None, list[tuple[int, str]]]]) -> None:
         """Opens the memory of all ranks.
 
         Raises:
-            OSError: that of a rank cannot be opened, or is on another machine.
+            OSError: that of a rank cannot be opened, is on another machine, or is that of another
+                process, as where containers number their processes alike.
         """
         if len({boot for boot, *_ in addresses}) > 1:
             raise OSError("the ranks are on several machines")
+        for _, pid, _, files in addresses:
+            if [_name_of(pid, file) for file, _ in files] != [name for _, name in files]:
+                raise OSError("the ranks do not see each other's processes")
         for number, channel in enumerate(self._channels):
-            channel.open([(pid, start, files[number]) for _, pid, start, files in addresses])
+            channel.open([(pid, start, files[number][0]) for _, pid, start, files in addresses])
 
 
 def share_memory(
@@ -76,17 +83,16 @@ def share_memory(
     """
     memory, mine = None, None
     if _functions() is not None:
-        memory = SharedMemory(rank, size, seconds)
-        mine = memory.address()
+        with suppress(OSError):  # a limit of files or memory
+            memory = SharedMemory(rank, size, seconds)
+            mine = memory.address()
     addresses: list[Any] = [None] * size
     dist.all_gather_object(addresses, mine, group=group)
     opened: list[Any] = [False] * size
-    try:
+    with suppress(OSError):  # all ranks do without, below
         if memory is not None and None not in addresses:
             memory.open(addresses)
             opened[rank] = True
-    except OSError:
-        pass  # all ranks do without, below
     dist.all_gather_object(opened, opened[rank], group=group)
     return memory if all(opened) else None
 
@@ -105,7 +111,7 @@ class Channel:
 
     def __init__(self, rank: int, size: int, seconds: float):
         self.rank, self.size, self.seconds = rank, size, seconds
-        self.file = os.memfd_create("dlrm")
+        self.file = os.memfd_create(f"dlrm-{uuid.uuid4().hex}")
         os.ftruncate(self.file, _Control.num_bytes(size))
         self._own = _Control(self.file, size)
         self._number = 0  # of the last post
@@ -158,8 +164,12 @@ class Channel:
         index, begin = int(places[0]), int(places[1 + self.rank])
         data = self._opened.get((rank, index))
         if data is None or data.size < begin + math.prod(shape) * dtype.itemsize:
-            with _opened(self._processes[rank][0], int(control.files[index])) as file:
-                data = self._opened[rank, index] = _Data(file)
+            pid, start = self._processes[rank]
+            try:
+                with _opened(pid, int(control.files[index])) as file:
+                    data = self._opened[rank, index] = _Data(file)
+            except OSError as error:
+                raise error if _start_of(pid) == start else _ended(rank, pid) from error
         return data.part(begin, dtype, shape)
 
     def done(self, rank: int, number: int) -> None:
@@ -175,7 +185,7 @@ class Channel:
         limit, slot = time.monotonic() + self.seconds, number % _PENDING
         while not control.wait(slot, number, _PATIENCE):
             if _start_of(pid) != start and not control.wait(slot, number, 0):
-                raise ConnectionError(f"rank {rank} (process {pid}) has ended")
+                raise _ended(rank, pid)
             if time.monotonic() > limit:
                 raise TimeoutError(f"rank {rank} (process {pid}): no data in {self.seconds:g} s")
 
@@ -183,16 +193,21 @@ class Channel:
         """Returns the index of an own file with so many bytes that no rank may read."""
         for number in [*self._unread]:
             counter = _read_by_this(self.rank, number)
-            if all(other.counters[counter] == number for other in self._others):
+            read = number & _LARGEST
+            if all(other.counters[counter] == read for other in self._others):
                 del self._unread[number]
-        assert len(self._unread) < _PENDING, "posts that were never read"
+        oldest = min(self._unread, default=self._number)
+        assert self._number - oldest < _PENDING - 1, "a post was not read before many others"
         free = {*range(len(self._files))}.difference(self._unread.values())
         roomy = [index for index in free if self._files[index].size >= size]
         if roomy:
             return min(roomy)
         index = max(free, default=len(self._files))
         file = self._files[index].file if free else os.memfd_create("dlrm")
-        os.ftruncate(file, max(size, mmap.PAGESIZE))
+        try:
+            os.ftruncate(file, max(size, mmap.PAGESIZE))
+        except OSError as error:
+            raise OSError(f"{size:,} bytes of memory for the other ranks: {error}") from error
         self._files[index : index + 1] = [_Data(file)]
         return index
 
@@ -241,6 +256,15 @@ class _Data:
 def _read_by_this(rank: int, number: int) -> int:
     """Returns the index of the counter by which a rank says that it has read a post of `rank`."""
     return _PENDING * (1 + rank) + number % _PENDING
+
+
+def _ended(rank: int, pid: int) -> ConnectionError:
+    return ConnectionError(f"rank {rank} (process {pid}) has ended")
+
+
+def _name_of(pid: int, file: int) -> str:
+    """Returns the unique name of a file in memory by its descriptor in a process."""
+    return os.readlink(f"/proc/{pid}/fd/{file}")
 
 
 @contextmanager

@@ -51,7 +51,7 @@ class GradientSum:
     """
 
     def __init__(self, parameters: Iterable[Tensor], world: World):
-        self._armed = False
+        self._armed, self._in_turn = False, world.memory is not None
         self._buckets: list[_Bucket] = []
         if world.size == 1:
             return
@@ -82,16 +82,16 @@ class GradientSum:
         Returns:
             Their sums over the ranks, or None.
         """
-        self._armed = False
-        for bucket in self._buckets[self._next : -1]:
-            bucket.send()
-        for bucket in self._buckets[-1:]:
-            bucket.send(beside)
-        if self._buckets:
+        self._armed, sums = False, beside
+        for bucket in self._buckets[self._next :]:
+            bucket.send(beside if bucket is self._buckets[-1] else None)
+            if self._in_turn:
+                sums = bucket.receive()
+        if self._buckets and not self._in_turn:
             with part(EXCHANGE):
                 for bucket in self._buckets:
-                    beside = bucket.receive()
-        return beside
+                    sums = bucket.receive()
+        return sums
 
     def _arrived(self, parameter: Tensor) -> None:
         if not self._armed:
