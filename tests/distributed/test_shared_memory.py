@@ -11,6 +11,7 @@ from forked import CONTEXT
 from dlrm import ops
 from dlrm.distributed import World, start_sum
 from dlrm.distributed.shared_memory import Channel, SharedMemory, share_memory
+from dlrm.train.gradient_sum import GradientSum
 
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or not ops.native_available(), reason="the operators are not built"
@@ -69,7 +70,28 @@ def closed(world, rank):
         return share_memory(world.rank, world.size) is not None
 
 
-@pytest.mark.parametrize("apart", [elsewhere, closed])
+def another_process(world, rank):
+    """Returns whether ranks share memory of which one's descriptors are another process's here."""
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank == rank:
+            real = SharedMemory.address
+            patch.setattr(
+                SharedMemory,
+                "address",
+                lambda self: (*real(self)[:3], [(file, "other") for file, _ in real(self)[3]]),
+            )
+        return share_memory(world.rank, world.size) is not None
+
+
+def limited(world, rank):
+    """Returns whether ranks share memory of which one cannot make any."""
+    with pytest.MonkeyPatch.context() as patch:
+        if world.rank == rank:
+            patch.setattr(os, "ftruncate", lambda *_: (_ for _ in ()).throw(OSError("limit")))
+        return share_memory(world.rank, world.size) is not None
+
+
+@pytest.mark.parametrize("apart", [elsewhere, closed, another_process, limited])
 def test_all_ranks_do_without_where_one_cannot_share(ranks, apart):
     assert all(ranks(3).call(shared))
     assert ranks(3).call(apart, [(1,)] * 3) == [False] * 3
@@ -97,6 +119,21 @@ def test_a_rank_that_ends_is_named():
 
 def started(pid):
     return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[19]
+
+
+def many_buckets(world):
+    """Returns the gradient of each of many parameters, whose dtypes alternate."""
+    kinds = [torch.float32, torch.float64] * 40
+    parameters = [torch.nn.Parameter(torch.ones(3, dtype=kind)) for kind in kinds]
+    sums = GradientSum(parameters, world)
+    sums.expect()
+    sum(p.sum().double() for p in parameters).backward()
+    beside = sums.wait(torch.tensor([1.0 + world.rank]))
+    return [p.grad.tolist() for p in parameters], beside.tolist()
+
+
+def test_there_may_be_more_buckets_of_gradients_than_pending_posts(ranks):
+    assert ranks(2).call(many_buckets) == [([[2.0] * 3] * 80, [3.0])] * 2
 
 
 def test_a_wait_has_a_limit():
