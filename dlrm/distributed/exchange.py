@@ -19,10 +19,10 @@ def exchange(
     world: World,
     samples_by_rank: Sequence[int] | None = None,
 ) -> Callable[[], Tensor]:
-    """Starts to send every rank the vectors of its samples; the transfer runs in the background.
+    """Starts to send every rank the vectors of its samples.
 
     Every rank looks up its own tables for the whole batch and needs all tables for its own samples.
-    Gradients travel back in the same way, also in the background.
+    Gradients travel back in the same way. Over sockets transfers run in the background.
 
     Args:
         vectors: vectors of this rank's tables, `[batch, own tables, dim]`, for the batch of all
