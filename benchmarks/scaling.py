@@ -36,8 +36,7 @@ from train import DTYPES, WORKLOADS, StepLog
 from dlrm.data.clicks.batch import Shard
 from dlrm.data.clicks.config import DataConfig
 from dlrm.data.clicks.datasets import open_datasets
-from dlrm.distributed import World, exchange, start_sum
-from dlrm.distributed.shared_memory import share_memory
+from dlrm.distributed import World, exchange
 from dlrm.pages.pictures import write_picture
 from dlrm.step_clock import EXCHANGE
 from dlrm.tasks.recommendation import ClickLoader, Recommendation
@@ -103,7 +102,7 @@ class Training:
             received = exchange(vectors, model.fields_by_rank, self.world)()
             received.backward(received.detach())
             vectors.grad = None
-            start_sum(dense, self.world, gradients=True).wait()
+            dist.all_reduce(dense)
         return (time.perf_counter() - began) / steps, 0.0
 
 
@@ -141,7 +140,6 @@ def _serve(pipe, core, world, store, workload, dtype, batch, threads):
         dist.init_process_group(
             "gloo", init_method=store, rank=world.rank, world_size=world.size, timeout=limit
         )
-        world = replace(world, memory=share_memory(world.rank, world.size))
     training = Training(world, workload, dtype, batch)
     with contextlib.suppress(EOFError):
         while True:

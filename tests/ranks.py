@@ -1,4 +1,4 @@
-"""Processes joined as ranks of one machine that call functions for the tests until closed."""
+"""Processes joined over gloo that call functions for the tests until closed."""
 
 import tempfile
 import time
@@ -67,12 +67,11 @@ def _serve(rank, size, store, pipe):
     import torch.distributed as dist
 
     from dlrm.distributed import World
-    from dlrm.distributed.shared_memory import share_memory
 
     torch.set_num_threads(1)
     limit = timedelta(seconds=TIMEOUT)
     dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=limit)
-    world = World(rank, size, memory=share_memory(rank, size))
+    world = World(rank, size)
     while True:
         try:
             function, arguments = pipe.recv()

@@ -10,7 +10,6 @@ from dlrm.distributed.collectives import (
     gather_rows,
     gather_to_first,
     rank_names,
-    start_sum,
 )
 from dlrm.distributed.exchange import exchange
 from dlrm.distributed.world import (
@@ -46,6 +45,5 @@ __all__ = [
     "pipelines",
     "rank_names",
     "shutdown",
-    "start_sum",
     "start_transfers",
 ]

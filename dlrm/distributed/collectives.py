@@ -10,7 +10,6 @@ import torch.distributed as dist
 from torch import Tensor
 
 from dlrm import step_clock
-from dlrm.distributed.shared_memory import Sum
 from dlrm.distributed.world import World
 
 T = TypeVar("T")
@@ -25,21 +24,6 @@ def all_sum(tensor: Tensor, world: World) -> Tensor:
     if world.size > 1:
         dist.all_reduce(tensor, group=world.group)
     return tensor
-
-
-def start_sum(tensor: Tensor, world: World, gradients: bool = False) -> dist.Work | Sum:
-    """Starts to sum a contiguous tensor over several ranks, in place; `wait` ends the sum.
-
-    Args:
-        tensor: not to be touched until then.
-        world: the ranks.
-        gradients: use the group of `World.gradients`.
-    """
-    if world.memory is not None:
-        memory = world.memory
-        return (memory.gradients if gradients else memory.decisions).sum(tensor)
-    group = (gradients and world.gradients) or world.group
-    return dist.all_reduce(tensor, group=group, async_op=True)
 
 
 def gather_rows(tensor: Tensor, world: World) -> Tensor:

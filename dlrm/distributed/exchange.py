@@ -1,7 +1,6 @@
 """The exchange of looked-up vectors, from the ranks that hold tables to those that hold samples."""
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -22,7 +21,7 @@ def exchange(
     """Starts to send every rank the vectors of its samples.
 
     Every rank looks up its own tables for the whole batch and needs all tables for its own samples.
-    Gradients travel back in the same way. Over sockets transfers run in the background.
+    Gradients travel back in the same way. Transfers run in the background.
 
     Args:
         vectors: vectors of this rank's tables, `[batch, own tables, dim]`, for the batch of all
@@ -37,14 +36,20 @@ def exchange(
     if world.size == 1:
         assert list(tables_by_rank[0]) == list(range(vectors.shape[1]))
         return lambda: vectors
-    kind = _Sockets if world.memory is None else _Memory
-    transfer = kind(vectors, tables_by_rank, world, samples_by_rank)
+    transfer = _Transfer(vectors, tables_by_rank, world, samples_by_rank)
     started = _Start.apply(vectors, transfer)
     return lambda: _Finish.apply(started, transfer)
 
 
 class _Transfer:
-    """One exchange: who holds which tables and samples."""
+    """One exchange: who holds which tables and samples, and the pending transfer.
+
+    In both directions a rank has one tensor of rows `[n, dim]`. Rows from or to other ranks are
+    stored by rank, then sample, then table of that rank.
+    """
+
+    _landing: Tensor  # receives the pending transfer
+    _pending: tuple[list[Any], list[Tensor]]
 
     def __init__(
         self,
@@ -61,17 +66,6 @@ class _Transfer:
             samples_by_rank = [p.stop - p.start for p in parts]
         self.samples_by_rank = samples_by_rank
         self.num_samples = samples_by_rank[world.rank]
-
-
-class _Sockets(_Transfer):
-    """An exchange by torch's transfers, which run in the background.
-
-    In both directions a rank has one tensor of rows `[n, dim]`. Rows from or to other ranks are
-    stored by rank, then sample, then table of that rank.
-    """
-
-    _landing: Tensor  # receives the pending transfer
-    _pending: tuple[list[Any], list[Tensor]]
 
     def send_vectors(self, vectors: Tensor) -> None:
         rows = vectors.reshape(-1, self.dim)
@@ -128,68 +122,6 @@ class _Sockets(_Transfer):
         del self._pending
 
 
-class _Memory(_Transfer):
-    """An exchange through memory that the ranks share: each reads what the others have posted."""
-
-    def send_vectors(self, vectors: Tensor) -> None:
-        self._like = vectors.detach()
-        self._send(self._like.split(self.samples_by_rank))
-
-    def receive_vectors(self) -> Tensor:
-        vectors = self._like.new_empty(self.num_samples, self.num_tables, self.dim)
-        for rank, places in enumerate(self._places()):
-            count = len(self.tables_by_rank[rank])
-            with self._received(rank, (self.num_samples, count, self.dim)) as part:
-                if isinstance(places, slice):
-                    vectors[:, places] = part
-                else:
-                    vectors.index_copy_(1, places, part)
-        return vectors
-
-    def send_gradients(self, grad: Tensor) -> None:
-        self._send([grad[:, places] for places in self._places()])
-
-    def receive_gradients(self) -> Tensor:
-        grad = self._like.new_empty(self.batch, self.own_tables, self.dim)
-        for rank, samples in enumerate(grad.split(self.samples_by_rank)):
-            with self._received(rank, samples.shape) as part:
-                samples.copy_(part)
-        return grad
-
-    def _places(self) -> tuple[slice | Tensor, ...]:
-        return _places(tuple(map(tuple, self.tables_by_rank)))
-
-    def _send(self, to_rank: Sequence[Tensor]) -> None:
-        assert self.world.memory is not None
-        self._own, self._channel = to_rank[self.world.rank], self.world.memory.vectors
-        others = [part if r != self.world.rank else part[:0] for r, part in enumerate(to_rank)]
-        self._post = self._channel.post(others)
-
-    @contextmanager
-    def _received(self, rank: int, shape: Sequence[int]) -> Iterator[Tensor]:
-        """Waits for the part of a rank, and then tells the rank that it was read."""
-        if rank == self.world.rank:
-            yield self._own
-            del self._own
-            return
-        with step_clock.part(step_clock.EXCHANGE):
-            part = self._channel.read(rank, self._post, self._like.dtype, shape)
-        yield part
-        self._channel.done(rank, self._post)
-
-
-@cache
-def _places(tables_by_rank: tuple[tuple[int, ...], ...]) -> tuple[slice | Tensor, ...]:
-    """Returns what selects the tables of each rank among all: a slice where one does."""
-    found: list[slice | Tensor] = []
-    for tables in tables_by_rank:
-        step = tables[1] - tables[0] if len(tables) > 1 else 1
-        even = range(tables[0], tables[-1] + 1, step) if tables and step > 0 else range(0)
-        same = tuple(even) == tables
-        found.append(slice(even.start, even.stop, step) if same else torch.tensor(tables))
-    return tuple(found)
-
-
 @cache  # never evicted: a recorded step reads these at their addresses
 @torch.inference_mode(False)  # otherwise they could only be used in inference
 def _order(
@@ -211,7 +143,7 @@ class _Start(torch.autograd.Function):
     """Sends the vectors; its backward pass waits for their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, vectors: Tensor, transfer: _Sockets | _Memory) -> Tensor:
+    def forward(ctx: Any, vectors: Tensor, transfer: _Transfer) -> Tensor:
         ctx.transfer = transfer
         transfer.send_vectors(vectors)
         return vectors.new_empty(0)  # carries nothing: it ties `_Finish` to this in the graph
@@ -225,7 +157,7 @@ class _Finish(torch.autograd.Function):
     """Waits for the vectors and puts them in order; its backward pass sends their gradients."""
 
     @staticmethod
-    def forward(ctx: Any, started: Tensor, transfer: _Sockets | _Memory) -> Tensor:
+    def forward(ctx: Any, started: Tensor, transfer: _Transfer) -> Tensor:
         ctx.transfer = transfer
         return transfer.receive_vectors()
 

@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 
 from dlrm.distributed.mpi import mpi_variables
-from dlrm.distributed.shared_memory import SharedMemory, share_memory
 from dlrm.distributed.slurm import slurm_variables
 
 T = TypeVar("T")
@@ -36,7 +35,6 @@ class World:
         group: the process group; None is torch's default one.
         gradients: the group in which gradients of dense weights are summed, so that they do not
             queue behind other transfers; None is `group`.
-        memory: memory that all processes share, if they are on one machine and compute on its CPU.
     """
 
     rank: int = 0
@@ -44,7 +42,6 @@ class World:
     device: str = "cpu"
     group: dist.ProcessGroup | None = None
     gradients: dist.ProcessGroup | None = None
-    memory: SharedMemory | None = None
 
     def part(self, count: int) -> slice:
         """Returns this rank's share of `count` consecutive items; sizes differ by at most one."""
@@ -205,10 +202,7 @@ def join_world(device: str, backend: str = "nccl", timeout: float = 1800.0) -> W
         where = ":".join(_address())
         reason = str(error).splitlines()[0]
         raise OSError(f"rank {found.rank} cannot join the others at {where}: {reason}") from error
-    memory = None
-    if device == "cpu" and found.local_size == found.size:
-        memory = share_memory(found.rank, found.size, seconds=patience.total_seconds())
-    world = World(found.rank, found.size, device, gradients=gradients, memory=memory)
+    world = World(found.rank, found.size, device, gradients=gradients)
     own = device != "cpu" and backend == "nccl"  # NCCL hangs unless each process has its device
     name = f"GPU {torch.cuda.get_device_properties(device).uuid}" if own else None
     start_transfers(world, name)

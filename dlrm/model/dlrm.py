@@ -287,10 +287,10 @@ class DLRM(nn.Module):
     def _parameters_of_one_call(self, device: torch.device) -> "NetworkParameters | None":
         """Returns the parameters for `ops.network`; None if the parts have to run one by one.
 
-        Over sockets they do: the bottom MLP runs while vectors are exchanged.
+        With several processes they do: the bottom MLP runs while vectors are exchanged.
         """
         bottom, score, *_ = self._parts
-        if self.world.size > 1 and self.world.memory is None:
+        if self.world.size > 1:
             return None
         if not isinstance(bottom, MLP) or not isinstance(score, Score):
             return None
@@ -449,8 +449,7 @@ class DLRM(nn.Module):
                 kept.enter_context(layers.keep_rounded())
             parameters = self._parameters_of_one_call(self.table_rows.device)
             if parameters is not None and not self.training:
-                alone = self.world.size == 1 and self.wide is None
-                alone = alone and self.numerical_embedding is None
+                alone = self.wide is None and self.numerical_embedding is None
                 self._unchanged = parameters, self.embeddings.operands() if alone else None
             try:
                 yield

@@ -323,8 +323,6 @@ class _Opening:
             if not self.trains:  # a test weights rows as the training's tests did
                 self.values = with_saved_flags(values, checkpoint, ["sample_weights"])
             self.config = ClickConfig.from_values(self.values, device=world.device)
-            if self.config.step.overlap == "stale":  # whose transfers are in the background
-                self.world = replace(world, memory=None)
             check_continued(self.values)
             self.resumed = known_checkpoint(self.values, None)
             self.known = self.resumed or checkpoint

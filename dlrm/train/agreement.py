@@ -4,8 +4,7 @@ import torch
 import torch.distributed as dist
 
 from dlrm import ops
-from dlrm.distributed import World, agreed, start_sum
-from dlrm.distributed.shared_memory import Sum
+from dlrm.distributed import World, agreed
 
 
 def raise_device_errors(world: World) -> None:
@@ -28,7 +27,7 @@ class Agreement:
 
     def __init__(self, world: World):
         self._world = world
-        self._pending: tuple[dist.Work | Sum, torch.Tensor] | None = None
+        self._pending: tuple[dist.Work, torch.Tensor] | None = None
 
     def exchange(self, stop: bool, written: bool) -> tuple[bool, bool]:
         """Reports whether this rank wants to stop and whether its files are written.
@@ -40,7 +39,7 @@ class Agreement:
             return stop, written
         any_stop, all_written = self.finish()
         said = torch.tensor([int(stop), int(written)])
-        self._pending = start_sum(said, self._world), said
+        self._pending = dist.all_reduce(said, group=self._world.group, async_op=True), said
         return any_stop, all_written
 
     def finish(self) -> tuple[bool, bool]:

@@ -8,9 +8,10 @@ ranks a resumed run would sum in another order than the run that it continues.
 from collections.abc import Iterable, Iterator, Mapping
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from dlrm.distributed import World, all_sum, start_sum
+from dlrm.distributed import World, all_sum
 from dlrm.step_clock import EXCHANGE, part
 
 _BUCKET_BYTES = 4 << 20  # large enough for the network, small enough to start early
@@ -42,8 +43,6 @@ def _statistics(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 class GradientSum:
     """Sums gradients over the ranks, bucket by bucket, as soon as a bucket is complete.
 
-    Through shared memory, where nothing travels in the background, all are sent at the end.
-
     Every rank has the same parameters in the same order. Buckets are filled from the last parameter
     on, since its gradient comes first, and sent in that order on every rank. The last bucket waits
     for the end of the backward pass, and carries the other numbers that the update needs from all
@@ -51,7 +50,7 @@ class GradientSum:
     """
 
     def __init__(self, parameters: Iterable[Tensor], world: World):
-        self._armed, self._in_turn = False, world.memory is not None
+        self._armed = False
         self._buckets: list[_Bucket] = []
         if world.size == 1:
             return
@@ -61,8 +60,7 @@ class GradientSum:
                 last = _Bucket(parameter.dtype, world)
                 self._buckets.append(last)
             last.add(parameter)
-            if world.memory is None:
-                parameter.register_post_accumulate_grad_hook(self._arrived)
+            parameter.register_post_accumulate_grad_hook(self._arrived)
         if not self._buckets or self._buckets[-1].dtype != torch.float32:
             self._buckets.append(_Bucket(torch.float32, world))
         self._bucket_of = {id(p): bucket for bucket in self._buckets for p in bucket.parameters}
@@ -85,9 +83,7 @@ class GradientSum:
         self._armed, sums = False, beside
         for bucket in self._buckets[self._next :]:
             bucket.send(beside if bucket is self._buckets[-1] else None)
-            if self._in_turn:
-                sums = bucket.receive()
-        if self._buckets and not self._in_turn:
+        if self._buckets:
             with part(EXCHANGE):
                 for bucket in self._buckets:
                     sums = bucket.receive()
@@ -107,7 +103,7 @@ class _Bucket:
 
     def __init__(self, dtype: torch.dtype, world: World):
         self.dtype, self.bytes, self.missing = dtype, 0, 0
-        self._world = world
+        self._group = world.gradients or world.group
         self.parameters: list[Tensor] = []
 
     def add(self, parameter: Tensor) -> None:
@@ -120,7 +116,7 @@ class _Bucket:
         self._sizes = [part.numel() for part in parts]
         if parts:
             self._sum = torch.cat(parts)
-            self._pending = start_sum(self._sum, self._world, gradients=True)
+            self._pending = dist.all_reduce(self._sum, group=self._group, async_op=True)
 
     def receive(self) -> Tensor | None:
         """Waits for the sums, sets the gradients, and returns the sums of the rest, if any."""

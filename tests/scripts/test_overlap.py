@@ -1,7 +1,5 @@
 """`--overlap`: rows looked up a step ahead, and gradients that travel while others are computed."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -100,7 +98,6 @@ def order_of_backward(world):
     """Records when vector gradients are sent and awaited, and the bottom MLP's computed."""
     import torch.distributed as dist
 
-    world = replace(world, memory=None)  # through sockets
     model = DLRM(DLRMConfig(SIZES, 2, 4, (8, 4), (4, 1)), world)
     batch, seen, begin = 8, [], dist.batch_isend_irecv
 

@@ -159,7 +159,6 @@ OVERFLOWING = {"dtype": torch.float16, "scale": 22000.0, "max_grad_norm": 1.0}
 
 def train_both_ways(world, case, own_group):
     """Returns a rank's eager and recorded results, and counts of recordings and replays."""
-    world = replace(world, memory=None)  # as on GPUs
     if own_group:
         world = replace(world, gradients=dist.new_group())
     recorder = OpRecorder()
