@@ -450,6 +450,7 @@ class DLRM(nn.Module):
             parameters = self._parameters_of_one_call(self.table_rows.device)
             if parameters is not None and not self.training:
                 alone = self.wide is None and self.numerical_embedding is None
+                alone = alone and not self._attended
                 self._unchanged = parameters, self.embeddings.operands() if alone else None
             try:
                 yield

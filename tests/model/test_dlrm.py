@@ -345,6 +345,19 @@ def test_hashed_ids_of_other_columns_are_refused():
 
 
 @torch.no_grad()
+def test_lists_of_one_item_are_attended_in_a_block_of_unchanged_weights():
+    attended = {"field_tables": (0, 0), "field_targets": (1, None)}
+    config = DLRMConfig((9, 9), 4, 8, (8,), (16, 1), table_poolings=("attention", None), **attended)
+    model, numerical = DLRM(config).eval(), torch.rand(3, 4)
+    for parameter in model.parameters():
+        parameter.normal_()
+    ids = torch.tensor([[0, 1], [8, 4], [3, 3]])
+    expected = model(numerical, ids.flatten(), torch.ones_like(ids))
+    with model.weights_unchanged():
+        torch.testing.assert_close(model(numerical, ids), expected)
+
+
+@torch.no_grad()
 def test_dropout_begins_in_a_block_of_unchanged_weights():
     config = DLRMConfig(
         (9,), 4, 8, bottom_mlp_sizes=(8,), top_mlp_sizes=(64, 1), dropout=0.5, output_init="normal"
