@@ -171,7 +171,7 @@ def _check_shapes(name: str, ids: Tensor, lengths: Tensor, table_offsets: Tensor
 def _setup_context(ctx, inputs, output):
     weight, ids, lengths, table_offsets, sample_weights, ctx.mean, _ = inputs
     ctx.weight_shape = weight.shape
-    kept = None if sample_weights is None else weight  # only their gradient needs the rows
+    kept = weight if ctx.needs_input_grad[4] else None  # only that gradient reads the rows
     ctx.save_for_backward(kept, ids, lengths, table_offsets, sample_weights)
 
 

@@ -83,7 +83,8 @@ _ONEDNN_DTYPES = fused_linear_dtypes()
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:  # type: ignore[override]
-        ctx.save_for_backward(inputs, weight)
+        needs_inputs, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(inputs if needs_weight else None, weight if needs_inputs else None)
         return matrix_product(inputs, weight, bias)
 
     @staticmethod

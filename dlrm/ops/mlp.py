@@ -162,22 +162,23 @@ class _NativeMLP(torch.autograd.Function):
         weights, biases = parameters[:num_layers], parameters[num_layers : 2 * num_layers]
         logit = parameters[2 * num_layers :] or (None, None)
         output, kept = torch.ops.dlrm.mlp.default(inputs, weights, biases, *logit, True)
-        ctx.save_for_backward(output, kept, *(() if logit[0] is None else logit))
-        # Only their shapes are needed: `kept` has a copy of their values.
-        ctx.weights, ctx.dtype = weights, inputs.dtype
+        ctx.save_for_backward(kept, output if logit[0] is None else None, logit[0])
+        # Only their shapes are needed: `kept` has a copy of the weights' values.
+        ctx.weights, ctx.logit_bias, ctx.dtype = weights, logit[1], inputs.dtype
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad: Tensor):  # type: ignore[override]
-        output, kept, *logit = ctx.saved_tensors
+        kept, output, logit_weight = ctx.saved_tensors
         needs_inputs, _, *needs = ctx.needs_input_grad
         of_inputs, *grads = torch.ops.dlrm.mlp_backward.default(
             grad,
-            output,
+            grad if output is None else output,  # of logits only the shape is needed
             kept,
             ctx.weights,
-            *(logit or (None, None)),
+            logit_weight,
+            ctx.logit_bias,
             ctx.dtype,
             needs_inputs,
             any(needs),
@@ -205,7 +206,13 @@ class _MLP(torch.autograd.Function):
         for weight, bias in zip(weights, biases, strict=True):
             values.append(_layer(values[-1], weight, bias))
         ctx.dtypes = [parameter.dtype for parameter in parameters]
-        ctx.save_for_backward(*values, *weights)
+        saved: list[Tensor | None] = [*values, *weights]
+        needs_inputs, _, *needs = ctx.needs_input_grad
+        if not any(needs[:1]):
+            saved[0] = None  # only the gradient of the first weight reads the inputs
+        if weights and not needs_inputs:
+            saved[len(values)] = None  # only that of the inputs reads the first weight
+        ctx.save_for_backward(*saved)
         return values[-1]
 
     @staticmethod

@@ -293,6 +293,18 @@ def test_gradient_of_sample_weights_alone(device):
     torch.testing.assert_close(*gradients)
 
 
+def test_the_weight_may_change_before_a_backward_pass_that_does_not_read_it(device):
+    weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 19, device)
+    factors = make_sample_weights((weight, ids))
+    weight.requires_grad_()
+    pooled = ops.joint_embedding_bag(weight, ids, lengths, offsets, sample_weights=factors)
+    weight.detach().zero_()
+    (actual,) = torch.autograd.grad(pooled.sum(), weight)
+    rows = ids + offsets[ops.bags_of_ids(ids, lengths) % 2]
+    expected = torch.zeros_like(weight).index_add(0, rows, factors[:, None].expand(-1, 19))
+    torch.testing.assert_close(actual.to_dense(), expected)
+
+
 @pytest.mark.parametrize("id_dtype", ID_DTYPES)
 @pytest.mark.parametrize("bad", [-1, 7, "least", "most"])
 def test_a_bad_id_is_named(bad, id_dtype):

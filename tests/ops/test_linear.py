@@ -64,6 +64,17 @@ def test_what_is_frozen_gets_no_gradient(frozen):
     assert [tensor.grad is None for tensor in tensors] == [i == frozen for i in range(3)]
 
 
+@pytest.mark.parametrize(("frozen", "changed"), [(0, 1), (1, 0)])
+def test_what_no_gradient_reads_may_change_before_the_backward_pass(frozen, changed):
+    tensors = leaves(((4, 3), 5, 6))
+    tensors[frozen].requires_grad_(False)
+    others = [tensor for tensor in tensors if tensor.requires_grad]
+    expected = torch.autograd.grad(F.linear(*tensors).sum(), others)
+    output = ops.linear(*tensors)
+    tensors[changed].detach().zero_()
+    torch.testing.assert_close(torch.autograd.grad(output.sum(), others), expected)
+
+
 def test_autocast_and_graphs_take_torchs():
     inputs, weight, bias = leaves(((4, 3), 5, 6))
     with torch.autocast("cpu", torch.bfloat16):

@@ -266,6 +266,30 @@ def test_gradients_that_nobody_wants_are_not_computed(products):
     assert [inputs.grad, weights[0].grad] == [None, None]
 
 
+@pytest.mark.parametrize("frozen", ["inputs", "first weight"])
+def test_what_no_gradient_reads_may_change_before_the_backward_pass(frozen, products):
+    inputs, weights, biases = network((6, 5, (4, 3)))
+    still, changed = (inputs, weights[0]) if frozen == "inputs" else (weights[0], inputs)
+    still.requires_grad_(False)
+    others = [tensor for tensor in (inputs, *weights, *biases) if tensor is not still]
+    expected = torch.autograd.grad(ops.mlp_reference(inputs, weights, biases).sum(), others)
+    output = ops.mlp(inputs, weights, biases)
+    changed.detach().zero_()
+    torch.testing.assert_close(torch.autograd.grad(output.sum(), others), expected)
+
+
+def test_logits_and_their_bias_may_change_before_the_backward_pass(products):
+    inputs, weights, biases = network((6, 5, (4, 3)))
+    logit = torch.ones(1, 3, requires_grad=True), torch.ones(1, requires_grad=True)
+    leaves = (inputs, *weights, *biases, *logit)
+    hidden = ops.mlp_reference(inputs, weights, biases)
+    by_layer = torch.nn.functional.linear(hidden, *logit)
+    expected = torch.autograd.grad(3 * by_layer.sum(), leaves)
+    logits = ops.mlp_logits(inputs, weights, biases, *logit)
+    logit[1].detach().zero_()
+    torch.testing.assert_close(torch.autograd.grad(logits.mul_(3).sum(), leaves), expected)
+
+
 def test_strided_inputs_and_gradients_are_read_by_their_strides(device, products):
     inputs, weights, biases = network((8, 6, (4,)), device)
     strided = inputs.detach().T.contiguous().T.requires_grad_()
