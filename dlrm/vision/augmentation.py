@@ -5,11 +5,10 @@ world size or on the division of its batch.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -140,25 +139,15 @@ def crop(images: Tensor, boxes: Tensor, size: int, flip: Tensor | None = None) -
     """
     if images.device.type != "cpu":
         return _crop_in_batch(images, boxes, size, flip)
-    cropped = images.new_empty(*images.shape[:2], size, size)
-    mirrored = [False] * len(images) if flip is None else flip.tolist()
-    with _one_thread():
-        for row, (top, left, height, width) in enumerate(boxes.tolist()):
-            box = images[row : row + 1, :, top : top + height, left : left + width]
-            resized = F.interpolate(box, (size, size), mode="bilinear", antialias=True)[0]
-            cropped[row] = resized.flip(2) if mirrored[row] else resized
+    # NumPy copies single images: torch would wake other threads for them, which takes longer.
+    stored, cropped = images.numpy(), images.new_empty(*images.shape[:2], size, size)
+    results, mirrored = cropped.numpy(), [False] * len(images) if flip is None else flip.tolist()
+    for row, (top, left, height, width) in enumerate(boxes.tolist()):
+        box = np.ascontiguousarray(stored[row, :, top : top + height, left : left + width])
+        image = torch.from_numpy(box)[None]
+        resized = F.interpolate(image, (size, size), mode="bilinear", antialias=True)[0].numpy()
+        results[row] = resized[:, :, ::-1] if mirrored[row] else resized
     return cropped
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Runs operators on small tensors on the calling thread: waking others takes longer."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 def _crop_in_batch(images: Tensor, boxes: Tensor, size: int, flip: Tensor | None) -> Tensor:

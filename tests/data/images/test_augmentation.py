@@ -1,4 +1,5 @@
 import math
+import threading
 
 import numpy as np
 import pytest
@@ -55,6 +56,25 @@ def test_crops_are_the_boxes_resized_and_mirrored(device):
         expected = F.interpolate(box, (24, 24), mode="bilinear", antialias=True)[0]
         expected = expected.flip(2) if flip[row] else expected
         torch.testing.assert_close(cropped[row].double(), expected, atol=1.01, rtol=0)
+
+
+def test_a_thread_that_begins_during_a_crop_has_all_threads_of_torch(monkeypatch):
+    images, seen, resize = Noise(1).read(np.arange(1))[0], [], F.interpolate
+
+    def interpolate(*args, **options):
+        other = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        other.start()
+        other.join()
+        return resize(*args, **options)
+
+    monkeypatch.setattr(F, "interpolate", interpolate)
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        crop(images, torch.tensor([[0, 5, 30, 20]]), 24)
+    finally:
+        torch.set_num_threads(before)
+    assert seen == [3]
 
 
 def test_other_devices_crop_the_same(device):
