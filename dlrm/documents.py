@@ -7,6 +7,7 @@ standard library is imported and, to read YAML, PyYAML.
 
 import errno
 import json
+import math
 import os
 import re
 import reprlib
@@ -111,6 +112,28 @@ def read_json(
         ValueError: it is too large or of another form; the message names the file.
     """
     return parse_json(read_bytes(path, max_bytes), path, expected)
+
+
+def json_text(value: Any, indent: int | None = None) -> str:
+    """Returns JSON of a value, with null for NaN and infinities, which JSON does not have."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def with_nan(value: Any) -> Any:
+    """Returns a value of JSON with NaN for null, the inverse of `json_text` for numbers."""
+    if isinstance(value, dict):
+        return {key: with_nan(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [with_nan(entry) for entry in value]
+    return math.nan if value is None else value
 
 
 def parse_json(content: bytes | str, path: str | os.PathLike, expected: type = dict) -> Any:

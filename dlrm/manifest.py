@@ -3,7 +3,6 @@
 Only the standard library is imported.
 """
 
-import json
 import os
 import re
 import zlib
@@ -13,7 +12,15 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from dlrm.documents import MAX_JSON_BYTES, MAX_YAML_BYTES, brief, parse_json, read_bytes, read_json
+from dlrm.documents import (
+    MAX_JSON_BYTES,
+    MAX_YAML_BYTES,
+    brief,
+    json_text,
+    parse_json,
+    read_bytes,
+    read_json,
+)
 from dlrm.files import MANIFEST, within, write_atomically
 
 BLOCK_BYTES = 1 << 22  # of a file, each with its own checksum
@@ -230,7 +237,7 @@ def _are_sums(sums: Any, size: int) -> bool:
 def sealed_json(entries: Mapping[str, Any]) -> str:
     """Returns JSON of a map with its own checksum as the last entry, `own_crc32`."""
     kept = {name: value for name, value in entries.items() if name != _SEAL}
-    zeroed = json.dumps({**kept, _SEAL: "0" * 8}, indent=2) + "\n"
+    zeroed = json_text({**kept, _SEAL: "0" * 8}, indent=2) + "\n"
     return f"{zlib.crc32(zeroed.encode()):08x}".join(zeroed.rsplit("0" * 8, 1))
 
 

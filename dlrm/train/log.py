@@ -1,6 +1,5 @@
 """The reports of a run: a console, and a file in DLLogger's format."""
 
-import json
 import os
 import time
 from collections.abc import Callable, Generator
@@ -9,6 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any, Protocol, TextIO
 
+from dlrm.documents import json_text
 from dlrm.files import errors_named
 from dlrm.metrics.table import unit_of
 from dlrm.remote.cache import with_uris
@@ -107,10 +107,8 @@ class RunLog:
             "datetime": str(datetime.fromtimestamp(now)),
             "elapsedtime": str(now - self._start),
         }
-        if isinstance(data := entry.get("data"), dict):  # JSON has no NaN
-            entry["data"] = {k: None if v != v else v for k, v in data.items()}
         with errors_named(self._file.name):
-            self._file.write("DLLL " + json.dumps(head | entry) + "\n")
+            self._file.write(f"DLLL {json_text(head | entry)}\n")
             self._file.flush()
 
 

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -351,10 +352,9 @@ class Trainer:
         finish_updates(self.optimizers)
         self._window.mean()
         average_statistics(self.task.model, self.parameters.average, self._replicas)
-        sums = {name: value.sum().item() for name, value in self.parameters.dense().items()}
-        for part in gather(sums, self.parameters.parts):
+        for part in gather(_largest(self.parameters.dense()), self.parameters.parts):
             for name, value in part.items():
-                self._window.check_finite(value, f"sum of {name}")
+                self._window.check_finite(value, f"largest value of {name}")
         self._clock.pause()
         self._window.save()
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
@@ -382,3 +382,16 @@ class Trainer:
             with self.checkpoints.on_all_nodes(best) as path:
                 load_checkpoint(path or best, self.parameters, world=self.world)
         return best is not None
+
+
+def _largest(tensors: Mapping[str, Tensor]) -> dict[str, float]:
+    """Returns the largest magnitude of each tensor, read from the device at once.
+
+    A sum of half-precision values may overflow where all of them are finite.
+    """
+    found = {
+        name: torch.stack(value.aminmax()).abs().amax().float()
+        for name, value in tensors.items()
+        if value.is_floating_point() and value.numel()
+    }
+    return dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}

@@ -2,13 +2,14 @@
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from toy import Line, Points, trainer
 
-from dlrm.train.checkpoints.directory import CheckpointDirectory
+from dlrm.train.checkpoints.directory import CheckpointDirectory, best_record
 from dlrm.train.config import TrainConfig
 from dlrm.train.log import RunLog
 
@@ -271,6 +272,47 @@ def test_a_nan_loss_stops_the_run_and_is_not_saved(tmp_path, device):
     ):
         run.fit(Points(device=device), Points(2, device=device))
     assert checkpoints.last().name == "step-000000004"
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_finite_weights_are_saved_though_their_sum_overflows(tmp_path, dtype, device):
+    task = Line(device=device)
+    big = torch.full((4, 20_000), torch.finfo(dtype).max, dtype=dtype, device=device)
+    task.model.register_buffer("big", big)
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    run = trainer(task, checkpoints=checkpoints, checkpoint_freq=2, max_steps=4)
+    run.fit(Points(device=device), Points(2, device=device))
+    assert checkpoints.last().name == "step-000000004"
+    for value, text in ((-math.inf, "inf"), (math.nan, "nan")):
+        big[3, 19_999] = value
+        with pytest.raises(FloatingPointError, match=f"largest value of big became {text}"):
+            run._save()
+
+
+def refuse_constant(name):
+    raise ValueError(f"{name} is no JSON")
+
+
+def test_an_undefined_metric_is_null_in_files_and_resumed(tmp_path, capsys):
+    checkpoints = CheckpointDirectory(tmp_path / "run")
+    config = {"epochs": 2, "print_freq": 10}
+    with RunLog(tmp_path / "run.log") as log:
+        first = trainer(
+            Line(scores=[math.nan]), checkpoints=checkpoints, log=log, **config, max_steps=10
+        )
+        first.fit(Points(), Points(2))
+    assert "note: score is undefined, the test set has one class only" in capsys.readouterr().out
+    files = [*(tmp_path / "run").rglob("*.json")]
+    assert {"progress.json", "best.json"} <= {file.name for file in files}
+    for text in (*map(Path.read_text, files), (tmp_path / "run.log").read_text()):
+        for document in text.split("DLLL ") if text.startswith("DLLL") else [text]:
+            json.loads(document or "{}", parse_constant=refuse_constant)
+    assert math.isnan(best_record(tmp_path / "run")["score"])
+    second = trainer(Line(scores=[0.5]), checkpoints=checkpoints, **config)
+    second.resume(checkpoints.last())
+    assert math.isnan(second.progress.best["score"])
+    second.fit(Points(), Points(2))
+    assert second.progress.best["score"] == 0.5
 
 
 @pytest.mark.parametrize("kind", ["sgd", "adagrad", "adam"])

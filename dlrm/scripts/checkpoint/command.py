@@ -1,8 +1,6 @@
 """Inspects, compares and converts checkpoints, and changes the rows of their tables."""
 
 import csv
-import json
-import math
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any, NamedTuple
 
 from dlrm.command_line import say
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.documents import brief, printable
+from dlrm.documents import brief, json_text, printable
 from dlrm.files import MANIFEST
 from dlrm.flags import Values
 from dlrm.preproc.increments.inspection import inspect_chain, lines_of_chain
@@ -83,7 +81,7 @@ def _diff(own: CheckpointConfig, a: Path, b: Path) -> int:
 
 def _show(found: dict[str, Any], lines: list[str], own: CheckpointConfig) -> None:
     text = "\n".join(map(printable, lines))
-    print(json.dumps(_without_nan(found), indent=2) if own.json else text)
+    print(json_text(found, indent=2) if own.json else text)
 
 
 def _convert(own: CheckpointConfig, source: Path) -> int:
@@ -168,12 +166,3 @@ def _number(text: str, where: str) -> int:
     if not re.fullmatch("[0-9]{1,18}", text):
         raise ValueError(f"{where}: expected a number, got {brief(text)}")
     return int(text)
-
-
-def _without_nan(value: Any) -> Any:
-    """Returns the same with None for numbers that JSON does not have."""
-    if isinstance(value, dict):
-        return {key: _without_nan(entry) for key, entry in value.items()}
-    if isinstance(value, list):
-        return [_without_nan(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

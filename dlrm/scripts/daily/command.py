@@ -12,7 +12,7 @@ from typing import Any, TextIO
 
 from dlrm.command_line import painted, say
 from dlrm.data.sources.row_error import LEAVES_OUT
-from dlrm.documents import read_json
+from dlrm.documents import read_json, with_nan
 from dlrm.files import make_directories, write_atomically
 from dlrm.flags import Values
 from dlrm.manifest import read_manifest, read_sealed, sealed_json
@@ -204,7 +204,7 @@ class _Follower:
                 flags = {"checkpoint": checkpoint, "input": path, "output": output}
                 with self._timed(day.name, f"judge {model}"):
                     self._step("evaluate", {**flags, "bootstrap": 0, **self._rows.judging})
-            facts[model] = read_json(output / "evaluation.json")
+            facts[model] = with_nan(read_json(output / "evaluation.json"))
         judged = {
             model: {n: own["models"][0][n]["value"] for n in _METRICS if n in own["models"][0]}
             for model, own in facts.items()

@@ -1,11 +1,11 @@
 """The results of an evaluation as files: a self-contained page, and JSON."""
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from dlrm.documents import json_text
 from dlrm.metrics.intervals import wilson
 from dlrm.metrics.ranked import RankedRows
 from dlrm.metrics.table import METRICS, title
@@ -54,7 +54,7 @@ def reliability_of(ranked: RankedRows) -> dict[str, Any]:
 
 def write_files(directory: Path, facts: dict[str, Any]) -> None:
     """Writes JSON and page."""
-    (directory / JSON).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
+    (directory / JSON).write_text(json_text(facts, indent=1) + "\n", encoding="utf-8")
     (directory / HTML).write_text(page(facts), encoding="utf-8")
 
 

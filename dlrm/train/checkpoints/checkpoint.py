@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 
 from dlrm.distributed import World, agreed, gather
-from dlrm.documents import brief, read_json
+from dlrm.documents import brief
 from dlrm.manifest import read_manifest
 from dlrm.ops import split_float32
-from dlrm.train.checkpoints.description import CONFIG, PROGRESS
+from dlrm.train.checkpoints.description import CONFIG, PROGRESS, described_progress
 from dlrm.train.checkpoints.nvidia import is_nvidia, read_nvidia
 from dlrm.train.checkpoints.saved_model import AVERAGE, SavedModel
 from dlrm.train.checkpoints.saved_rows import SavedRows, saved_tables
@@ -91,7 +91,7 @@ def read_progress(directory: str | os.PathLike) -> dict[str, Any]:
     if is_nvidia(directory):
         return read_nvidia(directory).progress
     _check_manifest(directory, PROGRESS)
-    return read_json(Path(directory, PROGRESS))
+    return described_progress(Path(directory))
 
 
 def read_shape(directory: str | os.PathLike, name: str) -> list[int]:
@@ -183,7 +183,7 @@ def _read_ours(directory: Path, own_tables: set[int]) -> SavedModel:
     config = read_config(directory)
     tables, state = saved_tables(directory, config)
     dense = read_tensors(directory / "dense.safetensors")
-    progress = read_json(directory / PROGRESS)
+    progress = described_progress(directory)
     return SavedModel(directory, "dlrm", config, progress, dense, tables, state)
 
 

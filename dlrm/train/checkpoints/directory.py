@@ -14,7 +14,7 @@ from torch import Tensor
 
 from dlrm.distributed import World, agreed, from_first
 from dlrm.distributed.transfers import leaders
-from dlrm.documents import brief
+from dlrm.documents import brief, with_nan
 from dlrm.files import MANIFEST, check_local, tidy_leftovers, write_atomically
 from dlrm.locks import in_use, remove_abandoned, remove_unused, sync
 from dlrm.manifest import read_sealed, sealed_json
@@ -283,7 +283,7 @@ def _pointer(path: Path) -> dict[str, float]:
     file = path / _BEST
     if not file.exists():
         return {}
-    record = read_sealed(file)
+    record = with_nan(read_sealed(file))
     record.pop("own_crc32", None)
     return _checked_record(file, record)
 

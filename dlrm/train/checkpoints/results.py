@@ -1,12 +1,11 @@
 """The summary of a training beside its weights, as `dlrm.fit` and `model.results` have it."""
 
-import json
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dlrm.documents import read_json
+from dlrm.documents import json_text, read_json, with_nan
 from dlrm.files import MANIFEST, write_atomically
 from dlrm.manifest import read_manifest, write_manifest
 from dlrm.train.checkpoints.directory import best_checkpoint
@@ -22,7 +21,7 @@ def write_results(checkpoint: Path, results: Mapping[str, Any]) -> None:
         OSError, ValueError: it cannot be written, or the checkpoint is damaged.
     """
     known = read_manifest(checkpoint, "checkpoint")["files"]
-    write_atomically(checkpoint / RESULTS, json.dumps(dict(results), indent=1) + "\n")
+    write_atomically(checkpoint / RESULTS, json_text(dict(results), indent=1) + "\n")
     sums = {name: facts["crc32"] for name, facts in known.items() if name != RESULTS}
     write_manifest(checkpoint, "checkpoint", sums)
 
@@ -35,7 +34,7 @@ def read_results(checkpoint: Path) -> dict[str, Any]:
     """
     with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
         if RESULTS in read_json(checkpoint / MANIFEST)["files"]:
-            return read_json(checkpoint / RESULTS)
+            return with_nan(read_json(checkpoint / RESULTS))
         run = read_run(checkpoint)
         is_best = best_checkpoint(checkpoint.parent) == checkpoint
         others = {n: v for n, v in run.metrics.items() if n not in run.tested and is_best}

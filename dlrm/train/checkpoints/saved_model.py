@@ -12,10 +12,9 @@ from typing import Any
 
 from torch import Tensor
 
-from dlrm.documents import read_json
 from dlrm.files import staged_directory
 from dlrm.manifest import read_manifest
-from dlrm.train.checkpoints.description import PROGRESS, describe
+from dlrm.train.checkpoints.description import describe, described_progress
 from dlrm.train.checkpoints.saved_rows import STORES, SavedRows, saved_tables
 from dlrm.train.checkpoints.state import (
     checked_config,
@@ -69,7 +68,7 @@ def read_saved(path: str | os.PathLike, check_crc: bool = False) -> SavedModel:
     """
     path = Path(path)
     read_manifest(path, "checkpoint", True, lambda n: check_crc or not n.startswith("tables/"))
-    config, progress = checked_config(path), read_json(path / PROGRESS)
+    config, progress = checked_config(path), described_progress(path)
     refuse_ensemble(path, config)
     tables, state = saved_tables(path, config)
     dense, optimizer = (read_tensors(path / f"{n}.safetensors") for n in ("dense", "optimizer"))
