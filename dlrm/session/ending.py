@@ -40,7 +40,7 @@ _LESS_MEMORY = (
     "A smaller --batch_size needs less, and --gradient_accumulation_steps computes it in parts; "
     "dlrm doctor says what is free"
 )
-_LOST = re.compile(r"connection (closed|reset)|broken pipe|timed out|connect", re.IGNORECASE)
+_LOST = re.compile(r"connect|broken pipe|timed out|timeout", re.IGNORECASE)
 
 
 def exit_with(run: Callable[[], object], values: Values) -> None:
@@ -82,7 +82,7 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
             code = _named(f"{reason or 'out of memory'}. {_LESS_MEMORY}")
         elif "dlrm/_ops_cuda.so" in str(error):  # its message has the remedy
             code = _named(str(error).splitlines()[0])
-        elif dist.is_initialized() and _LOST.search(str(error)):
+        elif dist.is_initialized() and _is_lost_connection(error):
             reason = str(error).splitlines()[0].partition(". This")[0]
             code = f"rank {_rank()} ends, since another rank has gone: {reason}"
         else:
@@ -90,9 +90,8 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
     except (KeyboardInterrupt, Terminated) as stop:
         code, how = (143, "terminated") if isinstance(stop, Terminated) else (130, "interrupted")
         at_once = is_uri(values["save_checkpoint_path"])
-        checkpoints = local_checkpoints(values)
-        last = last_checkpoint(checkpoints) if checkpoints else None
         saves = " (--checkpoint_freq saves on the way, and SIGTERM before it ends a training)"
+        last = _last_checkpoint(values)
         kept = f"--resume continues from {last}" if last else f"nothing was saved{saves}"
         if _rank() == 0:
             print(f"{how}; {kept}", file=sys.stderr)
@@ -104,6 +103,22 @@ def exit_with(run: Callable[[], object], values: Values) -> None:
     if at_once:
         _end_at_once(code)
     sys.exit(code)
+
+
+def _is_lost_connection(error: RuntimeError) -> bool:
+    """Returns whether a transfer failed because another rank ended; gloo has no own exception."""
+    of_transfer = isinstance(error, dist.DistError) or "gloo/transport/" in str(error)
+    return of_transfer and bool(_LOST.search(str(error)))
+
+
+def _last_checkpoint(values: Values) -> Path | None:
+    """Returns the newest checkpoint of a command, also of one of several seeds."""
+    path = local_checkpoints(values)
+    if not path:
+        return None
+    runs = [Path(path), *Path(path).glob("seed-*")] if values.get("seeds") else [Path(path)]
+    found = [last for run in runs if (last := last_checkpoint(run))]
+    return max(found, key=lambda last: last.stat().st_mtime, default=None)
 
 
 def _tell_launcher(message: str) -> None:

@@ -7,8 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from forked import is_running
 
+from dlrm.flags import Values
 from dlrm.session import ending
 from dlrm.train.log import StoppedError
 
@@ -71,6 +73,55 @@ def test_an_error_of_ours_keeps_its_traceback():
 
     with pytest.raises(RuntimeError, match="not expected"):
         ending.exit_with(run, None)
+
+
+@pytest.fixture
+def group(tmp_path):
+    """A process group of this process."""
+    dist.init_process_group("gloo", f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    "message", ["the layers are not connected", "the request timed out", "Connection closed"]
+)
+def test_an_error_of_ours_on_several_ranks_keeps_its_traceback(group, message):
+    def run():
+        raise RuntimeError(message)
+
+    with pytest.raises(RuntimeError, match=message):
+        ending.exit_with(run, None)
+
+
+def test_a_rank_that_lost_another_says_so_in_a_line(group):
+    place = "[/src/third_party/gloo/gloo/transport/tcp/pair.cc:553]"  # as gloo words it
+
+    def run():
+        raise RuntimeError(f"{place} Connection closed by peer [127.0.0.1]:1. This is typical")
+
+    with pytest.raises(SystemExit) as ended:
+        ending.exit_with(run, None)
+    reason = f"{place} Connection closed by peer [127.0.0.1]:1"
+    assert ended.value.code == f"rank 0 ends, since another rank has gone: {reason}"
+
+
+@pytest.mark.parametrize("saved", ["seed-1/step-000000010", "step-000000010", None])
+def test_an_interrupted_training_of_seeds_names_what_it_saved(tmp_path, capsys, saved):
+    def run():
+        raise KeyboardInterrupt
+
+    (tmp_path / "seed-2").mkdir()
+    if saved:
+        (tmp_path / saved).mkdir(parents=True)
+        (tmp_path / saved / "manifest.json").touch()
+    values = Values({"seeds": "1-2", "save_checkpoint_path": str(tmp_path)}, set())
+    with pytest.raises(SystemExit) as ended:
+        ending.exit_with(run, values)
+    assert ended.value.code == 130
+    expected = f"--resume continues from {tmp_path / saved}\n" if saved else "nothing was saved"
+    assert capsys.readouterr().err.startswith(f"interrupted; {expected}")
 
 
 def test_a_rank_whose_launcher_was_killed_ends():
