@@ -467,7 +467,7 @@ def test_long_tests_and_saves_are_no_hangs(start, tmp_path):
         "def slow_predict(self, batch):\n"
         "    time.sleep(0 if self.model.training and batch.labels.numel() < 150 else 1)\n"
         "    return predict(self, batch)\n"
-        "def slow_write(path, content):\n"
+        "def slow_write(path, *of):\n"
         "    time.sleep(1.5 if os.environ['RANK'] == '1' else 0)\n"
         "    return write(path, *of)\n"
         "r.Recommendation.predict, c._write = slow_predict, slow_write\n"
