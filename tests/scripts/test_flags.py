@@ -248,9 +248,8 @@ def test_flags_are_written_as_absl_has_them(tmp_path):
     ],
 )
 def test_what_absl_finds_is_told_in_its_words(word, message):
-    with pytest.raises(ValueError, match="") as raised:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
         dlrm_flags.parse([word])
-    assert str(raised.value).startswith(message)
 
 
 @pytest.mark.parametrize(
