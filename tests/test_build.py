@@ -215,4 +215,4 @@ def test_the_macros_of_torch_are_those_of_its_oldest_headers(root):
     }
     sources = [path for path in (root / "csrc").rglob("*") if path.suffix in (".h", ".cpp", ".cu")]
     text = "\n".join(path.read_text(encoding="utf-8") for path in sources)
-    assert set(re.findall(r"\b(?:STABLE_|STD_)?TORCH_[A-Z_]+", text)) == in_2_11
+    assert set(re.findall(r"\b(?:STABLE_|STD_)?TORCH_[A-Z_]+", text)) <= in_2_11

@@ -165,7 +165,7 @@ def served(statement: str, folder: Path) -> Iterator[None]:
         subprocess.Popen(command, stdout=log, stderr=log, **options) as process,
     ):
         try:
-            end = time.monotonic() + 60
+            end = time.monotonic() + 180
             while time.monotonic() < end and process.poll() is None:
                 try:
                     urlopen("http://127.0.0.1:8000/v2/health/ready", timeout=5).close()

@@ -1,13 +1,11 @@
 """A dataset in slices of objects, written by `make_slice_fixtures`, is read as it was."""
 
 import functools
-import json
 
 import pyarrow.fs
 import pytest
 from archives import SLICED, unpack
 
-from dlrm.files import MANIFEST
 from dlrm.manifest import checksum
 from dlrm.remote import hdfs
 from dlrm.remote.cache import Cache
@@ -43,11 +41,3 @@ def test_a_sliced_dataset_has_its_files(sliced):
         found = {name: checksum(path / name) for name in sliced.expected["sums"]}
     assert found == sliced.expected["sums"]
     assert sum(len(entry.slices) > 1 for entry in find_published(place).entries.values()) > 3
-
-
-def test_versions_without_slices_miss_the_first_file_that_is_in_some(sliced):
-    """They look for an object of the name of each file that the manifest lists."""
-    folder = sliced.folder / "objects/dataset"
-    manifest = json.loads((folder / MANIFEST).read_text())
-    there = {name for name in manifest["files"] if (folder / manifest["stored_in"] / name).exists()}
-    assert {"train/label.bin", "train/numerical.bin"} <= manifest["files"].keys() - there

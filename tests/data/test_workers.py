@@ -44,19 +44,18 @@ def interrupt(path):
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         with workers(2) as in_order:
-            for done in in_order(time.sleep, [0.0, 60.0, 60.0]):
+            for done in in_order(time.sleep, [0.0, 1000.0, 1000.0]):
                 assert done is None
                 os.killpg(0, signal.SIGINT)
-                time.sleep(60)
+                time.sleep(1000)
     except KeyboardInterrupt:
         sys.exit(130)
 
 
 def test_ctrl_c_is_for_the_process_that_started_the_others(tmp_path):
-    began = time.monotonic()
     process = forked.CONTEXT.Process(target=interrupt, args=(tmp_path / "stderr",))
     process.start()
-    process.join()
+    process.join(120)  # it does not wait for the tasks
+    process.kill()
     assert process.exitcode == 130
     assert (tmp_path / "stderr").read_text() == ""
-    assert time.monotonic() - began < 50  # it does not wait for the tasks

@@ -368,12 +368,13 @@ def test_a_reader_that_fails_hangs_dies_or_fills_the_memory_is_found(tmp_path):
     def error_of_the_user(path):
         raise ValueError(path)
 
-    def ends(read, seconds=5):
+    def ends(read, seconds=60):
         return failures(read, b"content", tmp_path / "file", cases=3, seconds=seconds)
 
     assert ends(error_of_the_user) == []
     assert ["KeyError" in found for found in ends(no_error_of_the_user)] == [True] * 3
-    assert ends(only_even(time.sleep, 9), 1) == ["seed 0: ended with -14", "seed 2: ended with -14"]
+    alarmed = ["seed 0: ended with -14", "seed 2: ended with -14"]
+    assert ends(only_even(time.sleep, 99), 2) == alarmed
     assert ends(only_even(die)) == ["seed 0: ended with -9", "seed 2: ended with -9"]
     (first, _) = ends(only_even(bytearray, 3 << 30))
     assert "MemoryError" in first

@@ -89,7 +89,7 @@ def train(run, keep, in_background, rank=0, size=1, store=None):
             init_method=store,
             rank=rank,
             world_size=size,
-            timeout=timedelta(seconds=30),
+            timeout=timedelta(seconds=120),
         )
     config = TrainConfig(print_freq=5, test_freq=2, checkpoint_freq=3)
     trainer, batches = begin(run, config, keep, in_background, world)

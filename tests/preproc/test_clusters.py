@@ -38,7 +38,7 @@ def raw(tmp_path_factory):
 def expected(raw, tmp_path_factory):
     output = tmp_path_factory.mktemp("expected")
     run = start(raw, output, "--engine=local")
-    assert run.wait(60) == 0
+    assert run.wait(200) == 0
     run.stdout.close()
     return binary_files(output / "binary_dataset")
 
@@ -125,7 +125,7 @@ def spark_class(folder, name, *arguments, **how):
         yield folder / f"{name}.log"
     finally:
         process.terminate()
-        process.wait(30)
+        process.wait(120)
 
 
 def wait_for(log, text, count):

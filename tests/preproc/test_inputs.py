@@ -322,7 +322,7 @@ def test_sigterm_ends_the_processes(days, tmp_path):
     )
     process.stdout.readline()
     os.kill(process.pid, signal.SIGTERM)
-    assert process.wait(20) == 143
+    assert process.wait(120) == 143
     process.stdout.close()
 
 

@@ -335,7 +335,7 @@ def test_processes_end_with_the_one_that_started_them(tmp_path):
     process.kill()
     process.wait()
     process.stdout.close()
-    for _ in range(100):
+    for _ in range(600):
         if not any(Path(f"/proc/{pid}").exists() for pid in children):
             return
         time.sleep(0.1)

@@ -99,7 +99,7 @@ def test_killed_run_leaves_nothing_that_looks_finished(spark, tmp_path, how, raw
             break
     process.send_signal(how)
     process.stdout.close()
-    assert process.wait(60) != 0
+    assert process.wait(120) != 0
     time.sleep(0.5)
     assert not (output / "binary_dataset").exists()
     if how == signal.SIGTERM:

@@ -140,10 +140,17 @@ def test_the_reason_why_spark_stopped_is_said_not_what_followed(tmp_path):
 
 
 def test_a_signal_ends_a_stage_and_the_next_one_runs(spark, tmp_path):
-    began = time.monotonic()
-    threading.Timer(3, os.kill, (os.getpid(), signal.SIGTERM)).start()
+    begun, end = tmp_path / "begun", tmp_path / "end"
+    task = f"touch {begun}; until [ -e {end} ]; do sleep 0.1; done"
+
+    def stop():
+        while not begun.exists():
+            time.sleep(0.05)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=stop, daemon=True).start()
     with terminable(), pytest.raises(Terminated):
-        spark.run("stopped", time.sleep, [60])
-    assert time.monotonic() - began < 50
+        spark.run("stopped", os.system, [task])
+    end.touch()  # the stage has ended before its task may
     spark.run("next", Path.touch, [tmp_path / "touched"])
     assert (tmp_path / "touched").exists()

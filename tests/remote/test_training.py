@@ -259,7 +259,7 @@ def test_exit_codes(endless, flags, bucket, watchers):
     assert second.stderr.startswith(place)
     assert second.stderr.count("\n") == 1
     os.kill(process.pid, signal.SIGTERM)
-    process.join(60)
+    process.join(120)
     assert process.exitcode == STOPPED, output.read_text()
     newest = wait_for_step(uri)
     assert f"--resume continues from {uri}/{newest}" in output.read_text()
@@ -268,7 +268,7 @@ def test_exit_codes(endless, flags, bucket, watchers):
     process, output = endless("--resume")
     newest = wait_for_step(uri, newest)
     os.kill(process.pid, signal.SIGINT)
-    process.join(60)
+    process.join(120)
     assert process.exitcode == 130, output.read_text()
     newest = wait_for_step(uri)
     assert f"--resume continues from {uri}/{newest}" in output.read_text()

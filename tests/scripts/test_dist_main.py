@@ -346,7 +346,7 @@ def test_a_signal_ends_every_rank_as_the_table_says(start, tmp_path, sent, to, c
     assert len(ranks) == 4
     for pid in {"launcher": [job.process.pid], "rank": ranks[2:3], "ranks": ranks}[to]:
         os.kill(pid, sent)
-    end = time.monotonic() + 20  # a step and a save take less than one; torch ends in seconds
+    end = time.monotonic() + GRACE
     while any(map(forked.is_running, ranks)) and time.monotonic() < end:
         time.sleep(0.05)
     left = [rank for rank, pid in enumerate(ranks) if forked.is_running(pid)]
@@ -388,10 +388,8 @@ def test_a_hung_rank_is_named_with_its_stack(start, tmp_path):
         "r.Recommendation.loss = sleepy_loss\n"
         "main.start()\n"
     )
-    began = time.monotonic()
-    job = start("--rank_timeout=4", module=tmp_path / "hanging.py")
+    job = start("--rank_timeout=10", module=tmp_path / "hanging.py")
     assert job.wait() != 0
-    assert time.monotonic() - began < 60 + SECONDS / 2
     assert "rank 1 hangs after step 8; its stack:" in job.output(), job.output()
     assert "the dentist" in job.output()
     assert "rank 0 hangs" not in job.output()
@@ -399,7 +397,7 @@ def test_a_hung_rank_is_named_with_its_stack(start, tmp_path):
 
 @pytest.mark.slow
 def test_a_stopped_rank_is_named(start):
-    job = start("--rank_timeout=4", "--epochs=2000")
+    job = start("--rank_timeout=10", "--epochs=2000")
     job.wait_for(lambda: "Epoch:[0/" in job.output(), "step")
     stopped = job.ranks()[1]
     os.kill(stopped, signal.SIGSTOP)
@@ -467,7 +465,7 @@ def test_long_tests_and_saves_are_no_hangs(start, tmp_path):
         "def slow_predict(self, batch):\n"
         "    time.sleep(0 if self.model.training and batch.labels.numel() < 150 else 1)\n"
         "    return predict(self, batch)\n"
-        "def slow_write(path, content):\n"
+        "def slow_write(path, *of):\n"
         "    time.sleep(1.5 if os.environ['RANK'] == '1' else 0)\n"
         "    return write(path, *of)\n"
         "r.Recommendation.predict, c._write = slow_predict, slow_write\n"

@@ -86,7 +86,7 @@ def work(tmp_path_factory):
 
 def ends(group):
     """Returns whether a group of processes ends, without a signal."""
-    for _ in range(100):
+    for _ in range(600):
         try:
             os.killpg(group, 0)
         except ProcessLookupError:
@@ -127,7 +127,7 @@ def test_a_group_of_processes_ends_in_one_line(name, number, code, work, tmp_pat
     is_over = process.poll() is not None
     if not is_over:
         os.killpg(process.pid, number)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=120)
     if is_over or process.returncode == 0:
         return
     assert process.returncode == code, error

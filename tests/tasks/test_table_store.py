@@ -1,7 +1,7 @@
 """Training with rows in a store gives the bits of training with rows in memory."""
 
 import tempfile
-import time
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from dlrm.model.config import DLRMConfig
 from dlrm.step_clock import DATA, STORE, step_clock
 from dlrm.store.config import TableStoreConfig
 from dlrm.store.memory import RowKind, least_memory, slots_of
+from dlrm.tasks import slots as slots_module
 from dlrm.tasks.click_memory import table_store
 from dlrm.tasks.click_splits import SplitBatches
 from dlrm.tasks.planning.stored import StoredTables
@@ -228,14 +229,25 @@ def test_what_a_store_cannot_do_is_refused(case, tmp_path):
         table_store(where, config, OptimizerConfig("adagrad", **optimizers), world)
 
 
-def test_slow_batches_are_no_wait_for_the_store(tmp_path):
+def test_slow_batches_are_no_wait_for_the_store(tmp_path, monkeypatch):
+    now = [0.0]  # passes while a batch is made, and never else
+    monkeypatch.setattr("dlrm.step_clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("dlrm.tasks.slots.perf_counter", lambda: now[0])
+    awaited, wait = threading.Semaphore(0), slots_module.wait
+
+    def wait_for_batch(futures):
+        awaited.release()
+        wait(futures)
+
+    monkeypatch.setattr(slots_module, "wait", wait_for_batch)
     run = Run(tmp_path, True)
     start_store(Parameters(run.task.model, run.task.table_parameters()), World())
     slots, found = run.task.slots(), run.batches.train.dataset.batch(0)
 
     def slow():
         for _ in range(4):
-            time.sleep(0.1)
+            awaited.acquire(timeout=60)
+            now[0] += 1.0
             yield found
 
     clock = step_clock("cpu", 1)
@@ -246,8 +258,8 @@ def test_slow_batches_are_no_wait_for_the_store(tmp_path):
     clock.pause()
     seconds = clock.lap()
     run.task.model.store.close()
-    assert seconds[DATA] > 0.3
-    assert max(seconds[STORE], run.task.model.store.waited) < 0.1
+    assert seconds[DATA] == 4.0
+    assert seconds[STORE] == run.task.model.store.waited == 0.0
 
 
 def test_less_memory_than_a_row_needs_is_named(tmp_path):

@@ -13,6 +13,18 @@ from dlrm.train.log import RunLog
 from dlrm.train.reports.verdict import bound_by, shares_of_ranks, verdict_line
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """Time passes while something sleeps, and never else."""
+    now = [0.0]
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+    monkeypatch.setattr(time, "sleep", sleep)
+
+
 def shares(**given):
     return dict.fromkeys(PARTS, 0.0) | given
 
@@ -35,6 +47,14 @@ class Stored(Line):
         return super().loss(batch)
 
 
+class Computing(Line):
+    """A line whose products take time."""
+
+    def loss(self, batch):
+        time.sleep(0.02)
+        return super().loss(batch)
+
+
 def logged(tmp_path, task, data, **config):
     with RunLog(tmp_path / "log.json") as log:
         trainer(task, log, print_freq=4, **config).fit(data, Points(30))
@@ -44,6 +64,7 @@ def logged(tmp_path, task, data, **config):
     return [line["data"] for line in found]
 
 
+@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
     ("task", "data", "name", "verdict"),
     [(Line, SlowPoints, "data", "input-bound"), (Stored, Points, "store", "store-bound")],
@@ -58,8 +79,9 @@ def test_waits_are_found_and_named(tmp_path, capsys, task, data, name, verdict):
     assert all(line.startswith(f"time: {name} ") and f": {verdict}" in line for line in lines)
 
 
+@pytest.mark.usefixtures("clock")
 def test_steps_without_waits_are_compute_bound(tmp_path, capsys):
-    logged(tmp_path, Line(), Points())
+    logged(tmp_path, Computing(), Points())
     assert ": compute-bound" in capsys.readouterr().out
 
 
@@ -92,6 +114,7 @@ def test_the_longest_wait_of_a_quarter_of_a_step_bounds_it():
     assert line == "time: products 74%, data 26%: input-bound; try a flag"
 
 
+@pytest.mark.usefixtures("clock")
 def test_advice_is_printed_once(capsys):
     run = trainer(Line(), print_freq=4)
     run.advice = {"data": "a faster disk"}

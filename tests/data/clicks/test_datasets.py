@@ -479,7 +479,7 @@ def test_reading_goes_depth_batches_ahead_and_no_further():
     dataset = Slow()
     batches = prefetch(dataset, range(100), depth=3)
     next(batches)
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while len(dataset.started) < 4 and time.monotonic() < deadline:
         time.sleep(0.001)
     time.sleep(0.02)

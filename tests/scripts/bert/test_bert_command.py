@@ -344,13 +344,23 @@ def test_a_run_shorter_than_its_curve_says_so(capsys):
         ["--recipe=nvidia", "--precision=bf16"],
         ["--recipe=dlperf", "--benchmark_warmup_steps=0"],
         ["--data=synthetic"],
-        ["--execution=graph", "--graph_backend=trace"],
     ],
 )
 def test_options_reach_the_training(flags):
     summary = pretrain("--no_validation", "--max_steps=3", *flags)
     assert summary["training_loss"] == pytest.approx(np.log(60) + np.log(2), rel=0.1)
-    assert summary["training_loss"] != pretrain("--no_validation", "--max_steps=2")["training_loss"]
+    assert summary["training_loss"] != pretrain("--no_validation", "--max_steps=3")["training_loss"]
+
+
+def test_a_traced_network_trains_like_an_eager_one(monkeypatch):
+    traces, trace = [], torch.jit.trace
+    monkeypatch.setattr(torch.jit, "trace", lambda *a, **k: traces.append(1) or trace(*a, **k))
+    options = ("--no_validation", "--max_steps=3")
+    eager = pretrain(*options)
+    assert not traces
+    traced = pretrain(*options, "--execution=graph", "--graph_backend=trace")
+    assert traces
+    assert traced["training_loss"] == pytest.approx(eager["training_loss"], rel=1e-5)
 
 
 @pytest.mark.parametrize(
