@@ -248,7 +248,8 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
         narrow = array.to_numpy(zero_copy_only=False)
         return pa.array([str(value) for value in narrow], pa.large_string())
     if pa.types.is_decimal(kind):
-        return pa.array(list(map(number_text, as_text(array).to_pylist())), pa.large_string())
+        texts = [None if t is None else number_text(t) for t in as_text(array).to_pylist()]
+        return pa.array(texts, pa.large_string())
     return as_text(array)
 
 
@@ -280,8 +281,8 @@ def _plain(value: Any) -> str:
 
 
 def plain_texts(array: pa.Array) -> list[str]:
-    """Returns values as text without surrounding blanks."""
-    return [text.strip() for text in as_text(array).to_pylist()]
+    """Returns values as text without surrounding blanks; that of null is empty."""
+    return [text.strip() for text in as_text(array).fill_null("").to_pylist()]
 
 
 def text_column(array: pa.Array) -> TextColumn:

@@ -1,0 +1,71 @@
+"""A column means one thing on every route: missing values, texts of numbers, and ids in floats.
+
+The oracle is the row in Python with None for a missing value, or what a message must name.
+"""
+
+from decimal import Decimal
+
+import forked
+import numpy as np
+import pyarrow as pa
+import pytest
+from routes_testing import FILES, FRAMES, ROWS
+from tables_testing import prepare
+
+import dlrm
+from dlrm.preproc.execution.engines import TaskError
+
+NAN = float("nan")
+TABLES = ("arrow", "pandas", "objects", "polars")
+WRITTEN = ("csv", "polars csv", "json", "parquet", "polars parquet", "ipc")
+IN_PYTHON = ("dicts", "columns", "arrays", "scalars", "records", "cells", "lines")
+
+
+def brought(schema, table, route, folder):
+    """Makes a dataset of a table that a route brings to preprocessing."""
+    if route in FRAMES:
+        return dlrm.Dataset.from_arrow(FRAMES[route](table), schema, folder / "data", cores=1)
+    try:
+        prepare(schema, [written(table, route, folder)], folder / "data", test_fraction=0.2)
+    except TaskError as error:
+        raise ValueError(str(error)) from error
+    return dlrm.Dataset(folder / "data")
+
+
+def written(table, route, folder):
+    write, suffix = FILES[route]
+    write(table, path := folder / f"{route.replace(' ', '_')}{suffix}")
+    return path
+
+
+def scores(model, table, route, folder):
+    """Returns a model's scores of a table that a route brings to it."""
+    if route in FRAMES:
+        return model.predict(FRAMES[route](table))
+    if route in ROWS:
+        return model.predict(ROWS[route](table, list(table)))
+    flags = [f"--checkpoint={model.path}", f"--input={written(table, route, folder)}", "--nolabel"]
+    forked.succeed("dlrm.scripts.predict", *flags, f"--output={folder / route}.npy", cwd=folder)
+    return np.load(folder / f"{route}.npy")
+
+
+SPELLED = {"column": "f", "transform": "none", "true_values": ["yes"], "false_values": ["no"]}
+
+
+@pytest.mark.parametrize("route", [*TABLES, *WRITTEN])
+def test_null_is_a_missing_number_beside_spellings_of_true(route, tmp_path):
+    table = {"f": ["yes", None, "no", "2.5"] * 5, "y": [0, 1] * 10}
+    data = brought({"label": "y", "numerical": [SPELLED]}, table, route, tmp_path)
+    model = dlrm.fit(data, epochs=1)
+    yes, absent, no, number = model.predict([{"f": f} for f in ("yes", "", "no", "2.5")])
+    assert no == absent  # both 0, as nothing is standardized
+    assert len({yes, no, number}) == 3
+    for other in ("dicts", "columns", "cells", "arrow", "pandas", "polars"):
+        found = scores(model, {"f": [None, "yes"]}, other, tmp_path)
+        np.testing.assert_array_equal(found, [absent, yes], err_msg=other)
+    assert model.predict([{"f": None}]) == absent
+    decimals = pa.array([None, Decimal("2.50"), None], pa.decimal128(9, 2))
+    expected = [absent, number, absent]
+    np.testing.assert_array_equal(model.predict(pa.table({"f": decimals})), expected)
+    typed = [{"f": None}, {"f": Decimal("2.50")}, {"f": None}]
+    np.testing.assert_array_equal(model.predict(typed), expected)
