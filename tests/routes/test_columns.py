@@ -49,6 +49,19 @@ def scores(model, table, route, folder):
     return np.load(folder / f"{route}.npy")
 
 
+def test_a_text_scores_the_same_alone_and_among_others(tmp_path):
+    longest = ["1.2345678901234567890123450e+05", "1.000000000000000000000000000e+02"]
+    texts = [*longest, "123456.78901234567", "1E+5", "100000", *(f"v{i}" for i in range(20))]
+    table = {"c": texts * 8, "y": [int(text in longest) for text in texts] * 8}
+    schema = {"label": "y", "categorical": ["c"]}
+    frame = FRAMES["arrow"](table)
+    model = dlrm.fit(dlrm.Dataset.from_arrow(frame, schema, test=frame), epochs=1, batch_size=9)
+    rows = [{"c": text} for text in texts]
+    together = model.predict(rows)
+    assert len({*together[:2], model.predict([{"c": "unknown"}])[0]}) == 3
+    np.testing.assert_array_equal([model.predict([row])[0] for row in rows], together)
+
+
 SPELLED = {"column": "f", "transform": "none", "true_values": ["yes"], "false_values": ["no"]}
 
 
