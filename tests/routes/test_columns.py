@@ -49,6 +49,70 @@ def scores(model, table, route, folder):
     return np.load(folder / f"{route}.npy")
 
 
+RATING = {"column": "click", "positive": ["5"], "any_negative": True}
+
+
+@pytest.mark.parametrize("route", [*TABLES, *WRITTEN])
+def test_nan_is_a_missing_label(route, tmp_path):
+    table = {"click": np.array([5, 4, NAN, 4, 5] * 4), "n": list(range(20))}
+    message = r"(row 2|line [34]), column click: expected a label that is not missing"
+    for label in (RATING, {"column": "click", "positive": "5"}):
+        (folder := tmp_path / str(len(label))).mkdir()
+        with pytest.raises(ValueError, match=message):
+            brought({"label": label, "numerical": ["n"]}, table, route, folder)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("positive", [1, None])
+def test_nan_is_no_label_of_a_draft(positive, dtype):
+    table = {"click": np.array([1, 0, NAN] * 20, dtype), "n": list(range(60))}
+    for route in ("arrow", "pandas", "polars")[: 2 + (dtype != np.float16)]:
+        with pytest.raises(ValueError, match="column click, row 2: expected a label that is not"):
+            dlrm.fit(FRAMES[route](table), label="click", positive=positive)
+
+
+@pytest.mark.parametrize("label", ["nan", "NaN", "inf", "abc"])
+def test_texts_that_are_no_numbers_are_no_ratings(label, tmp_path):
+    table = {"click": ["5", "4", label, "3"] * 9, "n": list(range(36))}
+    with pytest.raises(ValueError, match=f"line 4, column click: expected a .*, got '{label}'"):
+        brought({"label": RATING, "numerical": ["n"]}, table, "csv", tmp_path)
+
+
+def test_a_draft_takes_no_missing_text_among_numbers_for_a_negative_label(tmp_path):
+    written({"click": ["5", "4", "nan", "3"] * 9, "n": list(range(36))}, "csv", tmp_path)
+    words = ["--input=csv.csv", "--label=click", "--positive=5"]
+    done = forked.run("dlrm.scripts.schema", *words, cwd=tmp_path)
+    assert done.returncode
+    assert "column click: expected labels that are not missing, got 'nan' in 9 rows" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("route", "kind"), [("arrow", "string"), ("csv", "string"), ("json", "integer")]
+)
+def test_nan_of_a_category_scores_as_a_missing_value(route, kind, tmp_path):
+    other = 2.0 if kind == "integer" else 2.5
+    values = np.array([1.0, other, NAN, 1.0, NAN] * 40)
+    table = {"c": values, "n": list(range(200)), "y": (np.isnan(values) * 1).tolist()}
+    schema = {"label": "y", "numerical": ["n"], "categorical": [{"column": "c", "type": kind}]}
+    model = dlrm.fit(brought(schema, table, route, tmp_path), epochs=1, batch_size=20)
+    model.save(tmp_path / "model")
+    model = dlrm.load(tmp_path / "model")
+    (expected, known) = model.predict([{"c": None, "n": 5}, {"c": 1, "n": 5}])
+    assert expected != known
+    rows = {"n": [5, 5, 5], "c": np.array([NAN, 1.0, NAN])}
+    for other in (*TABLES, "csv", "polars csv", "json", "parquet", *IN_PYTHON):
+        found = scores(model, rows, other, tmp_path)
+        np.testing.assert_array_equal(found, [expected, known, expected], err_msg=other)
+
+
+@pytest.mark.parametrize("route", [*TABLES, "parquet", "ipc"])
+def test_nan_is_no_group(route, tmp_path):
+    table = {"g": np.array([1.0, 2.5, NAN] * 9), "n": list(range(27)), "y": [0, 1, 0] * 9}
+    schema = {"label": "y", "numerical": ["n"], "groups": ["g"]}
+    with pytest.raises(ValueError, match="row 2, column g: expected a group, got no value"):
+        brought(schema, table, route, tmp_path)
+
+
 def test_a_text_scores_the_same_alone_and_among_others(tmp_path):
     longest = ["1.2345678901234567890123450e+05", "1.000000000000000000000000000e+02"]
     texts = [*longest, "123456.78901234567", "1E+5", "100000", *(f"v{i}" for i in range(20))]

@@ -201,7 +201,7 @@ def draft(
 
 
 def _check_group(summary: Summary) -> None:
-    if absent := summary.missing + summary.not_a_number:
+    if absent := summary.missing + sum(summary.markers.values()) * summary.is_number:
         raise ValueError(
             f"--groups: column {summary.name!r}: expected a value in every row, got none in "
             f"{absent:,} of {summary.rows:,} rows; fill it, with a text such as none, or leave the "
@@ -216,7 +216,7 @@ def _check_weight(summary: Summary) -> None:
         if summary.examples:
             got += f" with {', '.join(map(shown, summary.examples))}"
         raise ValueError(f"{where}: expected numbers, got {got}")
-    if absent := summary.missing + summary.not_a_number + summary.infinite + markers:
+    if absent := summary.missing + summary.infinite + markers:
         raise ValueError(
             f"{where}: expected a weight in every row, got none in {absent:,} of {summary.rows:,} "
             "rows; fill it, with 1 for instance"
@@ -299,6 +299,13 @@ def _label(
         )
     known = ", ".join(map(shown, sorted(labels)[:_MOST_SHOWN]))
     known += ", ..." if len(labels) > _MOST_SHOWN else ""
+    missing = [text for text in labels if text.lower() in {*SURE_MARKERS, "na"}]
+    if missing and (positive is None or summary.is_number):
+        hint = "; --positive names the one that counts as 1, with all others as 0"
+        raise ValueError(
+            f"column {name}: expected labels that are not missing, got {missing[0]!r} in "
+            f"{labels[missing[0]]:,} rows" + hint * (positive is None)
+        )
     if positive is not None:
         positives = _positives(positive, labels)
         if unknown := [value_text for value_text in positives if value_text not in labels]:
@@ -309,12 +316,6 @@ def _label(
         value = positives[0] if len(positives) == 1 else tuple(positives)
         label = Label(name, value, any_negative=len(labels) > len(positives) + 1)
         why = "as --positive says"
-    elif missing := [text for text in labels if text.lower() in {*SURE_MARKERS, "na"}]:
-        raise ValueError(
-            f"column {name}: expected labels that are not missing, got {missing[0]!r} in "
-            f"{labels[missing[0]]:,} rows; --positive names the one that counts as 1, with all "
-            "others as 0"
-        )
     elif {text.lower() for text in labels} <= _ZERO_OR_ONE:
         true = sum(n for text, n in labels.items() if text.lower() in ("1", "true"))
         return Label(name), f"0 and 1; {true / summary.rows:.2%} of the rows are positive"

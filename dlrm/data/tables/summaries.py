@@ -49,7 +49,7 @@ class Summary:
         types: its Arrow types in the batches.
         kind: NUMBERS, TEXT, BOOLEANS, TIMES, LISTS, or OTHER, which no field can have; None before
             the first value. Text that is all numbers or all times is still TEXT.
-        rows, missing: number of rows, and of rows without a value.
+        rows, missing: number of rows, and of rows without a value, NaN included.
         first_missing: the first row without a value, from 0; None if there is none.
         distinct: its values.
         examples: some of its values, frequent ones first.
@@ -61,7 +61,7 @@ class Summary:
         padded: whether text has numbers that begin with 0, as codes do.
         exponents: whether the text of numbers has exponents.
         not_utf_8: the problem of a text that is not UTF-8; None if all are.
-        not_a_number, infinite: counts of numbers that are NaN and infinite.
+        not_a_number, infinite: counts of numbers that are NaN, which are missing, and infinite.
         times: whether text is times in ISO 8601 only, so far.
         formats: forms of `TIME_FORMATS` that all texts and integers have, so far.
         zoned: whether all times have a zone.
@@ -115,8 +115,7 @@ class Summary:
     @property
     def signal(self) -> Signal:
         """Returns how much the values tell about the label."""
-        missing = (self.missing + self.not_a_number, self._missing_positives)
-        return self.distinct.signal(*missing)
+        return self.distinct.signal(self.missing, self._missing_positives)
 
     def add_missing(self, rows: int, positives: int = 0) -> None:
         """Adds rows without a value, of which some have a label that counts as 1."""
@@ -177,6 +176,7 @@ class Summary:
             self._note_missing(codes < 0, positives)
             places = np.flatnonzero(counts)
             self._add_numbers(raw.take(pa.array(places)), counts[places], of_labels[places])
+            self.not_a_number += int(np.count_nonzero(codes < 0)) - array.null_count
 
     def _add_texts(self, texts: list[str], counts: np.ndarray, positives: np.ndarray) -> None:
         column = canonical(TextColumn.from_bytes([t.encode(errors="replace") for t in texts]))
@@ -257,15 +257,13 @@ class Summary:
                 return
 
     def _add_numbers(self, array: pa.Array, counts: np.ndarray, positives: np.ndarray) -> None:
-        """Adds distinct values, of which NaN and infinite ones are counted apart."""
+        """Adds distinct values, of which infinite ones are counted apart."""
         if self.kind == TIMES:
             zone = getattr(array.type, "tz", None)
             self.zoned = self.zoned and zone is not None
             array = array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
         values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         finite = np.isfinite(values)
-        self.not_a_number += int(counts[np.isnan(values)].sum())
-        self._missing_positives += int(positives[np.isnan(values)].sum())
         self.infinite += int(counts[np.isinf(values)].sum())
         values, counts, positives = (values + 0.0)[finite], counts[finite], positives[finite]
         self.numbers.add(values, counts)

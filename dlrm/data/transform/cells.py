@@ -21,6 +21,7 @@ from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.values import (
     MOST_EXACT,
+    NUMBER,
     SPELLINGS,
     TEXT,
     KnownTexts,
@@ -32,6 +33,7 @@ from dlrm.data.transform.values import (
 NO_NUMBER = "expected a number, got no value"
 _MOST_LABELS = 4  # labels that an error names
 _WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))
+_NAN = hash_texts(TextColumn.from_bytes([b"nan", b"NaN", b"NAN"]))
 _BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
 
 
@@ -91,6 +93,8 @@ class FieldKeys:
         column = stripped(column)
         hashes = hash_texts(column)
         absent = (column.starts == column.ends) | self._are_marked(hashes)
+        if not self.plain:
+            absent |= self._are_nan(hashes, kind)
         if (meant := self._meant(column, absent, kind)) is not column:
             column, hashes = meant, hash_texts(meant)
             absent |= self._are_marked(hashes)
@@ -115,6 +119,13 @@ class FieldKeys:
             return column
         column = canonical(column)
         return column if self._known is None else self._known.match(column, ~absent, kind)
+
+    def _are_nan(self, hashes: np.ndarray, kind: str) -> np.ndarray:
+        """Returns a mask of texts of NaN, which are no values in a field of numbers."""
+        nan = np.isin(hashes, _NAN)
+        if kind == NUMBER or self.field.type == "integer" or not nan.any():
+            return nan
+        return nan & (self._known is not None and self._known.are_numbers)
 
     def _check_words(
         self, column: TextColumn, fits: np.ndarray, problems: dict[int, str] | None
@@ -310,12 +321,16 @@ def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
     positives = set(map(canonical_text, label.positives))
     forms = None if known is None else set(map(canonical_text, known))
     rated = label.any_negative and known is not None and all(map(_is_number, known))
+    of_numbers = all(map(_is_number, (*label.positives, *(label.negative or ()))))
 
     def parse(cells: Sequence[str]) -> np.ndarray:
         for index, cell in enumerate(cells):
-            if cell in missing:
+            if cell in missing or (of_numbers and cell.lower() == "nan"):
                 problem = f"expected a label that is not missing, got {shown_text(cell)}"
                 raise RowError(index, problem)
+            if of_numbers and label.any_negative and not _is_number(cell):
+                shown = " or ".join(map(repr, label.positives[:_MOST_LABELS]))
+                raise RowError(index, f"expected a number such as {shown}, got {shown_text(cell)}")
             if rated and _is_number(cell):  # one more rating counts as 0
                 continue
             if known is not None and forms is not None and canonical_text(cell) not in forms:

@@ -285,6 +285,12 @@ class KnownTexts:
     @property
     def _every(self) -> Iterator[str]:
         """Returns all texts, up to a limit, in the order of their ids."""
+    @cached_property
+    def are_numbers(self) -> bool:
+        """Returns whether the field had numbers, or texts of numbers and of NaN alone."""
+        others = (text for text in self._every if text.lower() != "nan")
+        return self._typed or (bool(self._seen) and all(map(_NUMBER.fullmatch, others)))
+
         most = min(len(self._dictionary), _MOST_WRITTEN)
         return (str(self._dictionary.value(id)) for id in range(1, most + 1))
 
