@@ -126,6 +126,43 @@ def test_a_text_scores_the_same_alone_and_among_others(tmp_path):
     np.testing.assert_array_equal([model.predict([row])[0] for row in rows], together)
 
 
+IDS = np.array([1234567890123456789 + 300 * k for k in range(40)])
+FLOATS = {
+    "floats": IDS.astype(np.float64),
+    "one": np.array([*range(39), IDS[0]], np.float64),
+    "below 1e16": np.full(40, 2.0**53),
+    "single": IDS.astype(np.float32),
+    "texts": [repr(number) for number in IDS.astype(float).tolist()],
+}
+
+
+@pytest.mark.parametrize("route", ["arrow", "pandas", "polars", "csv", "json", "parquet"])
+@pytest.mark.parametrize("kind", FLOATS)
+def test_ids_in_floats_that_need_not_be_exact_are_refused(kind, route, tmp_path):
+    table = {"user_id": FLOATS[kind], "n": list(range(40)), "y": [0, 1] * 20}
+    message = r"column user_id: expected integers, got the float .*above 2\^53 read the column as"
+    schema = {"label": "y", "numerical": ["n"]}
+    for place, made in enumerate([{"categorical": ["user_id"]}, {"groups": ["user_id"]}]):
+        (folder := tmp_path / str(place)).mkdir()
+        with pytest.raises(ValueError, match=message):
+            brought(schema | made, table, route, folder)
+    if route in FRAMES and len(set(FLOATS[kind])) > 1:  # others are left out of a draft
+        with pytest.raises(ValueError, match=message):
+            dlrm.fit(FRAMES[route](table), label="y")
+
+
+@pytest.mark.parametrize("route", ["csv", "json", "parquet"])
+def test_a_draft_warns_of_ids_in_floats(route, tmp_path):
+    table = {"user_id": [None, *IDS[1:].astype(float).tolist()], "n": list(range(40))}
+    table["n"][7] = 2.0**60  # no id
+    path = written(table | {"y": [0, 1] * 20}, route, tmp_path)
+    done = forked.succeed("dlrm.scripts.schema", f"--input={path}", "--label=y", cwd=tmp_path)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("warning:")]
+    assert line.startswith("warning:     user_id has floats that need not be exact: above 2^53")
+    text = (tmp_path / "schema.yaml").read_text()
+    assert text.count("above 2^53 read the column as integers or text") == 1
+
+
 SPELLED = {"column": "f", "transform": "none", "true_values": ["yes"], "false_values": ["no"]}
 
 

@@ -48,6 +48,7 @@ class Draft:
         disguised: column of text -> why it may be numbers or lists in another form.
         leaks: column -> how much of the label it tells.
         partial_leaks: column -> in which share of the rows with the rarer label it tells it.
+        inexact: categories of floats beyond 2^53, which are refused when they are prepared.
     """
 
     schema: Schema
@@ -60,6 +61,7 @@ class Draft:
     disguised: dict[str, str] = field(default_factory=dict)
     leaks: dict[str, str] = field(default_factory=dict)
     partial_leaks: dict[str, str] = field(default_factory=dict)
+    inexact: Sequence[str] = ()
 
     @property
     def sample(self) -> str:
@@ -196,7 +198,7 @@ def draft(
     if weight is not None:
         comments[weight] = described_column(columns[weight])
     doubts = tuple(drafter.in_doubt), drafter.disguised
-    of_draft = (rows, whole, *doubts, drafter.leaks, drafter.partial_leaks)
+    of_draft = (rows, whole, *doubts, drafter.leaks, drafter.partial_leaks, drafter.inexact)
     return Draft(schema, comments, left_out, label_comment, *of_draft)
 
 
@@ -297,8 +299,6 @@ def _label(
             f"column {name}, row {summary.first_missing}: expected a label that is not missing, "
             f"got none, as in {summary.missing} of {summary.rows} rows"
         )
-    known = ", ".join(map(shown, sorted(labels)[:_MOST_SHOWN]))
-    known += ", ..." if len(labels) > _MOST_SHOWN else ""
     missing = [text for text in labels if text.lower() in {*SURE_MARKERS, "na"}]
     if missing and (positive is None or summary.is_number):
         hint = "; --positive names the one that counts as 1, with all others as 0"
@@ -306,6 +306,8 @@ def _label(
             f"column {name}: expected labels that are not missing, got {missing[0]!r} in "
             f"{labels[missing[0]]:,} rows" + hint * (positive is None)
         )
+    known = ", ".join(map(shown, sorted(labels)[:_MOST_SHOWN]))
+    known += ", ..." if len(labels) > _MOST_SHOWN else ""
     if positive is not None:
         positives = _positives(positive, labels)
         if unknown := [value_text for value_text in positives if value_text not in labels]:

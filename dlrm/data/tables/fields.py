@@ -55,6 +55,7 @@ class Drafter:
         self.disguised: dict[str, str] = {}
         self.leaks: dict[str, str] = {}
         self.partial_leaks: dict[str, str] = {}
+        self.inexact: list[str] = []
         self.time: TimeField | None = None
         self._taken = set(columns)
         if time is not None:
@@ -201,8 +202,13 @@ class Drafter:
             )
         )
         self.comments[summary.name] = described_column(summary) + (f"; {why}" if why else "")
+        if summary.inexact:
+            self.inexact.append(summary.name)
+            self.comments[summary.name] += f"; {INEXACT}"
 
 
+# Of a category, which is refused when it is prepared.
+INEXACT = "floats that need not be exact: above 2^53 read the column as integers or text"
 _NUMBER, _ID = "number", "id"
 _BOTH = (_NUMBER, _ID)
 
@@ -258,7 +264,7 @@ def _useless(summary: Summary) -> str | None:
         value = summary.examples[0] if summary.examples else f"{summary.numbers.least:.9g}"
         if not summary.examples and summary.markers:
             value = next(iter(summary.markers))
-        return f"one value, {shown(value)}, in every row"
+        return f"one value, {shown(value)}, in every row" + f"; {INEXACT}" * summary.inexact
     unique, whole = summary.distinct.most == 1, not summary.is_number or _whole(summary)
     unnamed = not summary.name or summary.name.startswith("Unnamed:")
     every = summary.numbers.most - summary.numbers.least < 1.05 * distinct  # of them occurs

@@ -18,7 +18,7 @@ from dlrm.data.tables.lists import lists_of
 from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.lookup import spread
 from dlrm.data.transform.schema import TimeField
-from dlrm.data.transform.values import canonical, canonical_text
+from dlrm.data.transform.values import are_inexact, canonical, canonical_text, is_inexact
 
 MARKERS = ("?", "-", ".", "na", "n/a", "nan", "nil", "none", "null", "\\n")  # in lower case
 NUMBERS, TEXT, BOOLEANS, TIMES, OTHER = "numbers", "text", "booleans", "times", "other"
@@ -60,6 +60,7 @@ class Summary:
         strays: other texts that are not numbers, as long as they are few.
         padded: whether text has numbers that begin with 0, as codes do.
         exponents: whether the text of numbers has exponents.
+        inexact: whether numbers are floats beyond 2^53, which may stand for other integers.
         not_utf_8: the problem of a text that is not UTF-8; None if all are.
         not_a_number, infinite: counts of numbers that are NaN, which are missing, and infinite.
         times: whether text is times in ISO 8601 only, so far.
@@ -86,6 +87,7 @@ class Summary:
         self.markers: Counter[str] = Counter()
         self.strays: dict[str, None] = {}
         self.padded, self.zoned, self.times, self.exponents = False, True, True, False
+        self.inexact = False
         self.formats = TIME_FORMATS
         self.not_utf_8: str | None = None
         self.not_a_number = self.infinite = self.longest = self.empty = 0
@@ -174,9 +176,9 @@ class Summary:
             self._add_texts(texts, counts[places], of_labels[places])
         else:
             self._note_missing(codes < 0, positives)
+            self.not_a_number += int(np.count_nonzero(codes < 0)) - array.null_count
             places = np.flatnonzero(counts)
             self._add_numbers(raw.take(pa.array(places)), counts[places], of_labels[places])
-            self.not_a_number += int(np.count_nonzero(codes < 0)) - array.null_count
 
     def _add_texts(self, texts: list[str], counts: np.ndarray, positives: np.ndarray) -> None:
         column = canonical(TextColumn.from_bytes([t.encode(errors="replace") for t in texts]))
@@ -233,6 +235,7 @@ class Summary:
         self.numbers.add(values[there], counts[there])
         present = [text for text, known in zip(texts, there.tolist(), strict=True) if known]
         self.exponents = self.exponents or any("e" in text.lower() for text in present)
+        self.inexact = self.inexact or any(map(is_inexact, present))
         self.numbers.whole = self.numbers.whole and all(
             canonical_text(text).lstrip("-").isdecimal() for text in present
         )
@@ -272,6 +275,7 @@ class Summary:
             self.numbers.whole = self.numbers.whole and whole
         elif pa.types.is_floating(array.type):
             self.exponents = self.exponents or bool((np.abs(values) >= _EXPONENT).any())
+            self.inexact = self.inexact or bool(are_inexact(values).any())
             keys = _keys_of_floats(values)
         else:
             integers = array.to_numpy(zero_copy_only=False)

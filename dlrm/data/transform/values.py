@@ -207,6 +207,18 @@ def number_text(text: str) -> str:
     return plain
 
 
+def are_inexact(values: np.ndarray) -> np.ndarray:
+    """Returns a mask of floats that may stand for other integers of 64 bits: from 2^53 to 2^64."""
+    return (np.abs(values) >= MOST_EXACT) & (np.abs(values) < _MOST_WHOLE)
+
+
+def is_inexact(text: str) -> bool:
+    """Returns whether a text is that of a float in `are_inexact`, which canonical text hides."""
+    if _WHOLE.fullmatch(text) is None and _EXPONENT.fullmatch(text) is None:
+        return False
+    return MOST_EXACT <= abs(float(text)) < _MOST_WHOLE
+
+
 def _zone_of(text: str) -> str | None:
     """Returns "Z" for a time with a zone, "" for one without, and None for other texts."""
     time = _ANY_TIME.fullmatch(text)
@@ -259,15 +271,6 @@ class KnownTexts:
             return replaced(column, rows, self._written_number)
         return column
 
-    def check_floats(self, greatest: float) -> None:
-        """Raises ValueError if floats, up to a greatest one, cannot have the field's integers."""
-        if greatest >= MOST_EXACT and self._inexact is not None:
-            raise ValueError(
-                f"column {self.column!r}: expected integers such as {self._inexact}, as in the "
-                f"training data, got the float {greatest!r}, which need not be exact: above 2^53 "
-                "read the column as integers or text"
-            )
-
     @staticmethod
     def _number(text: str) -> str:
         return number_text({"true": "1", "false": "0"}.get(text, text))
@@ -282,15 +285,15 @@ class KnownTexts:
             return {"1": "true", "0": "false"}
         return {"true": "1", "false": "0"} if texts <= {"0", "1"} else None
 
-    @property
-    def _every(self) -> Iterator[str]:
-        """Returns all texts, up to a limit, in the order of their ids."""
     @cached_property
     def are_numbers(self) -> bool:
         """Returns whether the field had numbers, or texts of numbers and of NaN alone."""
         others = (text for text in self._every if text.lower() != "nan")
         return self._typed or (bool(self._seen) and all(map(_NUMBER.fullmatch, others)))
 
+    @property
+    def _every(self) -> Iterator[str]:
+        """Returns all texts, up to a limit, in the order of their ids."""
         most = min(len(self._dictionary), _MOST_WRITTEN)
         return (str(self._dictionary.value(id)) for id in range(1, most + 1))
 
@@ -315,7 +318,7 @@ class KnownTexts:
         return next(filter(str.isdecimal, texts), None)
 
     @cached_property
-    def _inexact(self) -> str | None:
+    def inexact(self) -> str | None:
         """Returns the first text of an integer that float64 does not have."""
         texts = self._texts_where(lambda first, lengths: (lengths > 15) & (lengths < 21))
         integers = filter(re.compile(r"-?\d+", re.ASCII).fullmatch, texts)

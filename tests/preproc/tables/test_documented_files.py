@@ -569,6 +569,8 @@ def _(tmp):
             COLUMNAR[path.suffix][1](pa.table({"y": [0, 1, 0], "c": ids}), path, 2)
         assert values_of(tmp / kind, path) == list(map(str, ids))
         assert scored(tmp / kind, [[id] for id in ids]) == [1, 2, 3]
+    pq.write_table(pa.table({"y": [0, 1, 0], "c": [*map(float, ids)]}), tmp / "floats.parquet")
+    refusal(tmp, tmp / "floats.parquet", "row 0, column c: expected integers, got the float 1.7e")
 
 
 @row("`Action|Comedy`")
@@ -597,12 +599,12 @@ def _(tmp):
     rows, bad = scoring_reader(transform, labeled=True).read(frame.to_batches()[0])
     assert (rows.labels.tolist(), bad) == ([True, False], [])
     assert np.fromfile(tmp / "dataset" / "train" / "label.bin", np.int8).tolist() == [1, 0, 1]
-
-
     (other := tmp / "other").mkdir()
     (other / "a.csv").write_text("y,c\n5,a\n3.5,b\nbad,c\n")
     message = "line 4, column y: expected a number such as '4' or '5', got 'bad'"
     refusal(other, other / "a.csv", message, {**SCHEMA, "label": label})
+
+
 @row("`$1,234.50`, `12.3 %`")
 def _(tmp):
     for folder, text in ((tmp / "a", '"$1,234.50"'), (tmp / "b", "12.3 %")):
