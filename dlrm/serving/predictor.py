@@ -114,9 +114,9 @@ class Predictor(Judged, Scoring):
                 training data are read. Or raw rows without label, each a line of text with tabs
                 between fields, a sequence of fields (numerical ones first), or a mapping from
                 column names to fields; or a mapping from names to columns. None, "" and NaN are
-                missing values, except for NaN in tables other than those of pandas. A list field
-                has a list, or its text as in CSV. Numbers in text have the marks of the schema's
-                `format`; those of tables have a decimal point.
+                missing values, except for NaN of numbers in tables other than those of pandas. A
+                list field has a list, or its text as in CSV. Numbers in text have the marks of the
+                schema's `format`; those of tables have a decimal point.
 
         Raises:
             ValueError: the model has no transform, a column is missing, or a row is unreadable; the

@@ -92,10 +92,8 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
     except OverflowError:
         array = pa.array(values, pa.uint64(), from_pandas=True)
     kind = array.type
-    if pa.types.is_float16(kind):  # whose NaN Arrow cannot find
-        array, kind = array.cast(pa.float32()), pa.float32()
     if pa.types.is_floating(kind):  # of which Arrow keeps the NaN of numpy
-        return pc.if_else(pc.is_nan(array), pa.scalar(None, kind), array)
+        return _without_nan(array)
     if pa.types.is_temporal(kind):
         # Arrow takes the first value's type for all, cutting times off and zones.
         there = [
@@ -109,6 +107,13 @@ def array_of_values(values: Sequence[Any]) -> pa.Array:
                 return pa.array(values, pa.duration("ns"), from_pandas=True)
             return pa.array(values, pa.timestamp("ns", kind.tz), from_pandas=True)
     return array
+
+
+def _without_nan(array: pa.Array) -> pa.Array:
+    """Returns floats with nulls for NaN, of a type that Arrow can compare."""
+    if pa.types.is_float16(array.type):
+        array = array.cast(pa.float32())
+    return pc.if_else(pc.is_nan(array), pa.scalar(None, array.type), array)
 
 
 def texts_of(name: str, array: pa.Array) -> tuple[Sequence[str], np.ndarray]:
@@ -132,7 +137,10 @@ def distinct_of(
 
 
 def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray]:
-    """Returns the distinct values, whose text may be any bytes, and the index of each row's."""
+    """Returns the distinct values, whose text may be any bytes, and the index of each row's, or -1.
+
+    NaN is no value: it has the index of null.
+    """
     kind = array.type
     if pa.types.is_null(kind):
         return pa.array([], pa.string()), np.full(len(array), -1, np.int32)
@@ -144,8 +152,10 @@ def dictionary_encoded(name: str, array: pa.Array) -> tuple[pa.Array, np.ndarray
         )
     if isinstance(kind, pa.ExtensionType):
         array, kind = array.storage, array.storage.type
-    if pa.types.is_float16(kind):
-        array = array.cast(pa.float32())  # Arrow cannot find distinct float16 values
+    if pa.types.is_dictionary(kind) and pa.types.is_floating(kind.value_type):
+        array, kind = array.dictionary_decode(), kind.value_type
+    if pa.types.is_floating(kind):
+        array = _without_nan(array)
     if not pa.types.is_dictionary(kind):
         array = array.dictionary_encode()
     elif array.dictionary.null_count:
@@ -248,7 +258,8 @@ def canonical_texts(name: str, array: pa.Array) -> pa.Array:
         narrow = array.to_numpy(zero_copy_only=False)
         return pa.array([str(value) for value in narrow], pa.large_string())
     if pa.types.is_decimal(kind):
-        return pa.array(list(map(number_text, as_text(array).to_pylist())), pa.large_string())
+        texts = [None if t is None else number_text(t) for t in as_text(array).to_pylist()]
+        return pa.array(texts, pa.large_string())
     return as_text(array)
 
 
@@ -280,8 +291,8 @@ def _plain(value: Any) -> str:
 
 
 def plain_texts(array: pa.Array) -> list[str]:
-    """Returns values as text without surrounding blanks."""
-    return [text.strip() for text in as_text(array).to_pylist()]
+    """Returns values as text without surrounding blanks; that of null is empty."""
+    return [text.strip() for text in as_text(array).fill_null("").to_pylist()]
 
 
 def text_column(array: pa.Array) -> TextColumn:

@@ -48,6 +48,7 @@ class Draft:
         disguised: column of text -> why it may be numbers or lists in another form.
         leaks: column -> how much of the label it tells.
         partial_leaks: column -> in which share of the rows with the rarer label it tells it.
+        inexact: categories of floats beyond 2^53, which are refused when they are prepared.
     """
 
     schema: Schema
@@ -60,6 +61,7 @@ class Draft:
     disguised: dict[str, str] = field(default_factory=dict)
     leaks: dict[str, str] = field(default_factory=dict)
     partial_leaks: dict[str, str] = field(default_factory=dict)
+    inexact: Sequence[str] = ()
 
     @property
     def sample(self) -> str:
@@ -196,12 +198,12 @@ def draft(
     if weight is not None:
         comments[weight] = described_column(columns[weight])
     doubts = tuple(drafter.in_doubt), drafter.disguised
-    of_draft = (rows, whole, *doubts, drafter.leaks, drafter.partial_leaks)
+    of_draft = (rows, whole, *doubts, drafter.leaks, drafter.partial_leaks, drafter.inexact)
     return Draft(schema, comments, left_out, label_comment, *of_draft)
 
 
 def _check_group(summary: Summary) -> None:
-    if absent := summary.missing + summary.not_a_number:
+    if absent := summary.missing + sum(summary.markers.values()) * summary.is_number:
         raise ValueError(
             f"--groups: column {summary.name!r}: expected a value in every row, got none in "
             f"{absent:,} of {summary.rows:,} rows; fill it, with a text such as none, or leave the "
@@ -216,7 +218,7 @@ def _check_weight(summary: Summary) -> None:
         if summary.examples:
             got += f" with {', '.join(map(shown, summary.examples))}"
         raise ValueError(f"{where}: expected numbers, got {got}")
-    if absent := summary.missing + summary.not_a_number + summary.infinite + markers:
+    if absent := summary.missing + summary.infinite + markers:
         raise ValueError(
             f"{where}: expected a weight in every row, got none in {absent:,} of {summary.rows:,} "
             "rows; fill it, with 1 for instance"
@@ -297,6 +299,13 @@ def _label(
             f"column {name}, row {summary.first_missing}: expected a label that is not missing, "
             f"got none, as in {summary.missing} of {summary.rows} rows"
         )
+    missing = [text for text in labels if text.lower() in {*SURE_MARKERS, "na"}]
+    if missing and (positive is None or summary.is_number):
+        hint = "; --positive names the one that counts as 1, with all others as 0"
+        raise ValueError(
+            f"column {name}: expected labels that are not missing, got {missing[0]!r} in "
+            f"{labels[missing[0]]:,} rows" + hint * (positive is None)
+        )
     known = ", ".join(map(shown, sorted(labels)[:_MOST_SHOWN]))
     known += ", ..." if len(labels) > _MOST_SHOWN else ""
     if positive is not None:
@@ -309,12 +318,6 @@ def _label(
         value = positives[0] if len(positives) == 1 else tuple(positives)
         label = Label(name, value, any_negative=len(labels) > len(positives) + 1)
         why = "as --positive says"
-    elif missing := [text for text in labels if text.lower() in {*SURE_MARKERS, "na"}]:
-        raise ValueError(
-            f"column {name}: expected labels that are not missing, got {missing[0]!r} in "
-            f"{labels[missing[0]]:,} rows; --positive names the one that counts as 1, with all "
-            "others as 0"
-        )
     elif {text.lower() for text in labels} <= _ZERO_OR_ONE:
         true = sum(n for text, n in labels.items() if text.lower() in ("1", "true"))
         return Label(name), f"0 and 1; {true / summary.rows:.2%} of the rows are positive"

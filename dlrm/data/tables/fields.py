@@ -55,6 +55,7 @@ class Drafter:
         self.disguised: dict[str, str] = {}
         self.leaks: dict[str, str] = {}
         self.partial_leaks: dict[str, str] = {}
+        self.inexact: list[str] = []
         self.time: TimeField | None = None
         self._taken = set(columns)
         if time is not None:
@@ -201,8 +202,13 @@ class Drafter:
             )
         )
         self.comments[summary.name] = described_column(summary) + (f"; {why}" if why else "")
+        if summary.inexact:
+            self.inexact.append(summary.name)
+            self.comments[summary.name] += f"; {INEXACT}"
 
 
+# Of a category, which is refused when it is prepared.
+INEXACT = "floats that need not be exact: above 2^53 read the column as integers or text"
 _NUMBER, _ID = "number", "id"
 _BOTH = (_NUMBER, _ID)
 
@@ -244,7 +250,7 @@ def _useless(summary: Summary) -> str | None:
     if summary.kind == OTHER:
         types = " and ".join(summary.types)
         return f"the type {types}, which is not a number, text, time or list of them"
-    if not summary.present or summary.not_a_number == summary.present:
+    if not summary.present:
         return "no value"
     texts = summary.values or summary
     if texts.not_utf_8:
@@ -252,13 +258,13 @@ def _useless(summary: Summary) -> str | None:
     if summary.values is not None:
         return None if summary.longest else "no value in any list"
     distinct = len(summary.distinct)
-    if distinct < 2 and not summary.missing and not summary.not_a_number:
+    if distinct < 2 and not summary.missing:
         if summary.infinite:
             return "infinite values"
         value = summary.examples[0] if summary.examples else f"{summary.numbers.least:.9g}"
         if not summary.examples and summary.markers:
             value = next(iter(summary.markers))
-        return f"one value, {shown(value)}, in every row"
+        return f"one value, {shown(value)}, in every row" + f"; {INEXACT}" * summary.inexact
     unique, whole = summary.distinct.most == 1, not summary.is_number or _whole(summary)
     unnamed = not summary.name or summary.name.startswith("Unnamed:")
     every = summary.numbers.most - summary.numbers.least < 1.05 * distinct  # of them occurs
@@ -281,7 +287,7 @@ def _tells_all(summary: Summary) -> bool:
 
 def _absent(summary: Summary) -> int:
     """Returns the number of rows without a value, those of markers included."""
-    return summary.missing + summary.not_a_number + sum(summary.markers.values())
+    return summary.missing + sum(summary.markers.values())
 
 
 def _whole(summary: Summary) -> bool:
@@ -426,9 +432,8 @@ def _described(summary: Summary) -> str:
         parts += [f"{summary.numbers.least:.9g} .. {summary.numbers.most:.9g}"]
     elif summary.kind in (TEXT, BOOLEANS):
         parts += [", ".join(map(shown, summary.examples))]
-    missing = summary.missing + summary.not_a_number
-    if missing:
-        parts += [f"{missing / summary.rows:.2%} missing"]
+    if summary.missing:
+        parts += [f"{summary.missing / summary.rows:.2%} missing"]
     if markers := summary.markers:
         parts += [f"{text!r} in {n:,} rows" for text, n in markers.items()]
     return ", ".join(parts)

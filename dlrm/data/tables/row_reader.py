@@ -200,8 +200,6 @@ class RowReader:
                 values = distinct.to_numpy(zero_copy_only=False)
                 keys, missing = of_texts.of_integers(values, problems)
             else:
-                if pa.types.is_floating(distinct.type):
-                    of_texts.check_floats(_greatest(distinct))
                 column = text_column(_texts(of_texts, distinct))
                 kind = NUMBER if numbers else kind
                 (keys, missing), column = of_texts.of_texts(column, problems, kind)
@@ -267,8 +265,10 @@ class RowReader:
             extra["weight"] = np.where(bad, 0.0, weights.values).astype("<f4")
         for name in schema.groups:
             distinct, codes = distinct_of(name, column_of(batch, name), faults)
-            of_texts = self._groups[name]
-            (keys, missing), _ = of_texts.of_texts(text_column(_texts(of_texts, distinct)))
+            of_texts, problems = self._groups[name], dict[int, str]()
+            column = text_column(_texts(of_texts, distinct))
+            (keys, missing), _ = of_texts.of_texts(column, problems)
+            faults.add_places(name, codes, problems, len(distinct))
             absent = np.append(missing, True)
             faults.add(name, absent[codes], lambda row: "expected a group, got no value")
             extra[f"group_{name}"] = np.append(keys, np.uint64(0))[codes]
@@ -295,12 +295,6 @@ def _texts(of_texts: FieldKeys, distinct: pa.Array) -> pa.Array:
     if of_texts.plain:
         return as_text(distinct)
     return canonical_texts(of_texts.field.column, distinct)
-
-
-def _greatest(floats: pa.Array) -> float:
-    """Returns the greatest absolute value of finite floats."""
-    values = np.abs(floats.to_numpy(zero_copy_only=False).astype(np.float64))
-    return float(values[np.isfinite(values)].max(initial=0.0))
 
 
 def _overflow(field: NumericalField, values: np.ndarray, row: int) -> str:

@@ -18,7 +18,7 @@ from dlrm.data.tables.lists import lists_of
 from dlrm.data.tables.times import microseconds
 from dlrm.data.transform.lookup import spread
 from dlrm.data.transform.schema import TimeField
-from dlrm.data.transform.values import canonical, canonical_text
+from dlrm.data.transform.values import are_inexact, canonical, canonical_text, is_inexact
 
 MARKERS = ("?", "-", ".", "na", "n/a", "nan", "nil", "none", "null", "\\n")  # in lower case
 NUMBERS, TEXT, BOOLEANS, TIMES, OTHER = "numbers", "text", "booleans", "times", "other"
@@ -49,7 +49,7 @@ class Summary:
         types: its Arrow types in the batches.
         kind: NUMBERS, TEXT, BOOLEANS, TIMES, LISTS, or OTHER, which no field can have; None before
             the first value. Text that is all numbers or all times is still TEXT.
-        rows, missing: number of rows, and of rows without a value.
+        rows, missing: number of rows, and of rows without a value, NaN included.
         first_missing: the first row without a value, from 0; None if there is none.
         distinct: its values.
         examples: some of its values, frequent ones first.
@@ -60,8 +60,9 @@ class Summary:
         strays: other texts that are not numbers, as long as they are few.
         padded: whether text has numbers that begin with 0, as codes do.
         exponents: whether the text of numbers has exponents.
+        inexact: whether numbers are floats beyond 2^53, which may stand for other integers.
         not_utf_8: the problem of a text that is not UTF-8; None if all are.
-        not_a_number, infinite: counts of numbers that are NaN and infinite.
+        not_a_number, infinite: counts of numbers that are NaN, which are missing, and infinite.
         times: whether text is times in ISO 8601 only, so far.
         formats: forms of `TIME_FORMATS` that all texts and integers have, so far.
         zoned: whether all times have a zone.
@@ -86,6 +87,7 @@ class Summary:
         self.markers: Counter[str] = Counter()
         self.strays: dict[str, None] = {}
         self.padded, self.zoned, self.times, self.exponents = False, True, True, False
+        self.inexact = False
         self.formats = TIME_FORMATS
         self.not_utf_8: str | None = None
         self.not_a_number = self.infinite = self.longest = self.empty = 0
@@ -115,8 +117,7 @@ class Summary:
     @property
     def signal(self) -> Signal:
         """Returns how much the values tell about the label."""
-        missing = (self.missing + self.not_a_number, self._missing_positives)
-        return self.distinct.signal(*missing)
+        return self.distinct.signal(self.missing, self._missing_positives)
 
     def add_missing(self, rows: int, positives: int = 0) -> None:
         """Adds rows without a value, of which some have a label that counts as 1."""
@@ -175,6 +176,7 @@ class Summary:
             self._add_texts(texts, counts[places], of_labels[places])
         else:
             self._note_missing(codes < 0, positives)
+            self.not_a_number += int(np.count_nonzero(codes < 0)) - array.null_count
             places = np.flatnonzero(counts)
             self._add_numbers(raw.take(pa.array(places)), counts[places], of_labels[places])
 
@@ -233,6 +235,7 @@ class Summary:
         self.numbers.add(values[there], counts[there])
         present = [text for text, known in zip(texts, there.tolist(), strict=True) if known]
         self.exponents = self.exponents or any("e" in text.lower() for text in present)
+        self.inexact = self.inexact or any(map(is_inexact, present))
         self.numbers.whole = self.numbers.whole and all(
             canonical_text(text).lstrip("-").isdecimal() for text in present
         )
@@ -257,15 +260,13 @@ class Summary:
                 return
 
     def _add_numbers(self, array: pa.Array, counts: np.ndarray, positives: np.ndarray) -> None:
-        """Adds distinct values, of which NaN and infinite ones are counted apart."""
+        """Adds distinct values, of which infinite ones are counted apart."""
         if self.kind == TIMES:
             zone = getattr(array.type, "tz", None)
             self.zoned = self.zoned and zone is not None
             array = array.cast(pa.timestamp("us", zone), safe=False).cast(pa.int64())
         values = array.cast(pa.float64(), safe=False).to_numpy(zero_copy_only=False)
         finite = np.isfinite(values)
-        self.not_a_number += int(counts[np.isnan(values)].sum())
-        self._missing_positives += int(positives[np.isnan(values)].sum())
         self.infinite += int(counts[np.isinf(values)].sum())
         values, counts, positives = (values + 0.0)[finite], counts[finite], positives[finite]
         self.numbers.add(values, counts)
@@ -274,6 +275,7 @@ class Summary:
             self.numbers.whole = self.numbers.whole and whole
         elif pa.types.is_floating(array.type):
             self.exponents = self.exponents or bool((np.abs(values) >= _EXPONENT).any())
+            self.inexact = self.inexact or bool(are_inexact(values).any())
             keys = _keys_of_floats(values)
         else:
             integers = array.to_numpy(zero_copy_only=False)

@@ -11,6 +11,7 @@ from dlrm.data.sources.row_error import shown_text
 from dlrm.data.tables.columns import Faults, as_text, distinct_of, plain_texts
 from dlrm.data.tables.kinds.types import is_text
 from dlrm.data.transform.fields import TIME_UNITS, TimeField
+from dlrm.data.transform.values import canonical_text
 
 _YEARS = (-62_135_596_800_000_000, 253_402_300_799_999_999)  # 1 to 9999, in microseconds
 _EXPECTED_YEAR = "expected a time in the years 1 to 9999"
@@ -98,7 +99,7 @@ def microseconds(text: str, field: TimeField) -> int:
     Raises:
         ValueError: the text is not a time, or neither it nor the field has a zone.
     """
-    if field.unit is not None and (number := _NUMBER.fullmatch(text)):
+    if field.unit is not None and (number := _NUMBER.fullmatch(canonical_text(text))):
         count = _count(number[1], number[2] or "", TIME_UNITS[field.unit])
         if not _YEARS[0] <= count <= _YEARS[1]:
             raise ValueError(f"{_EXPECTED_YEAR}, got {shown_text(text)}")

@@ -20,18 +20,20 @@ from dlrm.data.sources.csv_cells import Parser, label_parser, number_parser
 from dlrm.data.sources.row_error import RowError, shown_text
 from dlrm.data.transform.schema import CategoricalField, NumericalField, Schema
 from dlrm.data.transform.values import (
-    MOST_EXACT,
+    NUMBER,
     SPELLINGS,
     TEXT,
     KnownTexts,
     canonical,
     canonical_text,
+    is_inexact,
     replaced,
 )
 
 NO_NUMBER = "expected a number, got no value"
 _MOST_LABELS = 4  # labels that an error names
 _WORDS = hash_texts(TextColumn.from_bytes([b"true", b"false"]))
+_NAN = hash_texts(TextColumn.from_bytes([b"nan", b"NaN", b"NAN"]))
 _BOOLEANS = {text.encode(): b"01"[word == "true" :][:1] for text, word in SPELLINGS.items()}
 
 
@@ -85,17 +87,22 @@ class FieldKeys:
             kind: `NUMBER`, `BOOLEAN` or `TIME` of typed values; `TEXT` of others.
 
         Raises:
-            RowError: the first text that is not an integer, in a field of integers.
+            RowError: the first text that is not an integer, in a field of integers, or that is a
+                float where integers beyond 2^53 are known, or nothing is.
             ValueError: typed values are of a kind that the field never had.
         """
         column = stripped(column)
         hashes = hash_texts(column)
         absent = (column.starts == column.ends) | self._are_marked(hashes)
-        if (meant := self._meant(column, absent, kind)) is not column:
+        form = canonical(column) if self.field.type in ("string", "integer") else column
+        if not self.plain:
+            absent |= self._are_nan(hashes, kind)
+            if form is not column:  # -999.0 where -999 is missing
+                absent |= self._are_marked(hash_texts(form))
+                absent |= self._note_inexact(column, form, absent, problems)
+        if (meant := self._meant(column, form, absent, kind)) is not column:
             column, hashes = meant, hash_texts(meant)
             absent |= self._are_marked(hashes)
-        if self.field.type == "integer" and not self.plain:  # -999.0 where -999 is missing
-            absent |= self._are_marked(hash_texts(canonical(column)))
         if self._spelled:
             self._check_words(column, absent | np.isin(hashes, _WORDS), problems)
         if self.field.type == "string":
@@ -106,15 +113,46 @@ class FieldKeys:
             return self._ids(column, absent, problems), column
         return self._hexadecimals(column, absent, problems), column
 
-    def _meant(self, column: TextColumn, absent: np.ndarray, kind: str) -> TextColumn:
-        """Returns texts in the form in which they are known."""
+    def _meant(
+        self, column: TextColumn, form: TextColumn, absent: np.ndarray, kind: str
+    ) -> TextColumn:
+        """Returns texts, of which `form` is canonical, in the form in which they are known."""
         if self._spelled:
             # All other texts are refused.
-            return replaced(canonical(column), np.flatnonzero(~absent), self._spelled)
+            return replaced(form, np.flatnonzero(~absent), self._spelled)
         if self.plain or self.field.type != "string":
             return column
-        column = canonical(column)
-        return column if self._known is None else self._known.match(column, ~absent, kind)
+        return form if self._known is None else self._known.match(form, ~absent, kind)
+
+    def _are_nan(self, hashes: np.ndarray, kind: str) -> np.ndarray:
+        """Returns a mask of texts of NaN, which are no values in a field of numbers."""
+        nan = np.isin(hashes, _NAN)
+        if kind == NUMBER or self.field.type == "integer" or not nan.any():
+            return nan
+        return nan & (self._known is not None and self._known.are_numbers)
+
+    def _note_inexact(
+        self,
+        column: TextColumn,
+        form: TextColumn,
+        absent: np.ndarray,
+        problems: dict[int, str] | None,
+    ) -> np.ndarray:
+        """Notes texts of floats that need not be the integers they mean; returns their mask."""
+        bad, such_as = np.zeros(len(absent), bool), ""
+        if self.field.type == "string" and self._known is not None:
+            if self._known.inexact is None:
+                return bad
+            such_as = f" such as {self._known.inexact}, as in the training data"
+        for row in np.flatnonzero((form.starts != column.starts) & ~absent).tolist():
+            if is_inexact(text := column.text(row)):
+                bad[row] = True
+                problem = (
+                    f"expected integers{such_as}, got the float {text}, which need not be exact: "
+                    "above 2^53 read the column as integers or text"
+                )
+                _note(problems, row, self.field.column, problem)
+        return bad
 
     def _check_words(
         self, column: TextColumn, fits: np.ndarray, problems: dict[int, str] | None
@@ -192,16 +230,6 @@ class FieldKeys:
     def _are_marked(self, hashes: np.ndarray) -> np.ndarray:
         """Returns a mask of hashes of texts that mean "missing"."""
         return np.isin(hashes, self._marked) if len(self._marked) else np.zeros(len(hashes), bool)
-
-    def check_floats(self, greatest: float) -> None:
-        """Raises ValueError if floats, up to a greatest one, need not be the integers they mean."""
-        if self.field.type == "integer" and greatest >= MOST_EXACT and not self.plain:
-            raise ValueError(
-                f"column {self.field.column!r}: expected integers, got the float {greatest!r}, "
-                "which need not be exact: above 2^53 read the column as integers or text"
-            )
-        if self._known is not None:
-            self._known.check_floats(greatest)
 
 
 def _missing_integers(missing_values: Collection[str]) -> np.ndarray:
@@ -310,12 +338,16 @@ def label_cells(schema: Schema, known: Collection[str] | None) -> Parser:
     positives = set(map(canonical_text, label.positives))
     forms = None if known is None else set(map(canonical_text, known))
     rated = label.any_negative and known is not None and all(map(_is_number, known))
+    of_numbers = all(map(_is_number, (*label.positives, *(label.negative or ()))))
 
     def parse(cells: Sequence[str]) -> np.ndarray:
         for index, cell in enumerate(cells):
-            if cell in missing:
+            if cell in missing or (of_numbers and cell.lower() == "nan"):
                 problem = f"expected a label that is not missing, got {shown_text(cell)}"
                 raise RowError(index, problem)
+            if of_numbers and label.any_negative and not _is_number(cell):
+                shown = " or ".join(map(repr, label.positives[:_MOST_LABELS]))
+                raise RowError(index, f"expected a number such as {shown}, got {shown_text(cell)}")
             if rated and _is_number(cell):  # one more rating counts as 0
                 continue
             if known is not None and forms is not None and canonical_text(cell) not in forms:

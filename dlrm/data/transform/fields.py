@@ -127,7 +127,7 @@ class Label:
         positive: the value that counts as 1, or several; None if labels are 0 and 1, or false and
             true.
         negative: values that count as 0; None accepts one other value.
-        any_negative: whether all other values count as 0.
+        any_negative: whether all other values count as 0; of numbers, all other numbers.
     """
 
     column: str

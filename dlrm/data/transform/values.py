@@ -41,6 +41,7 @@ _DURATION = re.compile(r"-?\d+(\.\d+)?s", re.ASCII)
 _NUMBER = re.compile(r"[+-]?(\d+)(\.\d*)?([eE][+-]?\d+)?", re.ASCII)
 _FEW = 16  # texts of a column that are compared one by one, without a search for candidates
 _EXPONENT = re.compile(r"-?\d+(\.\d+[eE][+-]?|[eE][+-])\d+", re.ASCII)
+_LONGEST_NUMBER = 25  # characters of a number with an exponent
 _MOST_WHOLE = 1 << 64  # whole numbers below it are written without an exponent
 MOST_EXACT = 1 << 53  # beyond it float64 has not every whole number
 _MOST_SEEN = 1000  # texts of a dictionary whose kinds are compared
@@ -54,7 +55,7 @@ def canonical_text(text: str) -> str:
     * A whole number has no fraction of zeros: 12 for 12.0, but 1.10 and 007 stay as they are.
     * A number with an exponent that has a sign, or a fraction before it, is written as Python does,
       and in digits if it is whole and below 2^64: 12345678 for 1.2345678E7, 1e-07 for 1e-7. Other
-      texts, such as 12e5, may be codes, and stay as they are.
+      texts, such as 12e5 and those of more than 25 characters, may be codes, and stay as they are.
     * A date with a time, in ISO 8601, is `2026-11-20 08:00:00`, with a fraction of seconds that
       does not end in 0; midnight is the date alone. With a zone it is in UTC, and ends in Z.
     * A time of day has a fraction of seconds only if it is not 0.
@@ -71,7 +72,7 @@ def canonical_text(text: str) -> str:
         return text
     if (whole := _WHOLE.fullmatch(text)) is not None:
         return "0" if whole[1] == "-0" else whole[1]
-    if _EXPONENT.fullmatch(text) is not None:
+    if len(text) <= _LONGEST_NUMBER and _EXPONENT.fullmatch(text) is not None:
         return number_text(text)
     if (time := _TIME.fullmatch(text)) is not None:
         return _canonical_time(text, *time.groups())
@@ -152,7 +153,6 @@ def _candidates(column: TextColumn) -> np.ndarray:
     return np.flatnonzero(words | zeros | times | durations | numbers)
 
 
-_LONGEST_NUMBER = 25  # characters of a number with an exponent
 _DIGIT = np.isin(np.arange(256), np.frombuffer(b"0123456789", np.uint8))
 _T, _F = (np.frombuffer(letters, np.uint8) for letters in (b"Tt", b"Ff"))
 
@@ -207,6 +207,18 @@ def number_text(text: str) -> str:
     return plain
 
 
+def are_inexact(values: np.ndarray) -> np.ndarray:
+    """Returns a mask of floats that may stand for other integers of 64 bits: from 2^53 to 2^64."""
+    return (np.abs(values) >= MOST_EXACT) & (np.abs(values) < _MOST_WHOLE)
+
+
+def is_inexact(text: str) -> bool:
+    """Returns whether a text is that of a float in `are_inexact`, which canonical text hides."""
+    if _WHOLE.fullmatch(text) is None and _EXPONENT.fullmatch(text) is None:
+        return False
+    return MOST_EXACT <= abs(float(text)) < _MOST_WHOLE
+
+
 def _zone_of(text: str) -> str | None:
     """Returns "Z" for a time with a zone, "" for one without, and None for other texts."""
     time = _ANY_TIME.fullmatch(text)
@@ -259,15 +271,6 @@ class KnownTexts:
             return replaced(column, rows, self._written_number)
         return column
 
-    def check_floats(self, greatest: float) -> None:
-        """Raises ValueError if floats, up to a greatest one, cannot have the field's integers."""
-        if greatest >= MOST_EXACT and self._inexact is not None:
-            raise ValueError(
-                f"column {self.column!r}: expected integers such as {self._inexact}, as in the "
-                f"training data, got the float {greatest!r}, which need not be exact: above 2^53 "
-                "read the column as integers or text"
-            )
-
     @staticmethod
     def _number(text: str) -> str:
         return number_text({"true": "1", "false": "0"}.get(text, text))
@@ -281,6 +284,12 @@ class KnownTexts:
         if texts <= {"true", "false"}:
             return {"1": "true", "0": "false"}
         return {"true": "1", "false": "0"} if texts <= {"0", "1"} else None
+
+    @cached_property
+    def are_numbers(self) -> bool:
+        """Returns whether the field had numbers, or texts of numbers and of NaN alone."""
+        others = (text for text in self._every if text.lower() != "nan")
+        return self._typed or (bool(self._seen) and all(map(_NUMBER.fullmatch, others)))
 
     @property
     def _every(self) -> Iterator[str]:
@@ -309,7 +318,7 @@ class KnownTexts:
         return next(filter(str.isdecimal, texts), None)
 
     @cached_property
-    def _inexact(self) -> str | None:
+    def inexact(self) -> str | None:
         """Returns the first text of an integer that float64 does not have."""
         texts = self._texts_where(lambda first, lengths: (lengths > 15) & (lengths < 21))
         integers = filter(re.compile(r"-?\d+", re.ASCII).fullmatch, texts)

@@ -412,6 +412,20 @@ def _(tmp):
     assert scored(tmp, frame[["c"]].to_numpy().tolist()) == [0, 0, 0, 1]
 
 
+@row("NaN of other tables, `nan` where all other values are numbers")
+def _(tmp):
+    nan = float("nan")
+    pq.write_table(pa.table({"y": [0, 1, 1], "c": [1.5, nan, 2.0]}), tmp / "a.parquet")
+    assert values_of(tmp, tmp / "a.parquet") == ["1.5", None, "2"]
+    assert scored(tmp, [["nan"], [nan], ["1.5"]]) == [0, 0, 1]
+    label = {"label": {"column": "c", "positive": "2", "any_negative": True}, "categorical": ["y"]}
+    (other := tmp / "other").mkdir()
+    message = "row 1, column c: expected a label that is not missing"
+    refusal(other, tmp / "a.parquet", message, label)
+    number = {**SCHEMA, "numerical": ["c"]}
+    refusal(other, tmp / "a.parquet", "row 1, column c: expected a finite number", number)
+
+
 @row("`NA` in one column of prices")
 def _(tmp):
     (tmp / "a.csv").write_text("y,c,price\n0,NA,1.5\n1,US,NA\n1,NA,2.5\n")
@@ -555,6 +569,8 @@ def _(tmp):
             COLUMNAR[path.suffix][1](pa.table({"y": [0, 1, 0], "c": ids}), path, 2)
         assert values_of(tmp / kind, path) == list(map(str, ids))
         assert scored(tmp / kind, [[id] for id in ids]) == [1, 2, 3]
+    pq.write_table(pa.table({"y": [0, 1, 0], "c": [*map(float, ids)]}), tmp / "floats.parquet")
+    refusal(tmp, tmp / "floats.parquet", "row 0, column c: expected integers, got the float 1.7e")
 
 
 @row("`Action|Comedy`")
@@ -583,6 +599,10 @@ def _(tmp):
     rows, bad = scoring_reader(transform, labeled=True).read(frame.to_batches()[0])
     assert (rows.labels.tolist(), bad) == ([True, False], [])
     assert np.fromfile(tmp / "dataset" / "train" / "label.bin", np.int8).tolist() == [1, 0, 1]
+    (other := tmp / "other").mkdir()
+    (other / "a.csv").write_text("y,c\n5,a\n3.5,b\nbad,c\n")
+    message = "line 4, column y: expected a number such as '4' or '5', got 'bad'"
+    refusal(other, other / "a.csv", message, {**SCHEMA, "label": label})
 
 
 @row("`$1,234.50`, `12.3 %`")

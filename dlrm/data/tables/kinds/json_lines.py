@@ -30,7 +30,7 @@ from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.kinds.cells import Cell, Cells
 from dlrm.data.tables.kinds.text import Column, Rows, Text
 from dlrm.data.transform.lists import in_list
-from dlrm.data.transform.values import number_text
+from dlrm.data.transform.values import is_inexact, number_text
 from dlrm.documents import brief
 
 _BLOCK_BYTES = 4 << 20
@@ -112,13 +112,18 @@ def plain_numbers(column: Iterable[Cell], name: str, numbers: set[str]) -> list[
     for cell in column:
         if isinstance(cell, list):
             numbers -= {name for value in cell if not isinstance(value, Number)}
-            cell = [number_text(value) if isinstance(value, Number) else value for value in cell]
+            cell = [_plain(value) if isinstance(value, Number) else value for value in cell]
         elif isinstance(cell, Number):
-            cell = number_text(cell)
+            cell = _plain(cell)
         elif cell is not None:
             numbers.discard(name)
         cells.append(cell)
     return cells
+
+
+def _plain(number: str) -> str:
+    """Returns a number's text, from which a float that need not be exact can still be told."""
+    return str(number) if is_inexact(number) else number_text(number)
 
 
 class Number(str):
@@ -151,7 +156,7 @@ class JsonCells(NamedTuple):
         if others and not earlier:
             texts = array.dictionary.to_pylist()
             for place in others:
-                texts[place] = number_text(texts[place])
+                texts[place] = _plain(texts[place])
             array = pa.DictionaryArray.from_arrays(array.indices, pa.array(texts, pa.string()))
         return array if self.distinct else array.dictionary_decode()
 

@@ -1,0 +1,185 @@
+"""A column means one thing on every route: missing values, texts of numbers, and ids in floats.
+
+The oracle is the row in Python with None for a missing value, or what a message must name.
+"""
+
+from decimal import Decimal
+
+import forked
+import numpy as np
+import pyarrow as pa
+import pytest
+from routes_testing import FILES, FRAMES, ROWS
+from tables_testing import prepare
+
+import dlrm
+from dlrm.preproc.execution.engines import TaskError
+
+NAN = float("nan")
+TABLES = ("arrow", "pandas", "objects", "polars")
+WRITTEN = ("csv", "polars csv", "json", "parquet", "polars parquet", "ipc")
+IN_PYTHON = ("dicts", "columns", "arrays", "scalars", "records", "cells", "lines")
+
+
+def brought(schema, table, route, folder):
+    """Makes a dataset of a table that a route brings to preprocessing."""
+    if route in FRAMES:
+        return dlrm.Dataset.from_arrow(FRAMES[route](table), schema, folder / "data", cores=1)
+    try:
+        prepare(schema, [written(table, route, folder)], folder / "data", test_fraction=0.2)
+    except TaskError as error:
+        raise ValueError(str(error)) from error
+    return dlrm.Dataset(folder / "data")
+
+
+def written(table, route, folder):
+    write, suffix = FILES[route]
+    write(table, path := folder / f"{route.replace(' ', '_')}{suffix}")
+    return path
+
+
+def scores(model, table, route, folder):
+    """Returns a model's scores of a table that a route brings to it."""
+    if route in FRAMES:
+        return model.predict(FRAMES[route](table))
+    if route in ROWS:
+        return model.predict(ROWS[route](table, list(table)))
+    flags = [f"--checkpoint={model.path}", f"--input={written(table, route, folder)}", "--nolabel"]
+    forked.succeed("dlrm.scripts.predict", *flags, f"--output={folder / route}.npy", cwd=folder)
+    return np.load(folder / f"{route}.npy")
+
+
+RATING = {"column": "click", "positive": ["5"], "any_negative": True}
+
+
+@pytest.mark.parametrize("route", [*TABLES, *WRITTEN])
+def test_nan_is_a_missing_label(route, tmp_path):
+    table = {"click": np.array([5, 4, NAN, 4, 5] * 4), "n": list(range(20))}
+    message = r"(row 2|line [34]), column click: expected a label that is not missing"
+    for label in (RATING, {"column": "click", "positive": "5"}):
+        (folder := tmp_path / str(len(label))).mkdir()
+        with pytest.raises(ValueError, match=message):
+            brought({"label": label, "numerical": ["n"]}, table, route, folder)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16])
+@pytest.mark.parametrize("positive", [1, None])
+def test_nan_is_no_label_of_a_draft(positive, dtype):
+    table = {"click": np.array([1, 0, NAN] * 20, dtype), "n": list(range(60))}
+    for route in ("arrow", "pandas", "polars")[: 2 + (dtype != np.float16)]:
+        with pytest.raises(ValueError, match="column click, row 2: expected a label that is not"):
+            dlrm.fit(FRAMES[route](table), label="click", positive=positive)
+
+
+@pytest.mark.parametrize("label", ["nan", "NaN", "inf", "abc"])
+def test_texts_that_are_no_numbers_are_no_ratings(label, tmp_path):
+    table = {"click": ["5", "4", label, "3"] * 9, "n": list(range(36))}
+    with pytest.raises(ValueError, match=f"line 4, column click: expected a .*, got '{label}'"):
+        brought({"label": RATING, "numerical": ["n"]}, table, "csv", tmp_path)
+
+
+def test_a_draft_takes_no_missing_text_among_numbers_for_a_negative_label(tmp_path):
+    written({"click": ["5", "4", "nan", "3"] * 9, "n": list(range(36))}, "csv", tmp_path)
+    words = ["--input=csv.csv", "--label=click", "--positive=5"]
+    done = forked.run("dlrm.scripts.schema", *words, cwd=tmp_path)
+    assert done.returncode
+    assert "column click: expected labels that are not missing, got 'nan' in 9 rows" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("route", "kind"), [("arrow", "string"), ("csv", "string"), ("json", "integer")]
+)
+def test_nan_of_a_category_scores_as_a_missing_value(route, kind, tmp_path):
+    other = 2.0 if kind == "integer" else 2.5
+    values = np.array([1.0, other, NAN, 1.0, NAN] * 40)
+    table = {"c": values, "n": list(range(200)), "y": (np.isnan(values) * 1).tolist()}
+    schema = {"label": "y", "numerical": ["n"], "categorical": [{"column": "c", "type": kind}]}
+    model = dlrm.fit(brought(schema, table, route, tmp_path), epochs=1, batch_size=20)
+    model.save(tmp_path / "model")
+    model = dlrm.load(tmp_path / "model")
+    (expected, known) = model.predict([{"c": None, "n": 5}, {"c": 1, "n": 5}])
+    assert expected != known
+    rows = {"n": [5, 5, 5], "c": np.array([NAN, 1.0, NAN])}
+    for other in (*TABLES, "csv", "polars csv", "json", "parquet", *IN_PYTHON):
+        found = scores(model, rows, other, tmp_path)
+        np.testing.assert_array_equal(found, [expected, known, expected], err_msg=other)
+
+
+@pytest.mark.parametrize("route", [*TABLES, "parquet", "ipc"])
+def test_nan_is_no_group(route, tmp_path):
+    table = {"g": np.array([1.0, 2.5, NAN] * 9), "n": list(range(27)), "y": [0, 1, 0] * 9}
+    schema = {"label": "y", "numerical": ["n"], "groups": ["g"]}
+    with pytest.raises(ValueError, match="row 2, column g: expected a group, got no value"):
+        brought(schema, table, route, tmp_path)
+
+
+def test_a_text_scores_the_same_alone_and_among_others(tmp_path):
+    longest = ["1.2345678901234567890123450e+05", "1.000000000000000000000000000e+02"]
+    texts = [*longest, "123456.78901234567", "1E+5", "100000", *(f"v{i}" for i in range(20))]
+    table = {"c": texts * 8, "y": [int(text in longest) for text in texts] * 8}
+    schema = {"label": "y", "categorical": ["c"]}
+    frame = FRAMES["arrow"](table)
+    model = dlrm.fit(dlrm.Dataset.from_arrow(frame, schema, test=frame), epochs=1, batch_size=9)
+    rows = [{"c": text} for text in texts]
+    together = model.predict(rows)
+    assert len({*together[:2], model.predict([{"c": "unknown"}])[0]}) == 3
+    np.testing.assert_array_equal([model.predict([row])[0] for row in rows], together)
+
+
+IDS = np.array([1234567890123456789 + 300 * k for k in range(40)])
+FLOATS = {
+    "floats": IDS.astype(np.float64),
+    "one": np.array([*range(39), IDS[0]], np.float64),
+    "below 1e16": np.full(40, 2.0**53),
+    "single": IDS.astype(np.float32),
+    "texts": [repr(number) for number in IDS.astype(float).tolist()],
+}
+
+
+@pytest.mark.parametrize("route", ["arrow", "pandas", "polars", "csv", "json", "parquet"])
+@pytest.mark.parametrize("kind", FLOATS)
+def test_ids_in_floats_that_need_not_be_exact_are_refused(kind, route, tmp_path):
+    table = {"user_id": FLOATS[kind], "n": list(range(40)), "y": [0, 1] * 20}
+    message = r"column user_id: expected integers, got the float .*above 2\^53 read the column as"
+    schema = {"label": "y", "numerical": ["n"]}
+    for place, made in enumerate([{"categorical": ["user_id"]}, {"groups": ["user_id"]}]):
+        (folder := tmp_path / str(place)).mkdir()
+        with pytest.raises(ValueError, match=message):
+            brought(schema | made, table, route, folder)
+    if route in FRAMES and len(set(FLOATS[kind])) > 1:  # others are left out of a draft
+        with pytest.raises(ValueError, match=message):
+            dlrm.fit(FRAMES[route](table), label="y")
+
+
+@pytest.mark.parametrize("route", ["csv", "json", "parquet"])
+def test_a_draft_warns_of_ids_in_floats(route, tmp_path):
+    table = {"user_id": [None, *IDS[1:].astype(float).tolist()], "n": list(range(40))}
+    table["n"][7] = 2.0**60  # no id
+    path = written(table | {"y": [0, 1] * 20}, route, tmp_path)
+    done = forked.succeed("dlrm.scripts.schema", f"--input={path}", "--label=y", cwd=tmp_path)
+    (line,) = [line for line in done.stdout.splitlines() if line.startswith("warning:")]
+    assert line.startswith("warning:     user_id has floats that need not be exact: above 2^53")
+    text = (tmp_path / "schema.yaml").read_text()
+    assert text.count("above 2^53 read the column as integers or text") == 1
+
+
+SPELLED = {"column": "f", "transform": "none", "true_values": ["yes"], "false_values": ["no"]}
+
+
+@pytest.mark.parametrize("route", [*TABLES, *WRITTEN])
+def test_null_is_a_missing_number_beside_spellings_of_true(route, tmp_path):
+    table = {"f": ["yes", None, "no", "2.5"] * 5, "y": [0, 1] * 10}
+    data = brought({"label": "y", "numerical": [SPELLED]}, table, route, tmp_path)
+    model = dlrm.fit(data, epochs=1)
+    yes, absent, no, number = model.predict([{"f": f} for f in ("yes", "", "no", "2.5")])
+    assert no == absent  # both 0, as nothing is standardized
+    assert len({yes, no, number}) == 3
+    for other in ("dicts", "columns", "cells", "arrow", "pandas", "polars"):
+        found = scores(model, {"f": [None, "yes"]}, other, tmp_path)
+        np.testing.assert_array_equal(found, [absent, yes], err_msg=other)
+    assert model.predict([{"f": None}]) == absent
+    decimals = pa.array([None, Decimal("2.50"), None], pa.decimal128(9, 2))
+    expected = [absent, number, absent]
+    np.testing.assert_array_equal(model.predict(pa.table({"f": decimals})), expected)
+    typed = [{"f": None}, {"f": Decimal("2.50")}, {"f": None}]
+    np.testing.assert_array_equal(model.predict(typed), expected)
