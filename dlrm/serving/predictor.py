@@ -113,9 +113,10 @@ class Predictor(Judged, Scoring):
             rows: a table of pyarrow, Polars, pandas or DuckDB, from which only the columns of the
                 training data are read. Or raw rows without label, each a line of text with tabs
                 between fields, a sequence of fields (numerical ones first), or a mapping from
-                column names to fields; or a mapping from names to columns. None, "" and NaN are
-                missing values, except for NaN of numbers in tables other than those of pandas. A
-                list field has a list, or its text as in CSV. Numbers in text have the marks of the
+                column names to fields; or a mapping from names to columns, beside which a single
+                value counts for all rows. None, "" and NaN are missing values, except for NaN of
+                numbers in tables other than those of pandas. A list field has a list, or its text
+                as in CSV; a column of it is a list of lists. Numbers in text have the marks of the
                 schema's `format`; those of tables have a decimal point.
 
         Raises:

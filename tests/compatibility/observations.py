@@ -185,8 +185,9 @@ def scores_of_rows(folder: Path, flags: list[str], directory: Path) -> dict[str,
             rows = open_datasets(DataConfig(dataset=dataset, test_batch_size=300)).test
             found[name] = predictor.score_batch(rows.batch(0))[0]
         elif not predictor.transform.is_log:
-            columns = (folder / "expected" / "columns.json").read_text(encoding="utf-8")
-            found[name] = predictor.logits(json.loads(columns))
+            columns = json.loads((folder / "expected" / "columns.json").read_text(encoding="utf-8"))
+            cells = zip(*columns.values(), strict=True)  # lists are texts, as in CSV
+            found[name] = predictor.logits([dict(zip(columns, row, strict=True)) for row in cells])
         else:
             lines = (folder / "expected" / "lines.tsv").read_text().splitlines()
             found[name] = predictor.logits(lines)

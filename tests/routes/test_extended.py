@@ -61,7 +61,10 @@ def test_a_route_gives_the_ids_of_all_days(route, days, tmp_path):
         table = {name: values for name, values in table_of(day).items() if name != "y"}
         folder = tmp_path / str(day)
         folder.mkdir()
-        parts = inputs_of(days, table, route, written(table, folder, (route,)))
+        given, paths = table, written(table, folder, (route,))
+        if route in ("columns", "arrays"):  # in which texts of a list field are one list
+            given = table | {"words": [text.split(";") for text in table["words"]]}
+        parts = inputs_of(days, given, route, paths)
         expected = {
             "word": [words.index(value) + 1 for value in table["word"]],
             "words": [[words.index(v) + 1 for v in t.split(";")] for t in table["words"]],

@@ -285,6 +285,10 @@ def test_lists_in_one_text_have_markers_blanks_and_empty_values(tmp_path):
     transform = fitted(schema | markers, table | {"y": [0, 1, 0, 1]}, "csv", tmp_path)
     paths = written(table, tmp_path)
     for route in ROUTES:
+        if route in ("columns", "arrays"):  # in which texts of a list field are one list
+            with pytest.raises(ValueError, match="column tags: expected an item of one list"):
+                inputs_of(transform, table, route, paths)
+            continue
         parts = inputs_of(transform, table, route, paths)
         assert ids_of(transform, parts, "tags") == [[2, 1], [], [], [3, 0]], route
         assert weights_of(transform, parts, "tags") == [[-2.0, 0.5], [], [], [3.0, 0.0]], route

@@ -114,6 +114,64 @@ def test_lists_that_cannot_be_read_are_named(listed, predictor, changes, message
         predictor.predict([listed.rows[0], {**listed.rows[1], **changes}])
 
 
+def one_by_one(predictor, rows):
+    """Returns the scores of rows, each given alone."""
+    return np.concatenate([predictor.predict([row]) for row in rows])
+
+
+USER = {"age": 30, "tags": ["t1", "t2", "t3"], "history": [5, 7], "history_weights": [0.5, 1.0]}
+LISTS = ("tags", "history", "history_weights")
+FORMS = {
+    "a flat list": lambda value: value,
+    "a flat array": np.array,
+    "a flat tuple": tuple,
+    "a list of one list": lambda value: [value],
+    "text": lambda value: "|".join(map(str, value)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_one_list_counts_for_all_candidates(predictor, form):
+    """There are as many tags as candidates, so each could be taken for the tag of one."""
+    given = USER | {name: FORMS[form](USER[name]) for name in LISTS}
+    users = ["u0", "u1", "u2"]
+    expected = one_by_one(predictor, [USER | {"user": user} for user in users])
+    found = predictor.predict(given | {"user": users})
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    apart = one_by_one(predictor, [USER | {"user": "u0", "tags": [tag]} for tag in USER["tags"]])
+    assert np.abs(apart - expected[0]).min() > 1e-3
+    assert predictor.predict(given | {"user": "u0"}).tolist() == pytest.approx(expected[:1])
+
+
+def test_columns_have_a_list_for_each_row(listed, predictor):
+    rows = [{**row, "tags": None} for row in listed.rows[:3]]
+    for some in (listed.rows[:9], rows, rows[:1]):
+        columns = {name: [row[name] for row in some] for name in some[0]}
+        found = predictor.predict(columns)
+        np.testing.assert_allclose(found, one_by_one(predictor, some), atol=1e-6)
+
+
+def test_columns_without_ordinary_ones_are_rows_of_lists_of_lists(predictor):
+    rows = [USER | {"user": "u0", "tags": tags} for tags in (["t1"], [], None)]
+    found = predictor.predict(rows[0] | {"tags": [row["tags"] for row in rows]})
+    np.testing.assert_allclose(found, one_by_one(predictor, rows), atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tags": [["t1"], ["t2"]]}, "expected columns of one length, got {'user': 3, 'tags': 2}"),
+        ({"tags": [[["t1"]]]}, "column tags: expected a list of values, got "),
+        ({"tags": ["t1", "t2|t3", ""]}, r"row 1, column tags: expected .* got the text 't2\|t3'"),
+        ({"tags": {"t1"}}, "expected values, or lists of them, got {'t1'}"),
+        ({"user": ["u0"], "age": [1, 2]}, "of one length, got {'age': 2, 'user': 1}"),
+    ],
+)
+def test_lists_for_another_number_of_rows_are_named(predictor, changes, message):
+    with pytest.raises(ValueError, match=message):
+        predictor.predict(USER | {"user": ["u0", "u1", "u2"]} | changes)
+
+
 def test_rows_of_another_number_of_fields_are_named(predictor):
     with pytest.raises(ValueError, match="row 0: expected 5 fields, got 2"):
         predictor.predict([["1", "u1"]])

@@ -20,7 +20,7 @@ NUMERICS = ("keep", "refit")
 _FILES = "read, *.json, *.npy, hashes_*, ids_*, directory_*"
 BAD_LINES = ("fail", "quarantine")
 _END = (1 << 63) - 1  # of time
-_STAGES = 3  # version of the results of tasks, for runs to resume
+_STAGES = 4  # version of the results of tasks, for runs to resume
 
 
 @dataclass(frozen=True)

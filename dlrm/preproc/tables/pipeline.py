@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from dlrm.data.sources.column_names import check_columns
+from dlrm.data.sources.text_files import ByteRange
 from dlrm.data.sources.text_format import TextFormat
 from dlrm.data.tables.files import FRAME, JSON_LINES, PARQUET, TableFile
 from dlrm.data.tables.frames import write_frame
@@ -174,7 +175,7 @@ def _staged(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
     pieces: list[Piece] = []
     alone = list(range(len(files)))
     if not task_files.is_active():  # whose tasks fetch whole files of text
-        pieces, alone = pieces_of(files, options.format, piece_bytes, groups)
+        pieces, alone = _pieces(run, files, piece_bytes, groups)
     parts: list[FilePart] = []
     if isinstance(files[0].kind, Text):
         parts, alone = _copied(run, files, pieces, alone, piece_bytes), []
@@ -187,6 +188,22 @@ def _staged(run: PreparationRun, inputs: InputFiles) -> list[FilePart]:
         file = files[number]
         parts += parts_of_file(number, file.path.resolve(), file, most)
     return in_order([sorted(parts, key=lambda part: part.file)])
+
+
+def _pieces(
+    run: PreparationRun, files: Sequence[TableFile], piece_bytes: int, groups: Sequence[Any]
+) -> tuple[list[Piece], list[int]]:
+    """Divides files into pieces to copy: those of the resumed run, or new ones; see `pieces_of`."""
+
+    def divide() -> tuple[list[Any], list[int]]:
+        pieces, alone = pieces_of(files, run.options.format, piece_bytes, groups)
+        return [([n for n, _ in piece.files], *piece[1:]) for piece in pieces], alone
+
+    stored, alone = run.work.once("stage.splits", divide)
+    return [
+        Piece([(n, files[n]) for n in numbers], within and ByteRange(*within), tuple(names))
+        for numbers, within, names in stored
+    ], alone
 
 
 def _slices(options: TableOptions, files: Sequence[TableFile]) -> list[int]:

@@ -80,27 +80,46 @@ def _row(index: int, row: Any, names: Sequence[str]) -> list[Any]:
     return cells
 
 
-def _columns(columns: Any, names: Sequence[str], lists: Cells) -> list[list[Any]]:
+def _columns(rows: Any, names: Sequence[str], lists: Cells) -> list[list[Any]]:
     """Returns the columns of a mapping, in which single values count for all rows.
 
-    A list in a list field is the value of one row if no other field has a column.
+    In a list field a flat list is a single value, however many rows there are, and so is the only
+    list of a column.
     """
-    values = dict(zip(names, _named("rows", columns, names), strict=True))
-    single = {name for name, value in values.items() if not _is_column(value)}
-    in_lists = [name for name in values if name in lists.separators and name not in single]
-    if single and len(single) + len(in_lists) == len(names):
-        single |= {name for name in in_lists if not any(map(_is_column, values[name]))}
-    chosen = {name: list(value) for name, value in values.items() if name not in single}
-    if len({len(column) for column in chosen.values()}) > 1:
-        lengths = {name: len(column) for name, column in chosen.items()}
+    columns, single, flat = {}, {}, {}
+    for name, value in zip(names, _named("rows", rows, names), strict=True):
+        if not _is_column(value):
+            single[name] = value
+            continue
+        cells = list(value)
+        if name not in lists.separators:
+            columns[name] = cells
+        elif not any(map(_is_column, cells)):
+            flat[name] = cells
+        elif len(cells) == 1:
+            (single[name],) = cells
+        else:
+            columns[name] = cells
+    lengths = {name: len(column) for name, column in columns.items()}
+    if len(set(lengths.values())) > 1:
         raise ValueError(f"rows: expected columns of one length, got {lengths}")
-    count = len(next(iter(chosen.values()), [None]))
-    return [chosen[name] if name in chosen else [values[name]] * count for name in names]
+    count = next(iter(lengths.values()), 1)
+    of_rows = bool(columns) or not single  # otherwise of one row, beside its other fields
+    for name, cells in flat.items():
+        if columns and len(cells) == count and not any(map(_text_of, cells)):
+            columns[name] = cells  # of missing lists
+            continue
+        single[name] = cells
+        for row, cell in enumerate(cells if of_rows else ()):
+            if isinstance(cell, str) and lists.separators[name] in cell:
+                expected = "an item of one list for all rows, or a list for each row"
+                raise RowError(row, f"expected {expected}, got the text {cell!r}", name)
+    return [columns[name] if name in columns else [single[name]] * count for name in names]
 
 
 def _is_column(value: Any) -> bool:
     """Returns whether a value of a mapping holds those of several rows, or a list of one row."""
-    if isinstance(value, str | bytes | Mapping) or getattr(value, "ndim", 1) == 0:
+    if isinstance(value, str | bytes | Mapping | set | frozenset) or getattr(value, "ndim", 1) == 0:
         return False
     return isinstance(value, Iterable)
 

@@ -122,6 +122,62 @@ def test_killed_before_any_file_it_goes_on_to_the_same_bytes(schema, whole, tmp_
         assert [path.name for path in output.parent.iterdir()] == ["d"]
 
 
+WIDE = "-" * 3200  # of a column that no field reads, so that 3,200 rows have 10 MB
+RESUMED = [  # cores and --split_bytes of the killed run, and of the one that resumes
+    *(((2, None), (8, None)), ((8, None), (2, None)), ((4, None), (3, None))),
+    *(((2, 400_000), (2, 3_000_000)), ((2, 3_000_000), (2, 400_000))),
+]
+
+
+def write_csv(draw, folder):
+    rows = (f"{i % 2},{i},{draw.randrange(40)},{WIDE}\n" for i in range(3200))
+    (folder / "a.csv").write_text("y,x,c,wide\n" + "".join(rows))
+
+
+def write_json(draw, folder):
+    rows = ((i % 2, i, draw.randrange(40)) for i in range(3200))
+    lines = (f'{{"y": {y}, "x": {x}, "c": {c}, "wide": "{WIDE}"}}\n' for y, x, c in rows)
+    (folder / "a.jsonl").write_text("".join(lines))
+
+
+def write_small_files(draw, folder):
+    for file in range(64):
+        rows = {"y": [0, 1] * 25, "x": range(50), "c": [draw.randrange(40) for _ in range(50)]}
+        rows["wide"] = [draw.randbytes(len(WIDE)) for _ in range(50)]  # which do not compress
+        pq.write_table(pa.table(rows), folder / f"{file:02}.parquet")
+
+
+@pytest.mark.parametrize("write", [write_csv, write_json, write_small_files])
+def test_resumed_with_other_cores_or_split_bytes_it_loses_and_doubles_no_row(write, tmp_path):
+    """The input is divided by both, and finished work is skipped by its number."""
+
+    class Stops(Inline):
+        """Kills the process after a number of tasks."""
+
+        def __init__(self, cores, left):
+            self.cores, self.left = cores, left
+
+        def run(self, stage, task, items):
+            super().run(stage, task, items[: self.left])
+            self.left -= len(items)
+            if self.left <= 0:
+                raise KilledError
+
+    schema = {"label": "y", "numerical": ["x"], "categorical": [{"column": "c", "type": "integer"}]}
+    source = tmp_path / "source"
+    source.mkdir()
+    write(random.Random(0), source)
+    prepare(schema, [source], tmp_path / "whole", test_fraction=0.2)
+    whole = contents(tmp_path / "whole")
+    assert len(whole["train/label.bin"]) + len(whole["test/label.bin"]) == 3200
+    for number, ((cores, split_bytes), (others, other_bytes)) in enumerate(RESUMED):
+        made = schema, [source], tmp_path / str(number)
+        with pytest.raises(KilledError):
+            prepare(*made, Stops(cores, 2), split_bytes=split_bytes, test_fraction=0.2)
+        prepare(*made, Stops(others, 1000), split_bytes=other_bytes, test_fraction=0.2)
+        assert contents(made[-1]) == whole, RESUMED[number]
+
+
 def test_another_schema_or_input_is_named_and_not_mixed(schema, whole, tmp_path):
     class Stops(Inline):
         def run(self, stage, task, items):
