@@ -32,17 +32,20 @@ def agree_on_memory(
 
     For tables in a store, it checks the memory that they may use.
     """
-    memory = host_memory()
+    memory, place = host_memory(), machine()
     if tables is not None and tables.table_memory is not None:
+        sharing = gather(place, world).count(place)
         with agreed(world, ValueError):
             limit = bytes_of(tables.table_memory)
-            if memory and limit > memory[0]:
+            if memory and sharing * limit > memory[0]:
+                most = shown(memory[0] // sharing, round_up=False)
+                ranks = f" in each of {sharing} ranks" if sharing > 1 else ""
                 raise ValueError(
-                    f"--table_memory {tables.table_memory}: {shown(memory[0])} of "
-                    f"{shown(memory[1])} are free on the host"
+                    f"--table_memory {tables.table_memory}: expected at most {most}{ranks}, since "
+                    f"{shown(memory[0], round_up=False)} of {shown(memory[1])} are free on the host"
                 )
         return
-    host = Memory("the host", machine(), *memory) if memory else None
+    host = Memory("the host", place, *memory) if memory else None
     agree_that_tables_fit(workload, world, host, fixed, placement)
 
 

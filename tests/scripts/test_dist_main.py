@@ -458,17 +458,21 @@ def test_a_run_that_is_killed_while_it_saves_goes_on_from_the_checkpoint_before(
 def test_long_tests_and_saves_are_no_hangs(start, tmp_path):
     (tmp_path / "leisurely.py").write_text(
         "import os, time\n"
+        "from dlrm import manifest as m\n"
         "from dlrm.tasks import recommendation as r\n"
         "from dlrm.train.checkpoints import writer as c\n"
         "from dlrm.scripts import main\n"
-        "predict, write = r.Recommendation.predict, c._write\n"
+        "predict, write, checksum = r.Recommendation.predict, c._write, m.checksum\n"
         "def slow_predict(self, batch):\n"
         "    time.sleep(0 if self.model.training and batch.labels.numel() < 150 else 1)\n"
         "    return predict(self, batch)\n"
         "def slow_write(path, *of):\n"
         "    time.sleep(1.5 if os.environ['RANK'] == '1' else 0)\n"
         "    return write(path, *of)\n"
-        "r.Recommendation.predict, c._write = slow_predict, slow_write\n"
+        "def slow_checksum(path):\n"
+        "    time.sleep(4 if path.name == 'config.json' else 0)\n"
+        "    return checksum(path)\n"
+        "r.Recommendation.predict, c._write, m.checksum = slow_predict, slow_write, slow_checksum\n"
         "main.start()\n"
     )
     arguments = (

@@ -2,12 +2,15 @@
 
 import dataclasses
 import re
+from unittest.mock import patch
 
 import pytest
 import torch
 
 from dlrm.distributed import OtherRankError, World
 from dlrm.model.config import DLRMConfig
+from dlrm.store.config import TableStoreConfig
+from dlrm.tasks import click_memory
 from dlrm.tasks.footprint import (
     GIB,
     Memory,
@@ -193,4 +196,24 @@ def test_all_ranks_end_where_one_has_too_little(ranks):
     assert isinstance(first, ValueError)
     assert "the host (rank 1)" in str(first)
     assert "processes" not in str(first)
+    assert isinstance(second, OtherRankError)
+
+
+def agree_on_store(world, host):
+    """Asks for stores of 60 MB in each rank, on hosts of which 100 MB are free."""
+    free = patch.object(click_memory, "host_memory", lambda: (100 * 10**6, 10**9))
+    with free, patch.object(click_memory, "machine", lambda: host):
+        tables = TableStoreConfig("60MB", "store")
+        click_memory.agree_on_memory(Workload(LARGE, 1, "sgd"), world, tables=tables)
+
+
+def test_stores_of_one_host_share_its_memory(ranks):
+    agree_on_store(World(), "host")
+    assert ranks(2).call(agree_on_store, [("first",), ("other",)]) == [None, None]
+    first, second = ranks(2).call(agree_on_store, [("host",), ("host",)])
+    assert isinstance(first, ValueError)
+    assert str(first) == (
+        "--table_memory 60MB: expected at most 50MB in each of 2 ranks, since 100MB of 1000MB are "
+        "free on the host"
+    )
     assert isinstance(second, OtherRankError)

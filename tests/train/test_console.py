@@ -201,6 +201,16 @@ def test_the_short_form_has_the_time_of_the_whole_run_once(capsys):
     assert line in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("end", [{"auc_threshold": 0.3}, {"early_stop": 1}])
+def test_a_run_that_ends_before_the_first_printed_loss_has_a_closing_block(capsys, end):
+    with RunLog(log_format="short") as log:
+        run = trainer(Line(scores=[0.4, 0.3]), log, epochs=3, verdict=False, **end)
+        log.summary(run.fit(Points(), Points(2)))
+    closing = "test        score #  error #\nspeed       # samples/s"
+    assert run.progress.step < 30
+    assert_like(capsys.readouterr().out.split("\n\n")[1], closing)
+
+
 def test_other_ranks_print_nothing(capsys):
     with RunLog(quiet=True, log_format="short") as log:
         trainer(Line(), log, print_freq=4).fit(Points(), Points(2))

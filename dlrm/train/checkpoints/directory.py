@@ -6,7 +6,7 @@ import os
 import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from dlrm.train.checkpoints.nodes import NODE_PREFIX, NodeFolders, Nodes, on_all
 from dlrm.train.checkpoints.nvidia import is_nvidia
 from dlrm.train.checkpoints.saved_rows import STORES
 from dlrm.train.checkpoints.state import Parameters
-from dlrm.train.checkpoints.writer import CheckpointWriter
+from dlrm.train.checkpoints.writer import CheckpointWriter, beating
 
 _BEST = "best.json"
 
@@ -50,7 +50,7 @@ class CheckpointDirectory:
         keep: number of last checkpoints to keep besides the best.
         attached: a directory to copy into each, see `CheckpointWriter`.
         in_background: write while the training continues.
-        beat: called while the files that the training waits for make progress.
+        beat: called while the training waits for files.
 
     Raises:
         OSError: the directory cannot be written.
@@ -147,20 +147,25 @@ class CheckpointDirectory:
         """Waits for a save in progress, if there is one, and publishes the checkpoint.
 
         Raises:
-            OSError: a rank could not write; nothing is published.
+            OSError: a rank could not write; nothing is published, or only `best.json` is not.
+            ValueError: `best.json`, or a checkpoint that is kept, is damaged.
         """
         if self._writer is not None:
             writer, self._writer = self._writer, None
             writer.finish()
-        if self.world.rank == 0:
-            if self._new_best is not None:
-                _write_pointer(self.path, self._new_best)
-            self._prune()
-            self.saved(self._kept())
+        kept: list[dict[str, Any]] = []
+        with agreed(self.world, OSError, ValueError):
+            if self.world.rank == 0:
+                if self._new_best is not None:
+                    _write_pointer(self.path, self._new_best)
+                self._prune()
+                self.saved(self._kept())
+                kept = self._stores() if self._store is not None else []
         self._new_best = None
         if self._store is not None:
-            kept = self._stores() if self.world.rank == 0 else []
-            self._store.prune(from_first(kept, self.world))
+            kept = from_first(kept, self.world)
+            with agreed(self.world, OSError, ValueError):
+                self._store.prune(kept)
 
     def mark_best(self, record: dict[str, float]) -> None:
         """Records which checkpoint is the best: its "step" and its metrics."""
@@ -174,7 +179,7 @@ class CheckpointDirectory:
 
     def best(self) -> Path | None:
         """Returns the best checkpoint, or None if none was marked; see `on_all_nodes`."""
-        with agreed(self.world, ValueError):
+        with agreed(self.world, ValueError, OSError):
             found = best_checkpoint(self.path) if self.world.rank == 0 else None
         return self._named(found)
 
@@ -182,9 +187,12 @@ class CheckpointDirectory:
         name = from_first(found and found.name, self.world)
         return self.path / name if name else None
 
-    def on_all_nodes(self, checkpoint: Path) -> AbstractContextManager[Path | None]:
-        """Returns a context with a path of a checkpoint that this rank can read; see there."""
-        return on_all_nodes(checkpoint, self.path, self.world, self._beat)
+    @contextmanager
+    def on_all_nodes(self, checkpoint: Path) -> Iterator[Path | None]:
+        """Yields a path of a checkpoint that this rank can read; see `on_all_nodes`."""
+        copied = on_all_nodes(checkpoint, self.path, self.world, self._beat)
+        with copied as path, beating(self._beat):
+            yield path
 
     def close(self) -> None:
         """Lets other runs use the directory, and removes the temporary folder of this node."""

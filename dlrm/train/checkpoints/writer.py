@@ -7,8 +7,9 @@ and send them once all are written.
 import math
 import os
 import shutil
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from types import MappingProxyType
@@ -74,7 +75,7 @@ class CheckpointWriter:
         attached: directories to copy into the checkpoint under their names.
         tensors: further files of tensors, by name, which the first rank writes.
         in_background: copy the state in memory, and write while the training continues.
-        beat: called about once a second while `finish` waits for files.
+        beat: called once a second while `finish` waits for files or publishes the checkpoint.
         nodes: the ranks that do not see the directory.
 
     Raises:
@@ -146,17 +147,14 @@ class CheckpointWriter:
             OSError: a rank could not write; nothing is published.
         """
         try:
-            with agreed(self._world, OSError):
-                while not self.written():
-                    wait([future for _, future in self._written], timeout=1)
-                    self._beat()
+            with agreed(self._world, OSError), beating(self._beat):
                 found = {name: future.result() for name, future in self._written}
                 checksums = {name: sums for name, sums in found.items() if sums}
                 sent = self._sent()
             ours = _Ours(checksums, self._tables, self._kinds, self._stores, sent)
             everyone = gather(ours, self._world)
             self._send(everyone)
-            with agreed(self._world, OSError):
+            with agreed(self._world, OSError), beating(self._beat):
                 if self._staged is not None:
                     with errors_named(self._staged.final, self._staged.path):
                         self._describe(everyone)
@@ -283,6 +281,24 @@ class CheckpointWriter:
             shutil.copytree(folder, self._staging / folder.name)
         checksums = {name: crc for ours in everyone for name, crc in ours.checksums.items()}
         describe(self._staging, config, self._progress, checksums)
+
+
+@contextmanager
+def beating(beat: Callable[[], object]) -> Iterator[None]:
+    """Calls `beat` once a second during a block, which works on files for as long as it takes."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(1):
+            beat()
+
+    thread = threading.Thread(target=run, name="dlrm-beat", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 class _Rows:

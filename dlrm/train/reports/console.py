@@ -308,8 +308,10 @@ class ShortConsole(NvidiaConsole):
         for name, metrics in kept.results.items():
             self._labeled(name, f"{_metrics(metrics)}  {kept.roles.get(name, '')}".rstrip())
         if "average_train_throughput" in values:
-            loss = f"training loss {values['training_loss']:.4f}"
-            self._labeled("speed", f"{_rate(values['average_train_throughput'])}, {loss}")
+            speed = _rate(values["average_train_throughput"])
+            if "training_loss" in values:  # a run may end before the first is printed
+                speed += f", training loss {values['training_loss']:.4f}"
+            self._labeled("speed", speed)
         if total := sum(self._seconds.values()):
             shares = {name: seconds / total for name, seconds in self._seconds.items()}
             self._labeled("time", verdict_line(shares, self._advice).removeprefix("time: "))

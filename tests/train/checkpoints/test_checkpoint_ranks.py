@@ -177,6 +177,29 @@ def test_a_rank_that_cannot_write_leaves_the_earlier_checkpoint(ranks, tmp_path,
     assert load_checkpoint(tmp_path / "step-000000001", into) == {"step": 1}
 
 
+def finished_where_the_first_fails(world, folder, marks):
+    """Saves; then the first rank cannot write `best.json`, or cannot read it to prune."""
+    with closing(CheckpointDirectory(folder, world=world)) as run:
+        run.save(1, parameters(world, KINDS[0]), {"flags": {}}, {"step": 1})
+        if world.rank == 0 and marks:
+            (folder / "best.json").mkdir()
+        elif world.rank == 0:
+            (folder / "best.json").write_text("{")
+        if marks:
+            run.mark_best({"step": 1, "score": 0.5})
+        else:
+            run.finish()
+
+
+@pytest.mark.parametrize(("marks", "kind"), [(True, OSError), (False, ValueError)])
+def test_all_ranks_end_where_the_first_cannot_note_the_best_or_prune(ranks, tmp_path, marks, kind):
+    calls = [(tmp_path, marks)] * 2
+    first, second = ranks(2).call(finished_where_the_first_fails, calls)
+    assert isinstance(first, kind)
+    assert str(tmp_path / "best.json") in str(first)
+    assert isinstance(second, OtherRankError)
+
+
 def own_folder(world, nodes, folder):
     """Returns the folder that a rank sees on its node."""
     return Path(f"{folder} of node {nodes[world.rank]}")
