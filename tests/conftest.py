@@ -15,6 +15,7 @@ from types import ModuleType
 
 import listed_model
 import pytest
+import seeding
 import torch
 import trained_model
 from hypothesis import HealthCheck, settings
@@ -22,6 +23,7 @@ from ranks import Ranks
 
 from dlrm.remote.uri import Uri
 
+pytest_plugins = ["expected_skips"]
 ROOT = Path(__file__).parent.parent
 
 # No test fails for being slow: the machine may be busy.
@@ -63,6 +65,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(marker)
     place = {ROOT / "tests" / name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
+
+
+torch.manual_seed(seeding.SEED)  # also of GPUs, once they are first used
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Lets each test draw the same, whichever tests run before it."""
+    seeding.seed()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object],
+) -> Generator[None, object, object]:
+    """Lets a fixture of several tests draw the same for whichever of them is first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    states = seeding.state()
+    seeding.seed()
+    try:
+        return (yield)
+    finally:  # where a test asks for it halfway, its later draws do not depend on this
+        seeding.restore(states)
 
 
 @pytest.fixture(scope="session")
