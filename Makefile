@@ -69,7 +69,7 @@ test: venv
 	$(PYTEST) $(PYTEST_ARGS)
 
 test-quick: venv
-	$(PYTEST) -m "not slow and not long" -k "not spark and not emulated" $(PYTEST_ARGS)
+	$(PYTEST) -m "not slow and not long and not spark and not emulated" $(PYTEST_ARGS)
 
 ifdef NO_INSTALL
 GPU_PYTHON := $(if $(filter command environment,$(origin VENV)),$(BIN)/python,$(PYTHON))

@@ -174,20 +174,21 @@ def tests(args: argparse.Namespace) -> list[Step]:
     sanitizers make a test take about ten times as long, so their parts run together.
     """
     pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", "--tb=short", "-rfE"]
-    graphs, fails = "tests/train/test_cuda_graph.py", "waits_for_the_device"
+    graphs = "tests/train/test_cuda_graph.py"
+    fails = f"{graphs}::test_recording_what_waits_for_the_device_fails"
     if args.device == "cpu":
-        sector = [*pytest, "tests/ops/test_cuda.py", "-k", "each_sector"]
+        test = "test_atomic_additions_reach_each_sector_once"
+        sector = [*pytest, f"tests/ops/test_cuda.py::{test}"]
         return [
             Step("ops", 100, [[*pytest, "tests/ops/test_library.py"]]),
-            Step("graphs", 60, [[*pytest, graphs, "-k", fails]]),
+            Step("graphs", 60, [[*pytest, fails]]),
             Step("rest", 180, [[*pytest, "tests/model/test_embedding.py"]]),
             Step("memcheck", 300, [sector], together=True),
             Step("racecheck", 300, [sector], together=True),
         ]
-    usual = ["-m", "gpu and not captures and not slow"]
-    capturing = [graphs, "tests/ops", "-m", "gpu and captures"]
-    recorded = [*capturing, "-k", f"not {fails}"]
-    ours = [[*place, *usual, "-k", f"{words} and not ({NOT_OURS})"] for *place, words in WATCHED]
+    usual, capturing = "gpu and not captures and not slow", ["-m", "gpu and captures"]
+    recorded = [graphs, "tests/ops", *capturing, "--deselect", fails]
+    ours = [[*place, "-m", f"{usual} and not unwatched{half}"] for *place, half in WATCHED]
     rest = ["tests", "--ignore=tests/ops", f"--ignore={graphs}", "-m", "gpu and not slow"]
     memcheck = [*SANITIZER, "memcheck", "--report-api-errors", "no", sys.executable, *pytest]
     racecheck = [*SANITIZER, "racecheck", sys.executable, *pytest]
@@ -195,25 +196,24 @@ def tests(args: argparse.Namespace) -> list[Step]:
     checked = [[*memcheck, *recorded], *([*keep_none, *memcheck, *part] for part in ours)]
     tool = ("compute-sanitizer",)
     return [
-        Step("ops", 100, [[*pytest, "tests/ops", *usual]]),
-        Step("graphs", 60, [[*pytest, *recorded], [*pytest, *capturing, "-k", fails]]),
+        Step("ops", 100, [[*pytest, "tests/ops", "-m", usual]]),
+        Step("graphs", 60, [[*pytest, *recorded], [*pytest, fails, *capturing]]),
         Step("rest", 180, [[*pytest, *rest]]),
         Step("memcheck", 300, checked, needs=tool, together=True),
         Step("racecheck", 300, [[*racecheck, *part] for part in ours], needs=tool, together=True),
     ]
 
 
-NOT_OURS = "opcheck or compiles or alike or linear or mlp or dropout or the_reference_gives"
 WATCHED = [  # files, and which of their tests
-    ("tests/ops/test_cuda.py", "(interaction or row)"),
-    ("tests/ops/test_cuda.py", "not (interaction or row)"),
-    ("tests/ops/test_row_update.py", "tables_of"),
-    ("tests/ops/test_row_update.py", "not tables_of"),
+    ("tests/ops/test_cuda.py", " and first_half"),
+    ("tests/ops/test_cuda.py", " and not first_half"),
+    ("tests/ops/test_row_update.py", " and first_half"),
+    ("tests/ops/test_row_update.py", " and not first_half"),
     (
         "tests/ops/test_dot_interaction.py",
         "tests/ops/test_joint_embedding.py",
         "tests/ops/test_joint_embedding_bag.py",
-        "test",
+        "",
     ),
 ]
 SANITIZER = ["compute-sanitizer", "--error-exitcode", "1", "--tool"]

@@ -15,6 +15,7 @@ from types import ModuleType
 
 import listed_model
 import pytest
+import seeding
 import torch
 import trained_model
 from hypothesis import HealthCheck, settings
@@ -22,6 +23,7 @@ from ranks import Ranks
 
 from dlrm.remote.uri import Uri
 
+pytest_plugins = ["expected_skips"]
 ROOT = Path(__file__).parent.parent
 
 # No test fails for being slow: the machine may be busy.
@@ -43,22 +45,6 @@ LONGEST = (
     *("preproc/test_resume.py", "preproc/tables/test_table_oracle.py", "ops/test_library.py"),
 )
 
-# Cases of a test of which the others stand for these: they take seconds each, and are slow.
-SLOW_CASES = {
-    "test_some_kills_cost_nothing": ("[(2, True)]",),
-    "test_every_part_is_written": ("quadratic,dcn parallel True True", "[True piecewise 8"),
-    "test_precision_clipping_and_recomputation": ("options1", "options2"),
-    "test_two_parts_equal_one_process": ("[resnet group-gpipe]",),
-    "test_the_commands_for_photographs_of_signs_start": ("[efficientnet_b0]",),
-    "test_a_step_of_an_image_network_is_all_on_its_device": ("[efficientnet_b0]",),
-    "test_planned_bytes_are_those_that_a_training_holds": ("bf16", "-adam]", "-row_wise_adagrad"),
-    "test_graphs_of_other_parts_give_the_losses_of_eager": ("[periodic]", "[bins]"),
-    "test_ranks_record_the_steps_that_they_take": ("[4-sgd-sgd]", "[4-row_wise_adagrad"),
-    "test_ties_empty_ranks_and_one_class_count_as_in_scikit_learn": ("[3]",),
-    "test_another_separator_of_cells_is_named": ("[bar]", "[semicolon]"),
-    "test_a_table_gives_the_bytes_of_its_files": ("[3]",),
-}
-
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
@@ -72,13 +58,37 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # before -m chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Puts the tests of the longest files first, and marks the slow cases."""
+    """Puts the tests of the longest files first, and marks those that start Spark or emulate."""
     for item in items:
-        cases = SLOW_CASES.get(getattr(item, "originalname", ""), ())
-        if any(case in item.name for case in cases):
-            item.add_marker(pytest.mark.slow)
+        for marker, fixtures in (("spark", {"spark", "java"}), ("emulated", {"emulator"})):
+            if fixtures.intersection(getattr(item, "fixturenames", ())):
+                item.add_marker(marker)
     place = {ROOT / "tests" / name: index for index, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(item.path, len(LONGEST)))
+
+
+torch.manual_seed(seeding.SEED)  # also of GPUs, once they are first used
+
+
+@pytest.fixture(autouse=True)
+def _seeded() -> None:
+    """Lets each test draw the same, whichever tests run before it."""
+    seeding.seed()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object],
+) -> Generator[None, object, object]:
+    """Lets a fixture of several tests draw the same for whichever of them is first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    states = seeding.state()
+    seeding.seed()
+    try:
+        return (yield)
+    finally:  # where a test asks for it halfway, its later draws do not depend on this
+        seeding.restore(states)
 
 
 @pytest.fixture(scope="session")

@@ -63,6 +63,7 @@ class Ranks:
 def _serve(rank, size, store, pipe):
     from datetime import timedelta
 
+    import seeding
     import torch
     import torch.distributed as dist
 
@@ -77,6 +78,7 @@ def _serve(rank, size, store, pipe):
             function, arguments = pipe.recv()
         except EOFError:
             break
+        seeding.seed(seeding.SEED + rank)
         try:
             pipe.send(function(world, *arguments))
         except Exception as error:

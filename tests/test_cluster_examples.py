@@ -118,6 +118,7 @@ def test_the_command_for_kubernetes_trains(shared):
 
 
 @pytest.mark.slow
+@pytest.mark.spark
 def test_the_application_for_spark_prepares(tmp_path, root):
     rows = {"bought": [i % 2 for i in range(300)], "shop": [f"shop {i % 9}" for i in range(300)]}
     (tmp_path / "sales").mkdir()

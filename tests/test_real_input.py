@@ -60,7 +60,10 @@ def needs_java() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("rows", "engine"), [(150_000, "local"), (700_000, "spark")])
+@pytest.mark.parametrize(
+    ("rows", "engine"),
+    [(150_000, "local"), pytest.param(700_000, "spark", marks=pytest.mark.spark)],
+)
 def test_the_demo_comes_close_to_the_planted_best(tmp_path, rows, engine):
     if engine == "spark":
         needs_java()
@@ -266,7 +269,9 @@ def test_networks_learn_photographs_of_signs(shared_data, tmp_path, model, least
     assert summary(tmp_path)["test_top1"] >= least
 
 
-@pytest.mark.parametrize("model", ["resnet50", "efficientnet_b0"])
+@pytest.mark.parametrize(
+    "model", ["resnet50", pytest.param("efficientnet_b0", marks=pytest.mark.slow)]
+)
 def test_the_commands_for_photographs_of_signs_start(tmp_path, model):
     tar = tmp_path / "made_up.tar"
     prepare, training = sign_commands(tar, model)

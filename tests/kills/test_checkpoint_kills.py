@@ -103,9 +103,8 @@ def run_campaign(campaign, every):
     report(of, len(points), campaign.faults, began)
 
 
-@pytest.mark.parametrize(
-    "kind", [pytest.param(_SYNC, marks=pytest.mark.slow), _BACKGROUND], ids=str
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [_SYNC, _BACKGROUND], ids=str)
 def test_some_kills_cost_nothing(forks, folder, kind):
     run_campaign(Campaign(forks, folder, kind), every=80)
 

@@ -76,6 +76,7 @@ def check(ranks, scores, labels, parts=None):
         assert abs(found - expected) < EXACT
 
 
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow), 4], indirect=True)
 @settings(max_examples=25)
 @given(
     rows=st.lists(

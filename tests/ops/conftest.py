@@ -12,7 +12,10 @@ from dlrm.ops.library import why_not_cuda_kernels
 INSTRUCTION_SETS = ["generic", "avx2", "avx512", "avx512_bf16"]
 
 
-@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), "emulated cuda"])
+EMULATED = pytest.param("emulated cuda", marks=pytest.mark.emulated)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu), EMULATED])
 def device(request):
     """Returns the device of the op; the tensors of an emulated GPU are on the CPU."""
     if request.param == "emulated cuda":

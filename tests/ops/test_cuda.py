@@ -63,7 +63,12 @@ class Gpu:
         return str(error.value)
 
 
-@pytest.fixture(params=["emulated", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        pytest.param("emulated", marks=pytest.mark.emulated),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
 def gpu(request):
     """Yields the GPU of new tensors; its switches are off before and after the test."""
     if request.param == "emulated":
@@ -121,12 +126,14 @@ def compare_interaction(shape, dtype):
     assert_as_exact_as_reference([x.requires_grad_() for x in interaction_inputs(shape, dtype)])
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", INTERACTIONS)
 def test_interaction_is_as_exact_as_the_reference(shape, dtype, gpu):
     compare_interaction(shape, dtype)
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize("shared", [9000, 64 * 1024])  # tiles of large samples take 8448
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", INTERACTIONS)
@@ -135,6 +142,7 @@ def test_interaction_with_little_room_in_shared_memory(shape, dtype, shared, gpu
     compare_interaction(shape, dtype)
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", INTERACTIONS)
 def test_interaction_of_a_gpu_without_these_tensor_cores(shape, dtype, gpu):
@@ -246,6 +254,7 @@ def updated(function, seed=3, total_rows=40, count=9000, dim=12, dtype=torch.flo
     return weight, state
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [1, 12, 130])
 @pytest.mark.parametrize(("total_rows", "count"), [(1, 3000), (40, 33), (40, 5000), (3000, 2000)])
@@ -373,6 +382,7 @@ def test_sgd_repeats_its_bits_if_it_is_to(gpu):
     torch.testing.assert_close(fast, results[0], rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.first_half
 def test_only_the_sgd_of_narrow_rows_depends_on_the_order_of_threads(gpu):
     def bits(**sizes):
         results = []
@@ -421,6 +431,7 @@ def test_runs_and_the_order_of_threads_change_no_bit(seed, gpu):
     assert all(map(torch.equal, before, everything()))
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize("seed", [None, 1])
 @pytest.mark.parametrize("bad", [-1, 7, 2**40])
 def test_a_bad_id_is_kept_row_0_is_read_and_nothing_is_updated(bad, seed, gpu):
@@ -445,6 +456,7 @@ def test_a_bad_id_is_kept_row_0_is_read_and_nothing_is_updated(bad, seed, gpu):
     assert not torch.equal(weight, before)
 
 
+@pytest.mark.first_half
 def test_a_look_up_in_no_rows_gives_zeros(gpu):
     output = ops.joint_embedding(torch.empty(0, 4), torch.tensor([[0]]), torch.tensor([0, 0]))
     assert output.tolist() == [[[0.0] * 4]]
@@ -487,6 +499,7 @@ def test_bad_bags_are_kept(gpu):
         )
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize("bad", [-1, 50, 2**40, -(2**63)])
 @pytest.mark.parametrize(
     "name", ["row_sgd_", "row_adagrad_", "row_wise_adagrad_", "row_adam_", "row_ftrl_"]
@@ -509,6 +522,7 @@ def test_a_bad_row_is_kept_and_nothing_changes(name, bad, gpu):
     assert all(map(torch.equal, before, (weight, *states)))
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("function", [sgd, row_wise, ops.row_adagrad_, adam, ftrl])
 @pytest.mark.parametrize(

@@ -19,7 +19,12 @@ from dlrm.train.precision import LossScaler
 SIZES, BATCH, STEPS = (50, 3, 200), 64, 20
 
 
-@pytest.fixture(params=["emulated cuda", pytest.param("cuda", marks=pytest.mark.gpu)])
+@pytest.fixture(
+    params=[
+        pytest.param("emulated cuda", marks=pytest.mark.emulated),
+        pytest.param("cuda", marks=pytest.mark.gpu),
+    ]
+)
 def gpu(request):
     """Returns the name of the device and the context in which it computes."""
     if request.param == "emulated cuda":

@@ -131,6 +131,7 @@ def test_a_sample_has_the_same_bits_alone_and_beside_nan(dtype, dim, instruction
         assert torch.equal(one[0], all_[2])
 
 
+@pytest.mark.unwatched
 def test_opcheck(device, native):
     args = inputs((3, 4, 8), device, requires_grad=True)
     torch.library.opcheck(torch.ops.dlrm.dot_interaction, args)
@@ -139,6 +140,7 @@ def test_opcheck(device, native):
     torch.library.opcheck(torch.ops.dlrm.dot_interaction_backward, (grad, *args))
 
 
+@pytest.mark.unwatched
 def test_compiles_as_one_graph_with_any_batch(device):
     compiled = torch.compile(
         lambda dense, embeddings: ops.dot_interaction(2 * dense, embeddings).relu(),

@@ -213,6 +213,7 @@ def test_wrong_shapes_and_dtypes_are_named(device):
         ops.joint_embedding(weight, ids, offsets, dtype=torch.int32)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
 def test_opcheck(dtype, device, native):
     weight, ids, offsets = make_inputs(5, [4, 9], 8, device)
@@ -221,6 +222,7 @@ def test_opcheck(dtype, device, native):
     torch.library.opcheck(op, (weight.requires_grad_(), ids, offsets), {"dtype": dtype})
 
 
+@pytest.mark.unwatched
 def test_compiles_as_one_graph(device):
     weight, ids, offsets = make_inputs(5, [4, 9], 8, device)
     compiled = torch.compile(ops.joint_embedding, fullgraph=True, backend="aot_eager")

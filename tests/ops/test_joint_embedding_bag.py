@@ -414,6 +414,7 @@ def test_gradients_of_other_shapes_are_named(native):
         backward(grad, weight, rows, lengths, False)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("weighted", [False, True])
 def test_opcheck(weighted, device, native):
     weight, ids, lengths, offsets = make_inputs(5, [4, 9], 3, 8, device)
@@ -432,6 +433,7 @@ def test_opcheck(weighted, device, native):
     torch.library.opcheck(backward, (grad, weight, ids, lengths, True))
 
 
+@pytest.mark.unwatched
 def test_compiles_as_one_graph(device):
     args = make_inputs(5, [4, 9], 3, 8, device)
     compiled = torch.compile(ops.joint_embedding_bag, fullgraph=True, backend="aot_eager")

@@ -110,6 +110,7 @@ def make_tables(sizes, batch, dim, device="cpu", dtype=torch.float32):
 OF_ANY_DTYPE = [TABLES[0], TABLES[3], TABLES[5]]  # of many sizes, of one column, of one sample
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize(
     ("tables", "dtype"),
     [
@@ -130,6 +131,7 @@ def test_tables_of_any_size_match_reference(update, tables, dtype, device):
         assert not torch.equal(actual[0], weight)
 
 
+@pytest.mark.first_half
 @pytest.mark.parametrize("tables", TABLES, ids=str)
 def test_tables_of_a_split_weight_match_reference(update, tables, device):
     weight, rows, grad = make_tables(*tables, device, torch.bfloat16)
@@ -342,6 +344,7 @@ def test_a_split_weight_matches_reference(update, shape, device):
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_reference_gives_a_split_weight_the_bits_of_float32(
     update, shape, device, deterministic
@@ -488,6 +491,7 @@ def test_wrong_shapes_and_dtypes_are_named(update, device, native):
             update.run(update.function, wrong, rows, grad)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("sizes", [None, [3, 47]])
 @pytest.mark.parametrize("split", [False, True])
 def test_opcheck(update, split, sizes, device, native):
@@ -506,6 +510,7 @@ def test_opcheck(update, split, sizes, device, native):
     torch.library.opcheck(update.op, (*tensors, rows, grad, *scalars), options)
 
 
+@pytest.mark.unwatched
 @pytest.mark.parametrize("sizes", [None, [3, 47]])
 @pytest.mark.parametrize("split", [False, True])
 def test_compiles_as_one_graph(update, split, sizes, device):

@@ -31,7 +31,7 @@ def local():
         yield engine
 
 
-@pytest.fixture(scope="session", params=["local", "spark"])
+@pytest.fixture(scope="session", params=["local", pytest.param("spark", marks=pytest.mark.spark)])
 def engine(request):
     """Each engine."""
     return request.getfixturevalue(request.param)

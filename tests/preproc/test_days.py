@@ -524,7 +524,7 @@ def test_a_day_that_was_prepared_again_is_named(two, tmp_path):
     ]
 
 
-@pytest.mark.parametrize("engine", ["local", "spark"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.spark)])
 @pytest.mark.slow
 def test_engines_write_the_same_days(engine, request, two, tmp_path):
     extend(two / "2", tmp_path / "3")

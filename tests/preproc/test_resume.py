@@ -222,7 +222,7 @@ def uninterrupted(command, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ["local", "spark"])
+@pytest.mark.parametrize("engine", ["local", pytest.param("spark", marks=pytest.mark.spark)])
 def test_killed_again_and_again(engine, command, uninterrupted, tmp_path, request):
     if engine == "spark":
         request.getfixturevalue("java")

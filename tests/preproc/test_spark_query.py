@@ -62,7 +62,7 @@ def prepare(engine, output, tables, query=None):
     )
 
 
-@pytest.mark.parametrize("partitions", [1, 3])
+@pytest.mark.parametrize("partitions", [1, pytest.param(3, marks=pytest.mark.slow)])
 def test_a_table_gives_the_bytes_of_its_files(spark, parquet, tmp_path, partitions):
     session = spark.session()
     frame = session.read.parquet(str(parquet))

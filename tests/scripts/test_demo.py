@@ -12,18 +12,18 @@ JAVA = "#!/bin/sh\necho 'openjdk version \"{}\"' >&2\n"
 
 
 @pytest.mark.parametrize(
-    ("java", "engine"),
+    ("version", "engine"),
     [
         (None, "local, since there is no {}/bin/java (JAVA_HOME); for Spark (the same bytes): "),
         ("11.0.2", "local, since {}/bin/java is Java 11.0.2; Spark needs 17 or newer; for Spark "),
         ("21.0.2", "spark, on Java 21.0.2; without Spark (the same bytes): --engine local"),
     ],
 )
-def test_the_demo_takes_spark_only_if_it_is_installed(tmp_path, java, engine):
+def test_the_demo_takes_spark_only_if_it_is_installed(tmp_path, version, engine):
     pytest.importorskip("pyspark")
-    if java is not None:
+    if version is not None:
         (tmp_path / "bin").mkdir()
-        (tmp_path / "bin" / "java").write_text(JAVA.format(java))
+        (tmp_path / "bin" / "java").write_text(JAVA.format(version))
         (tmp_path / "bin" / "java").chmod(0o755)
     env = {**os.environ, "JAVA_HOME": str(tmp_path)}
     done = forked.run("dlrm.scripts.demo", "--raw=none", cwd=tmp_path, env=env)

@@ -107,8 +107,11 @@ def test_mistakes_end_in_one_line(tmp_path):
 
 @pytest.mark.parametrize(
     ("delimiter", "shown", "quote"),
-    [(";", "';'", '"'), ("|", "'|'", ""), ("\t", "$'\\t'", '"')],
-    ids=["semicolon", "bar", "tab"],
+    [
+        pytest.param(";", "';'", '"', id="semicolon", marks=pytest.mark.slow),
+        pytest.param("|", "'|'", "", id="bar", marks=pytest.mark.slow),
+        pytest.param("\t", "$'\\t'", '"', id="tab"),
+    ],
 )
 def test_another_separator_of_cells_is_named(tmp_path, delimiter, shown, quote):
     lines = [["age", "poutcome", "y"], *(["1", "none", "no"], ["2", "some", "yes"]) * 9]

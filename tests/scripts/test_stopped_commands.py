@@ -110,9 +110,8 @@ STOPPED = {
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("name", STOPPED)
 def test_a_group_of_processes_ends_in_one_line(name, number, code, work, tmp_path):
-    seed = int.from_bytes(os.urandom(4))
-    wait = random.Random(seed).uniform(0.2, 8)
-    print(f"seed {seed}: {number} after {wait:.2f} s")
+    wait = random.Random(f"{name} {code}").uniform(0.2, 8)
+    print(f"{number} after {wait:.2f} s")
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", *STOPPED[name].format(tmp_path).split()],

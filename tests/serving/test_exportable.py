@@ -30,6 +30,15 @@ ATTENDED = {
     "field_targets": (1, *[None] * 7),
     "table_poolings": ("attention", None, "sum", "mean", *[None] * 4),
 }
+TOGETHER = {
+    **{"wide": True, "numerical_embedding": "piecewise", "numerical_bins": 8, "dropout": 0.1},
+    **{"interaction_op": "dot,dcn", "cross_rank": 4, "cross_structure": "parallel"},
+    "batch_norm": True,
+}
+UNEQUAL = {
+    **{"ensemble": "dot,quadratic,dcn", "cross_structure": "parallel", "wide": True},
+    **{"batch_norm": True, "dropout": 0.1, "numerical_embedding": "piecewise"},
+}
 PARTS = [  # parts other than dots and MLPs, alone and together
     {"wide": True},
     {"numerical_embedding": "piecewise", "numerical_bins": 5},
@@ -43,16 +52,9 @@ PARTS = [  # parts other than dots and MLPs, alone and together
     {"interaction_op": "quadratic", "batch_norm": True, "dropout": 0.5, "self_ensemble": True},
     {"interaction_op": "quadratic,dot", "quadratic_rows": 3, "wide": True},
     *({"interaction_op": name} for name in INTERACTIONS if name != "cuda_dot"),  # the default
-    {
-        **{"wide": True, "numerical_embedding": "piecewise", "numerical_bins": 8, "dropout": 0.1},
-        **{"interaction_op": "dot,dcn", "cross_rank": 4, "cross_structure": "parallel"},
-        "batch_norm": True,
-    },
+    TOGETHER,
     {"ensemble": 3},
-    {
-        **{"ensemble": "dot,quadratic,dcn", "cross_structure": "parallel", "wide": True},
-        **{"batch_norm": True, "dropout": 0.1, "numerical_embedding": "piecewise"},
-    },
+    UNEQUAL,
     {
         **{"ensemble": 2, "interaction_op": "cuda_dot,dcn", "cross_structure": "parallel"},
         **{"cross_rank": 4, "wide": True, "numerical_embedding": "piecewise", "dropout": 0.1},
@@ -245,7 +247,10 @@ OWN_PARTS = {**own_layers.OWN, "interaction_op": "dot,bilinear", "ensemble": 2}
 @pytest.mark.parametrize("platform", WRITTEN)
 @pytest.mark.parametrize(
     "others",
-    [*PARTS, pytest.param(OWN_PARTS, marks=pytest.mark.slow)],
+    [
+        *(parts for parts in PARTS if parts not in (TOGETHER, UNEQUAL)),
+        *(pytest.param(parts, marks=pytest.mark.slow) for parts in (TOGETHER, UNEQUAL, OWN_PARTS)),
+    ],
     ids=lambda others: " ".join(map(str, others.values())),
 )
 def test_every_part_is_written(tmp_path, platform, others):

@@ -162,7 +162,9 @@ def test_a_step_of_a_bert_is_all_on_its_device(kind, optimizer, fake):
         train(task, optimizers, batch, scaler(), EMA(task.model, 0.9))
 
 
-@pytest.mark.parametrize("model", ["resnet50", "efficientnet_b0"])
+@pytest.mark.parametrize(
+    "model", ["resnet50", pytest.param("efficientnet_b0", marks=pytest.mark.slow)]
+)
 def test_a_step_of_an_image_network_is_all_on_its_device(model, fake, monkeypatch):
     small_images.shrink(monkeypatch.setitem)
     # Without its cache, which would keep a fake tensor.

@@ -1,6 +1,7 @@
 """Replicas of a network, and pipelines of its parts, equal one process that accumulates."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -189,8 +190,13 @@ def test_two_replicas_equal_two_micro_batches(ranks, kind, optimizer, max_grad_n
     check(answers, expected, 1, tolerance)
 
 
-@pytest.mark.parametrize("schedule", ["gpipe", "1f1b"])
-@pytest.mark.parametrize("kind", SPLITS)
+@pytest.mark.parametrize(
+    ("kind", "schedule"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow if case == ("resnet group", "gpipe") else ())
+        for case in itertools.product(SPLITS, ("gpipe", "1f1b"))
+    ],
+)
 def test_two_parts_equal_one_process(ranks, kind, schedule):
     check(ranks(2).call(train, [(kind, 2, schedule)] * 2), one_process(kind), 2)
 
@@ -216,8 +222,8 @@ def settled(world, options, *arguments):
     ("kind", "options", "tolerance"),
     [
         ("resnet group", {"precision": PrecisionConfig()}, 1e-6),
-        ("resnet group", {"max_grad_norm": 0.5}, 1e-9),
-        ("resnet batch", {"recompute": True}, 1e-9),
+        pytest.param("resnet group", {"max_grad_norm": 0.5}, 1e-9, marks=pytest.mark.slow),
+        pytest.param("resnet batch", {"recompute": True}, 1e-9, marks=pytest.mark.slow),
         ("pretrain", {"max_grad_norm": 0.05}, 1e-9),
         ("squad", {"precision": PrecisionConfig(precision="16.32", half_dtype="fp16")}, 1e-6),
         ("squad", {"precision": PrecisionConfig(precision="16.32", half_dtype="bf16")}, 1e-6),

@@ -132,7 +132,16 @@ def planned(config, optimizers, placement, rank):
     }
 
 
-@pytest.mark.parametrize(("layout", "kind"), LAYOUTS, ids=str)
+@pytest.mark.parametrize(
+    ("layout", "kind"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow)
+        if "embedding_dtype" in case[0] or case[1] in ("adam", "row_wise_adagrad")
+        else case
+        for case in LAYOUTS
+    ],
+    ids=str,
+)
 def test_planned_bytes_are_those_that_a_training_holds(layout, kind):
     fused = layout.get("embedding_type", "joint_fused") == "joint_fused"
     divided = BY_ROWS if kind == "row_wise_adagrad" else DIVIDED

@@ -169,7 +169,8 @@ def train_both_ways(world, case, own_group):
 @pytest.mark.parametrize(
     ("size", "case"),
     [(2, case) for case in CASES if "gradient_accumulation_steps" not in case]
-    + [(2, OVERFLOWING), (4, CASES[0]), (4, CASES[2]), (4, {**OVERFLOWING, "scale": 40000.0})],
+    + [pytest.param(4, case, marks=pytest.mark.slow) for case in (CASES[0], CASES[2])]
+    + [(2, OVERFLOWING), (4, {**OVERFLOWING, "scale": 40000.0})],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else None,
 )
 def test_ranks_record_the_steps_that_they_take(ranks, size, case):
