@@ -47,8 +47,6 @@ EXCUSED = {
     "dlrm/tasks/slots.py": ("future.cancelled()",),
     "dlrm/train/optim/lamb.py": ("LAMB_FLAVOURS = LAMB_FLAVORS",),
     "preproc/README.md": ("`unlabelled/`",),
-    "tests/compatibility/make_day_fixtures.py": ("standardise",),
-    "tests/compatibility/make_fixtures.py": ("--centre_crop", "--numeric_transform=standardise"),
     "tests/preproc/test_inputs.py": ('"unlabelled"',),
     "tests/data/text/test_squad.py": ("square kilometres",),
     "tests/systems/documents.json": ("python",),
