@@ -41,7 +41,6 @@ class FieldKeys:
     Args:
         missing_values: texts that mean "missing", besides empty ones.
         known: the texts that a string field had in training; None before it is fitted.
-        plain: whether texts are used as they are, without a canonical form, as in earlier versions.
         cardinality: for the type "id", rows of the table; None is that of the field, or the most.
 
     Attributes:
@@ -53,19 +52,16 @@ class FieldKeys:
         field: CategoricalField,
         missing_values: Collection[str],
         known: KnownTexts | None = None,
-        plain: bool = False,
         cardinality: int | None = None,
     ) -> None:
-        self.field, self._known, self.plain = field, known, plain
+        self.field, self._known = field, known
         self._cardinality = cardinality or field.cardinality
         self._spelled = dict.fromkeys(map(canonical_text, field.true_values), "true")
         self._spelled |= dict.fromkeys(map(canonical_text, field.false_values), "false")
         texts = [text.encode() for text in missing_values]
         texts += [b"nan"] * ("nan" in map(str.lower, missing_values))  # the text of NaN
         column = TextColumn.from_bytes(texts)
-        self._marked = hash_texts(column)
-        if not plain:
-            self._marked = np.union1d(self._marked, hash_texts(canonical(column)))
+        self._marked = np.union1d(hash_texts(column), hash_texts(canonical(column)))
         if field.type == "string":
             self.missing = self._marked
         elif field.type in ("integer", "id"):
@@ -94,7 +90,7 @@ class FieldKeys:
         if (meant := self._meant(column, absent, kind)) is not column:
             column, hashes = meant, hash_texts(meant)
             absent |= self._are_marked(hashes)
-        if self.field.type == "integer" and not self.plain:  # -999.0 where -999 is missing
+        if self.field.type == "integer":  # -999.0 where -999 is missing
             absent |= self._are_marked(hash_texts(canonical(column)))
         if self._spelled:
             self._check_words(column, absent | np.isin(hashes, _WORDS), problems)
@@ -111,7 +107,7 @@ class FieldKeys:
         if self._spelled:
             # All other texts are refused.
             return replaced(canonical(column), np.flatnonzero(~absent), self._spelled)
-        if self.plain or self.field.type != "string":
+        if self.field.type != "string":
             return column
         column = canonical(column)
         return column if self._known is None else self._known.match(column, ~absent, kind)
@@ -195,7 +191,7 @@ class FieldKeys:
 
     def check_floats(self, greatest: float) -> None:
         """Raises ValueError if floats, up to a greatest one, need not be the integers they mean."""
-        if self.field.type == "integer" and greatest >= MOST_EXACT and not self.plain:
+        if self.field.type == "integer" and greatest >= MOST_EXACT:
             raise ValueError(
                 f"column {self.field.column!r}: expected integers, got the float {greatest!r}, "
                 "which need not be exact: above 2^53 read the column as integers or text"
