@@ -234,7 +234,6 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> "ClickDat
     if dataset is None:
         raise ValueError(f"{path}: has no {config.split} split")
     check_dataset(path, dataset, model)
-    dataset.check_files()
     return dataset
 
 

@@ -150,16 +150,13 @@ class ClickRun(Run):
         """Returns this rank's part of the dataset.
 
         Raises:
-            ValueError, OSError: a file that is compared as a whole is damaged.
+            ValueError, OSError: a file is damaged.
             OtherRankError: a file of another rank is damaged.
         """
         world, model = self.world, self.task.model
         shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
         with agreed(world, ValueError, OSError):
             datasets = open_datasets(self.config.data, shard)
-            for dataset in datasets if self.trains else [datasets.test]:
-                if dataset is not None:
-                    dataset.check_files()
             if self.trains:  # these are in the fingerprint that a resumed run compares
                 for index in (0, len(datasets.train) - 1):
                     datasets.train.batch(index)
