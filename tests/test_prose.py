@@ -29,7 +29,6 @@ EXCUSED = {
     "CHANGELOG.md": ("`--centre_crop`", "labelled=", "`Judgement`", "`dlrm.published.catalogue`"),
     "benchmarks/reproduce.py": ("BARS: Towards Open Benchmarking",),
     "dlrm/data/tables/names.py": ("neighbourhood", "color colour"),
-    "dlrm/published/catalogue.py": ("CATALOGUE",),
     "dlrm/published/documents/ipu_commands.py": ("--",),
     "dlrm/published/documents/ipu_flags.py": ("--normalise-input", "--optimiser", "isation-target"),
     "dlrm/tasks/slots.py": ("future.cancelled()",),

@@ -83,7 +83,7 @@ class ImageSource(Protocol):
 
 
 class ImageDataset:
-    """One split of a dataset that `dlrm.preproc.prepare_images` wrote, memory-mapped.
+    """One split of a dataset that `dlrm prepare-images` wrote, memory-mapped.
 
     Args:
         split: "train", "test" or "validation".
