@@ -74,7 +74,7 @@ def write_first_day(directory: Path, values: int) -> None:
     dictionary = Dictionary(keys, kind="integer")
     increment = Increment("1", "keep", (facts,))
     Transform(
-        Schema.from_dict(_SCHEMA), [Fitted()], [dictionary], kinds=[NUMBER], increment=increment
+        Schema.from_dict(_SCHEMA), [Fitted()], [dictionary], [NUMBER], increment=increment
     ).save_facts(transform)
     (chain / DAY).write_text(sealed_json({"version": 1, "transform": digest(transform)}))
     layout.write_dataset_manifest(directory, {"train": 0}, [values + 1], {})

@@ -21,7 +21,8 @@ import numpy as np
 from dlrm.data.sources import native
 from dlrm.data.transform.dictionaries import FrequencyLimit
 from dlrm.data.transform.transform import Transform
-from dlrm.serving.server.names import FACTS, RAW
+from dlrm.manifest import write_manifest
+from dlrm.serving.server.names import FACTS, KIND, RAW
 from dlrm.serving.server.reader import Reader
 
 NUM_NUMERICAL, NUM_CATEGORICAL, BATCH = 13, 26, 4096
@@ -45,6 +46,7 @@ def write_model(directory: Path, values: int) -> None:
         "output_kind": "logit",
     }
     (directory / FACTS).write_text(json.dumps(facts))
+    write_manifest(directory, KIND)
 
 
 def request(directory: Path, rows: int) -> np.ndarray:

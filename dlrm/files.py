@@ -7,7 +7,6 @@ that paths of the user are no URIs. Only the standard library is imported.
 """
 
 import errno
-import glob
 import os
 import re
 import shutil
@@ -359,11 +358,6 @@ def tidy_after_killed(final: Path) -> None:
     for left in abandoned(final.parent, _prefix(final)):
         restore_replaced(left, final)
         remove_tree(left)
-    for old in final.parent.glob(f".{glob.escape(final.name)}.old-*"):  # of earlier versions
-        if final.exists():
-            remove_tree(old)
-        else:
-            old.rename(final)
 
 
 def _prefix(final: Path) -> str:

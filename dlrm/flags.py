@@ -17,13 +17,13 @@ from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 from absl import flags
 
 import dlrm
-from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_aside, say_error, show
+from dlrm.command_line import exit_code_of, fail, raise_file_limit, say_error, show
 from dlrm.documents import brief, line_of_key, read_yaml
 from dlrm.files import check_all_local, check_local
 from dlrm.manifest import check_lines
 from dlrm.remote.config import CacheConfig
 from dlrm.remote.uri import Uri, is_uri
-from dlrm.settings import FORMER, Setting, defaults_of, settings_of
+from dlrm.settings import Setting, defaults_of, settings_of
 
 Config = TypeVar("Config")
 _ALL_COMMANDS = """All commands:
@@ -159,7 +159,6 @@ class ConfigFlags:
             )
         elif own.choices is not None:
             flags.DEFINE_enum(name, default, list(own.choices), own.help, **options)
-            self._flags[name].parser = _Choice(list(own.choices))
         else:
             define: Any = {
                 bool: flags.DEFINE_boolean,
@@ -206,7 +205,7 @@ class ConfigFlags:
         given = {name for name in self._flags if self._flags[name].present}
         words: dict[str, list[str]] = {}
         for key, value in read_yaml(path).items():
-            name = _current(str(key).replace("-", "_"))
+            name = str(key).replace("-", "_")
             try:
                 if name not in self.settings or name in self.positional:
                     near = "" if name in self._flags else did_you_mean(name, self._flags)
@@ -262,9 +261,9 @@ class ConfigFlags:
         plain = word[2:].replace("-", "_")
         if not word.startswith("--") or word[2:] in self._flags:
             return word
-        if (named := _current(plain)) in self._flags:
-            return f"--{named}"
-        named = _current(plain[2:].removeprefix("_")) if plain.startswith("no") else ""
+        if plain in self._flags:
+            return f"--{plain}"
+        named = plain[2:].removeprefix("_") if plain.startswith("no") else ""
         return f"--no{named}" if named in self._flags else word
 
     def _placed(self, words: list[str]) -> dict[str, Any]:
@@ -566,21 +565,6 @@ class Values(dict[str, Any]):
         """
         own = {f.name: self[f.name] for f in fields(cls) if f.name in self}  # type: ignore[arg-type]
         return cls(**{**own, **others})
-
-
-class _Choice(flags.EnumParser):
-    """Parses a choice, also as an earlier version spelled it."""
-
-    def parse(self, argument: str) -> str:
-        return super().parse(_current(argument))
-
-
-def _current(name: str) -> str:
-    """Returns the name of a flag or a choice, with a note if it is that of an earlier version."""
-    if name not in FORMER:
-        return name
-    say_aside(f"note: {name} is called {FORMER[name]} now; a later version refuses the former name")
-    return FORMER[name]
 
 
 def _without_none(kind: Any) -> Any:

@@ -106,8 +106,6 @@ def _open(path: Path, create: bool) -> tuple[int, bool]:
 def abandoned(parent: Path, prefix: str) -> Iterator[Path]:
     """Yields files and directories whose owner has ended, locked while the caller has each.
 
-    Those of earlier versions, which had no locks, are among them.
-
     Args:
         prefix: beginning of their names.
     """

@@ -24,7 +24,7 @@ from dlrm.documents import (
 from dlrm.files import MANIFEST, within, write_atomically
 
 BLOCK_BYTES = 1 << 22  # of a file, each with its own checksum
-_VERSIONS = (1, 2)  # version 1 has neither sums of blocks nor its own sum
+_VERSION = 2
 _SEAL = "own_crc32"
 _OWN_SUM = re.compile(rb'("own_crc32": ")([0-9a-f]{8})("\n}\n)\Z')
 _LINES_SUM = re.compile(rb"\A# CRC-32 of the lines below: ([0-9a-f]{8}); [^\n]*\n")
@@ -159,13 +159,12 @@ def check_file(path: Path, expected: str) -> None:
     """Compares a file with its checksum.
 
     Args:
-        expected: a sum of blocks, or, in manifests of version 1, of the whole file.
+        expected: its checksum, in the form of `Checksum`.
 
     Raises:
-        ValueError: it is damaged; the message names the file and, if known, the bytes.
+        ValueError: it is damaged; the message names the file and the bytes.
     """
-    actual = crc32(path) if len(expected) == 8 else checksum(path)
-    if actual != expected:
+    if (actual := checksum(path)) != expected:
         raise damaged(path, expected, actual)
 
 
@@ -223,15 +222,15 @@ def write_manifest(
         name = path.relative_to(directory).as_posix()
         sums = (checksums or {}).get(name) or checksum(path)
         files[name] = {"bytes": path.stat().st_size, "crc32": sums}
-    text = sealed_json({"kind": kind, "version": 2, **facts, "files": files})
+    text = sealed_json({"kind": kind, "version": _VERSION, **facts, "files": files})
     write_atomically(directory / MANIFEST, text)
 
 
 def _are_sums(sums: Any, size: int) -> bool:
-    """Returns whether a value can be the checksum of a file of that size, by blocks or whole."""
+    """Returns whether a value can be the checksum of a file of that size."""
     if not isinstance(sums, str) or not re.fullmatch(r"([0-9a-f]{8})+", sums):
         return False
-    return len(sums) // 8 in (1, -(-size // BLOCK_BYTES))
+    return len(sums) // 8 == max(1, -(-size // BLOCK_BYTES))
 
 
 def sealed_json(entries: Mapping[str, Any]) -> str:
@@ -353,7 +352,7 @@ def files_of(manifest: Mapping[str, Any], where: str) -> dict[str, tuple[int, st
         if type(size) is not int or not _are_sums(sums, size):
             raise ValueError(
                 f"{where}: {name}: expected a number of bytes, and eight hexadecimal digits for "
-                f"the file or for each {BLOCK_BYTES} bytes of it, got {brief(size)} and "
+                f"each {BLOCK_BYTES} bytes, got {brief(size)} and "
                 f"{brief(sums)}"
             )
     return files
@@ -377,15 +376,14 @@ def check_listed(directory: Path, folder: str) -> None:
 def _read_entries(path: Path, kind: str) -> tuple[dict[str, Any], dict[str, tuple[int, str]]]:
     """Returns a manifest and, by name, the sizes and checksums of its files, after checks."""
     try:
-        manifest = read_sealed(path)
+        manifest = read_sealed(path, required=True)
         actual_kind, version = manifest["kind"], manifest["version"]
     except (KeyError, TypeError) as error:
         raise ValueError(f"{path}: not a manifest ({error!r})") from error
     files = files_of(manifest, str(path))
-    if actual_kind != kind or version not in _VERSIONS:
+    if actual_kind != kind or version != _VERSION:
         raise ValueError(
-            f"{path}: expected a {kind} of version 1 or 2, got a {actual_kind} of version {version}"
+            f"{path}: expected a {kind} of version {_VERSION}, got a {actual_kind} of version "
+            f"{version}"
         )
-    if version > 1 and _SEAL not in manifest:
-        raise ValueError(f"{path}: expected the checksum {_SEAL} at its end: damaged")
     return manifest, files

@@ -13,14 +13,6 @@ from pathlib import Path
 from typing import Any
 
 REQUIRED: Any = MISSING  # default of a setting that the user has to give
-# Names of settings and values as version 0.1.0 spelled them: files have them, users may give them.
-FORMER = {
-    "centre_crop": "center_crop",
-    "lamb_flavour": "lamb_flavor",
-    "normalise_input": "normalize_input",
-    "standardise": "standardize",
-    "unlabelled": "unlabeled",
-}
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Converts Parquet to NVIDIA's binary rows; NVIDIA's name for `convert_to_binary.py`."""
+"""Converts Parquet to NVIDIA's binary rows; NVIDIA's name for `dlrm convert-to-binary`."""
 
 import os
 import sys

@@ -1,11 +1,21 @@
 """Makes fitted table transforms by hand."""
 
-import json
+import numpy as np
 
+from dlrm.data.sources.columns import TextColumn, hash_texts
 from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import TEXT
+
+
+def dictionary_of(texts):
+    """Returns a dictionary of texts in the order of their ids."""
+    encoded = [text.encode() for text in texts]
+    column = TextColumn.from_bytes(encoded)
+    data = np.frombuffer(b"".join(encoded), np.uint8)
+    return Dictionary(hash_texts(column), data, np.asarray(column.ends, np.int64), "string")
 
 
 def table_transform(
@@ -25,31 +35,5 @@ def table_transform(
         tuple(missing_values),
     )
     fitted = [Fitted(*scale) for scale in scales.values()]
-    texts = [Dictionary.from_texts(values) for values in dictionaries.values()]
-    return Transform(schema, fitted, texts, negatives)
-
-
-def save_as_before(transform, directory, **changes):
-    """Writes a transform in the CSV format of earlier versions."""
-    schema = transform.schema
-    facts = {
-        "version": 1,
-        "numeric_transform": schema.numerical[0].transform,
-        "scales": {
-            field.column: [fitted.mean, fitted.deviation]
-            for field, fitted in zip(schema.numerical, transform.numerical, strict=True)
-        },
-        "dictionaries": {
-            field.column: transform.dictionaries[place].values()
-            for field, place in zip(schema.categorical, transform.dictionary_of, strict=True)
-        },
-        "missing_values": list(schema.missing_values),
-        "label": schema.label.column,
-        "positive": schema.label.positive,
-        "negatives": transform.negatives,
-    } | changes
-    directory.mkdir(exist_ok=True)
-    for path in directory.iterdir():
-        path.unlink()
-    facts = {name: value for name, value in facts.items() if value is not ...}
-    (directory / "csv.json").write_text(json.dumps(facts))
+    texts = [dictionary_of(values) for values in dictionaries.values()]
+    return Transform(schema, fitted, texts, [TEXT] * len(texts), negatives)

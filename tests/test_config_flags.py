@@ -137,27 +137,6 @@ def test_flags_that_may_be_meant_are_named(name, flags):
     assert str(raised.value) == f"Unknown command line flag '{name}'{asked}"
 
 
-@dataclass(frozen=True)
-class Renamed:
-    """Settings that version 0.1.0 spelled in another way."""
-
-    center_crop: float = setting(0.5, "a number")
-    normalize_input: bool = setting(True, "a switch")
-    numeric_transform: str = setting("log", "a choice", choices=("log", "standardize"))
-
-
-def test_spellings_of_the_first_version_are_read_with_a_note(tmp_path, capsys):
-    file = tmp_path / "flags.yaml"
-    file.write_text("normalise_input: false\n")
-    words = ["--centre-crop=0.25", "--numeric_transform", "standardise", f"--config={file}"]
-    values = ConfigFlags([("Flags", Renamed)]).parse(words)
-    assert values.config(Renamed) == Renamed(0.25, False, "standardize")
-    assert not ConfigFlags([("Flags", Renamed)]).parse(["--nonormalise_input"])["normalize_input"]
-    said = capsys.readouterr().err
-    assert "note: centre_crop is called center_crop now" in said
-    assert "note: standardise is called standardize now" in said
-
-
 def test_words_for_a_shell_have_switches_and_choices():
     assert LINE.words() == [
         *("--needed=", "--save_dir=", "--noreport", "--conf=", "--layers=", "--sizes="),

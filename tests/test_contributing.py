@@ -10,9 +10,7 @@ import dlrm
 PARTS = ["Decision", "Why", "What was rejected", "Consequence"]
 DESCRIPTIONS = ("README.md", "overview.md", "life-of-an-op.md")  # which record no decisions
 FOLDERS = ("csrc", "dlrm", "tests", "benchmarks", "docs", "examples", "preproc", "triton")
-_PATH = re.compile(
-    rf"`((?:{'|'.join(FOLDERS)})/[^`\s]*|(?:setup|demo)\.py|[\w-]+\.(?:toml|txt|md))`"
-)
+_PATH = re.compile(rf"`((?:{'|'.join(FOLDERS)})/[^`\s]*|setup\.py|[\w-]+\.(?:toml|txt|md))`")
 _LINK = re.compile(r"\]\(([^)#:]+)(?:#[^)]*)?\)")
 
 

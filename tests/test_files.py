@@ -181,7 +181,7 @@ def test_a_damaged_manifest_is_named(tmp_path, text):
 
 
 def test_another_kind_or_version_is_refused(written):
-    with pytest.raises(ValueError, match="expected a checkpoint of version 1 or 2, got a dataset"):
+    with pytest.raises(ValueError, match="expected a checkpoint of version 2, got a dataset"):
         read_manifest(written, "checkpoint")
     manifest = json.loads((written / "manifest.json").read_text())
     (written / "manifest.json").write_text(sealed_json({**manifest, "version": 3}))

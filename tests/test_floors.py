@@ -100,15 +100,6 @@ TORCH_FREE = [
     "dlrm.train.schedule",
 ]
 MAX_MODULES = 16  # in a folder
-# Former paths that README documents; they only re-export moved names.
-DOCUMENTED_PATHS = {
-    *(f"dlrm/data/{name}.py" for name in ("augment", "loader", "log_lines", "pretraining")),
-    *(f"dlrm/data/images/{name}.py" for name in ("__init__", "augmentation")),
-    *(f"dlrm/data/text/{name}.py" for name in ("__init__", "pretraining/__init__")),
-    "dlrm/data/text/pretraining/dataset.py",
-    *(f"dlrm/preproc/prepare_{name}.py" for name in ("images", "text")),
-    "dlrm/scripts/systems/__main__.py",
-}
 
 
 def package_of(module: str) -> str | None:
@@ -130,8 +121,7 @@ def test_files_import_from_lower_floors_only(root):
         own = package_of(".".join(path.relative_to(root).with_suffix("").parts))
         for package in filter(None, map(package_of, imports(path))) if own else ():
             seen.add(own)
-            is_former = str(path.relative_to(root)) in DOCUMENTED_PATHS
-            if package != own and FLOOR[package] >= FLOOR[own] and not is_former:
+            if package != own and FLOOR[package] >= FLOOR[own]:
                 wrong.append(f"{path.relative_to(root)} imports {package}")
     assert not wrong
     assert {"dlrm.model", "dlrm.data", "dlrm.train", "dlrm.tasks", "dlrm.scripts"} <= seen
@@ -219,7 +209,7 @@ def test_packages_import_each_other_in_no_circle(root):
     names = {".".join(folder.relative_to(root).parts) for folder in folders} - {"dlrm"}
     for path in (root / "dlrm").rglob("*.py"):
         own = ".".join(path.parent.relative_to(root).parts)
-        if own in names and str(path.relative_to(root)) not in DOCUMENTED_PATHS:
+        if own in names:
             found = {folder_of(name, names) for name in imports(path)} - {own, None}
             imported.setdefault(own, set()).update(found)
     order = graphlib.TopologicalSorter(imported)

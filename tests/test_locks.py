@@ -167,17 +167,6 @@ def test_a_directory_that_appeared_meanwhile_is_kept(tmp_path):
     assert names(tmp_path) == ["dataset"]
 
 
-def test_what_earlier_versions_left_is_restored_or_removed(tmp_path):
-    """They named leftovers by the writer's process, and moved a replaced directory beside it."""
-    final = tmp_path / "dataset"
-    write(tmp_path / ".dataset.old-1", "old")
-    (tmp_path / ".dataset.partial-1").mkdir()
-    with pytest.raises(FileExistsError, match="not empty"):
-        write(final, "new", replace=False)
-    assert content(final) == {"old"}
-    assert names(tmp_path) == ["dataset"]
-
-
 def test_a_reader_never_finds_a_gap_or_a_mixture(tmp_path):
     final, rounds = tmp_path / "dataset", 30
     write(final, "0")

@@ -24,38 +24,17 @@ BRITISH = (
     "(^|[^a-z])(burnt|dreamt|leant|learnt|smelt|spelt|spoilt|whilst|amongst)",
     "(^|[^a-z])(to|after|up|down|on|in|out)wards([^a-z]|$)",
 )
-# Lines, by a part, whose spelling is that of other programs, of data, or of earlier versions.
+# Lines, by a part, whose spelling is that of other programs or of data.
 EXCUSED = {
     "CHANGELOG.md": ("`--centre_crop`", "labelled=", "`Judgement`", "`dlrm.published.catalogue`"),
     "benchmarks/reproduce.py": ("BARS: Towards Open Benchmarking",),
-    "dlrm/data/sources/text_format.py": ("labelled",),
     "dlrm/data/tables/names.py": ("neighbourhood", "color colour"),
-    "dlrm/metrics/judged.py": ("Judgement = Judgment",),
-    "dlrm/preproc/logs/command.py": ('facts |= {"--unlabelled"',),
-    "dlrm/preproc/logs/options.py": ('spelled = {"labeled": "labelled"}',),
-    "dlrm/preproc/logs/pipeline.py": ('UNLABELED = "unlabelled"',),
-    "dlrm/published/catalogue.py": ("CATALOGUE",),
     "dlrm/published/documents/ipu_commands.py": ("--",),
     "dlrm/published/documents/ipu_flags.py": ("--normalise-input", "--optimiser", "isation-target"),
-    "dlrm/settings.py": (
-        "centre_crop",
-        "lamb_flavour",
-        "normalise_input",
-        "standardise",
-        "unlabelled",
-    ),
     "dlrm/tasks/slots.py": ("future.cancelled()",),
-    "dlrm/train/optim/lamb.py": ("LAMB_FLAVOURS = LAMB_FLAVORS",),
-    "preproc/README.md": ("`unlabelled/`",),
-    "tests/compatibility/make_day_fixtures.py": ("standardise",),
-    "tests/compatibility/make_fixtures.py": ("--centre_crop", "--numeric_transform=standardise"),
-    "tests/preproc/test_inputs.py": ('"unlabelled"',),
     "tests/data/text/test_squad.py": ("square kilometres",),
     "tests/systems/documents.json": ("python",),
     "tests/systems/test_translation.py": ("--optimiser",),
-    "tests/data/sources/test_log_lines.py": ("labelled=False",),
-    "tests/data/transform/test_numeric_transforms.py": ("standardise",),
-    "tests/test_config_flags.py": ("centre_crop", "normalise_input", "standardise"),
 }
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

@@ -131,12 +131,10 @@ def dataset_of_frames(model: Predictor, frames: Mapping[str, Any]) -> Dataset:
         frames: tables of splits, in the order of their rows; None is a split without rows.
 
     Raises:
-        ValueError: a column is missing, a value is unreadable, or the model's transform does not
-            know the label or keeps a sample of the rows; the message has the details.
+        ValueError: a column is missing, a value is unreadable, or the model's transform keeps a
+            sample of the rows; the message has the details.
     """
     transform = model.row_transform
-    if not transform.label_known:
-        raise ValueError(f"{model.path}: the model does not say which column has the labels")
     if transform.keep_negatives < 1:
         raise ValueError(
             f"{model.path}: was trained on {transform.keep_negatives:g} of the rows with label 0; "

@@ -187,9 +187,6 @@ class BatchedRows:
     def __len__(self) -> int:
         return self._num_batches
 
-    def check_files(self) -> None:
-        """Checks files, see `ClickDataset.check_files`; does nothing for rows without files."""
-
     def ahead(self, order: Sequence[int]) -> Iterable[int]:
         """Returns an order in which batches will be read, and has what they need fetched ahead."""
         return order

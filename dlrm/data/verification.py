@@ -31,8 +31,6 @@ _CACHE = Path("~/.cache/dlrm/verified")
 class CheckedFile:
     """A file whose blocks are each compared with a checksum before they are read.
 
-    In a manifest of version 1 a file has one checksum, and is one block.
-
     Args:
         checksum: eight digits for each block; see `dlrm.manifest.Checksum`.
         entry: the recorded entry of the file, if any.
@@ -45,7 +43,6 @@ class CheckedFile:
         known = int(entry[-1], 16) if entry and entry[:-1] == self._facts else 0
         self._sums = [checksum[place : place + 8] for place in range(0, len(checksum), 8)]
         self._size = path.stat().st_size
-        self._block_bytes = BLOCK_BYTES if len(self._sums) > 1 else max(self._size, 1)
         known &= (1 << len(self._sums)) - 1
         bits = known.to_bytes(-(-len(self._sums) // 8), "little")
         flags = np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little")
@@ -74,7 +71,7 @@ class CheckedFile:
             ValueError: a block is damaged; the message names file and bytes.
         """
         if self._left and end > begin:
-            first, last = begin // self._block_bytes, (end - 1) // self._block_bytes
+            first, last = begin // BLOCK_BYTES, (end - 1) // BLOCK_BYTES
             for block in range(first, last + 1):
                 if block in self._left:
                     self._compare(block)
@@ -83,7 +80,7 @@ class CheckedFile:
         """Compares the blocks of rows in any order; see `touch`."""
         if self._left and len(rows):
             first, last = rows * row_bytes, (rows + 1) * row_bytes - 1
-            blocks = np.union1d(first // self._block_bytes, last // self._block_bytes)
+            blocks = np.union1d(first // BLOCK_BYTES, last // BLOCK_BYTES)
             for block in self._left.intersection(blocks.tolist()):
                 self._compare(block)
 
@@ -92,8 +89,8 @@ class CheckedFile:
         self.touch(0, max(self._size, 1))
 
     def _compare(self, block: int) -> None:
-        begin, crc = block * self._block_bytes, 0
-        left = min(self._block_bytes, self._size - begin)
+        begin, crc = block * BLOCK_BYTES, 0
+        left = min(BLOCK_BYTES, self._size - begin)
         with open(self.path, "rb") as file:
             status = os.fstat(file.fileno())
             if [status.st_size, status.st_ino] != [self._facts[0], self._facts[2]]:
@@ -128,9 +125,9 @@ class Verifier:
     ) -> None:
         if mode not in VERIFY_DATA:
             raise ValueError(f"--verify_data {mode}: expected one of {', '.join(VERIFY_DATA)}")
-        has_manifest = (directory / MANIFEST).exists()
-        has = read_manifest(directory, kind, allow_links=allow_links) if has_manifest else {}
-        files = has.get("files", {})
+        files: dict[str, Any] = {}
+        if (directory / MANIFEST).exists():
+            files = read_manifest(directory, kind, allow_links=allow_links)["files"]
         self._directory, self._mode = directory, mode
         self._checksums: dict[str, str] = {name: file["crc32"] for name, file in files.items()}
         self._memory = _Memory(directory) if mode == "first" and files else None
@@ -198,14 +195,6 @@ class Verifier:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             for _ in pool.map(lambda file: file.touch_all(), files):
                 pass
-
-    def check_single(self, paths: Iterable[Path]) -> None:
-        """Compares those files that have a single checksum, on all cores; see `check`.
-
-        Blocks of the others are compared when they are read.
-        """
-        names = {path: os.path.relpath(path, self._directory) for path in paths}
-        self.check(path for path, name in names.items() if len(self._checksums.get(name, "")) == 8)
 
     def check_names(self, *names: str) -> None:
         """Compares listed files, and all listed files below directories; see `check`."""

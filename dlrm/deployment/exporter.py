@@ -225,7 +225,6 @@ def _reference(
     check_dataset(dataset, rows, config)
     if predictor.transform and bool(predictor.transform.longest) == rows.one_id_each:
         raise ValueError(f"{dataset}: expected lists in the fields in which the model has them")
-    rows.check_files()
     batch = rows.batch(0)
     try:
         logits, labels = predictor.score_batch(batch)
@@ -455,7 +454,6 @@ def _write_facts(directory: Path, export: Export) -> None:
         "output_kind": serving.output_kind,
         "checkpoint": export.predictor.path.name,
         "dlrm_version": dlrm.__version__,
-        "has_manifest": True,
     }
     if serving.lists:
         transform = export.predictor.transform

@@ -173,11 +173,7 @@ class TextRunConfig:
 FLAGS = network_flags.network_flags(
     ("Run", TextRunConfig), ("Network", BertConfig), ("Text", VocabularyConfig)
 )
-RESUME_MAY_CHANGE = FLAGS.named(resumable=True) | {
-    # Flags of runs of 0.1.0, whose command also prepared data.
-    *("source", "output", "processes", "dupe_factor", "masked_lm_prob", "short_seq_prob"),
-    *("input_format", "output_format", "num_shards", "help"),
-}
+RESUME_MAY_CHANGE = FLAGS.named(resumable=True)
 ARCHITECTURE = architecture_of(BertConfig)
 
 # Flags of the network's input, which an evaluation takes from the checkpoint.

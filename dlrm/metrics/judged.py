@@ -175,6 +175,3 @@ def judge_slices(
 
 def _json(values: dict[str, float]) -> dict[str, float | None]:
     return {name: float(v) if math.isfinite(v) else None for name, v in values.items()}
-
-
-Judgement = Judgment  # the former name, for one version

@@ -1,6 +1,6 @@
 """Turns CSV into a dataset by flags only, which name the columns and give the schema.
 
-It is `dlrm.preproc.prepare_tables` with the flags of earlier versions; `dlrm.scripts.prepare` takes
+It is `dlrm.preproc.prepare_tables` with flags; `dlrm.scripts.prepare` takes
 a schema and any table. `dlrm.preproc.transcode_spec` is for NVIDIA's specifications of CSV.
 """
 

@@ -343,3 +343,7 @@ _TASKS: dict[str, _Task] = {
     ),
     "document": (_document, "write the page that lists all rows", (DocumentConfig,), ()),
 }
+
+
+if __name__ == "__main__":
+    sys.exit(main())

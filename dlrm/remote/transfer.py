@@ -114,7 +114,7 @@ def _copy(store: Store, wanted: Wanted, pool: ThreadPoolExecutor) -> None:
                 parts = pool.map(fetch, range(0, entry.size, PART_BYTES))
                 sums = [crc for part in parts for crc in part]
             if checksum is not None:
-                check_sums(store, entry, Path(partial), checksum, "".join(sums))
+                check_sums(store, entry, checksum, "".join(sums))
             os.utime(descriptor, (entry.modified, entry.modified))
         finally:
             os.close(descriptor)
@@ -157,14 +157,8 @@ def sums_of(content: Any) -> list[str]:
     ]
 
 
-def check_sums(store: Store, entry: Entry, path: Path, expected: str, found: str) -> None:
+def check_sums(store: Store, entry: Entry, expected: str, found: str) -> None:
     """Raises ValueError if the sums of an object's blocks are not those of its manifest."""
-    if len(expected) == 8 < len(found):  # of the whole file, in manifests of version 1
-        crc = 0
-        with open(path, "rb") as file:
-            while block := file.read(BLOCK_BYTES):
-                crc = zlib.crc32(block, crc)
-        found = f"{crc:08x}"
     if found != expected:
         raise damaged(str(replace(store.root, key=entry.key)), expected, found)
 

@@ -70,14 +70,14 @@ COMMANDS = {
     "synthetic": Command(
         _TRY, "dlrm.scripts.prepare_synthetic_dataset", "write a dataset of random rows"
     ),
-    "systems": Command(_TRY, "dlrm.scripts.systems", "list and run published benchmarks"),
+    "systems": Command(_TRY, "dlrm.published.command", "list and run published benchmarks"),
     "cnn": Command(_OTHERS, "dlrm.scripts.cnn", "train, validate or time ResNet and others"),
     "bert": Command(_OTHERS, "dlrm.scripts.bert", "train, evaluate or time BERT"),
     "prepare-images": Command(
-        _OTHERS, "dlrm.preproc.prepare_images", "turn images into a dataset for cnn"
+        _OTHERS, "dlrm.vision.preparation.command", "turn images into a dataset for cnn"
     ),
     "prepare-text": Command(
-        _OTHERS, "dlrm.preproc.prepare_text", "turn text into a dataset for bert"
+        _OTHERS, "dlrm.language.pretraining.command", "turn text into a dataset for bert"
     ),
     "prepare-logs": Command(
         _NVIDIA, "dlrm.preproc.prepare_logs", "turn Criteo's logs into a dataset, step by step"

@@ -223,8 +223,6 @@ def _taken(
             path = copies.path_of(getattr(frame, "path", frame), "frame")
             parts = _of_source(model, path, split, take, shares)
     else:
-        if not model.row_transform.label_known:
-            raise ValueError(f"{model.path}: the model does not say which column has the labels")
         parts = [*model._of_frame(frame, True, shares, take)]
     warn_of(shares)
     if not parts:

@@ -195,7 +195,7 @@ class _Taking(Generic[T]):
         reader = scoring_reader(transform, labeled, self.schema)
         if not file.kind.may_lack_columns:
             _check_columns(file, text, names, reader.columns)
-        cells = Cells.from_schema(reader.schema, earlier=transform.kinds is None)
+        cells = Cells.from_schema(reader.schema)
         for batch, where in file.kind.batches(file, text, reader.columns, cells, spans, seen):
             try:
                 inputs, rows = read_inputs(transform, reader, batch, self.shares)
@@ -234,7 +234,6 @@ def open_split(path: Path, model: DLRMConfig, config: SourceConfig) -> "ClickDat
     if dataset is None:
         raise ValueError(f"{path}: has no {config.split} split")
     check_dataset(path, dataset, model)
-    dataset.check_files()
     return dataset
 
 

@@ -44,7 +44,6 @@ from dlrm.tasks.config import (
     PRODUCTS,
     RESUMABLE,
     REWARM,
-    TORCH,
     ClickConfig,
 )
 from dlrm.tasks.continuing import (
@@ -65,7 +64,6 @@ from dlrm.tasks.run import (
     USER_ERRORS,
     Run,
     known_checkpoint,
-    saved_flags,
     with_saved_flags,
 )
 from dlrm.tasks.table_rows import changed_rows
@@ -141,25 +139,21 @@ class ClickRun(Run):
     def frozen(self, run: dict[str, Any]) -> dict[str, Any]:
         kept = super().frozen(run)
         kept["--dataset_type"] = DATASET_TYPES[kept["--dataset_type"]]  # it has other names
-        for switch, flag in ADAM_SWITCHES.items():
-            if kept.pop(f"--{switch}", False):  # earlier versions recorded the switch alone
-                kept[f"--{flag}"] = "adam"
+        for switch in ADAM_SWITCHES:
+            kept.pop(f"--{switch}", None)  # the flag that it stands for is recorded, too
         return kept
 
     def own_part(self) -> Datasets:
         """Returns this rank's part of the dataset.
 
         Raises:
-            ValueError, OSError: a file that is compared as a whole is damaged.
+            ValueError, OSError: a file is damaged.
             OtherRankError: a file of another rank is damaged.
         """
         world, model = self.world, self.task.model
         shard = Shard(world, tuple(model.fields_by_rank[world.rank]), model.own_samples_only)
         with agreed(world, ValueError, OSError):
             datasets = open_datasets(self.config.data, shard)
-            for dataset in datasets if self.trains else [datasets.test]:
-                if dataset is not None:
-                    dataset.check_files()
             if self.trains:  # these are in the fingerprint that a resumed run compares
                 for index in (0, len(datasets.train) - 1):
                     datasets.train.batch(index)
@@ -568,12 +562,11 @@ class _Opening:
         if self.world.device != "cpu":
             return
         asked, model = self.values["mlp_products"], task.model
-        if asked == AUTO_PRODUCTS and self.resumed:  # runs from before the flag used torch's
-            asked = saved_flags(self.resumed, ["mlp_products"]).get("mlp_products", TORCH)
-        if asked not in (AUTO_PRODUCTS, *PRODUCTS):  # of two MLPs, by a table that is gone
+        if asked == AUTO_PRODUCTS and self.resumed:
+            asked = read_config(self.resumed)["flags"]["mlp_products"]
+        if asked not in (AUTO_PRODUCTS, *PRODUCTS):
             raise ValueError(
-                f"{self.resumed}: --mlp_products {asked}: expected one of {', '.join(PRODUCTS)}, "
-                "since both MLPs take the same"
+                f"{self.resumed}: --mlp_products {asked}: expected one of {', '.join(PRODUCTS)}"
             )
         if asked != AUTO_PRODUCTS:
             model.products = asked

@@ -100,7 +100,7 @@ def with_saved_flags(values: Values, checkpoint: Path | None, names: Iterable[st
 
 
 def saved_flags(checkpoint: Path, names: Iterable[str]) -> dict[str, Any]:
-    """Returns some of the flags that a checkpoint was saved with; older ones lack later flags."""
+    """Returns some of the flags that a checkpoint was saved with."""
     saved = read_config(checkpoint)["flags"]
     found = {name: saved[name] for name in names if name in saved}
     return {name: tuple(v) if isinstance(v, list) else v for name, v in found.items()}

@@ -109,7 +109,7 @@ def _check_validated(values: Values, checkpoint: Path) -> None:
     """Raises ValueError if the checkpoint is of another network or of other classes."""
     saved = read_config(checkpoint)
     for flag in ("model", "norm", "groups", "group_dim", "expand_ratio", "depths", "width"):
-        known = saved["flags"].get(flag)  # older checkpoints have published depths and widths only
+        known = saved["flags"].get(flag)
         known = tuple(known) if isinstance(known, list) else known
         if flag in values.given and values[flag] != known:
             raise ValueError(f"--{flag} {values[flag]}: {checkpoint} has {known}")

@@ -1,4 +1,4 @@
-"""Layout of a prepared image dataset on disk; `dlrm.preproc.prepare_images` writes it.
+"""Layout of a prepared image dataset on disk; `dlrm prepare-images` writes it.
 
 manifest.json                    size, class names, images of each shard, what was left out
 <split>/images_00000.bin         uint8 [images, 3, size, size], row-major

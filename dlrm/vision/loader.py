@@ -83,7 +83,7 @@ class ImageSource(Protocol):
 
 
 class ImageDataset:
-    """One split of a dataset that `dlrm.preproc.prepare_images` wrote, memory-mapped.
+    """One split of a dataset that `dlrm prepare-images` wrote, memory-mapped.
 
     Args:
         split: "train", "test" or "validation".
@@ -121,7 +121,6 @@ class ImageDataset:
         self._images, labels = [], [np.empty(0, image_layout.LABEL_DTYPE)]
         files = [image_layout.shard_files(directory, split, n) for n in range(len(counts))]
         self._verifier.check(labels_file for _, labels_file in files)
-        self._verifier.check_single(images_file for images_file, _ in files)
         self._checked = [self._verifier.open(images_file) for images_file, _ in files]
         for shard in range(len(counts)):
             images, labels_of_shard = image_layout.open_shard(directory, contents, split, shard)

@@ -16,7 +16,7 @@ from dlrm.data.clicks.datasets import open_datasets
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.clicks.writer import SplitWriter
 from dlrm.data.verification import MEMORY, Verifier
-from dlrm.manifest import BLOCK_BYTES, crc32, sealed_json
+from dlrm.manifest import BLOCK_BYTES, sealed_json
 
 ROWS = BLOCK_BYTES // 2 + 1000  # of int32 ids: two blocks and part of a third
 SMALL = 64
@@ -61,34 +61,17 @@ def read_all(directory, **options):
     options = {"batch_size": 50_000, "test_batch_size": 50_000, **options}
     datasets = open_datasets(DataConfig(dataset=str(directory), **options))
     for split in filter(None, datasets):
-        split.check_files()
         for index in range(len(split)):
             split.batch(index)
     return datasets
-
-
-def old_manifest(directory):
-    """Rewrites the manifest as versions without block checksums did."""
-    path = directory / "manifest.json"
-    manifest = json.loads(path.read_text())
-    del manifest["own_crc32"]
-    manifest["version"] = 1
-    for name, entry in manifest["files"].items():
-        entry["crc32"] = crc32(directory / name)
-    path.write_text(json.dumps(manifest))
 
 
 FILES = ["train/label.bin", "train/numerical.bin", "train/cat_0.bin", "test/cat_1.bin"]
 FACTS = ["feature_spec.yaml", "model_size.json", "transform/transform.json", "manifest.json"]
 
 
-@pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("name", FILES + FACTS)
-def test_a_flipped_bit_is_named_unless_nobody_wants_to_know(dataset, name, version):
-    if version == 1:
-        old_manifest(dataset)
-    if (version, name) == (1, "manifest.json"):
-        pytest.skip("manifests of version 1 have no checksum of themselves")
+def test_a_flipped_bit_is_named_unless_nobody_wants_to_know(dataset, name):
     # Flipping the lowest bit of ids, numbers and labels keeps them valid.
     place = (dataset / name).stat().st_size // 2 if name in FACTS else 20
     flip(dataset / name, place)
@@ -103,21 +86,10 @@ def test_a_block_is_compared_when_it_is_first_read(large, tmp_path):
     shutil.copytree(large, copy, ignore=shutil.ignore_patterns(MEMORY))
     flip(copy / "train/cat_0.bin", BLOCK_BYTES + 4)
     train = open_datasets(DataConfig(dataset=str(copy), batch_size=1000)).train
-    train.check_files()
     train.batch(0)  # in the first block, which is intact
     message = f"cat_0.bin: bytes {BLOCK_BYTES} to {2 * BLOCK_BYTES - 1}: expected CRC-32"
     with pytest.raises(ValueError, match=message):
         train.batch(BLOCK_BYTES // 4 // 1000 + 1)
-
-
-def test_what_has_one_checksum_is_compared_before_the_first_batch(large, tmp_path):
-    copy = tmp_path / "copy"
-    shutil.copytree(large, copy, ignore=shutil.ignore_patterns(MEMORY))
-    old_manifest(copy)
-    flip(copy / "train/cat_0.bin", BLOCK_BYTES + 4)
-    train = open_datasets(DataConfig(dataset=str(copy), batch_size=1000)).train
-    with pytest.raises(ValueError, match=r"cat_0.bin: expected CRC-32 \w{8}, got \w{8}: damaged"):
-        train.check_files()
 
 
 def test_what_was_compared_is_remembered_and_not_compared_again(dataset):

@@ -31,8 +31,11 @@ from dlrm.data.tables.files import JSON_LINES, KINDS, TableFile
 from dlrm.data.tables.kinds.cells import Cells
 from dlrm.data.tables.parts import parts_of
 from dlrm.data.tables.row_reader import RowReader
-from dlrm.data.transform.schema import Schema
+from dlrm.data.transform.dictionaries import Identity
+from dlrm.data.transform.numbers import Fitted
+from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import TEXT
 from dlrm.documents import read_json, read_yaml
 from dlrm.language.data.squad import read_squad
 from dlrm.language.pretraining.dataset import open_pretraining
@@ -71,7 +74,7 @@ def manifest(path):
 def fitted(path):
     folder = path.parent / "transform"
     folder.mkdir(exist_ok=True)
-    (folder / "csv.json").write_bytes(path.read_bytes())
+    (folder / "table.json").write_bytes(path.read_bytes())
     Transform.load(folder)
 
 
@@ -239,6 +242,15 @@ def fit():
     return Transform.from_logs(2, [np.array([7, 9, 1], np.uint32), np.array([2, 5], np.uint64)])
 
 
+def fitted_table():
+    fields = (CategoricalField("c", "id", cardinality=3),)
+    schema = Schema(Label("y", "1"), (NumericalField("x"),), fields, ("?",))
+    with tempfile.TemporaryDirectory() as folder:
+        made = Transform(schema, [Fitted(0.5, 2.0)], [Identity(2)], [TEXT], ["0"], ["x", "c", "y"])
+        made.save(folder)
+        return Path(folder, "table.json").read_bytes()
+
+
 def dictionaries(path):
     transform = Transform.load(path / "transform")
     transform.check_all()
@@ -289,19 +301,15 @@ QUESTION = {"id": "1", "question": "which?", "answers": [ANSWER]}
 TABLE_SCHEMA = {"label": "y", "numerical": ["x"], "categorical": ["c"]}
 TABLE_SCHEMA["categorical"] += [{"column": "l", "max_length": 4}]
 TABLE = {"rows": 3, "dim": 2, "state": ["sum"], "scalars": {"step": 1}}
-CSV_TRANSFORM = {
-    **{"version": 1, "numeric_transform": "log", "scales": {"x": [0.0, 1.0]}},
-    **{"dictionaries": {"u": {"a": 1}}, "missing_values": ["?"], "label": "y", "positive": "1"},
-}
 FORMATS = {
     "log": (b"1\t5\t\t-2\tab12\tcd34\n" * 30, log_lines),
     "csv": (b'y,x,"u"\n1,2.5,"a, b"\n0,,c\n' * 20, csv_rows),
     "spec": (spec_yaml, FeatureSpec.load),
     "yaml": (b"a: &a [1, 2]\nb: {c: *a, d: [*a, *a]}\n", read_yaml),
     "manifest": (sealed_json({"kind": "dataset", "version": 2, "files": {"a": FILE}}), manifest),
-    "json": (json.dumps([CSV_TRANSFORM]), lambda path: read_json(path, object)),
+    "json": (json.dumps([TABLE, TABLE_SCHEMA]), lambda path: read_json(path, object)),
     "model_size": (json.dumps({"_c14": 3, "_c15": 9}), lambda path: read_model_size(path.parent)),
-    "transform": (json.dumps(CSV_TRANSFORM), fitted),
+    "transform": (fitted_table, fitted),
     "config": (
         json.dumps({"flags": {"lr": 1.0}, "tables": [TABLE]}),
         lambda path: checked_config(path.parent),

@@ -133,10 +133,10 @@ def test_kaggle_test_without_labels_is_transformed_too(days, tmp_path):
         )
         == 0
     )
-    assert not (dataset / "unlabelled" / "label.bin").exists()
+    assert not (dataset / "unlabeled" / "label.bin").exists()
     for name in ("numerical.bin", "cat_0.bin", "cat_1.bin", "cat_2.bin"):
         expected = (tmp_path / "labeled" / name).read_bytes()
-        assert (dataset / "unlabelled" / name).read_bytes() == expected
+        assert (dataset / "unlabeled" / name).read_bytes() == expected
     assert (tmp_path / "labeled" / "label.bin").exists()
 
 

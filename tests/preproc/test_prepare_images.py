@@ -478,10 +478,10 @@ def test_a_damaged_record_is_named(records, tmp_path, capsys):
     assert "record 0: expected an image/class/label of 2 or more (--first_label), got 1" in error
 
 
-def test_real_photographs_become_a_dataset(shared_data, tmp_path, root):
+def test_real_photographs_become_a_dataset(shared_data, tmp_path):
     source = shared_data / "signdigits" / "signdigits_shared.tar"
-    script = root / "preproc" / "prepare_images.py"
-    command = [sys.executable, script, "--source", source, "--output", tmp_path / "signs"]
+    module = "dlrm.vision.preparation.command"
+    command = [sys.executable, "-m", module, "--source", source, "--output", tmp_path / "signs"]
     done = subprocess.run(
         [*command, "--size", "64", "--test_fraction", "0.2"], check=True, capture_output=True
     )

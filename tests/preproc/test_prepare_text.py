@@ -10,7 +10,7 @@ pytest.importorskip("tokenizers", reason="no tokenizers, which cuts texts into W
 
 
 @pytest.fixture
-def prepare(root, tmp_path):
+def prepare(tmp_path):
     """Runs the command on a text of three documents."""
     (tmp_path / "text.txt").write_text("a b c .\na b .\n\nb c .\n\nc a .\n")
     (tmp_path / "vocab.txt").write_text(
@@ -18,10 +18,10 @@ def prepare(root, tmp_path):
     )
 
     def run(*flags):
-        script = root / "preproc" / "prepare_text.py"
+        module = "dlrm.language.pretraining.command"
         given = ["--source=text.txt", "--vocab_file=vocab.txt", "--output=out", *flags]
         return subprocess.run(
-            [sys.executable, script, *given],
+            [sys.executable, "-m", module, *given],
             cwd=tmp_path,
             capture_output=True,
             text=True,

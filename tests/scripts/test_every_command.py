@@ -191,7 +191,7 @@ PATHS = {  # some of the flags that the walk has to find
     "dlrm/scripts/compare/__main__.py": {"--output", "runs"},
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
     "dlrm/scripts/prepare/__main__.py": {"--input", "--output", "--schema"},
-    "dlrm/scripts/systems/__main__.py": {"run --results", "document output"},
+    "dlrm/published/command.py": {"run --results", "document output"},
     "dlrm/deployment/export.py": {"--checkpoint", "--save_dir"},
 }
 
@@ -234,7 +234,7 @@ def test_every_command_ends_in_a_line_after_ctrl_c_and_sigterm(command, walked):
         ("dlrm.scripts.main", ("--placement", URI), "--placement "),
         ("dlrm.scripts.schema", ("--flagfile", URI), "--flagfile "),
         ("dlrm.scripts.schema", ("--flagfile", "flags"), "--cache_dir "),
-        ("dlrm.scripts.systems", ("document", URI), "output "),
+        ("dlrm.published.command", ("document", URI), "output "),
         ("dlrm.scripts.demo", ("--output", URI), "--output "),
     ],
 )

@@ -798,20 +798,3 @@ def test_a_resumed_run_keeps_the_matrix_products_it_was_started_with(command):
     assert [flags["mlp_products"] for flags in logged] == ["torch", "torch"]
     with pytest.raises(ValueError, match=r"--mlp_products"):
         command("--max_steps=4", "--resume", "--mlp_products=native", *saving)
-
-
-def test_a_run_from_before_the_native_products_goes_on_with_torchs(command, monkeypatch):
-    recorded = click_run.ClickRun.recorded
-
-    def without_products(run):
-        found = recorded(run)
-        del found["flags"]["mlp_products"]
-        return found
-
-    saving = ("--save_checkpoint_path=run", "--base_device=cpu")
-    with monkeypatch.context() as earlier:
-        earlier.setattr(click_run.ClickRun, "recorded", without_products)
-        command("--max_steps=2", "--mlp_products=torch", *saving)
-    assert "mlp_products" not in read_config(find_checkpoint("run"))["flags"]
-    command("--max_steps=3", "--resume", *saving)
-    assert read_config(find_checkpoint("run"))["flags"]["mlp_products"] == "torch"

@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from functools import partial
 
 import forked
@@ -12,13 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 import trained_model
 from sklearn.metrics import log_loss, roc_auc_score
-from table_testing import save_as_before
 
 import dlrm
 from dlrm.data.clicks.feature_spec import FeatureSpec
-from dlrm.data.transform.transform import Transform
-from dlrm.manifest import write_manifest
-from dlrm.train.checkpoints.directory import find_checkpoint
 
 predict = partial(forked.run, "dlrm.scripts.predict")
 scored = partial(forked.succeed, "dlrm.scripts.predict")
@@ -336,17 +331,3 @@ def test_a_log_with_labels_needs_no_flag_for_none(trained, tmp_path):
     done = predict(*flags_of(trained, trained.log, tmp_path / "s.npy", "--nolabel"))
     assert done.returncode == 1
     assert "got 8; lines that begin with a label need no --nolabel\n" in done.stderr
-
-
-def test_a_checkpoint_of_before_labels_were_kept_is_silent_about_them(csv_model, tmp_path):
-    csv, _, flags = csv_model
-    run = find_checkpoint(flags[0].removeprefix("--checkpoint="))
-    older = shutil.copytree(run, tmp_path / "older")
-    folder = older / "transform"
-    transform = Transform.load(folder)
-    assert (transform.schema.label.column, transform.schema.label.positive) == ("clicked", "yes")
-    save_as_before(transform, folder, label=..., positive=...)
-    write_manifest(older, "checkpoint")
-    done = scored(*flags, f"--checkpoint={older}", f"--input={csv}")
-    assert "300 scores" in done.stdout
-    assert "log_loss" not in done.stdout

@@ -13,7 +13,7 @@ from small_dataset import write_dataset
 MAIN, TRANSCODE, PREDICT = (f"dlrm.scripts.{name}" for name in ("main", "transcode", "predict"))
 VERIFY, TOOL = "dlrm.scripts.verify_dataset", "dlrm.scripts.checkpoint"
 SYNTHETIC = "dlrm.scripts.prepare_synthetic_dataset"
-TEXT, LOGS = "dlrm.preproc.prepare_text", "dlrm.preproc.prepare_logs"
+TEXT, LOGS = "dlrm.language.pretraining.command", "dlrm.preproc.prepare_logs"
 PARQUET, SIMULATE = "dlrm.preproc.convert_to_binary", "dlrm.scripts.simulate_logs"
 LIMIT = 60  # seconds
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +61,7 @@ COMMANDS = {
     VERIFY: (1, ("x",), "--num_numerical_features=x"),
     SYNTHETIC: (1, (), "--synthetic_dataset_num_entries=x"),
     TOOL: (2, ("inspect", "x"), "--rtol=x"),
-    "dlrm.scripts.systems": (2, ("seeds", "x"), "--n=x"),
+    "dlrm.published.command": (2, ("seeds", "x"), "--n=x"),
     "dlrm.scripts.daily": (2, ("--days=x", "--schema=x", "--output=x"), "--keep=x"),
     "dlrm.scripts.demo": (1, (), "--rows=x"),
     "dlrm.scripts.doctor": (2, (), "--json=x"),
@@ -69,14 +69,10 @@ COMMANDS = {
     LOGS: (2, (), "--seed=x"),
     PARQUET: (2, ("--source=x", "--output=x"), "--held_out=x"),
     SIMULATE: (2, ("--output=x",), "--rows=x"),
-    "dlrm.preproc.prepare_images": (2, ("--source=x", "--output=x"), "--size=x"),
+    "dlrm.vision.preparation.command": (2, ("--source=x", "--output=x"), "--size=x"),
     "preproc/spark_data_utils.py": (2, (), "--memory_gib=x"),
-    "preproc/convert_to_binary.py": (2, ("--source=x", "--output=x"), "--output_format=x"),
     "preproc/split_dataset.py": (1, (), "--batch_size=x"),
     "preproc/parquet_to_binary.py": (2, ("--src_dir=x", "--dst_dir=x"), "--parallel_jobs=x"),
-    "preproc/prepare_images.py": (2, ("--source=x", "--output=x"), "--size=x"),
-    "preproc/prepare_text.py": (2, ("--source=x", "--output=x", "--vocab_file=x"), "--seed=x"),
-    "preproc/simulate_logs.py": (2, ("--output=x",), "--days=x"),
     **{
         name.format(command): wrong
         for command, wrong in DEPLOYMENT.items()
@@ -104,7 +100,10 @@ def test_an_unknown_flag_and_a_bad_value_are_one_line(command):
         assert "no_such_flag" in refused(script, *needed, "--no_such_flag=1", code=code)
 
 
-FOLDERS = ("dlrm/scripts", "dlrm/deployment", "dlrm/preproc", "preproc", "triton")
+FOLDERS = (
+    *("dlrm/scripts", "dlrm/deployment", "dlrm/preproc", "dlrm/vision", "dlrm/language"),
+    *("dlrm/published", "preproc", "triton"),
+)
 
 
 def test_every_command_is_in_the_list_above():

@@ -16,7 +16,7 @@ import dlrm
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.scripts import main
-from dlrm.scripts.common import auto_flags, dlrm_flags
+from dlrm.scripts.common import dlrm_flags
 from dlrm.scripts.compare import __main__ as compare
 from dlrm.train.checkpoints.directory import find_checkpoint
 
@@ -167,26 +167,6 @@ def test_a_recipe_sets_rows_aside_and_says_so(two_splits, monkeypatch, tmp_path,
     )
     resumed = train(two_splits, "--recipe=auto", "--resume")
     assert resumed["test_auc"] == summary["test_auc"]
-
-
-def test_what_an_older_recipe_trained_on_is_what_its_resumed_run_trains_on(
-    two_splits, monkeypatch, tmp_path
-):
-    monkeypatch.chdir(tmp_path)
-    train(two_splits, "--recipe=auto", "--set_aside=0", "--max_steps=20")
-    monkeypatch.setattr(auto_flags, "saved_flags", without_share(auto_flags.saved_flags))
-    summary = train(two_splits, "--recipe=auto", "--resume", "--max_steps=30")
-    assert (summary["chosen_on"], "never_chosen_on" in summary) == ("test", False)
-
-
-def without_share(saved_flags):
-    """Returns the flags of a checkpoint as they were before there was --set_aside."""
-
-    def older(checkpoint, names):
-        found = saved_flags(checkpoint, names)
-        return {name: value for name, value in found.items() if name != "set_aside"}
-
-    return older
 
 
 def test_rows_are_not_set_aside_where_others_choose_and_report(dataset, two_splits):

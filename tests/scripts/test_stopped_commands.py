@@ -161,9 +161,9 @@ FULL = {
     "--output={}/o",
     "synthetic": "-m dlrm.scripts.prepare_synthetic_dataset --synthetic_dataset_dir={}/o "
     "--synthetic_dataset_num_entries=100000 --synthetic_dataset_table_sizes=9,9",
-    "text": "-m dlrm.preproc.prepare_text --source=text --output={}/o --vocab_file=vocab.txt "
-    "--max_seq_length=64 --input_format=sentences --processes=2",
-    "images": "-m dlrm.preproc.prepare_images --source=images --output={}/o --cores=2 "
+    "text": "-m dlrm.language.pretraining.command --source=text --output={}/o "
+    "--vocab_file=vocab.txt --max_seq_length=64 --input_format=sentences --processes=2",
+    "images": "-m dlrm.vision.preparation.command --source=images --output={}/o --cores=2 "
     "--test_fraction=0.2",
     "bert": "-m dlrm.scripts.bert --mode=pretrain --data=generated --num_layers=1 --num_heads=2 "
     "--hidden_size=64 --intermediate_size=128 --synthetic_dataset_num_entries=32 --batch_size=4 "

@@ -213,18 +213,6 @@ def test_a_map_that_is_no_search_is_named(searched, dataset, space, tmp_path, ca
     assert "out/search.json: expected flags, space, files of a search, got {" in error
 
 
-def test_a_search_whose_results_name_only_settings_goes_on(searched, dataset, space, tmp_path):
-    """Earlier versions wrote them so."""
-    shutil.copytree(searched, tmp_path / "out")
-    for path in (tmp_path / "out/results").iterdir():
-        facts = json.loads(path.read_text())
-        path.write_text(sealed_json({n: facts[n] for n in ("settings", "result", "seconds")}))
-    before = {path: path.read_bytes() for path in (tmp_path / "out/results").iterdir()}
-    assert main(arguments(dataset, space, tmp_path / "out")) == 0
-    assert {path: path.read_bytes() for path in before} == before
-    assert results(tmp_path / "out") == results(searched)
-
-
 def test_damaged_flags_are_not_used(searched, tmp_path):
     path = tmp_path / "best.flags"
     text = (searched / "best.flags").read_text()

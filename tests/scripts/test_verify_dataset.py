@@ -89,7 +89,7 @@ def test_the_validation_of_other_software_is_checked(copy, capsys, listed):
     path = copy / "feature_spec.yaml"
     sections = yaml.safe_load(path.read_text())
     assert sections["source_spec"].keys() == {"train", "test"}
-    if listed:  # as by our versions before 0.2
+    if listed:
         test = json.dumps(sections["source_spec"]["test"])
         sections["source_spec"]["validation"] = json.loads(test.replace("test/", "validation/"))
         path.write_text(yaml.safe_dump(sections))

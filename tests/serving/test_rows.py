@@ -294,7 +294,7 @@ MARKED = {"1.065": 1065.0, "1,065": 1.065, "-12,5": -12.5, " 7 ": 7.0, "": None}
 def test_numbers_in_rows_have_the_marks_of_the_schema(form):
     plain = table_transform({"x": (0.0, 1000.0)}, {"u": ["a"]})
     schema = replace(plain.schema, format=TextFormat(decimal=",", thousands="."))
-    marked = Transform(schema, plain.numerical, plain.dictionaries)
+    marked = Transform(schema, plain.numerical, plain.dictionaries, plain.kinds)
     columns = pa.table({"x": [*MARKED.values()], "u": ["a"] * len(MARKED)})
     reader = scoring_reader(plain, labeled=False)
     expected, _ = read_inputs(plain, reader, columns.combine_chunks().to_batches()[0])

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from dlrm.data.transform.transform import Transform
+from dlrm.manifest import write_manifest
 from dlrm.serving.rows.raw import inputs_of_text
 from dlrm.serving.server import backend
+from dlrm.serving.server.names import KIND
 from dlrm.serving.server.reader import Reader
 
 DICTIONARIES = [np.array([0xA, 0xB], np.uint32), np.array([0xC], np.uint32)]
@@ -30,6 +32,7 @@ def directory(tmp_path):
     }
     (tmp_path / "model.json").write_text(json.dumps(facts))
     Transform.from_logs(1, DICTIONARIES).save(tmp_path / "transform")
+    write_manifest(tmp_path, KIND)
     return tmp_path
 
 

@@ -4,13 +4,17 @@ import json
 
 import numpy as np
 import pytest
+from table_testing import dictionary_of
 from test_scorer import Asked, Tensor, raw
 
-from dlrm.data.transform.dictionaries import Dictionary, Identity
+from dlrm.data.transform.dictionaries import Identity
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import TEXT
+from dlrm.manifest import write_manifest
 from dlrm.serving.server import backend
+from dlrm.serving.server.names import KIND
 from dlrm.serving.server.reader import Reader, max_rows, named
 
 MAX_ROWS = 100
@@ -31,8 +35,9 @@ def directory(tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(FACTS))
     tags = CategoricalField("tags", max_length=3, weights="factors")
     schema = Schema(Label("y"), (NumericalField("age", "none"),), (CategoricalField("user"), tags))
-    texts = [Dictionary.from_texts(values) for values in (["ann", "bob"], ["x", "y", "z"])]
-    Transform(schema, [Fitted(0.0, 1.0)], texts).save(tmp_path / "transform")
+    texts = [dictionary_of(values) for values in (["ann", "bob"], ["x", "y", "z"])]
+    Transform(schema, [Fitted(0.0, 1.0)], texts, [TEXT] * 2).save(tmp_path / "transform")
+    write_manifest(tmp_path, KIND)
     return tmp_path
 
 
@@ -60,7 +65,8 @@ def test_a_model_whose_fields_must_have_values_is_read(tmp_path):
     (tmp_path / "model.json").write_text(json.dumps(facts))
     number = NumericalField("age", "none", required=True)
     schema = Schema(Label("y"), (number,), (CategoricalField("user", "id", cardinality=3),))
-    Transform(schema, [Fitted(0.0, 1.0)], [Identity(2)]).save(tmp_path / "transform")
+    Transform(schema, [Fitted(0.0, 1.0)], [Identity(2)], [TEXT]).save(tmp_path / "transform")
+    write_manifest(tmp_path, KIND)
     ok, bad, worse = Reader(tmp_path, MAX_ROWS).read([raw("1\t2"), raw("1\t"), raw("\t2")])
     assert (ok.numerical.tolist(), ok.ids.tolist()) == ([[1.0]], [[2]])
     assert "row 0, column user: expected an integer id" in str(bad)

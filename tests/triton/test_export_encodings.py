@@ -25,10 +25,11 @@ import sys
 from pathlib import Path
 import numpy as np
 sys.path.insert(0, sys.argv[1])
+from dlrm.data.transform.transform import Transform
 from dlrm.serving import rows
 assert Path(rows.__file__).is_relative_to(sys.argv[1]), rows.__file__
 text = rows.text_of_lines(Path(sys.argv[2]).read_bytes(), 3)
-inputs = rows.RowTransform.load(sys.argv[1])(text)
+inputs = rows.inputs_of_text(Transform.load(Path(sys.argv[1], "transform")), text)
 np.savez(sys.argv[3], numerical=inputs.numerical, ids=inputs.ids)
 """
 

@@ -193,10 +193,6 @@ class Sharded(Derived):
         """Returns this process's shard of a batch."""
         return self._shard.take(self.dataset.batch(index))
 
-    def check_files(self) -> None:
-        """Checks the dataset's files; see `ClickDataset.check_files`."""
-        self.dataset.check_files()
-
 
 class ClickDataset(Protocol):
     """One split of a dataset.
@@ -234,14 +230,6 @@ class ClickDataset(Protocol):
 
     def batch(self, index: int) -> Batch:
         """Returns a batch, which depends on `index` and not on earlier reads."""
-        ...
-
-    def check_files(self) -> None:
-        """Compares files with their checksums if that cannot be done block by block on reading.
-
-        Raises:
-            ValueError: a file is damaged; it is named.
-        """
         ...
 
     def ahead(self, order: Sequence[int]) -> Iterable[int]:

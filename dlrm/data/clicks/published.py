@@ -55,11 +55,11 @@ def local_dataset(
 
 
 def _is_streamed(found: Published, name: str) -> bool:
-    """Returns whether a file has rows, and checksums of more than one block."""
+    """Returns whether a file has rows, and more than one block."""
     file = found.manifest["files"].get(name, {})
     folder = name.partition("/")[0]
     return (
-        len(file.get("crc32", "")) == 8 * -(-file.get("bytes", 0) // BLOCK_BYTES) > 8
+        file.get("bytes", 0) > BLOCK_BYTES
         and folder != layout.TRANSFORM
         and name.endswith(".bin")
         and not name.endswith(".starts.bin")  # of lists, read as they are opened

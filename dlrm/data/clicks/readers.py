@@ -80,23 +80,19 @@ class SplitDataset(BatchedRows):
         self._own_alone = [table in shard.own_samples_only for table in tables]
         self._id_dtype = np.result_type(np.int8, *(spec.dtype(name) for name in names))
         self._ids: list[np.ndarray | ListColumn] = []
-        single, files = {}, [*dense]
+        single = {}
         for name in names:
             if name in spec.lists:
-                lists = ListColumn(spec, split, name, num_rows, verifier)
-                files += filter(None, lists.files)
-                self._ids.append(lists)
+                self._ids.append(ListColumn(spec, split, name, num_rows, verifier))
             else:
                 path = spec.file(split, name)
                 single[path] = map_file(path, spec.dtype(name), (num_rows,))
-                files.append(path)
                 self._ids.append(single[path])
         self._weights = None
         weights = spec.weights_file(split) if sample_weights else None
         if weights is not None:
             self._weights = SampleWeights(weights, num_rows, verifier)
-            files.append(weights)
-        self._verifier, self._files = verifier, files
+        self._verifier = verifier
         self._checked_dense = _checked(verifier, dense)
         self._checked_ids = _checked(verifier, single)
 
@@ -177,11 +173,6 @@ class SplitDataset(BatchedRows):
                 ids[:, table] = column[start:stop]
         return ids, None, None
 
-    def check_files(self) -> None:
-        """Compares files with a single checksum, which can only be compared as a whole."""
-        if self._verifier:
-            self._verifier.check_single(self._files)
-
 
 def _column(column: np.ndarray | ListColumn, start: int, stop: int) -> np.ndarray | Jagged:
     return column.read(start, stop) if isinstance(column, ListColumn) else column[start:stop]
@@ -247,11 +238,6 @@ class BinaryDataset(BatchedRows):
         self._rows = map_file(path, _WORD, (size // row_bytes, width))
         self._verifier = verifier
         self._checked = _checked(verifier, {path: self._rows})
-
-    def check_files(self) -> None:
-        """Compares the file if it has a single checksum; see `SplitDataset.check_files`."""
-        if self._verifier:
-            self._verifier.check_single([self._path])
 
     def ahead(self, order: Sequence[int]) -> Iterable[int]:
         """Returns an order in which batches will be read; see `ClickDataset.ahead`."""

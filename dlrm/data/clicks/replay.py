@@ -81,11 +81,6 @@ class Replayed(Derived):
             return f"train row {first + place}"
         return f"row {place - own} of those replayed in batch {index}"
 
-    def check_files(self) -> None:
-        """Checks the files of all datasets; see `ClickDataset.check_files`."""
-        for one in (self.dataset, *self._earlier):
-            one.check_files()
-
 
 def _check(name: str, earlier: ClickDataset, dataset: ClickDataset) -> None:
     what = f"--replay_data {name}"

@@ -2,7 +2,7 @@
 
 import codecs
 import re
-from dataclasses import InitVar, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 
 from dlrm.data.clicks.names import field_names
 from dlrm.limits import check_features
@@ -174,11 +174,8 @@ class LogFormat:
     num_numerical: int = setting(13, "number of integer columns")
     num_categorical: int = setting(26, "number of hexadecimal columns")
     labeled: bool = True
-    labelled: InitVar[bool | None] = None  # the former name of `labeled`, for one version
 
-    def __post_init__(self, labelled: bool | None) -> None:
-        if labelled is not None:
-            object.__setattr__(self, "labeled", labelled)
+    def __post_init__(self) -> None:
         check_features("--num_numerical", self.num_numerical)
         check_features("--num_categorical", self.num_categorical)
         if not self.num_features:

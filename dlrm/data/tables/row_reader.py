@@ -20,7 +20,6 @@ from dlrm.data.tables.columns import (
     Faults,
     are_null,
     array_of,
-    as_text,
     canonical_texts,
     column_of,
     dictionary_encoded,
@@ -94,11 +93,9 @@ class RowReader:
             else fitted.keys[place]
             for place, field in enumerate(schema.categorical)
         ]
-        plain = fitted is not None and fitted.kinds is None
         self._texts = fitted is None if texts is None else texts
         self._groups = {
-            name: FieldKeys(CategoricalField(name), schema.missing_values, plain=plain)
-            for name in schema.groups
+            name: FieldKeys(CategoricalField(name), schema.missing_values) for name in schema.groups
         }
         self.kinds: list[set[str]] = [set() for _ in schema.categorical]
         label = schema.label
@@ -183,7 +180,7 @@ class RowReader:
         raw, codes = dictionary_encoded(name, array)
         if field.type == "id":  # a dictionary may have a null of its own
             faults.add(name, codes < 0, _no_id(of_texts))
-        numbers = not of_texts.plain and numbers_of_json(batch, name)
+        numbers = numbers_of_json(batch, name)
         earlier = self._earlier.get(name)
         if earlier is None or earlier.numbers != numbers or not earlier.raw.equals(raw):
             problems, texts = dict[int, str](), None
@@ -200,7 +197,7 @@ class RowReader:
                 values = distinct.to_numpy(zero_copy_only=False)
                 keys, missing = of_texts.of_integers(values, problems)
             else:
-                column = text_column(_texts(of_texts, distinct))
+                column = text_column(canonical_texts(name, distinct))
                 kind = NUMBER if numbers else kind
                 (keys, missing), column = of_texts.of_texts(column, problems, kind)
                 if field.type == "string" and self._texts:
@@ -266,7 +263,7 @@ class RowReader:
         for name in schema.groups:
             distinct, codes = distinct_of(name, column_of(batch, name), faults)
             of_texts, problems = self._groups[name], dict[int, str]()
-            column = text_column(_texts(of_texts, distinct))
+            column = text_column(canonical_texts(name, distinct))
             (keys, missing), _ = of_texts.of_texts(column, problems)
             faults.add_places(name, codes, problems, len(distinct))
             absent = np.append(missing, True)
@@ -289,12 +286,6 @@ def _ids(of_ids: FieldKeys, array: pa.Array, faults: Faults) -> Coded:
     codes = np.arange(len(values))
     faults.add_places(of_ids.field.column, codes, problems, len(values))
     return Coded(keys, codes)
-
-
-def _texts(of_texts: FieldKeys, distinct: pa.Array) -> pa.Array:
-    if of_texts.plain:
-        return as_text(distinct)
-    return canonical_texts(of_texts.field.column, distinct)
 
 
 def _overflow(field: NumericalField, values: np.ndarray, row: int) -> str:

@@ -43,7 +43,6 @@ class FieldKeys:
     Args:
         missing_values: texts that mean "missing", besides empty ones.
         known: the texts that a string field had in training; None before it is fitted.
-        plain: whether texts are used as they are, without a canonical form, as in earlier versions.
         cardinality: for the type "id", rows of the table; None is that of the field, or the most.
 
     Attributes:
@@ -55,19 +54,16 @@ class FieldKeys:
         field: CategoricalField,
         missing_values: Collection[str],
         known: KnownTexts | None = None,
-        plain: bool = False,
         cardinality: int | None = None,
     ) -> None:
-        self.field, self._known, self.plain = field, known, plain
+        self.field, self._known = field, known
         self._cardinality = cardinality or field.cardinality
         self._spelled = dict.fromkeys(map(canonical_text, field.true_values), "true")
         self._spelled |= dict.fromkeys(map(canonical_text, field.false_values), "false")
         texts = [text.encode() for text in missing_values]
         texts += [b"nan"] * ("nan" in map(str.lower, missing_values))  # the text of NaN
         column = TextColumn.from_bytes(texts)
-        self._marked = hash_texts(column)
-        if not plain:
-            self._marked = np.union1d(self._marked, hash_texts(canonical(column)))
+        self._marked = np.union1d(hash_texts(column), hash_texts(canonical(column)))
         if field.type == "string":
             self.missing = self._marked
         elif field.type in ("integer", "id"):
@@ -95,11 +91,10 @@ class FieldKeys:
         hashes = hash_texts(column)
         absent = (column.starts == column.ends) | self._are_marked(hashes)
         form = canonical(column) if self.field.type in ("string", "integer") else column
-        if not self.plain:
-            absent |= self._are_nan(hashes, kind)
-            if form is not column:  # -999.0 where -999 is missing
-                absent |= self._are_marked(hash_texts(form))
-                absent |= self._note_inexact(column, form, absent, problems)
+        absent |= self._are_nan(hashes, kind)
+        if form is not column:  # -999.0 where -999 is missing
+            absent |= self._are_marked(hash_texts(form))
+            absent |= self._note_inexact(column, form, absent, problems)
         if (meant := self._meant(column, form, absent, kind)) is not column:
             column, hashes = meant, hash_texts(meant)
             absent |= self._are_marked(hashes)
@@ -120,7 +115,7 @@ class FieldKeys:
         if self._spelled:
             # All other texts are refused.
             return replaced(form, np.flatnonzero(~absent), self._spelled)
-        if self.plain or self.field.type != "string":
+        if self.field.type != "string":
             return column
         return form if self._known is None else self._known.match(form, ~absent, kind)
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dlrm.data.sources.columns import Parsed, TextColumn, hash_texts
+from dlrm.data.sources.columns import Parsed
 from dlrm.documents import brief
 from dlrm.files import write_array
 from dlrm.mapped_files import map_npy
@@ -259,14 +259,6 @@ class Dictionary:
             parts = enumerate(segments)
             return Segmented([_load(directory, segment_name(place, k), n, kind) for k, n in parts])
         return _load(directory, segment_name(place), size, kind)
-
-    @classmethod
-    def from_texts(cls, texts: Sequence[str]) -> "Dictionary":
-        """Returns a dictionary of texts in the order of their ids."""
-        encoded = [text.encode() for text in texts]
-        column = TextColumn.from_bytes(encoded)
-        data = np.frombuffer(b"".join(encoded), np.uint8)
-        return cls(hash_texts(column), data, np.asarray(column.ends, np.int64), "string")
 
 
 def _load(directory: Path, name: str, size: int, kind: str) -> Dictionary:

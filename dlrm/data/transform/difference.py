@@ -197,13 +197,12 @@ def _common_fields(model: Transform, here: Transform) -> Iterator[tuple[int, int
 
 def _of_schemas(model: Transform, here: Transform) -> Iterator[str]:
     first, second = model.schema, here.schema
-    if model.label_known and here.label_known:  # early transforms do not know theirs
-        labels = [
-            f"{s.label.column!r}"
-            + (f" being {', '.join(map(repr, s.label.positives))}" if s.label.positives else "")
-            for s in (first, second)
-        ]
-        yield from _unequal("label", *labels)
+    labels = [
+        f"{s.label.column!r}"
+        + (f" being {', '.join(map(repr, s.label.positives))}" if s.label.positives else "")
+        for s in (first, second)
+    ]
+    yield from _unequal("label", *labels)
     yield from _of_meanings(first, second)
     yield from _of_columns("numerical", first.numerical_names, second.numerical_names)
     yield from _of_numbers(model, here)

@@ -13,7 +13,6 @@ from dlrm.data.clicks.bags import ATTENTION, MAX_LENGTH, POOLINGS, ListField
 from dlrm.data.transform.numeric_transforms import NUMERIC_TRANSFORMS, NumericTransform
 from dlrm.data.transform.values import SPELLINGS
 from dlrm.documents import brief
-from dlrm.settings import FORMER
 
 COUNT, TARGET = ENCODINGS = ("count", "target")
 MAX_FOLDS = 100
@@ -59,7 +58,6 @@ class Encoding:
                 f"encodings: expected some of {', '.join(ENCODINGS)}, got {brief(self.kind)}"
             )
         where = f"encoding {self.kind}"
-        object.__setattr__(self, "transform", FORMER.get(self.transform, self.transform))
         for field in fields(self):
             given = field.name in _OF_TARGET and getattr(self, field.name) != field.default
             if given and self.kind != TARGET:
@@ -187,7 +185,6 @@ class NumericalField:
 
     def __post_init__(self) -> None:
         where = f"numerical field {self.column}"
-        object.__setattr__(self, "transform", FORMER.get(self.transform, self.transform))
         _check_choice(where, "type", self.type, NUMERICAL_TYPES)
         if self.type != "number" and (self.true_values or self.false_values):
             raise ValueError(f"{where}: true_values: expected the type number, got {self.type}")

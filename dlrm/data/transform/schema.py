@@ -315,10 +315,6 @@ class Schema:
         """Returns the schema as maps and lists, without default values."""
         return {"version": VERSION} | without_defaults(self)
 
-    def facts(self) -> dict[str, Any]:
-        """Returns `to_dict()`; the name of earlier versions."""
-        return self.to_dict()
-
     def save(self, path: str | os.PathLike) -> None:
         """Writes the schema as YAML to a file or URI, which appears whole.
 
@@ -416,11 +412,6 @@ class Schema:
             else:
                 made[name] = value
         return made_of(cls, "", made)
-
-    @classmethod
-    def of_facts(cls, facts: dict[str, Any]) -> "Schema":
-        """Returns `from_dict(facts)`; the name of earlier versions."""
-        return cls.from_dict(facts)
 
 
 def _field_of_cross(cross: Cross) -> CategoricalField:

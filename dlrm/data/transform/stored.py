@@ -1,17 +1,15 @@
 """The files of a fitted transform.
 
-    table.json          the schema, means, edges of bins, sizes and checksums of the dictionaries
-    dictionary_<i>.<k>.npy, texts_<i>.<k>.npy, ends_<i>.<k>.npy
-                        segment k > 0 of a dictionary that was extended
-    transform.json      for logs: the number of columns, the rule for numbers, the limits, sizes and
-                        checksums
-    dictionary_<i>.npy  uint32 or uint64 keys of dictionary i in the order of their ids
-    texts_<i>.npy       for strings, their concatenated bytes
-    ends_<i>.npy        the end of each string
-    encoded_keys_<i>.npy, encoded_values_<i>.npy
-                        of the i-th field with encodings; see `encodings.Encoded`
-
-Transforms of CSV of earlier versions were `csv.json` alone, with lists of texts.
+table.json          the schema, means, edges of bins, sizes and checksums of the dictionaries
+dictionary_<i>.<k>.npy, texts_<i>.<k>.npy, ends_<i>.<k>.npy
+                    segment k > 0 of a dictionary that was extended
+transform.json      for logs: the number of columns, the rule for numbers, the limits, sizes and
+                    checksums
+dictionary_<i>.npy  uint32 or uint64 keys of dictionary i in the order of their ids
+texts_<i>.npy       for strings, their concatenated bytes
+ends_<i>.npy        the end of each string
+encoded_keys_<i>.npy, encoded_values_<i>.npy
+                    of the i-th field with encodings; see `encodings.Encoded`
 """
 
 import hashlib
@@ -31,16 +29,14 @@ from dlrm.data.transform.logs import log_schema, rule_of
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import Schema
 from dlrm.data.transform.values import TEXT
-from dlrm.documents import MAX_JSON_BYTES, brief, read_json
+from dlrm.documents import brief, read_json
 from dlrm.files import write_atomically
 
 if TYPE_CHECKING:
     from dlrm.data.transform.transform import Transform
 
-TABLE, LOG, EARLIER = "table.json", "transform.json", "csv.json"
+TABLE, LOG = "table.json", "transform.json"
 _VERSION, _OF_CHAIN = 1, 2  # versions: of each, and of transforms in a chain of days
-_EARLIER_BYTES = 1 << 30
-NO_LABEL = " no label"  # no column is called so: names have no blanks around them
 
 
 class Increment(NamedTuple):
@@ -84,8 +80,8 @@ def digest(directory: Path) -> str:
 
 def facts_file(directory: Path) -> Path:
     """Returns the file that is written last; its presence shows that a transform is whole."""
-    paths = [directory / name for name in (TABLE, EARLIER, LOG)]
-    return next(filter(Path.is_file, paths), paths[-1])
+    table = directory / TABLE
+    return table if table.is_file() else directory / LOG
 
 
 def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]]) -> None:
@@ -105,9 +101,8 @@ def save(directory: Path, transform: "Transform", crcs: Sequence[Sequence[str]])
         "negatives": None if transform.negatives is None else list(transform.negatives),
         "columns": list(transform.columns),
         "keep_negatives": transform.keep_negatives,
+        "kinds": list(transform.kinds),
     }
-    if transform.kinds is not None:
-        facts["kinds"] = list(transform.kinds)
     if transform.encoded:
         facts["encodings"] = [
             {"size": len(encoded.keys), "crc32": crc}
@@ -135,11 +130,9 @@ def load(directory: Path, make: Callable[..., "Transform"]) -> "Transform":
     path = facts_file(directory)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such file, so {directory} is no fitted transform")
-    readers = {TABLE: _read_table, LOG: _read_log, EARLIER: _read_earlier}
+    readers = {TABLE: _read_table, LOG: _read_log}
     try:
-        facts = read_json(
-            path, max_bytes=_EARLIER_BYTES if path.name == EARLIER else MAX_JSON_BYTES
-        )
+        facts = read_json(path)
         if facts["version"] not in (_VERSION, _OF_CHAIN):
             raise ValueError(f"expected version {_VERSION}, got {brief(facts['version'])}")
         made = readers[path.name](directory, facts)
@@ -167,8 +160,8 @@ def _read_table(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
         Encoded.load(directory, place, entry["size"], len(field.encodings))
         for place, (entry, (_, field)) in enumerate(zip(of_encodings, schema.encoded, strict=True))
     ]
-    kinds = texts_in(facts["kinds"]) if "kinds" in facts else None
-    if kinds is not None and len(kinds) != len(schema.categorical):
+    kinds = texts_in(facts["kinds"])
+    if len(kinds) != len(schema.categorical):
         raise ValueError(f"{len(kinds)} kinds of {len(schema.categorical)} fields")
     crcs = [entry["crc32"] for entry in [*facts["dictionaries"], *of_encodings]]
     lengths = [
@@ -234,8 +227,8 @@ def _read_log(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
     by_column = {int(column): limit for column, limit in limits["by_column"].items()}
     limit = FrequencyLimit(limits["default"], by_column)
     num_numerical, rule = facts["num_numerical"], facts["numeric_transform"]
-    crcs = facts.get("dictionary_crc32", [])  # early ones have none
-    if crcs and len(crcs) != len(sizes):
+    crcs = facts["dictionary_crc32"]
+    if len(crcs) != len(sizes):
         raise ValueError(f"{len(crcs)} checksums of {len(sizes)} dictionaries")
     schema = log_schema(num_numerical, limit.each(len(sizes)), rule)
     segments = facts.get("dictionary_segments", [[]] * len(sizes))
@@ -250,31 +243,4 @@ def _read_log(directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
         "kinds": [TEXT] * len(sizes),
         "crcs": [crc if isinstance(crc, list) else [crc] for crc in crcs],
         "directory": directory,
-    }
-
-
-def _read_earlier(_directory: Path, facts: dict[str, Any]) -> dict[str, Any]:
-    rule = facts["numeric_transform"]
-    values: Mapping[str, list[str]] = facts["dictionaries"]
-    negatives, positive = facts.get("negatives"), facts.get("positive")
-    schema = Schema.from_dict(
-        {
-            "label": {
-                "column": facts.get("label") or NO_LABEL,
-                "positive": positive,
-                "any_negative": positive is not None,
-            },
-            "numerical": [{"column": name, "transform": rule} for name in facts["scales"]],
-            "categorical": list(values),
-            "missing_values": facts["missing_values"],
-        }
-    )
-    return {
-        "schema": schema,
-        "numerical": [
-            Fitted(float(mean), float(scale)) for mean, scale in facts["scales"].values()
-        ],
-        "dictionaries": [Dictionary.from_texts(texts) for texts in values.values()],
-        "negatives": negatives,
-        "columns": texts_in(facts.get("columns", [])),
     }

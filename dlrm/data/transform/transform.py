@@ -55,14 +55,13 @@ class Transform:
         schema: the meaning of the columns.
         numerical: the fitted statistics of each numerical feature, in order.
         dictionaries: dictionary of each entry of `schema.dictionaries()`, in order.
+        kinds: kind of the training values of each of the schema's categorical fields: `NUMBER` of
+            typed numbers, otherwise `TEXT`.
         negatives: the labels that count as 0; None if they are unknown or too many.
         columns: names of all columns of the CSV that it was fitted to; none for other tables.
         keep_negatives: share of the training rows with label 0 that were kept, for which scores
             are corrected; see `dlrm.serving.recalibration.of_sampling_rate`.
         encoded: encodings of each field, in the order of `schema.encoded`.
-        kinds: kind of the training values of each of the schema's categorical fields: `NUMBER` of
-            typed numbers, otherwise `TEXT`. None if texts have no canonical form, as in earlier
-            versions.
         crcs: checksums of each dictionary, then encodings, in files; none if they are unknown.
         directory: the directory of these files; None if it was not loaded.
         increment: its place in a chain of days; None if it is in none.
@@ -78,17 +77,17 @@ class Transform:
         schema: Schema,
         numerical: Sequence[Fitted],
         dictionaries: Sequence[Dictionary],
+        kinds: Sequence[str],
         negatives: Sequence[str] | None = None,
         columns: Sequence[str] = (),
         keep_negatives: float = 1.0,
         encoded: Sequence[Encoded] = (),
-        kinds: Sequence[str] | None = None,
         crcs: Sequence[Sequence[str]] = (),
         directory: Path | None = None,
         increment: stored.Increment | None = None,
     ) -> None:
         self.increment = increment
-        self.kinds = None if kinds is None else tuple(kinds)
+        self.kinds = tuple(kinds)
         self.schema, self.numerical = schema, list(numerical)
         self.is_log = is_log(schema) and keep_negatives == 1
         self.dictionaries = list(dictionaries)
@@ -111,11 +110,6 @@ class Transform:
         self.directory, self._crcs = directory, [list(sums) for sums in crcs]
         self._checked: set[int] = set()  # indices in `_crcs`
 
-    @property
-    def label_known(self) -> bool:
-        """Returns whether the label is known, which early transforms of CSV did not keep."""
-        return self.schema.label.column != stored.NO_LABEL
-
     @classmethod
     def from_logs(
         cls,
@@ -135,14 +129,14 @@ class Transform:
         limits = (frequency_limit or FrequencyLimit()).each(len(dictionaries))
         schema = log_schema(num_numerical, limits, numeric_transform)
         made = [Dictionary(keys, kind="hexadecimal") for keys in dictionaries]
-        return cls(schema, [Fitted()] * num_numerical, made, kinds=[TEXT] * len(made))
+        return cls(schema, [Fitted()] * num_numerical, made, [TEXT] * len(made))
 
     @classmethod
     def load(cls, directory: str | os.PathLike) -> "Transform":
         """Loads what `save` wrote, and maps the dictionaries without reading them.
 
         Args:
-            directory: `transform/` of a dataset or a checkpoint, of this or an earlier version.
+            directory: `transform/` of a dataset or a checkpoint.
 
         Raises:
             FileNotFoundError: there is no transform, or one of its files is missing.
@@ -209,11 +203,6 @@ class Transform:
     def of_ids(self) -> list[bool]:
         """Returns, for each categorical field, whether its values are ids, of which 0 is one."""
         return [field.type == "id" for field in self.fields]
-
-    @property
-    def table(self) -> "Transform":
-        """Returns itself, for `model.row_transform.table` of earlier versions."""
-        return self
 
     @property
     def own_ids(self) -> list[int]:
@@ -413,12 +402,11 @@ class Transform:
         made = []
         for place, field in enumerate(self.schema.categorical):
             known = None
-            if self.kinds is not None and field.type == "string":
+            if field.type == "string":
                 dictionary = self.dictionaries[self.dictionary_of[place]]
                 known = KnownTexts(field.column, dictionary, self.kinds[place] == NUMBER)
-            plain = self.kinds is None
             rows = self.cardinalities[place] if field.type == "id" else None
-            made.append(FieldKeys(field, self.schema.missing_of(field), known, plain, rows))
+            made.append(FieldKeys(field, self.schema.missing_of(field), known, rows))
             if field.shared is None and rows is None:
                 # Others may have a field's markers as values.
                 self._check_markers(place, made[-1])

@@ -158,7 +158,6 @@ def open_shards(
     width = manifest["max_seq_length"] + 2 * manifest["max_predictions"]
     files = [shard_files(directory, number) for number in range(len(manifest["rows"]))]
     verifier.check(facts_file for _, facts_file in files)
-    verifier.check_single(tokens_file for tokens_file, _ in files)
     shards = []
     for count, (tokens_file, facts_file) in zip(manifest["rows"], files, strict=True):
         facts = np.array(_map(facts_file, FACT_DTYPE, (count, 4)))

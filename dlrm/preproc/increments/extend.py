@@ -293,11 +293,11 @@ def _transform(
         facts.schema,
         numbers,
         dictionaries,
+        facts.kinds,
         facts.negatives,
         facts.columns,
         facts.keep_negatives,
         encoded,
-        facts.kinds,
         crcs,
         increment=growth.increment(own),
     )

@@ -149,8 +149,8 @@ def _transform(values: Values) -> None:
         "--mode": values["mode"],
         "--half": values["half"],
         "--model_folder": str(folder.resolve()),
+        "--unlabeled": values["unlabeled"],
     }
-    facts |= {"--unlabelled": values["unlabeled"]}  # as earlier versions spelled it in files
     if (fitted := facts_file(folder)).is_file():
         facts |= input_facts([fitted])
     with _opened(values, output, days, facts) as run:

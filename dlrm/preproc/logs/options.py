@@ -93,9 +93,7 @@ class LogOptions(PreparationOptions):
         values = asdict(self.log_format) | {name: getattr(self, name) for name in names}
         if not self.hold_out:
             values["hold_out"] = False
-        spelled = {"labeled": "labelled"}  # in the files of earlier versions
-        facts = {f"--{spelled.get(name, name)}": value for name, value in values.items()}
-        return facts | self.common_facts()
+        return {f"--{name}": value for name, value in values.items()} | self.common_facts()
 
     def manifest_facts(self) -> dict[str, Any]:
         """Returns the manifest's entries about the transform."""

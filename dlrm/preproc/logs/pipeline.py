@@ -47,7 +47,7 @@ from dlrm.preproc.stages.shuffle_files import remove_unfinished
 from dlrm.preproc.stages.source import Target
 from dlrm.preproc.stages.stage import PreparationRun
 
-UNLABELED = "unlabelled"  # the folder of version 0.1.0
+UNLABELED = "unlabeled"
 _SPLIT_BYTES = (1 << 20, 64 << 20)  # smallest and largest, unless given
 _SPLITS_PER_CORE = 4
 _COUNT_BUCKET_BYTES = 256 << 20  # of text

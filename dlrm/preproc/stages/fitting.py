@@ -35,10 +35,10 @@ class TransformFacts(NamedTuple):
     """Parts of a transform that are not fitted to values; see `Transform`."""
 
     schema: Schema
-    columns: Sequence[str] = ()
-    negatives: Sequence[str] | None = None
-    keep_negatives: float = 1.0
-    kinds: Sequence[str] | None = None
+    columns: Sequence[str]
+    negatives: Sequence[str] | None
+    keep_negatives: float
+    kinds: Sequence[str]
 
 
 def facts_of(
@@ -71,11 +71,11 @@ def fit(
         facts.schema,
         fitted,
         dictionaries,
+        facts.kinds,
         facts.negatives,
         facts.columns,
         facts.keep_negatives,
         encoded,
-        facts.kinds,
     )
     transform.save_facts(directory)
     return transform

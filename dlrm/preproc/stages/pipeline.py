@@ -256,7 +256,6 @@ def transform(
         create_files(job)
         counts, sizes = [part.rows for part in parts], [part.size for part in parts]
         task = partial(transform_split, job=job)
-        # Not "name" alone, whose results in unfinished runs of earlier versions are other files.
         items = list(enumerate(parts))
         summaries = stage.tasks(f"{name}.columns", task, items, sizes, counts)
         stage.rows, stage.size = sum(counts), sum(sizes)
@@ -376,7 +375,7 @@ def summary(result: dict[str, Any]) -> list[str]:
         if note := layout.one_class_note(name, rows, clicks):
             lines.append(note)
     cardinalities = result["cardinalities"]
-    tables = result.get("tables") or range(len(cardinalities))  # none in runs of earlier versions
+    tables = result["tables"] or range(len(cardinalities))
     sizes = dict(zip(tables, cardinalities, strict=True))
     lines.append(f"tables:     {sum(sizes.values()):>14,} rows in {len(sizes)}")
     if clamped := sum(total.get("clamped", 0) for total in result["totals"].values()):

@@ -48,8 +48,8 @@ def _set_aside(values: Values, resumed: Path | None) -> dict[str, float]:
     """Returns the share of the training rows to set aside, as a flag; nothing where none is."""
     if "set_aside" in values.given:
         return {"set_aside": values["set_aside"]}
-    if resumed:  # a run from before the flag set nothing aside
-        return {"set_aside": 0.0} | saved_flags(resumed, ["set_aside"])
+    if resumed:
+        return saved_flags(resumed, ["set_aside"])
     return set_aside_default(_open(values).rows())
 
 

@@ -231,7 +231,7 @@ def _read(job: TrialJob) -> dict[str, Any]:
     if not isinstance(content.get("settings"), dict) or not _is_result(content.get("result")):
         raise ValueError(f"{job.result}: expected settings and metrics, got {brief(content)}")
     for name, expected in json.loads(json.dumps(job.identity())).items():
-        found = content.get(name, expected)  # earlier versions recorded only the settings
+        found = content.get(name)
         if found != expected:
             raise ValueError(
                 f"{job.result}: the result of another training: expected {name} {brief(expected)}, "

@@ -136,7 +136,7 @@ class Recalibration(nn.Module):
         knots, values = (np.array(stored[name], np.float64) for name in ("knots", "values"))
         below, above = (float(stored[name]) for name in ("slope_below", "slope_above"))
         made = cls(str(stored["kind"]), knots, values, below, above, dict(stored.get("facts", {})))
-        if (rows := stored.get("fitted_to")) is not None:  # earlier versions do not record them
+        if (rows := stored.get("fitted_to")) is not None:
             made.fitted_to = FittedRows(tuple(map(str, rows["sources"])), rows["split"])
         return made
 

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dlrm.serving.rows.raw import (
-        RowTransform as RowTransform,
         inputs_of_text as inputs_of_text,
         text_of_lines as text_of_lines,
     )
@@ -13,6 +12,6 @@ if TYPE_CHECKING:
 
 def __getattr__(name: str) -> Any:
     """Imports a public name when it is first used, since configurations are in this package."""
-    if name in ("RowTransform", "inputs_of_text", "text_of_lines"):
+    if name in ("inputs_of_text", "text_of_lines"):
         return getattr(importlib.import_module("dlrm.serving.rows.raw"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

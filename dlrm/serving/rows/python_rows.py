@@ -145,9 +145,8 @@ def _array_of(fitted: Transform, lists: Cells, name: str, cells: Sequence[Any]) 
         return lists.array(name, [_texts_in(cell) for cell in cells])
     if bytes in kinds:
         cells = [cell.decode() if isinstance(cell, bytes) else cell for cell in cells]
-    if fitted.kinds is not None:  # of earlier versions, all values were texts
-        with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
-            return array_of_values(cells)
+    with suppress(pa.ArrowException, TypeError, ValueError, OverflowError):
+        return array_of_values(cells)
     if in_lists:
         return lists.array(name, [_texts_in(cell) for cell in cells])
     return pa.array([_text_of(cell) or None for cell in cells], pa.string())

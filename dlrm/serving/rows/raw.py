@@ -4,14 +4,11 @@ Offline scoring and the served model both use this file; the exporter copies it 
 modules that it imports into the model repository. It imports only numpy and the standard library.
 """
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import BinaryIO, NamedTuple
 
 import numpy as np
 
-from dlrm.data.clicks import layout
 from dlrm.data.sources.columns import TextColumn, cut_lines
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.sources.row_error import RowError
@@ -72,26 +69,6 @@ def inputs_of_text(transform: Transform, text: TextFields) -> Inputs:
     columns = [text.column(place) for place in range(len(transform.names))]
     numbers, ids, _ = transform.of_texts(columns)
     return Inputs.from_columns(numbers, ids)
-
-
-class RowTransform:
-    """A `Transform` under its former name, which `inputs_of_text` applies to text."""
-
-    def __init__(self, transform: Transform) -> None:
-        self.table = transform
-
-    @classmethod
-    def load(cls, directory: str | os.PathLike) -> "RowTransform":
-        """Loads the `transform/` of a directory, and compares its files with their checksums."""
-        transform = Transform.load(Path(directory) / layout.TRANSFORM)
-        transform.check_all()
-        return cls(transform)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.table, name)
-
-    def __call__(self, text: TextFields) -> Inputs:
-        return inputs_of_text(self.table, text)
 
 
 def text_of_tensors(tensors: Sequence[np.ndarray], num_columns: int) -> TextFields:

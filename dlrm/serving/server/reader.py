@@ -13,7 +13,7 @@ from dlrm.data.clicks import layout
 from dlrm.data.sources.log_lines import LONGEST_LINE
 from dlrm.data.transform.transform import Transform
 from dlrm.documents import read_json
-from dlrm.files import MANIFEST, within
+from dlrm.files import within
 from dlrm.manifest import check_listed, read_manifest
 from dlrm.serving.rows.inputs import FieldNames, Inputs, check_lengths, check_shapes, check_values
 from dlrm.serving.rows.raw import inputs_of_text, text_of_tensors
@@ -28,15 +28,12 @@ Answer = TypeVar("Answer")
 def check_version(directory: Path) -> None:
     """Compares all files of a version of a served model with their checksums.
 
-    A damaged network would give finite scores, which no check of requests notices. Versions that
-    earlier releases exported have no checksums.
+    A damaged network would give finite scores, which no check of requests notices.
 
     Raises:
         FileNotFoundError, ValueError: a file is missing or damaged; the message names it.
     """
-    facts = read_json(directory / FACTS) if (directory / FACTS).is_file() else {}
-    if (directory / MANIFEST).is_file() or facts.get("has_manifest", False):
-        read_manifest(directory, KIND, check_crc=True)
+    read_manifest(directory, KIND, check_crc=True)
 
 
 def max_rows(config: Mapping[str, Any]) -> int:

@@ -33,7 +33,7 @@ class SavedRun:
         best_step: step of the best test; None without a test.
         curve: "step" and training "loss".
         tests: "step" and the metrics of each test.
-        roles: which rows choose and which report; those of NVIDIA's rule for older runs.
+        roles: which rows choose and which report; those of NVIDIA's rule for other networks.
     """
 
     name: str

@@ -17,7 +17,6 @@ from torch.optim import Optimizer
 from dlrm.distributed import World
 from dlrm.distributed.placement import Piece
 from dlrm.documents import brief, read_json
-from dlrm.settings import FORMER
 from dlrm.store.row_stores import RowStores
 from dlrm.train.checkpoints.description import CONFIG
 
@@ -216,7 +215,6 @@ def checked_config(directory: str | os.PathLike) -> dict[str, Any]:
         if not isinstance(config[name], kind):
             expected = "a map" if kind is dict else "a list"
             raise ValueError(f"{path}: {name}: expected {expected}, got {brief(config[name])}")
-    config["flags"] = {FORMER.get(name, name): value for name, value in config["flags"].items()}
     if MEMBERS in config and (type(config[MEMBERS]) is not int or config[MEMBERS] < 1):
         raise ValueError(
             f"{path}: {MEMBERS}: expected a number of 1 or more, got {brief(config[MEMBERS])}"

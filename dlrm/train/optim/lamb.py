@@ -27,7 +27,6 @@ class _Rule(NamedTuple):
 _NVLAMB = _Rule(max_grad_norm=1.0, bias_correction=True, adapt_all=False)
 _POPART = _Rule(max_grad_norm=None, bias_correction=False, adapt_all=True)
 LAMB_FLAVORS = {"nvlamb": _NVLAMB, "popart": _POPART, "paper": _NVLAMB}
-LAMB_FLAVOURS = LAMB_FLAVORS  # the former name, for one version
 
 
 class Lamb(LossScaled, Optimizer):

@@ -22,7 +22,7 @@ class Roles(NamedTuple):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> "Roles | None":
-        """Returns the roles in a checkpoint's configuration; None if an older version wrote it."""
+        """Returns the roles in a checkpoint's configuration; None if it has none."""
         facts = config.get("roles")
         return cls(facts["chosen_on"], facts.get("never_chosen_on")) if facts else None
 

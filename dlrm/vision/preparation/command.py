@@ -216,3 +216,7 @@ def _run(values: Values) -> None:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+if __name__ == "__main__":
+    sys.exit(main())

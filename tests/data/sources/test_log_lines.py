@@ -1,7 +1,6 @@
 """Both log parsers read what a plain Python parser reads and stop where it stops."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -158,9 +157,3 @@ def test_a_lookup_of_wrong_sizes_is_refused():
             native.Tables([lookup._replace(directory=np.array(directory, np.int64))])
     with pytest.raises(ValueError, match="sizes do not fit: expected 9 of uint64"):
         native.Tables([lookup._replace(hashes=lookup.hashes.astype(np.int64))])
-
-
-def test_the_former_spelling_of_a_format_is_read():
-    unlabeled = LogFormat(2, 3, labelled=False)
-    assert unlabeled == LogFormat(2, 3, labeled=False)
-    assert replace(unlabeled, labeled=True) == LogFormat(2, 3)

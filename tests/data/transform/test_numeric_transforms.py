@@ -100,10 +100,9 @@ def test_a_dataset_its_report_and_scores_agree_on_every_transform(name, tmp_path
     np.testing.assert_allclose(model.logits(rows), model.logits_of(inputs), rtol=1e-5, atol=1e-6)
 
 
-def test_a_schema_of_the_first_version_is_that_of_today():
-    """The default is not stored, so that the schema's bytes are those of the first version."""
-    facts = {"label": "y", "numerical": [{"column": "x", "transform": "standardise"}]}
-    count = {"kind": "count", "transform": "standardise"}
+def test_the_default_transform_is_not_stored():
+    facts = {"label": "y", "numerical": [{"column": "x", "transform": "standardize"}]}
+    count = {"kind": "count", "transform": "standardize"}
     facts["categorical"] = [{"column": "c", "encodings": [count]}]
     schema = Schema.from_dict(facts)
     assert schema.numerical == (NumericalField("x", "standardize"),)

@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from hypothesis import given, strategies as st
+from table_testing import dictionary_of
 
 from dlrm.data.sources.columns import Coded, TextColumn
 from dlrm.data.sources.row_error import RowError
@@ -21,6 +22,7 @@ from dlrm.data.transform.schema import (
     TimeField,
 )
 from dlrm.data.transform.transform import Transform, stack_ids
+from dlrm.data.transform.values import TEXT
 
 NAME = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=12)
 WORDS = st.sampled_from(["yes", "1", "1.5", "null", "a: b", "- x", "#", "", " ", "~", "1e3", "{"])
@@ -347,7 +349,7 @@ def saved(tmp_path):
         Dictionary(np.array([7, (1 << 64) - 3], np.uint64)),
         Dictionary(np.empty(0, np.uint64)),
     ]
-    made = Transform(SCHEMA, fitted, [Dictionary.from_texts(["b", "ä"]), *numbers], ["nein"])
+    made = Transform(SCHEMA, fitted, [dictionary_of(["b", "ä"]), *numbers], [TEXT] * 3, ["nein"])
     made.save(tmp_path / "transform")
     return tmp_path / "transform"
 

@@ -1,6 +1,7 @@
 import json
 import math
 import string
+import zlib
 
 import numpy as np
 import pytest
@@ -246,15 +247,13 @@ def test_flipped_bit_of_a_dictionary_is_seen_before_it_gives_a_wrong_id(transfor
         loaded.of_texts(COLUMNS)
 
 
-def test_transform_without_checksums_still_loads(transform, tmp_path):
+def test_a_transform_without_all_checksums_is_refused(transform, tmp_path):
     transform.save(tmp_path)
     facts = json.loads((tmp_path / "transform.json").read_text())
-    del facts["dictionary_crc32"]
+    assert facts.pop("dictionary_crc32")[0] == f"{zlib.crc32(transform.dictionaries[0].keys):08x}"
     (tmp_path / "transform.json").write_text(json.dumps(facts))
-    assert (
-        Transform.load(tmp_path).of_texts(COLUMNS).ids[0].tolist()
-        == transform.of_texts(COLUMNS).ids[0].tolist()
-    )
+    with pytest.raises(ValueError, match=r"transform\.json: not a fitted .*dictionary_crc32"):
+        Transform.load(tmp_path)
     facts["dictionary_crc32"] = ["00000000"]
     (tmp_path / "transform.json").write_text(json.dumps(facts))
     with pytest.raises(ValueError, match="1 checksums of 3 dictionaries"):

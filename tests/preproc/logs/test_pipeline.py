@@ -8,17 +8,18 @@ import pytest
 from column_testing import text_column
 from nvidia_reader import read_as_nvidia
 from preproc_testing import GOOD, binary_files, day_files, reference_dataset, write_days
+from table_testing import dictionary_of
 from tables_testing import contents
 
 from dlrm.data.clicks import layout
 from dlrm.data.clicks.feature_spec import FeatureSpec
 from dlrm.data.sources.log_lines import LogFormat
 from dlrm.data.tables.files import find_tables
-from dlrm.data.transform.dictionaries import Dictionary
 from dlrm.data.transform.fields import Cross, Encoding
 from dlrm.data.transform.numbers import Fitted
 from dlrm.data.transform.schema import CategoricalField, Label, NumericalField, Schema
 from dlrm.data.transform.transform import Transform
+from dlrm.data.transform.values import TEXT
 from dlrm.manifest import read_manifest
 from dlrm.preproc.execution.engines import TaskError, local_engine
 from dlrm.preproc.execution.work_folder import open_work_folder
@@ -304,8 +305,8 @@ def test_the_transform_of_a_table_is_none_of_logs(local, tmp_path):
     fields = [CategoricalField(f"c{i}") for i in range(3)]
     numbers = tuple(NumericalField(f"n{i}", "log") for i in range(2))
     schema = Schema(Label("y"), numbers, tuple(fields))
-    texts = [Dictionary.from_texts(["a", "b"])] * 3
-    Transform(schema, [Fitted()] * 2, texts).save(tmp_path / "table")
+    texts = [dictionary_of(["a", "b"])] * 3
+    Transform(schema, [Fitted()] * 2, texts, [TEXT] * 3).save(tmp_path / "table")
     run = PreparationRun(local, None, LogOptions(log_format=SMALL), print)
     with pytest.raises(ValueError, match="table: expected the transform of a log, got that of a t"):
         pipeline.transform_days(run, [], "all", tmp_path / "table", True)

@@ -431,7 +431,7 @@ def test_a_run_without_a_figure_is_no_result(capsys):
 def test_a_stopped_command_takes_its_run_with_it(stop, tmp_path):
     flags = ["--smoke", "--threads=1", "--", "--max_steps=100000", "--epochs=100000"]
     command = subprocess.Popen(
-        [sys.executable, "-m", "dlrm.scripts.systems", "run", TRAINING, *flags],
+        [sys.executable, "-m", "dlrm.published.command", "run", TRAINING, *flags],
         cwd=tmp_path,
         start_new_session=True,
         stderr=subprocess.PIPE,

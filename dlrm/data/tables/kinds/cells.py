@@ -21,17 +21,15 @@ class Cells:
         missing_values: column -> texts that mean "missing", as they are written.
         numbers: columns of numbers, which may have the marks of a format.
         plain: columns of numbers of which most values differ.
-        earlier: whether numbers of JSON keep their texts, as for transforms of earlier versions.
     """
 
     separators: Mapping[str, str] = field(default_factory=dict)
     missing_values: Mapping[str, Collection[str]] = field(default_factory=dict)
     numbers: Collection[str] = ()
     plain: Collection[str] = ()
-    earlier: bool = False
 
     @classmethod
-    def from_schema(cls, schema: Schema, earlier: bool = False) -> "Cells":
+    def from_schema(cls, schema: Schema) -> "Cells":
         """Returns the meaning of a schema's cells."""
         missing: dict[str, Collection[str]] = {
             field.column: schema.missing_of(field) for field in schema.numerical
@@ -48,7 +46,7 @@ class Cells:
                 numbers.add(categorical.column)
             if categorical.weights:
                 numbers.add(categorical.weights)
-        return cls(schema.separators, missing, numbers, plain, earlier)
+        return cls(schema.separators, missing, numbers, plain)
 
     def type_of(self, name: str) -> pa.DataType:
         """Returns the type of a column whose cells are text."""

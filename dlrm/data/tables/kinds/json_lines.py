@@ -98,9 +98,8 @@ class JsonLines(Text):
     ) -> pa.Array:
         """Returns the cells of a column; see `Text.array`."""
         if isinstance(column, JsonCells):
-            return column.plain(name, numbers, cells.earlier)
-        plain = plain_numbers(column, name, numbers)
-        return cells.array(name, column if cells.earlier else plain)
+            return column.plain(name, numbers)
+        return cells.array(name, plain_numbers(column, name, numbers))
 
 
 def plain_numbers(column: Iterable[Cell], name: str, numbers: set[str]) -> list[Cell]:
@@ -147,13 +146,13 @@ class JsonCells(NamedTuple):
         """Returns the cells of some rows."""
         return self._replace(array=self.array[some])
 
-    def plain(self, name: str, numbers: set[str], earlier: bool) -> pa.Array:
-        """Returns the cells; see `plain_numbers`. Numbers keep their texts if it is `earlier`."""
+    def plain(self, name: str, numbers: set[str]) -> pa.Array:
+        """Returns the cells; see `plain_numbers`."""
         array = self.array
         if not self.tags.all():
             numbers.discard(name)
         others = np.flatnonzero(self.tags == native.OTHER_NUMBER).tolist()
-        if others and not earlier:
+        if others:
             texts = array.dictionary.to_pylist()
             for place in others:
                 texts[place] = _plain(texts[place])

@@ -1,1 +1,0 @@
-"""The former path of `dlrm.language.pretraining`; the next version removes it."""

@@ -1,1 +1,0 @@
-"""Lists, runs and compares the rows of the catalog."""

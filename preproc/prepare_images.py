@@ -1,7 +1,0 @@
-#!/usr/bin/env python3
-"""Runs `dlrm.preproc.prepare_images`, whose former path this is; the next version removes it."""
-
-from former_path import run
-
-if __name__ == "__main__":
-    run(__name__, "dlrm.preproc.prepare_images")
