@@ -29,7 +29,6 @@ Config = TypeVar("Config")
 _ALL_COMMANDS = """All commands:
   --config: a YAML file of flags, by name; flags of the command line take precedence
   --version: show the versions of dlrm, torch and Python, and the native parts
-  --complete: list the flags, for the completion of a shell
 """
 _URI_TOO = "; may be a URI"
 # torch.distributed.launch without --use_env passes it to each process; the environment has it.
@@ -68,8 +67,8 @@ class UsageError(ValueError):
 class ConfigFlags:
     """The command line of a command: a flag for each setting of its configurations.
 
-    All command lines also have --help, --version, --complete, which prints words for the completion
-    of a shell, and --config, a YAML file of flags. Flags of the command line take precedence.
+    All command lines also have --help, --version and --config, a YAML file of flags. Flags of the
+    command line take precedence.
 
     The flags are not absl's global ones, so that several commands can live in one process. Dashes
     may stand for underscores in the name of a flag, and --no-flag for --noflag.
@@ -132,7 +131,6 @@ class ConfigFlags:
         for name in ("help", "h", "helpshort", "helpfull"):
             define(name, "show the flags", partial(HelpAsked, name == "helpfull"))
         define("version", "show the versions", lambda: TextAsked(version_line()))
-        define("complete", "list the flags", lambda: TextAsked("\n".join(self.words())))
         flags.DEFINE_string("config", None, "YAML file of flags", self._flags)
 
     def _define(self, name: str, kind: Any, default: Any, own: Setting) -> None:
@@ -314,18 +312,6 @@ class ConfigFlags:
             text = re.sub(told, rf"\1(default: {default})", text)
         return text
 
-    def words(self) -> list[str]:
-        """Returns the flags for the completion of a shell, with each value of a choice."""
-        words = []
-        for name, own in self.settings.items():
-            if self._types[name] is bool:
-                words.append(f"--no{name}" if self._defaults[name] else f"--{name}")
-            elif own.choices is not None:
-                words += [f"--{name}={choice}" for choice in own.choices]
-            elif not own.positional:
-                words.append(f"--{name}=")
-        return [*words, "--config=", "--help", "--version"]
-
 
 class Subcommands:
     """The command line of a command with several tasks: the name of one, then its arguments.
@@ -345,8 +331,6 @@ class Subcommands:
         """
         task, *own = arguments or ["none"]
         if task not in self.lines:
-            if task == "--complete":
-                raise TextAsked("\n".join(self.lines))
             ConfigFlags(()).parse([task] if task.startswith("-") else [])
             raise UsageError(f"expected one of {', '.join(self.lines)}, got {task}")
         meaning, line = self.lines[task]

@@ -137,13 +137,6 @@ def test_flags_that_may_be_meant_are_named(name, flags):
     assert str(raised.value) == f"Unknown command line flag '{name}'{asked}"
 
 
-def test_words_for_a_shell_have_switches_and_choices():
-    assert LINE.words() == [
-        *("--needed=", "--save_dir=", "--noreport", "--conf=", "--layers=", "--sizes="),
-        *("--config=", "--help", "--version"),
-    ]
-
-
 def test_only_arguments_that_were_given_are_given():
     assert LINE.parse(["a", "--needed=3", "--report"]).given == {"first", "needed", "report"}
 
@@ -190,15 +183,13 @@ def refuse(_):
         (["--help"], 0, "  count: count it"),
         (["count", "-h"], 0, "count: count it"),
         (["do", "--sizes=x", "--help"], 0, "  first: the first"),
-        (["--complete"], 0, "count"),
-        (["count", "--complete"], 0, "--needed="),
     ],
 )
 def test_a_command_ends_with_the_code_of_its_error(words, code, line, capsys):
     assert run_command(TASKS, refuse, "Does it.", words, usage=2) == code
     output, errors = capsys.readouterr()
     assert line in (output if code == 0 else errors).splitlines()
-    assert ("Does it." in output) == (code == 0 and "--complete" not in words)
+    assert ("Does it." in output) == (code == 0)
 
 
 @pytest.mark.parametrize("words", [["--version"], ["do", "--version", "--neded"]])

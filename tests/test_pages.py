@@ -16,7 +16,6 @@ from tables_testing import prepare
 from dlrm.pages import Bar, Section, Tile, document, note, table
 from dlrm.pages.charts import ChartLine, chart
 from dlrm.preproc.execution.engines import local_engine
-from dlrm.scripts.compare import __main__ as compare
 
 NASTY = "<script>alert('&')</script>"
 LONG = "a_column_whose_name_has_no_space_and_is_much_longer_than_a_phone_is_wide" * 2
@@ -55,7 +54,7 @@ def test_everything_on_a_page_is_escaped():
     rows = [[NASTY, NASTY, Bar(NASTY, 0.5, level=NASTY)]]
     parts = [
         note(NASTY),
-        table([("", [NASTY, "a", "b"])], rows, NASTY, sortable=False),
+        table([("", [NASTY, "a", "b"])], rows, NASTY),
         chart(NASTY, NASTY, NASTY, [ChartLine(NASTY, [0, 1], [1, 2])], NASTY),
         chart(NASTY, NASTY, NASTY, [], NASTY),
     ]
@@ -96,13 +95,11 @@ def test_a_chart_draws_intervals_and_a_histogram_below_its_lines():
 
 @pytest.fixture(scope="module")
 def pages(trained, tmp_path_factory):
-    """Returns a page of each kind: of an evaluation, of runs, and of a dataset's report."""
+    """Returns a page of each kind: of an evaluation, and of a dataset's report."""
     folder = tmp_path_factory.mktemp("pages")
     words = (f"--checkpoint={trained.checkpoint}", f"--dataset={trained.dataset}", "--importance")
     words += (f"--against={trained.checkpoint}", "--slices=categorical 2,numerical 0")
     forked.succeed("dlrm.scripts.evaluate", *words, f"--output={folder / 'evaluation'}")
-    run = trained.checkpoint.parent
-    assert compare.main([str(run), f"--output={folder / 'runs'}"]) == 0
     random = np.random.default_rng(0)
     rows = {
         "bought": random.random(900) < 0.5,
@@ -119,7 +116,6 @@ def pages(trained, tmp_path_factory):
         )
     return [
         folder / "evaluation/evaluation.html",
-        folder / "runs/comparison.html",
         output / "report.html",
     ]
 

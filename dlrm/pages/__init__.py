@@ -41,14 +41,7 @@ class Bar(NamedTuple):
     level: str = ""
 
 
-class Sorted(NamedTuple):
-    """A cell of a sortable table: its text, and the value to sort by."""
-
-    text: str
-    value: float | str
-
-
-Cell = Bar | Sorted | str | int | None
+Cell = Bar | str | int | None
 
 
 class Tile(NamedTuple):
@@ -96,7 +89,6 @@ def table(
     caption: str,
     *,
     full: bool = False,
-    sortable: bool = False,
 ) -> "Markup":
     """Returns a table, which scrolls, also by keyboard, if it is wider than the page.
 
@@ -106,7 +98,6 @@ def table(
             field, and is shortened in the middle if it is long.
         caption: caption of the table, and its name for screen readers.
         full: whether the table takes the width of its section, and bars what texts leave.
-        sortable: whether pressing a head sorts the rows, by a script.
     """
     rows = [[_header(first), *others] for first, *others in rows]
     columns = [*zip(*rows, strict=True)]
@@ -114,7 +105,7 @@ def table(
         max((_width(c.text) for c in one if isinstance(c, Bar)), default=0) for one in columns
     ]
     kinds = [_kind(one) for one in columns]
-    return part("table", head, rows, widths, kinds, caption, full, sortable)
+    return part("table", head, rows, widths, kinds, caption, full)
 
 
 def _header(first: Cell) -> Cell:

@@ -52,7 +52,6 @@ COMMANDS = {
         _MODELS, "dlrm.scripts.evaluate", "judge a model on new rows, or two models"
     ),
     "predict": Command(_MODELS, "dlrm.scripts.predict", "score rows with a model"),
-    "compare": Command(_MODELS, "dlrm.scripts.compare", "show runs side by side"),
     "tune": Command(_MODELS, "dlrm.scripts.tune", "search for better settings"),
     "daily": Command(_MODELS, "dlrm.scripts.daily", "learn a log day by day, judged on each day"),
     "plan": Command(_MODELS, "dlrm.scripts.plan", "predict the memory and time of a training"),
@@ -90,9 +89,6 @@ COMMANDS = {
         _NVIDIA, "dlrm.scripts.split_dataset", "split a binary dataset into a file per feature"
     ),
     "gen-csv": Command(_NVIDIA, "dlrm.scripts.gen_csv", "write random CSV files for transcode"),
-    "completion": Command(
-        "Shell", "dlrm.scripts.completion", "print the completion script of bash, zsh or fish"
-    ),
 }
 
 
@@ -108,7 +104,7 @@ def main(arguments: list[str] | None = None) -> int:
     name, *own = arguments or ["--help"]
     if name in COMMANDS:
         return run(COMMANDS[name], own)
-    texts = {"--help": help_text, "-h": help_text, "--version": _version, "--complete": _names}
+    texts = {"--help": help_text, "-h": help_text, "--version": _version}
     if name not in texts:
         known = difflib.get_close_matches(name.lower(), [*COMMANDS, *texts], 1)
         near = "".join(f"; did you mean {one}?" for one in known)
@@ -152,7 +148,3 @@ def _version() -> str:
     from dlrm.flags import version_line  # absl takes longer to import than this module
 
     return version_line()
-
-
-def _names() -> str:
-    return "\n".join([*COMMANDS, "--help", "--version"])

@@ -1,4 +1,4 @@
-"""The command `dlrm`: its subcommands, their help, completion, and what stands in its way."""
+"""The command `dlrm`: its subcommands, their help, and what stands in its way."""
 
 import json
 import os
@@ -39,7 +39,7 @@ print(json.dumps(found))
 """
 
 
-@pytest.mark.parametrize("word", ["--help", "--version", "--complete"])
+@pytest.mark.parametrize("word", ["--help", "--version"])
 def test_no_help_imports_what_takes_time(word, tmp_path):
     words = [[word], *([name, word] for name in COMMANDS)]
     done = python("-c", WALK, json.dumps(words), cwd=tmp_path)
@@ -111,7 +111,7 @@ def test_a_folder_of_the_name_is_no_obstacle(tmp_path):
     assert done.returncode == 0
 
 
-@pytest.mark.parametrize("words", [["--help"], ["train", "--version"], ["completion", "bash"]])
+@pytest.mark.parametrize("words", [["--help"], ["train", "--version"]])
 def test_a_text_that_nobody_reads_ends_in_silence_and_a_full_disk_in_a_line(words):
     read, write = os.pipe()
     os.close(read)
@@ -129,37 +129,6 @@ def test_a_terminal_without_a_character_gets_its_code():
     code = f"{name_output}; print('0 \u2013 1')"
     done = python("-c", code, env={**ENVIRONMENT, "PYTHONIOENCODING": "ascii"})
     assert (done.stdout, done.stderr) == ("0 \\u2013 1\n", "")
-
-
-COMPLETE = f"""
-dlrm() {{ {sys.executable} -m dlrm "$@"; }}
-compopt() {{ :; }}
-source <(dlrm completion bash)
-while read -r COMP_LINE; do
-  COMP_POINT=${{#COMP_LINE}} COMP_WORDS=(${{COMP_LINE//=/ = }})
-  COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
-  _dlrm
-  echo "${{COMPREPLY[@]}}"
-done
-"""
-
-
-def test_bash_completes_commands_flags_and_choices():
-    offered = {
-        "dlrm comp": "compare completion",
-        "dlrm train --embedding_t": "--embedding_type=",
-        "dlrm train --embedding_type=joint_": "joint_fused joint_sparse",
-    }
-    options = {"capture_output": True, "text": True, "env": ENVIRONMENT}
-    lines = "\n".join([*offered, ""])
-    done = subprocess.run(["bash", "-c", COMPLETE], input=lines, check=True, **options)
-    assert not done.stderr
-    assert dict(zip(offered, done.stdout.splitlines(), strict=True)) == offered
-
-
-def test_an_unknown_shell_is_refused(capsys):
-    assert main(["completion", "tcsh"]) == 2
-    assert "tcsh: expected one of bash, zsh, fish" in capsys.readouterr().err
 
 
 BLOCKED = """

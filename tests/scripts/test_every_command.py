@@ -188,7 +188,6 @@ def walked(tmp_path_factory):
 PATHS = {  # some of the flags that the walk has to find
     "dlrm/preproc/prepare_logs.py": {"--input_folder", "--output_folder", "--model_folder"},
     "dlrm/scripts/checkpoint/__main__.py": {"--output", "--dataset", "--rows"},
-    "dlrm/scripts/compare/__main__.py": {"--output", "runs"},
     "dlrm/scripts/main.py": {"--save_checkpoint_path", "--table_store", "--dataset"},
     "dlrm/scripts/prepare/__main__.py": {"--input", "--output", "--schema"},
     "dlrm/published/command.py": {"run --results", "document output"},

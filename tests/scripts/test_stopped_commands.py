@@ -148,7 +148,6 @@ FULL = {
     "--log_path={}/o",
     "evaluate": "-m dlrm.scripts.evaluate --checkpoint=run --input=data --output={}/o",
     "predict": "-m dlrm.scripts.predict --checkpoint=run --input=data --output={}/o.npy",
-    "compare": "-m dlrm.scripts.compare run --output={}/o",
     "convert": "-m dlrm.scripts.convert --dataset=data --output={}/o",
     "checkpoint": "-m dlrm.scripts.checkpoint grow --table_sizes=200000 --output={}/o run",
     "tune": "-m dlrm.scripts.tune --dataset=data --output={}/o --trials=1",

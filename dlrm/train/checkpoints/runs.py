@@ -1,4 +1,4 @@
-"""Finished and unfinished runs, read from their checkpoints and logs, to compare them."""
+"""Finished and unfinished runs, read from their checkpoints and logs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -6,10 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from dlrm.documents import parse_json, read_bytes
-from dlrm.files import MANIFEST
 from dlrm.train.checkpoints.checkpoint import read_config, read_progress
-from dlrm.train.checkpoints.description import PROGRESS
-from dlrm.train.checkpoints.directory import last_checkpoint, run_directory
+from dlrm.train.checkpoints.directory import run_directory
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 
 _LOG, _PREFIX = "log.json", "DLLL "
@@ -46,51 +44,6 @@ class SavedRun:
     curve: list[dict[str, float]]
     tests: list[dict[str, float]]
     roles: Roles
-
-
-def find_runs(paths: Sequence[Path]) -> list[Path]:
-    """Returns the newest checkpoint of each run; a directory stands for the runs in it.
-
-    Raises:
-        FileNotFoundError: a path neither is nor contains a run.
-    """
-    found = []
-    for path in paths:
-        if not path.is_dir():
-            raise FileNotFoundError(
-                f"{path}: no such directory; expected a run, or a folder of runs"
-            )
-        if checkpoint := _checkpoint(path):
-            found.append(checkpoint)
-            continue
-        folders = [folder for folder in sorted(path.iterdir()) if folder.is_dir()]
-        inside = [checkpoint for folder in folders if (checkpoint := _checkpoint(folder))]
-        if not inside:
-            raise FileNotFoundError(
-                f"{path}: no run here (expected step-*/ or checkpoints/step-*/)"
-            )
-        found += inside
-    return found
-
-
-def left_out(paths: Sequence[Path]) -> list[Path]:
-    """Returns runs in directories that have a log but no checkpoint, as after divergence."""
-    folders = [
-        folder for path in paths if not _checkpoint(path) for folder in sorted(path.iterdir())
-    ]
-    logs = [folder for folder in folders if any(map(Path.is_file, _logs(folder)))]
-    return [folder for folder in logs if not _checkpoint(folder)]
-
-
-def _logs(folder: Path) -> tuple[Path, Path]:
-    """Returns the paths that may hold a run's log."""
-    return folder / "checkpoints" / _LOG, folder / _LOG
-
-
-def _checkpoint(path: Path) -> Path | None:
-    if (path / MANIFEST).is_file() and (path / PROGRESS).is_file():
-        return path
-    return last_checkpoint(path) or last_checkpoint(path / "checkpoints")
 
 
 def read_run(checkpoint: Path) -> SavedRun:
