@@ -63,7 +63,7 @@ BENCHMARK = [
 _FENCE = re.compile(r"(?:^<!-- (.+?) -->\n)?^```(\w*)\n(.*?)^```$", re.M | re.S)
 _FLAG = re.compile(r"^--(?:no)?([A-Za-z]\w*)")
 _LONG = re.compile(r"python3? -m\s+(dlrm\.[\w.]+)|python3?\s+triton/(?:export|server)\.py")
-OF_ABSL = {"flagfile", "help", "version", "config", "complete"}
+OF_ABSL = {"flagfile", "help", "version", "config"}
 
 
 class Block(NamedTuple):

@@ -139,7 +139,7 @@ def fit(
             (`embedding_dim`, `bottom_mlp_sizes`), the data (`batch_size`, `shuffle_batch_order`,
             `seed`), the training (`epochs`, `max_steps`, `test_freq`), the learning rate (`lr`,
             `warmup_steps`), the optimizers (`embedding_optimizer`) and the precision (`amp`),
-            `table_memory` and `table_store`, `max_grad_norm`, `ema_decay` and `overlap`, `distill`
+            `table_memory` and `table_store`, `max_grad_norm` and `ema_decay`, `distill`
             (a checkpoint, run or URI whose probabilities are mixed into the labels); for a table
             also the options of `Dataset.from_arrow`, such as `test_fraction`.
 

@@ -37,7 +37,6 @@ def advice(
         EXCHANGE: [
             ("--placement auto", model.placement != AUTO),
             ("--amp", not half),
-            ("--overlap stale", config.step.overlap == "none" and not model.attended),
             ("a larger --batch_size", True),
         ],
         STORE: [("more --table_memory", True)],

@@ -5,7 +5,7 @@ The commands, `dlrm.fit`, seeds and searches open their runs here.
 
 import hashlib
 import zlib
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -58,7 +58,7 @@ from dlrm.tasks.numerical_edges import fit_edges
 from dlrm.tasks.planning.machines import machine_of
 from dlrm.tasks.planning.planner import Limits, mean_ids, plan_placement
 from dlrm.tasks.planning.workload import Workload
-from dlrm.tasks.recommendation import ClickLoader, LookedUpAhead, Recommendation, check_optimizer
+from dlrm.tasks.recommendation import ClickLoader, Recommendation, check_optimizer
 from dlrm.tasks.run import (
     CONTINUES,
     USER_ERRORS,
@@ -212,9 +212,8 @@ class ClickRun(Run):
         batches = ClickLoader(datasets.train, device, *order, trained, source)
         named = datasets.named()
         reports = named[roles.reports] if roles.reports else None
-        stale = self.config.step.overlap == "stale"
         return SplitBatches(
-            LookedUpAhead(batches, self.task) if stale else batches,
+            batches,
             ClickLoader(named[roles.chooses], device, slots=tested),
             ClickLoader(reports, device, slots=tested) if reports else None,
             roles,
@@ -245,7 +244,6 @@ class ClickRun(Run):
             "recorder": task.recorder,
             "ema": self._ema(),
             "advice": advice(config, task, self.can_be_recorded),
-            "after_save": task.forget_ahead,
             "accumulate": task.accumulate,
         }
 
@@ -351,7 +349,6 @@ class _Opening:
                 field_targets=_said(self.known, "targets", whole.train.targets),
                 field_dims=field_dims,
             )
-            self._check_overlap(architecture, names)
         with agreed(world, *USER_ERRORS):
             placement = self._placed(architecture, whole)
         content = zlib.crc32(repr(placement.pieces).encode())
@@ -444,15 +441,6 @@ class _Opening:
                 if turn:
                     datasets = open_datasets(config)
         return datasets
-
-    def _check_overlap(self, architecture: DLRMConfig, names: Sequence[str]) -> None:
-        """Refuses look-ups ahead of lists whose gradients need the rows that were looked up."""
-        if architecture.attended and self.config.step.overlap != "none":
-            name = names[next(iter(architecture.attended))]
-            raise ValueError(
-                f"--overlap {self.config.step.overlap} contradicts pooling: attention of {name}: "
-                "its gradient needs rows as they were looked up, which the step in between changes"
-            )
 
     def _check_numericals(self, datasets: Datasets) -> None:
         asked, found = self.values["num_numerical_features"], datasets.train.num_numerical

@@ -8,7 +8,7 @@ import torch
 
 from dlrm.data.clicks.batch import ClickDataset
 from dlrm.data.clicks.datasets import Datasets
-from dlrm.tasks.recommendation import ClickLoader, LookedUpAhead
+from dlrm.tasks.recommendation import ClickLoader
 from dlrm.train.reports.roles import OF_NVIDIA, Roles
 
 
@@ -22,7 +22,7 @@ class SplitBatches(NamedTuple):
         roles: names of the latter two.
     """
 
-    train: ClickLoader | LookedUpAhead
+    train: ClickLoader
     chooses: ClickLoader
     reports: ClickLoader | None
     roles: Roles = OF_NVIDIA

@@ -12,7 +12,6 @@ from dlrm.train.config import CheckpointConfig, PrecisionConfig, SessionConfig, 
 from dlrm.train.optim.config import OptimizerConfig
 from dlrm.train.schedule import ScheduleConfig, check_schedule
 
-OVERLAPS = ("none", "stale")
 AUTO_PRODUCTS = "auto"
 # NVIDIA's switches for Adam, and the flag that each stands for.
 ADAM_SWITCHES = {
@@ -69,12 +68,6 @@ class StepConfig:
         least=0,
         below=1,
     )
-    overlap: str = setting(
-        "none",
-        "stale: look up rows and exchange their vectors while the previous step computes; these "
-        "rows lack that step's update, so results differ",
-        choices=OVERLAPS,
-    )
     auc_device: str = setting(
         "GPU",
         "Device that collects test scores; GPU: the model's device, whichever it is",
@@ -88,11 +81,6 @@ class StepConfig:
             raise ValueError(
                 f"--cuda_graphs contradicts --execution {self.execution}: it records what "
                 "--execution eager runs"
-            )
-        if self.overlap != "none" and self.cuda_graphs:
-            raise ValueError(
-                f"--overlap {self.overlap} contradicts --cuda_graphs: a recorded step looks up its "
-                "own rows"
             )
 
 
@@ -188,7 +176,6 @@ class ClickConfig:
     distill: DistillConfig = DistillConfig()
 
     def __post_init__(self) -> None:
-        self._check_overlap()
         l2, rate = self.optimizers.embedding_l2, self.schedule.lr
         if self.optimizers.embedding_optimizer == "sgd" and l2 * rate >= 1:
             raise ValueError(
@@ -196,31 +183,10 @@ class ClickConfig:
                 f"step; expected less than {1 / rate:.3g}"
             )
 
-    def _check_overlap(self) -> None:
-        if self.step.overlap == "none":
-            return
-        parts, l2 = self.train.gradient_accumulation_steps, self.optimizers.embedding_l2
-        if self.tables.table_store is not None:
-            raise ValueError(
-                f"--overlap stale contradicts --table_store {self.tables.table_store}: rows that "
-                "are looked up ahead may leave the memory before they are updated"
-            )
-        if parts > 1:
-            raise ValueError(
-                f"--overlap stale contradicts --gradient_accumulation_steps {parts}: it looks up "
-                "whole batches"
-            )
-        if l2 and self.optimizers.embedding_l2_mode == "all":
-            raise ValueError(
-                f"--overlap stale contradicts --embedding_l2 {l2} of all rows, which brings rows "
-                "up to date before they are looked up; --embedding_l2_mode looked_up does not"
-            )
-
     @property
     def may_have_store(self) -> bool:
         """Returns whether the training allows rows of tables to be in a store."""
-        l2_of_all = self.optimizers.embedding_l2 and self.optimizers.embedding_l2_mode == "all"
-        return self.step.overlap == "none" and not l2_of_all
+        return not self.optimizers.embedding_l2 or self.optimizers.embedding_l2_mode != "all"
 
     @classmethod
     def from_values(cls, values: Values, **data: Any) -> "ClickConfig":

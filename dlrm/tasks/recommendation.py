@@ -1,8 +1,7 @@
 """Click-through prediction: a DLRM, binary cross-entropy, ROC AUC."""
 
-from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -71,30 +70,6 @@ class ClickLoader:
         return prefetch(self.source, (i % full for i in range(count)), self.device)
 
 
-class LookedUpAhead:
-    """Batches that are looked up while the previous batch is computed."""
-
-    def __init__(self, loader: ClickLoader, task: "Recommendation"):
-        self._loader, self._task, self.num_samples = loader, task, loader.num_samples
-
-    def __len__(self) -> int:
-        return len(self._loader)
-
-    def batches(self, epoch: int = 0, start: int = 0) -> Generator[Batch, None, None]:
-        """Yields the loader's batches; the first one is not looked up."""
-        with closing(self._loader.batches(epoch, start)) as batches:
-            current = next(batches, None)
-            try:
-                while current is not None:
-                    following = next(batches, None)
-                    if following is not None:
-                        self._task.look_up_ahead(following)
-                    yield current
-                    current = following
-            finally:
-                self._task.forget_ahead()
-
-
 class Recommendation(ClickTask):
     """A DLRM to train on clicks.
 
@@ -126,7 +101,6 @@ class Recommendation(ClickTask):
         self.recorder, self.execution = recorder, execution
         self.model.run_parts(MODULE_EXECUTIONS[execution])
         self._deferring: RowOptimizer | None = None
-        self._ahead: deque[tuple[Batch, list[Callable[[], Tensor]]]] = deque()
         self._infer = self.predict
         if recorder:
             self._infer = GraphedCallable(self.predict, recorder, world)
@@ -146,7 +120,8 @@ class Recommendation(ClickTask):
         """Adds the gradients of `loss`, which it returns without a graph."""
         self._before_look_up(batch)
         divisor = batch.global_size or self.num_samples(batch)
-        given = batch.numerical, self._received(batch, graph=False), batch.labels, divisor
+        received = self.model.look_up(*_looked_up(batch), graph=False)
+        given = batch.numerical, received, batch.labels, divisor
         return self.model.add_gradients(parameters, *given)
 
     def _before_look_up(self, batch: Batch) -> None:
@@ -175,28 +150,7 @@ class Recommendation(ClickTask):
 
     def predict(self, batch: Batch) -> Tensor:
         """Returns the logits of this process's samples of a batch; see `DLRM.forward`."""
-        received = self._received(batch) if self._ahead else None
-        return self.model(batch.numerical, *_looked_up(batch), received)
-
-    def _received(self, batch: Batch, graph: bool = True) -> list[Callable[[], Tensor]]:
-        """Returns the look-up of a batch, made ahead or now; see `DLRM.look_up`."""
-        if self._ahead and self._ahead[0][0] is batch:
-            return self._ahead.popleft()[1]
-        return self.model.look_up(*_looked_up(batch), graph=graph)
-
-    def look_up_ahead(self, batch: Batch) -> None:
-        """Looks up a batch of a later step with the rows' current values, for `loss` to use."""
-        self._ahead.append((batch, self.model.look_up(*_looked_up(batch))))
-
-    @torch.no_grad()
-    def forget_ahead(self) -> None:
-        """Drops look-ups made ahead; these batches are looked up again when their turn comes.
-
-        This happens after a checkpoint, since a run resumed from it has no look-ups ahead.
-        """
-        while self._ahead:
-            for wait in self._ahead.popleft()[1]:  # a pending receive must not lose its memory
-                wait()
+        return self.model(batch.numerical, *_looked_up(batch))
 
     @torch.no_grad()
     def infer(self, batch: Batch) -> Tensor:

@@ -54,7 +54,6 @@ class Trainer:
         accumulate: computes the gradients of micro-batches; None: one after the other.
         advice: suggestions for faster steps, by the part of the step that they are for; see
             `dlrm.train.reports.verdict`.
-        after_save: called after each checkpoint from which a run can resume.
         callbacks: functions that watch the training and may end it. If one raises, the training
             saves its state, and raises the same.
         schedule_restarts: whether a run that continues another begins its schedule anew.
@@ -82,7 +81,6 @@ class Trainer:
         pipelines: Pipelines | None = None,
         accumulate: Accumulate | None = None,
         advice: Mapping[str, str] | None = None,
-        after_save: Callable[[], object] = lambda: None,
         callbacks: Callbacks = Callbacks(),
         schedule_restarts: bool = False,
     ):
@@ -93,7 +91,7 @@ class Trainer:
         self.roles, self._callbacks, self._ended = OF_NVIDIA, callbacks, False
         self._rate_set: float | None = None
         self._schedule_restarts = schedule_restarts
-        self.advice, self._after_save = advice or {}, after_save
+        self.advice = advice or {}
         self._accumulate = accumulate or partial(one_after_another, task.loss)
         pipelines = pipelines or Pipelines(world, world, World())
         self._replicas = pipelines.replicas
@@ -358,7 +356,6 @@ class Trainer:
         self._clock.pause()
         self._window.save()
         self.checkpoints.save(self.progress.step, self.parameters, self.run, asdict(self.progress))
-        self._after_save()
         self._clock.resume()
 
     def _finish(

@@ -117,11 +117,6 @@ def test_it_trains_by_parts_and_in_half_precision(dataset, model, settings):
     np.testing.assert_allclose(found.predict(draw(50, seed=2)), expected, atol=tolerance)
 
 
-def test_look_ups_ahead_are_refused(dataset):
-    with pytest.raises(ValueError, match="overlap stale contradicts pooling: attention of seen"):
-        dlrm.fit(dataset, **MODEL, overlap="stale")
-
-
 def test_rows_in_a_store_train_as_in_memory(dataset, model, tmp_path):
     stored = {"table_memory": "17MB", "table_store": str(tmp_path / "store")}
     stored["save_checkpoint_path"] = str(tmp_path / "run")

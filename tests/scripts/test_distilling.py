@@ -41,9 +41,8 @@ def weights(run):
         (0.7, []),
         (0.3, ["--self_ensemble", "--interaction_op=quadratic", "--gradient_accumulation_steps=3"]),
         (0.7, ["--table_memory=18MB", "--table_store=rows", "--ensemble=2"]),
-        (1, ["--overlap=stale"]),
     ],
-    ids=["plain", "two passes", "stored", "stale"],
+    ids=["plain", "two passes", "stored"],
 )
 def test_the_student_trains_as_on_a_dataset_with_mixed_labels(
     command, trained, monkeypatch, weight, flags

@@ -276,7 +276,7 @@ def test_the_help_is_shown_whatever_else_is_given(parse, flag):
     assert asked.value.full == (flag == "--helpfull")
 
 
-ALL_COMMANDS = {"config", "version", "complete", "flagfile", "undefok"}
+ALL_COMMANDS = {"config", "version", "flagfile", "undefok"}
 
 
 def test_help_lists_every_flag():
@@ -347,7 +347,7 @@ FROZEN = {
     *("embedding_l2", "embedding_l2_mode", "embedding_optimizer", "feature_spec"),
     *("freeze_embeddings", "freeze_mlps", "gradient_accumulation_steps", "half_dtype"),
     *("loss_scale", "lr", "max_grad_norm", "mlp_optimizer", "mlp_products"),
-    *("num_numerical_features", "overlap", "plateau_factor", "plateau_patience", "precision"),
+    *("num_numerical_features", "plateau_factor", "plateau_patience", "precision"),
     *("sample_weights", "schedule", "seed", "set_aside", "shuffle_batch_order"),
     *("synthetic_dataset", "synthetic_dataset_hotness", "synthetic_dataset_max_table_size"),
     *("synthetic_dataset_num_entries", "synthetic_dataset_numerical_features"),

@@ -112,7 +112,6 @@ GIVEN = [
     {"freeze_embeddings": True, "freeze_mlps": True},
     {"numerical_embedding": "none"},
     {"embedding_l2": 0.0},
-    {"overlap": "stale"},
 ]
 
 
@@ -145,9 +144,7 @@ def test_quadratic_layers_without_a_top_mlp_keep_their_dropout():
     assert auto(FEW, {**sizes, "interaction_op": "quadratic"})["dropout"] == 0.3
 
 
-@pytest.mark.parametrize(
-    "given", [{"placement": "auto"}, {"overlap": "stale"}, {"table_store": "rows"}], ids=",".join
-)
+@pytest.mark.parametrize("given", [{"placement": "auto"}, {"table_store": "rows"}], ids=",".join)
 def test_a_penalty_of_all_rows_is_not_chosen_where_it_is_refused(given):
     assert auto(FEW, given)["embedding_l2_mode"] == "looked_up"
     assert "embedding_l2_mode" not in auto(FEW)

@@ -149,12 +149,6 @@ def _notices(run: ClickRun, chosen: Line | None = None) -> Iterator[str | Line]:
     is_half = run.config.precision.dtype(device) == torch.float16
     if "loss_scale" in values.given and not is_half:
         yield "note: --loss_scale is not used; it is for fp16 only"
-    if run.trains and values["overlap"] == "stale":
-        yield (
-            "note: --overlap stale: rows are looked up before the update of the step before, but "
-            "for the first step of an epoch and after a checkpoint; results differ from those of "
-            "--overlap none"
-        )
     yield from run.notes
     if _has_weights(values, "train" if run.trains else "test"):
         yield _said_of_weights(values)
